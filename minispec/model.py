@@ -1,0 +1,276 @@
+"""A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
+
+Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k). Parameters carry the
+names of the Hugging Face checkpoints, less the leading "model.", so that loading is copying.
+
+Shapes: B rows, T new tokens a row, S slots of cache, V vocabulary, d width, H query heads, Hkv key/value heads,
+G = H / Hkv query heads that share one key/value head, D width of a head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .cache import KVCache
+
+ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """Llama 3.1's stretching of the slow RoPE frequencies to longer contexts."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_length: int
+
+
+@dataclass(frozen=True)
+class Config:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    max_length: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    head_vocab: int | None = None  # a draft may score fewer tokens than it reads: see Transformer.head_ids
+
+    @classmethod
+    def from_hf(cls, c: dict) -> Config:
+        """Read a Hugging Face config.json (as a dict); refuse what this file would compute wrongly."""
+        kind = c.get("model_type")
+        if kind not in ARCHITECTURES:
+            raise ValueError(f"model_type={kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+        if (act := c.get("hidden_act", "silu")) != "silu":
+            raise ValueError(f"hidden_act={act!r} is not supported: this model file computes SwiGLU (silu)")
+        rope = c.get("rope_parameters") or {}  # transformers ≥ 5 keeps theta and scaling together
+        scaling = rope if "rope_type" in rope else c.get("rope_scaling") or {}
+        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+        if rope_type not in ("default", "llama3"):
+            raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
+        if float(rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))) != 1.0:
+            raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
+        max_length = c.get("max_position_embeddings", 2048)
+        window = c.get("sliding_window")
+        if window and (kind == "mistral" or c.get("use_sliding_window")):
+            max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
+        heads = c["num_attention_heads"]
+        bias = bool(c.get("attention_bias", False))
+        return cls(
+            vocab_size=c["vocab_size"],
+            hidden_size=c["hidden_size"],
+            intermediate_size=c["intermediate_size"],
+            num_layers=c["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=c.get("num_key_value_heads") or heads,
+            head_dim=c.get("head_dim") or c["hidden_size"] // heads,
+            max_length=max_length,
+            norm_eps=c.get("rms_norm_eps", 1e-6),
+            rope_theta=rope.get("rope_theta", c.get("rope_theta", 10_000.0)),
+            rope_scaling=RopeScaling(
+                scaling["factor"],
+                scaling["low_freq_factor"],
+                scaling["high_freq_factor"],
+                scaling["original_max_position_embeddings"],
+            )
+            if rope_type == "llama3"
+            else None,
+            tie_embeddings=bool(c.get("tie_word_embeddings", False)),
+            qkv_bias=bias or kind == "qwen2",
+            out_bias=bias and kind != "qwen2",
+            mlp_bias=bool(c.get("mlp_bias", False)),
+            qk_norm=kind == "qwen3",
+            head_vocab=c.get("head_vocab"),
+        )
+
+
+class Pass(NamedTuple):
+    """What one forward pass yields."""
+
+    logits: Tensor  # [B, T, V], or [B, 1, V] with last_only
+    hidden: dict[int, Tensor]  # n -> residual stream after n layers [B, T, d]
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float):
+        super().__init__()
+        self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+@lru_cache(maxsize=64)
+def rope_frequencies(config: Config, device: torch.device | None = None) -> Tensor:
+    """One rotation speed per pair of head dimensions, [D/2]."""
+    freq = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim)
+    if (s := config.rope_scaling) is None:
+        return freq
+    turns = s.original_max_length * freq / (2 * math.pi)  # full turns within the original context
+    # Fast pairs (many turns) stay, slow ones are stretched by `factor`, those between are blended.
+    keep = ((turns - s.low_freq_factor) / (s.high_freq_factor - s.low_freq_factor)).clamp(0, 1)
+    return keep * freq + (1 - keep) * freq / s.factor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """RoPE: turn each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
+    """Which of the first `end` slots each new token sees, [B, T, S]: the committed prefix, then what `mask` allows."""
+    B, T = slots.shape
+    slot = torch.arange(end, device=slots.device)  # [S]
+    if mask is None:
+        return slot <= slots[..., None]
+    new = slot - slots[:, :1]  # [B, S]: which new token sits in a slot; negative: the prefix
+    among_new = mask.expand(B, T, T).gather(2, new.clamp(0, T - 1)[:, None].expand(B, T, end))
+    return torch.where(((0 <= new) & (new < T))[:, None], among_new, (new < 0)[:, None])
+
+
+class Attention(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.head_dim, self.kv_heads, self.groups = c.head_dim, c.num_kv_heads, c.num_heads // c.num_kv_heads
+        self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
+        self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
+        self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.out_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+
+    def forward(self, x: Tensor, rope, mask, remember) -> Tensor:
+        B, T, _ = x.shape
+        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, H, T, D]
+        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, Hkv, T, D]
+        v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
+        k, v = remember(rotate(k, *rope), v)  # now with everything cached: [B, Hkv, S, D]
+        # The G query heads of one key/value head are just more queries: fold them into T, and K, V are read once.
+        q = rotate(q, *rope).reshape(B, self.kv_heads, self.groups * T, self.head_dim)
+        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # softmax(q kᵀ / √D + mask) v
+        return self.o_proj(o.reshape(B, -1, T, self.head_dim).transpose(1, 2).reshape(B, T, -1))
+
+
+class MLP(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=c.mlp_bias)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.self_attn = Attention(c)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
+        self.mlp = MLP(c)
+
+    def forward(self, x: Tensor, rope, mask, remember) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, mask, remember)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Transformer(nn.Module):
+    def __init__(self, config: Config):
+        super().__init__()
+        self.config = config
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
+        if config.tie_embeddings and config.head_vocab is None:
+            self.lm_head.weight = self.embed_tokens.weight
+        # A draft with a reduced vocabulary scores only these tokens; all others get probability zero.
+        head_ids = torch.arange(config.head_vocab) if config.head_vocab else None
+        self.register_buffer("head_ids", head_ids)
+
+    @property
+    def device(self) -> torch.device:
+        return self.norm.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
+        return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
+
+    def forward(
+        self,
+        tokens: Tensor,  # [B, T]; a row with fewer real tokens is padded at its end
+        cache: KVCache | None = None,
+        *,
+        counts: Tensor | None = None,  # [B] real tokens per row; None: all T
+        positions: Tensor | None = None,  # [B, T]; None: right after what the cache holds
+        mask: Tensor | None = None,  # [T, T] or [B, T, T], True where a new token sees a new token; None: causal
+        layers: int | Sequence[int] | None = None,  # the first n, or a choice of them, in order; None: all
+        hidden_layers: Sequence[int] = (),  # return the residual stream after these many layers
+        last_only: bool = False,  # logits of each row's last real token only
+    ) -> Pass:
+        """Read T new tokens a row after what the cache remembers, remember them too, and score what comes next.
+
+        Padding costs time but changes nothing: padded keys land past the row's length, where nobody looks.
+        """
+        B, T = tokens.shape
+        chosen = range(self.config.num_layers) if layers is None else range(layers) if isinstance(layers, int) else layers
+        if cache is None:  # nothing remembered, nothing to remember: training, and the textbook's O(n²) loop
+            slots = torch.arange(T, device=tokens.device).expand(B, T)
+            visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril() if mask is None else mask
+            visible = visible.expand(B, T, T)
+        else:
+            slots, end = cache.reserve(T)  # [B, T]
+            # One token after its own past sees everything there is; any other pass needs to be told.
+            alone = B == 1 and T == 1 and not cache.static
+            visible = None if alone else visible_slots(slots, end, mask)  # [B, T, S]
+        positions = slots if positions is None else positions
+        angles = positions[:, None, :, None].float() * rope_frequencies(self.config, tokens.device)  # [B, 1, T, D/2]
+        rope = [f(angles).to(self.dtype).repeat(1, 1, 1, 2) for f in (torch.cos, torch.sin)]  # [B, 1, T, D]
+        groups = self.config.num_heads // self.config.num_kv_heads
+        attention_mask = None if visible is None else visible.repeat(1, groups, 1)[:, None]  # [B, 1, G·T, S]
+
+        x = self.embed_tokens(tokens)  # [B, T, d]
+        hidden = {0: x} if 0 in hidden_layers else {}
+        for n, index in enumerate(chosen, start=1):
+            remember = (lambda k, v: (k, v)) if cache is None else partial(cache.extend, index, slots, end)
+            x = self.layers[index](x, rope, attention_mask, remember)
+            if n in hidden_layers:
+                hidden[n] = x
+        if cache is not None:
+            cache.advance(T if counts is None else counts)
+        if last_only:
+            last = torch.full((B,), T, device=x.device) if counts is None else counts
+            x = x[torch.arange(B, device=x.device), last - 1][:, None]  # [B, 1, d]
+        return Pass(self.head(x), hidden)
+
+    def head(self, x: Tensor) -> Tensor:
+        """Residual stream [..., d] to logits [..., V]."""
+        logits = self.lm_head(self.norm(x))
+        if self.head_ids is None:
+            return logits
+        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -math.inf)
+        return everywhere.index_copy_(-1, self.head_ids, logits)

@@ -1,0 +1,193 @@
+"""Find, read and check weights and tokenizers; `Model` is the handle that everything else takes.
+
+A model is a folder in Hugging Face's layout: config.json, *.safetensors (one file or shards with an index) and,
+optionally, tokenizer files. transformers itself is not needed. Two additions of our own: a matrix may be stored as int8
+beside a tensor `<name>.scale` (see quantize.py), and a draft's config may say `"embeddings_from": "<model>"` to borrow
+the embedding of its target instead of shipping a copy.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+
+from .model import Config, Transformer
+from .quantize import dequantize
+
+
+class Model:
+    """A transformer with its tokenizer: what `ms.load` returns."""
+
+    def __init__(self, name: str, transformer: Transformer, tokenizer: Tokenizer | None = None,
+                 end_tokens: Sequence[int] = (), chat_template: str | None = None):  # fmt: skip
+        self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
+        self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {self.dtype}, {self.device})"
+
+    @property
+    def config(self) -> Config:
+        return self.transformer.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.transformer.parameters())
+
+    def encode(self, prompt) -> list[int]:
+        """Token ids of a prompt: text, chat messages, or token ids (checked and passed through)."""
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], dict):
+            ids = self._tokenizer().encode(self.chat(prompt), add_special_tokens=False).ids
+        elif isinstance(prompt, str):
+            ids = self._tokenizer().encode(prompt).ids
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
+        if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
+            raise ValueError(
+                f"prompt holds token id {bad[0]}, but the vocabulary of {self.name} ends at "
+                f"{self.config.vocab_size - 1}; was it encoded with another model's tokenizer?"
+            )
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer().decode(list(tokens), skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[dict]) -> str:
+        """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
+        if self.chat_template is None:
+            raise ValueError(f"{self.name} has no chat template: give the prompt as text instead of messages")
+        from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
+
+        def raise_exception(message):
+            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}")
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+        environment.globals["raise_exception"] = raise_exception
+        end = next((t for t in map(self.tokenizer.id_to_token, sorted(self.end_tokens)) if t), "")
+        return environment.from_string(self.chat_template).render(
+            messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end
+        )
+
+    def _begin_token(self) -> str:
+        bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
+        return full[0] if len(full) > len(bare) else ""
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer files: give the prompt as a list of token ids")
+        return self.tokenizer
+
+
+def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
+    """Load a model from a folder in Hugging Face's layout."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
+    raw = _read_json(folder / "config.json")
+    try:
+        config = Config.from_hf(raw)
+    except KeyError as missing:
+        raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
+    tensors = read_tensors(folder)
+    if lender := raw.get("embeddings_from"):
+        from .models import locate  # only drafts that borrow from another model need to know about other models
+
+        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
+        tensors["embed_tokens.weight"] = borrowed
+        if "lm_head.weight" not in tensors:
+            tensors["lm_head.weight"] = borrowed[tensors["head_ids"]]
+    transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype)
+
+    tokenizer, template = None, None
+    if (folder / "tokenizer.json").is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises a bare Exception
+            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); fetch it again") from None
+        if (folder / "chat_template.jinja").is_file():
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        elif (folder / "tokenizer_config.json").is_file():
+            template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+    generation = folder / "generation_config.json"
+    end = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    end = raw.get("eos_token_id") if end is None else end
+    end = [end] if isinstance(end, int) else end or []
+    return Model(name or folder.name, transformer, tokenizer, end, template)
+
+
+def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
+    """A Transformer with exactly these tensors, checked by name and shape."""
+    device = torch.device(device)
+    if dtype is None:  # CPUs without bf16 units are ten times slower in it, so: full precision there
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device("meta"):
+        transformer = Transformer(config)
+    expected = transformer.state_dict()
+    if transformer.lm_head.weight is transformer.embed_tokens.weight:
+        del expected["lm_head.weight"]
+        tensors.pop("lm_head.weight", None)
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise ValueError(f"{where} lacks {len(missing)} tensors, {missing[0]!r} first: the download is incomplete")
+    for key, blank in expected.items():
+        if tensors[key].shape != blank.shape:
+            raise ValueError(
+                f"{where}: {key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}; "
+                "weights and config belong to different models"
+            )
+    ready = {
+        key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected
+    }
+    transformer.load_state_dict(ready, strict=False, assign=True)
+    if config.tie_embeddings and config.head_vocab is None:
+        transformer.lm_head.weight = transformer.embed_tokens.weight  # assigning broke the tie
+    return transformer.requires_grad_(False).eval()
+
+
+def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded."""
+    folder = Path(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        files = sorted({folder / shard for shard in _read_json(index)["weight_map"].values()})
+    else:
+        files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
+    tensors = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as shard:
+                for key in shard.keys():
+                    short = key.removeprefix("model.")
+                    if only is None or short.removesuffix(".scale") in only:
+                        tensors[short] = shard.get_tensor(key)
+        except FileNotFoundError:
+            raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
+        except (SafetensorError, OSError) as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
+    for key in [key for key in tensors if key.endswith(".scale")]:
+        weight = key.removesuffix(".scale")
+        tensors[weight] = dequantize(tensors[weight], tensors.pop(key).float())
+    return tensors
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} is not readable JSON ({error}): delete it and fetch the model again") from None
