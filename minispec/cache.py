@@ -10,6 +10,8 @@ speculative decoding lives on, is a change of one number.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -90,9 +92,19 @@ class KVCache:
         for memory in (self.keys, self.values):
             memory[:, rows, :, target] = memory[:, rows, :, source].clone()
 
-    def rows(self, keep: Tensor) -> KVCache:
-        """A cache of the chosen rows only (a copy): finished rows leave a batch this way."""
-        kept = object.__new__(KVCache)
-        kept.keys, kept.values = self.keys[:, keep].clone(), self.values[:, keep].clone()
-        kept.lengths, kept.static = self.lengths[keep].clone(), self.static
-        return kept
+    def rows(self, keep: Sequence[int], capacity: int | None = None) -> KVCache:
+        """A cache of the chosen rows, in that order; −1 is a fresh, empty row. Rows join, leave and grow this way."""
+        source = torch.as_tensor(keep, device=self.lengths.device)
+        old = source >= 0
+        chosen = object.__new__(KVCache)
+        layers, _, heads, slots, dim = self.keys.shape
+        shape = (layers, len(keep), heads, capacity or slots, dim)
+        chosen.static = self.static
+        chosen.lengths = torch.where(old, self.lengths[source], 0)
+        end = min(slots, shape[3])
+        if old.any() and int(chosen.lengths.max()) > end:
+            raise ValueError(f"capacity={capacity}: the longest row holds {int(chosen.lengths.max())} tokens")
+        chosen.keys, chosen.values = self.keys.new_zeros(shape), self.values.new_zeros(shape)
+        chosen.keys[:, old, :, :end] = self.keys[:, source[old], :, :end]
+        chosen.values[:, old, :, :end] = self.values[:, source[old], :, :end]
+        return chosen

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 
 from .sampling import Sampling, draw, generator_for
+from .trace import Trace
 from .weights import Model
 
 
@@ -21,6 +23,7 @@ class Output:
     prompt_tokens: int
     seconds: float  # wall clock of the whole call, prompt included, shared by the rows of a batch
     finish: str  # "length", "stop" (an end token), or "stop string"
+    trace: Trace | None = None  # the cycles of a speculative run
 
     @property
     def tokens_per_second(self) -> float:
@@ -33,8 +36,13 @@ class Writer:
     Shared by plain and speculative decoding, so that both stop at exactly the same token.
     """
 
-    def __init__(self, model: Model, max_new_tokens: int, stop: Sequence[str], stream: Callable[[str], None] | None):
-        self.model, self.limit, self.stop, self.stream = model, max_new_tokens, tuple(stop), stream
+    def __init__(self, model: Model, max_new_tokens: int, stop: str | Sequence[str], stream: Callable | None):
+        self.model, self.limit, self.stream = model, max_new_tokens, stream
+        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
+        if self.stop and model.tokenizer is None:
+            raise ValueError(f"stop={stop!r} needs a tokenizer and this model has none: leave stop empty")
+        if "" in self.stop:
+            raise ValueError(f"stop={self.stop!r} holds an empty string, and every text begins with one: leave it out")
         self.tokens: list[int] = []
         self.text = "" if model.tokenizer else None
         self.streamed = 0
@@ -68,18 +76,17 @@ class Writer:
             self.stream(self.text[self.streamed : end])
             self.streamed = end
 
-    def output(self, prompt_tokens: int, seconds: float) -> Output:
-        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish or "length")
+    def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
+        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish, trace)
 
 
 def prepare(model: Model, prompt, max_new_tokens: int) -> tuple[list[list[int]], bool]:
     """Prompts as lists of token ids, checked; and whether the caller gave a batch of them."""
     if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number ≥ 1")
-    if not isinstance(prompt, str) and not isinstance(prompt, Sequence):
-        prompt = list(prompt)  # a tensor or an iterator of token ids
-    one = isinstance(prompt, str) or len(prompt) == 0 or isinstance(prompt[0], (int, dict)) or not _is_prompt(prompt[0])
-    prompts = [model.encode(p) for p in ([prompt] if one else prompt)]
+    batched = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], (Integral, dict))
+    batched = batched and not (hasattr(prompt, "ndim") and prompt.ndim == 1)  # a tensor of token ids is one prompt
+    prompts = [model.encode(p) for p in (prompt if batched else [prompt])]
     for ids in prompts:
         if len(ids) + max_new_tokens > model.config.max_length:
             raise ValueError(
@@ -87,17 +94,13 @@ def prepare(model: Model, prompt, max_new_tokens: int) -> tuple[list[list[int]],
                 f"{model.config.max_length}; shorten the prompt or ask for at most "
                 f"{max(0, model.config.max_length - len(ids))} tokens"
             )
-    return prompts, not one
-
-
-def _is_prompt(x) -> bool:
-    return isinstance(x, (str, Sequence)) or hasattr(x, "tolist") and getattr(x, "ndim", 0) > 0
+    return prompts, batched
 
 
 def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
     """Ragged rows as one tensor [B, T], padded at the end, and their lengths [B]."""
     longest = max(map(len, rows))
-    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], device=device)
+    tokens = torch.tensor([row + [0] * (longest - len(row)) for row in rows], dtype=torch.long, device=device)
     return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
@@ -124,9 +127,6 @@ def generate(
     prompts, batched = prepare(model, prompt, max_new_tokens)
     if batched and stream:
         raise ValueError("stream works for one prompt, not for a batch: call generate once per prompt")
-    stop = [stop] if isinstance(stop, str) else list(stop)
-    if stop and model.tokenizer is None:
-        raise ValueError(f"stop={stop!r} needs a tokenizer and this model has none: leave stop empty")
     start = time.perf_counter()
     transformer, generator = model.transformer, generator_for(model.device, seed)
     writers = [Writer(model, max_new_tokens, stop, stream) for _ in prompts]

@@ -102,6 +102,35 @@ class Config:
             head_vocab=c.get("head_vocab"),
         )
 
+    def to_hf(self) -> dict:
+        """The config.json that `from_hf` reads back as this Config."""
+        kind = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias and not self.out_bias else "llama"
+        c = {
+            "model_type": kind,
+            "vocab_size": self.vocab_size,
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "max_position_embeddings": self.max_length,
+            "rms_norm_eps": self.norm_eps,
+            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
+            "tie_word_embeddings": self.tie_embeddings,
+            "attention_bias": self.out_bias,
+            "mlp_bias": self.mlp_bias,
+        }
+        if s := self.rope_scaling:
+            c["rope_parameters"] |= {
+                "rope_type": "llama3",
+                "factor": s.factor,
+                "low_freq_factor": s.low_freq_factor,
+                "high_freq_factor": s.high_freq_factor,
+                "original_max_position_embeddings": s.original_max_length,
+            }
+        return c if self.head_vocab is None else c | {"head_vocab": self.head_vocab}
+
 
 class Pass(NamedTuple):
     """What one forward pass yields."""
@@ -145,7 +174,7 @@ def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
         return slot <= slots[..., None]
     new = slot - slots[:, :1]  # [B, S]: which new token sits in a slot; negative: the prefix
     among_new = mask.expand(B, T, T).gather(2, new.clamp(0, T - 1)[:, None].expand(B, T, end))
-    return torch.where(((0 <= new) & (new < T))[:, None], among_new, (new < 0)[:, None])
+    return torch.where(((new >= 0) & (new < T))[:, None], among_new, (new < 0)[:, None])
 
 
 class Attention(nn.Module):
@@ -199,7 +228,10 @@ class Transformer(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        # A bare nn.Embedding draws from a normal law; on the "meta" device, where every load builds, that draw alone
+        # makes torch import its compiler: over a second. A uniform draw does not.
+        table = torch.empty(config.vocab_size, config.hidden_size).uniform_(-1, 1)
+        self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
@@ -220,7 +252,19 @@ class Transformer(nn.Module):
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
 
-    def forward(
+    def forward(self, tokens: Tensor, cache: KVCache | None = None, *, last_only: bool = False, **options) -> Pass:
+        """Read T new tokens a row after what the cache remembers, remember them too, and score what comes next.
+
+        `last_only` scores each row's last real token alone; the other options are those of `body`.
+        """
+        x, hidden = self.body(tokens, cache, **options)
+        if last_only:
+            counts = options.get("counts")
+            last = x.shape[1] - 1 if counts is None else counts - 1
+            x = x[torch.arange(x.shape[0], device=x.device), last][:, None]  # [B, 1, d]
+        return Pass(self.head(x), hidden)
+
+    def body(
         self,
         tokens: Tensor,  # [B, T]; a row with fewer real tokens is padded at its end
         cache: KVCache | None = None,
@@ -229,19 +273,18 @@ class Transformer(nn.Module):
         positions: Tensor | None = None,  # [B, T]; None: right after what the cache holds
         mask: Tensor | None = None,  # [T, T] or [B, T, T], True where a new token sees a new token; None: causal
         layers: int | Sequence[int] | None = None,  # the first n, or a choice of them, in order; None: all
-        hidden_layers: Sequence[int] = (),  # return the residual stream after these many layers
-        last_only: bool = False,  # logits of each row's last real token only
-    ) -> Pass:
-        """Read T new tokens a row after what the cache remembers, remember them too, and score what comes next.
+        hidden_layers: Sequence[int] = (),  # also return the residual stream after these many layers
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """The layers without the head: the residual stream [B, T, d] at the end, and where else it was asked for.
 
         Padding costs time but changes nothing: padded keys land past the row's length, where nobody looks.
         """
         B, T = tokens.shape
-        chosen = range(self.config.num_layers) if layers is None else range(layers) if isinstance(layers, int) else layers
+        layers = self.config.num_layers if layers is None else layers
         if cache is None:  # nothing remembered, nothing to remember: training, and the textbook's O(n²) loop
-            slots = torch.arange(T, device=tokens.device).expand(B, T)
+            slots = torch.arange(T, device=tokens.device)[None]
             visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril() if mask is None else mask
-            visible = visible.expand(B, T, T)
+            visible = visible.expand(-1 if visible.ndim == 3 else 1, T, T)  # [B or 1, T, T]
         else:
             slots, end = cache.reserve(T)  # [B, T]
             # One token after its own past sees everything there is; any other pass needs to be told.
@@ -255,17 +298,14 @@ class Transformer(nn.Module):
 
         x = self.embed_tokens(tokens)  # [B, T, d]
         hidden = {0: x} if 0 in hidden_layers else {}
-        for n, index in enumerate(chosen, start=1):
+        for n, index in enumerate(range(layers) if isinstance(layers, int) else layers, start=1):
             remember = (lambda k, v: (k, v)) if cache is None else partial(cache.extend, index, slots, end)
             x = self.layers[index](x, rope, attention_mask, remember)
             if n in hidden_layers:
                 hidden[n] = x
         if cache is not None:
             cache.advance(T if counts is None else counts)
-        if last_only:
-            last = torch.full((B,), T, device=x.device) if counts is None else counts
-            x = x[torch.arange(B, device=x.device), last - 1][:, None]  # [B, 1, d]
-        return Pass(self.head(x), hidden)
+        return x, hidden
 
     def head(self, x: Tensor) -> Tensor:
         """Residual stream [..., d] to logits [..., V]."""

@@ -42,8 +42,8 @@ class Sampling:
 
     def probs(self, logits: Tensor) -> Tensor:
         """The law tokens are drawn from, [..., V], in float32 or better."""
-        if bool(logits.isnan().any()):
-            raise ValueError("logits contain NaN: the weights are damaged, or a half-precision model overflowed")
+        if not bool(logits.amax(-1).isfinite().all()):  # −inf forbids a token, but one of each row must be possible
+            raise ValueError("logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed")
         if self.greedy:
             best = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits, dtype=_precise(logits)).scatter_(-1, best, 1.0)

@@ -14,10 +14,11 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
 from .model import Config, Transformer
-from .quantize import dequantize
+from .quantize import dequantize, quantize
 
 
 class Model:
@@ -105,12 +106,12 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
     tensors = read_tensors(folder)
     if lender := raw.get("embeddings_from"):
-        from .models import locate  # only drafts that borrow from another model need to know about other models
+        from .registry import locate  # only drafts that borrow from another model need to know about other models
 
         borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
         tensors["embed_tokens.weight"] = borrowed
         if "lm_head.weight" not in tensors:
-            tensors["lm_head.weight"] = borrowed[tensors["head_ids"]]
+            tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
     transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype)
 
     tokenizer, template = None, None
@@ -149,13 +150,41 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
                 f"{where}: {key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}; "
                 "weights and config belong to different models"
             )
-    ready = {
-        key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected
-    }
+    ready = {key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected}
     transformer.load_state_dict(ready, strict=False, assign=True)
     if config.tie_embeddings and config.head_vocab is None:
         transformer.lm_head.weight = transformer.embed_tokens.weight  # assigning broke the tie
     return transformer.requires_grad_(False).eval()
+
+
+def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embeddings_from: str | None = None) -> None:
+    """Write a model as `load_folder` reads it: matrices in `bits` bits (None: as they are), the rest in float32.
+
+    With `embeddings_from`, the embedding is left out and borrowed from that model at load.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {key: value.detach().cpu().contiguous() for key, value in model.transformer.state_dict().items()}
+    if model.config.tie_embeddings and model.config.head_vocab is None:
+        del tensors["lm_head.weight"]
+    if embeddings_from:
+        del tensors["embed_tokens.weight"]
+    for key in [key for key, value in tensors.items() if bits and value.ndim == 2]:
+        tensors[key], scale = quantize(tensors[key], bits)
+        tensors[f"{key}.scale"] = scale.contiguous()
+    if "head_ids" in tensors:
+        tensors["head_ids"] = tensors["head_ids"].to(torch.int32)
+    save_file({f"model.{key}" if key != "lm_head.weight" else key: value for key, value in tensors.items()},
+              folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    raw = model.config.to_hf() | {"eos_token_id": sorted(model.end_tokens)}
+    if embeddings_from:
+        raw["embeddings_from"] = embeddings_from
+    (folder / "config.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    if model.tokenizer is not None:
+        model.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        if model.chat_template is not None:
+            template = json.dumps({"chat_template": model.chat_template}) + "\n"
+            (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
 
 
 def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
@@ -163,7 +192,10 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        files = sorted({folder / shard for shard in _read_json(index)["weight_map"].values()})
+        shards = _read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
+        files = sorted({folder / shard for shard in shards.values()})
     else:
         files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -172,7 +204,7 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     for file in files:
         try:
             with safe_open(file, framework="pt") as shard:
-                for key in shard.keys():
+                for key in shard.keys():  # noqa: SIM118 (not a dict)
                     short = key.removeprefix("model.")
                     if only is None or short.removesuffix(".scale") in only:
                         tensors[short] = shard.get_tensor(key)
@@ -183,11 +215,16 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     for key in [key for key in tensors if key.endswith(".scale")]:
         weight = key.removesuffix(".scale")
         tensors[weight] = dequantize(tensors[weight], tensors.pop(key).float())
+    if "head_ids" in tensors:
+        tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors
 
 
 def _read_json(file: Path) -> dict:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"a {type(data).__name__}, not an object")
+        return data
     except (ValueError, OSError) as error:
         raise ValueError(f"{file} is not readable JSON ({error}): delete it and fetch the model again") from None

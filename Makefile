@@ -1,0 +1,57 @@
+# minispec needs Python 3.10 or later and make; everything else goes into .venv.
+#
+#   make lab     set up, then open the course in JupyterLab
+#   make test    set up, then everything: lint, tests, notebooks, browser
+#   make quick   the tests of a minute or two: no notebooks, no browser, no download
+#   make demo    a model telling a story in the terminal
+#   make lint    ruff, both as linter and as formatter
+#   make clean   remove .venv and all caches
+#
+# Another interpreter: make lab PYTHON=python3.12
+
+PYTHON ?= python3
+JOBS   ?= 2
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+
+.PHONY: lab demo test quick lint clean
+
+lab: $(VENV)/.installed
+	@$(BIN)/minispec lab
+
+demo: $(VENV)/.installed
+	@$(BIN)/minispec demo
+
+# One thread per worker: two test workers with two torch threads each would fight for two cores.
+test quick: export OMP_NUM_THREADS = 1
+
+test: lint
+	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 tests notebooks
+
+quick: $(VENV)/.installed-dev
+	$(PYTEST) -m "not slow and not browser and not model" tests
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
+
+# The two stamps remember what was installed, and are older than the files below as soon as one of these changes.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) -e ".[dev]"
+	@touch $(VENV)/.installed $@
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %d.%d is too old for minispec: \
+	install 3.10 or later and name it, as in  make lab PYTHON=python3.12" % sys.version_info[:2])'
+	$(PYTHON) -m venv $(VENV)

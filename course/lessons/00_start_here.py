@@ -1,0 +1,233 @@
+# %% [markdown]
+# # Start here
+#
+# A language model writes one token at a time. Each token costs one pass through the whole model.
+# This course is about needing fewer passes, without changing what gets written.
+#
+# In a quarter of an hour you will be able to
+#
+# - let a model write, and make it repeat itself word for word;
+# - count the passes that a text costs, and time one on your own machine;
+# - name the one fact that all fast decoding rests on;
+# - choose your way through the course.
+#
+# Run a cell with **Shift + Enter**. Go from top to bottom.
+
+# %%
+import torch
+
+import minispec as ms
+from minispec import measure, theory
+
+# %% [markdown]
+# ## A model that tells stories
+#
+# `micro` lives inside the package. It has read simple stories and nothing else, so it loads at once and runs on any
+# laptop. We keep it on the CPU, so that your numbers can be compared with the ones printed here.
+
+# %%
+target = ms.load("micro", device="cpu")
+print(f"{target.config.num_layers} layers, {target.num_parameters / 1e6:.1f} million weights")
+print(f"{target.config.vocab_size} tokens to choose from")
+
+# %% [markdown]
+# We call it the **target**: the model whose text we want. Give it the beginning of a story.
+
+# %% tags=["nbval-ignore-output"]
+story = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
+print("Once upon a time" + story.text)
+
+# %% [markdown]
+# With a temperature above 0 the model *draws* each token from a distribution. The seed fixes the draws: the same seed
+# tells the same story, another seed another one. Change the seed above and see.
+
+# %%
+same = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
+other = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=1)
+print("seed 0 again, same tokens:", same.tokens == story.tokens)
+print("seed 1, same tokens:", other.tokens == story.tokens)
+
+# %% [markdown]
+# ## What it reads and writes
+#
+# A model sees neither letters nor words. It sees **tokens**: numbers that stand for pieces of text.
+
+# %%
+prompt = target.encode("Once upon a time")
+for token in prompt:
+    print(f"{token:5d}  {target.decode([token])!r}")
+
+# %% [markdown]
+# ## One pass, one token
+#
+# Now we listen at the door of the model. For every pass we note how many tokens went in.
+# The temperature is 0 this time: the model always takes its favourite token. That is called **greedy**.
+
+# %%
+passes = []
+
+
+def note(transformer, inputs, output):
+    passes.append(inputs[0].shape[1])  # tokens come as [B, T]
+
+
+listener = target.transformer.register_forward_hook(note)
+greedy = ms.generate(target, "Once upon a time", max_new_tokens=40, temperature=0)
+listener.remove()
+
+print("tokens written:", len(greedy.tokens))
+print("passes:", len(passes))
+print("tokens read in each pass:", *passes)
+
+# %% [markdown]
+# The first pass reads the whole prompt. This is **prefill**.
+# Every later pass reads one token, the one just written, and yields the next. This is **decode**.
+#
+# Decode cannot run ahead: the second new token depends on the first, the third on the second. Forty tokens are forty
+# passes, one after the other. The loop is short enough to read now: the last lines of
+# [`generate`](../minispec/generate.py).
+
+# %% [markdown]
+# ## Predict
+#
+# A pass over five tokens does five times the arithmetic of a pass over one. How many times as long does it take?
+# Write down your guess before you go on. A guess you have committed to is one you learn from.
+
+# %%
+my_guess = 5.0
+
+# %% [markdown]
+# ## Run
+#
+# [`verify_curve`](../minispec/measure.py) times both passes in turns and takes medians. A single timing is an anecdote.
+
+# %% tags=["nbval-ignore-output"]
+one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)
+print(f"a pass over 1 token:  {one.time.median * 1000:.2f} ms")
+print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
+
+# %% [markdown]
+# ## Reveal
+
+# %% tags=["nbval-ignore-output"]
+print(f"your guess: {my_guess:.1f} times as long")
+print(f"measured:   {five.ratio:.1f} times as long")
+print(f"a token alone costs {one.time.median * 1000:.2f} ms")
+print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
+print("on this machine:", measure.machine()["cpu"])
+
+# %% [markdown]
+# Why so little? A pass has costs that it pays once, however many tokens it reads. All weights must travel from memory
+# to the arithmetic units. For a model as small as this one, the Python around the arithmetic counts as well. A single
+# token pays for all of that alone; five share it.
+#
+# For a large model on a GPU the weights are nearly the whole bill, and more than a hundred tokens can share it. Lesson 01
+# computes how many.
+
+# %% [markdown]
+# ## What cheap company is good for
+#
+# Decode seems unable to profit: it never *knows* five tokens ahead. But suppose that somebody **guessed** them.
+# A pass over the guess says, at every place, what the target itself would have written there.
+# So one pass checks the whole guess.
+
+
+# %%
+def check(guess: list[int]) -> tuple[int, int | None]:
+    """How many tokens of a guess are right, and what belongs in place of the first wrong one."""
+    logits = target.transformer(torch.tensor([prompt + guess])).logits[0]  # [T, V]
+    own = logits[len(prompt) - 1 : -1].argmax(-1).tolist()  # the target's choice at each place
+    for place, (guessed, chosen) in enumerate(zip(guess, own, strict=True)):
+        if guessed != chosen:
+            return place, chosen
+    return len(guess), None
+
+
+# %% [markdown]
+# First a perfect guess: the forty tokens that just took forty passes.
+
+# %%
+right, correction = check(greedy.tokens)
+print(f"{right} of {len(greedy.tokens)} right, in one pass")
+
+# %% [markdown]
+# Then a guess with a mistake in the eleventh place.
+
+# %%
+spoiled = list(greedy.tokens)
+spoiled[10] = (spoiled[10] + 1) % target.config.vocab_size
+right, correction = check(spoiled)
+print(f"{right} right, then a correction: {right + 1} tokens from one pass")
+print("the target's own text:", [*spoiled[:right], correction] == greedy.tokens[: right + 1])
+
+# %% [markdown]
+# This is **speculative decoding**. A cheap **draft** guesses a few tokens. The target reads them in one pass, keeps
+# those it agrees with (**accepted**), replaces the first wrong one, and throws the rest away. A bad guess costs a little
+# time. It never costs a word: the text is the target's own.
+#
+# Here the target was greedy. It works with sampling too, where the promise is subtler: the text follows exactly the
+# target's distribution. Lesson 06 proves it.
+#
+# How much is there to win? Say each of four drafted tokens is right with probability α, whatever came before.
+
+# %%
+for alpha in (0.2, 0.4, 0.6, 0.8):
+    print(f"α = {alpha}: {theory.expected_tokens(alpha, k=4):.2f} tokens per pass of the target")
+
+# %% [markdown]
+# Whether that makes you faster depends on what the draft costs and on the ratio you have just measured. Lesson 07
+# turns the three numbers into a prediction, and checks it.
+
+# %% [markdown]
+# ## Where the course goes
+#
+# | | lesson | afterwards you can |
+# |---|---|---|
+# | 00 | **start here** | say why a guess helps |
+# | 01 | **why decoding is slow** | tell whether memory or arithmetic is the limit, for any model and machine |
+# | 02 | **kv cache** | say what the cache saves, compute its size, rewind it |
+# | 03 | **paged blocks** | keep many caches in one memory without wasting it |
+# | 04 | **continuous batching** | schedule requests that come and go at every step |
+# | 05 | **draft and verify** | write the loop you saw above, cache included |
+# | 06 | **rejection sampling** | prove that sampling stays exact, and catch code that is not |
+# | 07 | **how fast** | predict the speed-up, choose the draft length, say when not to bother |
+# | 08 | **drafters** | pick one of seven ways to guess |
+# | 09 | **medusa** | train extra heads and verify a tree of guesses |
+# | 10 | **eagle and dflash** | draft from the target's own hidden states |
+# | 11 | **speculation in a server** | fit speculation into paging and batching, and see a large batch eat the gain |
+# | 12 | **fewer bytes** | quantise weights, compute attention tile by tile |
+# | 13 | **beyond one gpu** | split a model over several devices |
+# | 14 | **interview day** | explain all of it to somebody who asks back |
+#
+# The lessons that are finished lie beside this notebook; the others are in preparation.
+
+# %% [markdown]
+# ## Choose a path
+#
+# **On your own.** Take the lessons in order, one a sitting. Commit to every prediction before you run the next cell.
+#
+# **An interview in a week.** Day 1: 01 and 02. Day 2: 05. Day 3: 06, on paper too. Day 4: 07 and 08.
+# Day 5: 03, 04 and 11. Day 6: 12 and 13, and skim 09 and 10. Day 7: 14.
+#
+# **A class.** Lessons 01 to 08 are one session each and build on one another. Lessons 09 to 13 stand alone: good student
+# projects. Lesson 14 is a fine last session.
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>A text of 200 tokens, after a prompt of 50: how many passes does plain decoding take?</summary>
+#
+# 200. The first pass reads the whole prompt and yields the first new token; each later pass yields one more.
+# </details>
+#
+# <details><summary>Why is a pass over five tokens not five times as slow?</summary>
+#
+# Because part of its cost does not depend on the number of tokens. Above all, the weights are read from memory once.
+# </details>
+#
+# <details><summary>A draft guesses four tokens. The first two are right, the third is wrong, the fourth is what the
+# target would have written in that place of the guess. How many tokens does the pass yield?</summary>
+#
+# Three: two accepted ones and the correction. The fourth was judged as the continuation of a wrong third token, so it
+# has to go.
+# </details>

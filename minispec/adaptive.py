@@ -1,0 +1,59 @@
+"""Choosing the draft length while running: the k that promises the most tokens a second, from what was measured.
+
+Everything the choice looks at (acceptances and times of earlier cycles) is known before the next token is drawn, so the
+output's law stays the target's. A rule that looked at the drawn tokens and dropped some would bend it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from .trace import Cycle
+
+
+class AdaptiveLength:
+    """Maximise E[N](k) / (k · t_draft + t_verify(k + 1)) over k, with running averages of all three."""
+
+    def __init__(self, longest: int = 8, memory: float = 0.9, explore_every: int = 24):
+        self.longest, self.memory, self.explore_every = longest, memory, explore_every
+        self.accept = [0.7] * longest  # β_i: acceptance at each position, given the ones before
+        self.draft_seconds: dict[int, float] = {}  # k → seconds, as seen
+        self.verify_seconds: dict[int, float] = {}  # k → seconds of the target's pass
+        self.cycles = 0
+
+    def choose(self) -> int:
+        """The next draft length; now and then an untried or long unseen one, plain decoding (0) included."""
+        tries = [k for k in (min(4, self.longest), 0, 1, self.longest) if k not in self.verify_seconds]
+        if tries:
+            return tries[0]
+        best = max(range(self.longest + 1), key=self.speed)
+        if self.cycles % self.explore_every == 0:  # the neighbours may have become better
+            return min(self.longest, best + 1) if (self.cycles // self.explore_every) % 2 else max(0, best - 1)
+        return best
+
+    def speed(self, k: int) -> float:
+        """Predicted tokens per second with drafts of length k."""
+        tokens = 1 + sum(math.prod(self.accept[:i]) for i in range(1, k + 1))
+        return tokens / (self._at(self.draft_seconds | {0: 0.0}, k) + self._at(self.verify_seconds, k))
+
+    def learn(self, k: int, cycles: Sequence[Cycle]) -> None:
+        """One pass is over, with one cycle per row."""
+        self.cycles += 1
+        for cycle in cycles:
+            for i in range(min(cycle.accepted + (not cycle.bonus), self.longest)):
+                self.accept[i] += (1 - self.memory) * ((i < cycle.accepted) - self.accept[i])
+        draft_seconds, verify_seconds = cycles[0].draft_seconds, cycles[0].verify_seconds
+        for seen, seconds in ((self.draft_seconds, draft_seconds), (self.verify_seconds, verify_seconds)):
+            seen[k] = seconds + self.memory * (seen.get(k, seconds) - seconds)
+
+    @staticmethod
+    def _at(seen: dict[int, float], k: int) -> float:
+        """Seconds at k: as seen, or on the straight line between (or beyond) the nearest seen lengths."""
+        if k in seen:
+            return seen[k]
+        below = max((x for x in seen if x < k), default=None)
+        above = min((x for x in seen if x > k), default=None)
+        if below is None or above is None:
+            return seen[below if above is None else above]
+        return seen[below] + (seen[above] - seen[below]) * (k - below) / (above - below)

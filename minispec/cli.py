@@ -1,0 +1,168 @@
+"""The command line: minispec demo | lab | models | measure | train | build.
+
+Each command is a small function. What it needs is imported inside it, so that the others start without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+START = "notebooks/00_start_here.ipynb"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; 0 if it went well, 2 if the user can mend what went wrong, 130 after Ctrl-C."""
+    args = parser().parse_args(argv)
+    try:
+        return args.run(args) or 0
+    except ValueError as error:
+        print(f"minispec: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(file=sys.stderr)  # the shell's prompt goes to a line of its own
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="minispec", description="Fast LLM inference: the course and its code.")
+    top.set_defaults(run=lambda args: top.print_help())
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, run, help: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("demo", demo, "let a model tell a story and count its passes")
+    _add_model(sub)
+    sub.add_argument("--prompt", default="Once upon a time", help="how the text begins (default: %(default)s)")
+    sub.add_argument("--tokens", type=int, default=100, metavar="N", help="how many to write (default: %(default)s)")
+    sub.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: %(default)s)")
+    sub.add_argument("--seed", type=int, default=0, help="another seed, another story (default: %(default)s)")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON, at the end")
+
+    sub = command("lab", lab, "open the course in JupyterLab")
+    sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
+    sub.add_argument("--port", type=int, default=8888, help="the next free one from here (default: %(default)s)")
+
+    sub = command("models", models, "list the models that minispec knows by name")
+    actions = sub.add_subparsers(title="actions", metavar="ACTION")
+    get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
+    get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
+    get.set_defaults(run=get_model)
+
+    sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
+    _add_model(sub)
+    sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
+    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+
+    if find_spec("minispec.train"):
+        from . import train
+
+        train.add_arguments(command("train", None, "train drafts on text that their target wrote"))
+
+    sub = command("build", build, "build the course's notebooks from their sources")
+    sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")
+    sub.add_argument("--check", action="store_true", help="run nothing, only say what is out of date")
+    return top
+
+
+def _add_model(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def demo(args) -> None:
+    """Plain decoding as it happens, then what it cost."""
+    from . import generate, load
+
+    shown = []
+
+    def show(text: str) -> None:  # the prompt waits for the first word: by then nothing can be wrong with the options
+        print(text if shown else args.prompt + text, end="", flush=True)
+        shown.append(text)
+
+    model = load(args.model)
+    out = generate(model, args.prompt, args.tokens, temperature=args.temperature, seed=args.seed,
+                   stream=None if args.json else show)  # fmt: skip
+    passes = len(out.tokens)  # plain decoding: one for each token
+    if args.json:
+        facts = {"model": model.name, "prompt": args.prompt, "text": out.text, "tokens": len(out.tokens)}
+        print(json.dumps(facts | {"passes": passes, "seconds": out.seconds}, ensure_ascii=False))
+    else:
+        print(f"\n\n{model}\n{len(out.tokens)} tokens, {passes} passes, {out.tokens_per_second:.0f} tokens/s")
+
+
+def lab(args) -> None:
+    """Hand over to JupyterLab. A busy port is its business: it takes the next free one."""
+    if not (ROOT / START).is_file():
+        raise ValueError(f"{ROOT / START} is missing: the notebooks are in the repository, run minispec from a clone")
+    from jupyterlab.labapp import LabApp
+
+    options = [
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{START}",
+        f"--ServerApp.port={args.port}",
+        f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
+    ]
+    if args.no_browser or not has_browser():
+        options.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-root")
+    LabApp.launch_instance(options)
+
+
+def has_browser() -> bool:
+    """Whether a window can open here. A browser inside the terminal does not count: JupyterLab needs JavaScript."""
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        return False
+    try:
+        return bool(webbrowser.get())
+    except webbrowser.Error:
+        return False
+
+
+def models(args) -> None:
+    from .registry import table
+
+    print(table())
+
+
+def get_model(args) -> None:
+    from .fetch import fetch
+    from .registry import HUB_ID, KNOWN, locate
+
+    fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
+    print(fetch(args.name) if fetchable else locate(args.name))  # locate says where it is, or what would do
+
+
+def measure(args) -> None:
+    from . import load
+    from .measure import measure
+
+    report = measure(load(args.model), quick=args.quick)
+    print(report.to_json() if args.json else report.text())
+
+
+def build(args) -> int | None:
+    try:
+        from .classroom import builder
+    except ModuleNotFoundError as error:
+        raise ValueError(f'building needs {error.name}: pip install -c constraints.txt -e ".[dev]"') from None
+    if args.check:
+        complaints = builder.check(args.names)
+        print("\n".join([*complaints, "run: minispec build NAME"] if complaints else ["every notebook is up to date"]))
+        return 1 if complaints else 0
+    for job in builder.build(args.names):
+        print(f"built {job.target.relative_to(builder.ROOT)}")

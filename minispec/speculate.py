@@ -1,0 +1,281 @@
+"""The draft/verify loop: one pass of the target checks a whole draft, and what comes out is exactly the target's.
+
+One cycle, for every row of the batch:
+
+    the drafter proposes d₁ … d_k            a cheap guess
+    the target reads [last token, d₁ … d_k]  one pass: k + 1 laws for little more than the price of one
+    the verifier accepts a prefix            and emits one token more: the correction, or the bonus
+    both caches forget what was rejected
+
+Between cycles the target's cache holds every token but the last, which opens the next pass.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from . import tree as trees
+from . import verify
+from .adaptive import AdaptiveLength
+from .cache import KVCache
+from .drafters.base import Context, Draft, Drafter, laws, uniforms
+from .generate import Output, Writer, pad, prepare
+from .sampling import Sampling, generator_for
+from .trace import Cycle, Trace
+from .weights import Model
+
+
+@dataclass
+class Row:
+    """One sequence being written."""
+
+    context: Context  # what the drafter sees
+    writer: Writer  # what the caller gets
+    prompt_tokens: int
+    trace: Trace = field(default_factory=Trace)
+
+    @property
+    def room(self) -> int:
+        """A cycle emits at most one token more than it drafts, so more drafts than this could not be used."""
+        return self.writer.limit - len(self.writer.tokens) - 1
+
+
+@torch.inference_mode()
+def speculate(
+    model: Model,
+    prompt,
+    drafter: Drafter,
+    k: int | str = 4,
+    max_new_tokens: int = 64,
+    *,
+    temperature: float = 0.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    stop: str | Sequence[str] = (),
+    stream: Callable[[str], None] | None = None,
+    on_cycle: Callable[[Cycle], None] | None = None,
+) -> Output | list[Output]:
+    """What `generate` writes, in fewer passes of the target: the same tokens when greedy, the same law when sampling.
+
+    `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
+    random numbers are used, so a seed no longer repeats a sampled run). `on_cycle` is shown each Cycle as it ends. The
+    other arguments are those of `generate`. `out.trace` tells what happened.
+    """
+    sampling = Sampling(temperature, top_k, top_p, min_p)
+    prompts, batched = prepare(model, prompt, max_new_tokens)
+    check(model, drafter, k, stream is not None and batched)
+    start = time.perf_counter()
+    generator = generator_for(model.device, seed)
+    everyone = [
+        Row(Context(i, list(ids), sampling, generator), Writer(model, max_new_tokens, stop, stream), len(ids))
+        for i, ids in enumerate(prompts)
+    ]
+    adaptive = AdaptiveLength() if k == "auto" else None
+    spare = (adaptive.longest if adaptive else k) + drafter.extra_slots  # a pass reads more than it keeps
+    rows, cache = everyone, prefill(model, everyone, max_new_tokens + spare, drafter.hidden_layers)
+    try:
+        while rows:
+            wanted = min(adaptive.choose() if adaptive else k, max(row.room for row in rows))
+            times = [time.perf_counter()]
+            drafts = propose(drafter, rows, wanted)
+            times.append(time.perf_counter())
+            logits, hidden = read(model, cache, rows, drafts, drafter.hidden_layers)
+            times.append(time.perf_counter())
+            verdicts, cycles = judge(logits, rows, drafts)
+            keep(cache, drafts, verdicts)
+            times.append(time.perf_counter())
+            seconds = [after - before for before, after in pairwise(times)]
+            for i, (row, draft, verdict, cycle) in enumerate(zip(rows, drafts, verdicts, cycles, strict=True)):
+                cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = seconds
+                write(row, cycle)
+                states = {n: state[i, [0, *(node + 1 for node in verdict.path)]] for n, state in hidden.items()}
+                row.context.hidden = states
+                if on_cycle:
+                    on_cycle(cycle)
+                if row.writer.finish is None:
+                    scratch = logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
+                    drafter.settle(row.context.row, verdict.path, verdict.token, scratch)
+            if adaptive:
+                adaptive.learn(wanted, cycles)
+            alive = [i for i, row in enumerate(rows) if row.writer.finish is None]
+            if len(alive) < len(rows):  # finished rows leave the batch
+                rows = [rows[i] for i in alive]
+                cache = cache.rows(alive) if alive else cache
+    finally:
+        for row in everyone:
+            drafter.forget(row.context.row)
+    seconds = time.perf_counter() - start
+    outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in everyone]
+    return outputs if batched else outputs[0]
+
+
+def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -> None:
+    """Refuse what cannot work before any work is done."""
+    longest = model.config.max_length
+    if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
+        raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
+    if drafter.vocab_size not in (None, model.config.vocab_size):
+        raise ValueError(
+            f"drafter speaks {drafter.vocab_size} tokens and the target {model.config.vocab_size}: "
+            "they need the same tokenizer, so choose a draft of the target's family"
+        )
+    if streams_a_batch:
+        raise ValueError("stream works for one prompt, not for a batch: call speculate once per prompt")
+
+
+def prefill(model: Model, rows: Sequence[Row], room: int, hidden_layers: Sequence[int]) -> KVCache:
+    """Read every prompt but its last token, which opens the first verify pass."""
+    prompts = [row.context.tokens[:-1] for row in rows]
+    cache = model.transformer.new_cache(len(rows), max(map(len, prompts)) + 1 + room)
+    if any(prompts):
+        tokens, counts = pad(prompts, model.device)
+        _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=hidden_layers)
+        for i, row in enumerate(rows):
+            row.context.hidden = {n: state[i, : len(prompts[i])] for n, state in hidden.items()}
+    return cache
+
+
+def propose(drafter: Drafter, rows: Sequence[Row], k: int) -> list[Draft]:
+    """One draft per row, none deeper than the row has room for."""
+    if k < 1:
+        return [Draft([]) for _ in rows]
+    drafts = drafter.propose([row.context for row in rows], k)
+    return [cut(draft, row.room) for draft, row in zip(drafts, rows, strict=True)]
+
+
+def cut(draft: Draft, depth: int) -> Draft:
+    """Leave out what lies too deep. How deep does not depend on what was drawn, so the law stays the target's."""
+    keep = [i for i, level in enumerate(trees.depths(parents_of(draft))) if level <= depth]
+    if len(keep) == len(draft.tokens):
+        return draft
+    place = {-1: -1} | {old: new for new, old in enumerate(keep)}
+    return Draft(
+        [draft.tokens[i] for i in keep],
+        None if draft.probs is None else draft.probs[keep],
+        None if draft.parents is None else [place[draft.parents[i]] for i in keep],
+        draft.scratch,
+    )
+
+
+def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Draft], hidden_layers: Sequence[int]):
+    """The target's one pass: [last token, drafts …, scratch …] of every row → logits [B, T, V] and hidden states.
+
+    Scratch tokens sit at the end of the pass, after the padding, so that node i is always in place i + 1.
+    """
+    tokens, counts = pad([[row.context.tokens[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)],
+                         model.device)  # fmt: skip
+    if all(draft.parents is None and draft.scratch is None for draft in drafts):
+        out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
+        return out.logits, out.hidden
+    width, extra = tokens.shape[1], max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts)
+    tokens = torch.nn.functional.pad(tokens, (0, extra))
+    mask = torch.eye(width + extra, dtype=torch.bool).repeat(len(drafts), 1, 1)  # [B, T, T]; padding sees itself
+    positions = cache.lengths.cpu()[:, None].repeat(1, width + extra)  # [B, T]
+    for i, draft in enumerate(drafts):
+        parents = parents_of(draft)
+        n = len(parents) + 1
+        mask[i, :n, :n] = trees.verify_mask(parents)
+        positions[i, :n] += torch.tensor([0, *trees.depths(parents)])
+        if draft.scratch:
+            s = len(draft.scratch.tokens)
+            tokens[i, -s:] = torch.tensor(draft.scratch.tokens, device=tokens.device)
+            mask[i, -s:, -s:] = draft.scratch.mask
+            mask[i, -s:, 0] = True  # the last committed token is text like the rest
+            positions[i, -s:] += torch.tensor(draft.scratch.offsets)
+    out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask.to(model.device),
+                            positions=positions.to(model.device))  # fmt: skip
+    return out.logits, out.hidden
+
+
+def judge(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> tuple[list[verify.Verdict], list[Cycle]]:
+    """Turn logits into laws, test the drafts against them, and note what happened."""
+    contexts = [row.context for row in rows]
+    drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
+    p = laws(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
+    q = stack(drafts, p)  # [B, n, V], or None
+    verify.check_draft(drafted, q, p.shape[-1], lengths)
+    u = uniforms(contexts, drafted.shape[1] + 1).to(p.device)  # [B, n + 1]
+    if all(draft.parents is None for draft in drafts):
+        accepted, tokens = verify.chain_batch(p, q, drafted, lengths, u)
+        pairs = zip(accepted.tolist(), tokens.tolist(), strict=True)
+        verdicts = [verify.Verdict(list(range(count)), token) for count, token in pairs]
+    else:
+        verdicts = []
+        for i, draft in enumerate(drafts):
+            n = len(draft.tokens)
+            verdicts.append(verify.tree(p[i, : n + 1], draft.probs, draft.tokens, parents_of(draft), u[i, : n + 1]))
+    return verdicts, describe(p, q, drafted, rows, drafts, verdicts)
+
+
+def parents_of(draft: Draft) -> list[int]:
+    return list(range(-1, len(draft.tokens) - 1)) if draft.parents is None else draft.parents
+
+
+def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
+    """The laws of all drafts as one tensor [B, n, V], zero where a row drafted less; None if nothing was drawn."""
+    if all(draft.probs is None for draft in drafts):
+        return None
+    q = torch.zeros_like(p[:, :-1])
+    for i, draft in enumerate(drafts):
+        if draft.probs is not None:
+            q[i, : len(draft.tokens)] = draft.probs
+        else:  # not drawn: could have been nothing else
+            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
+    return q
+
+
+def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verdict]) -> None:
+    """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
+    read = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
+    kept = torch.tensor([1 + verdict.accepted for verdict in verdicts], device=cache.lengths.device)
+    start = cache.lengths - read
+    if any(draft.parents is not None for draft in drafts):
+        longest = max(verdict.accepted for verdict in verdicts)
+        # The last token stays where it is, node i is in the i-th slot after it. Short paths are filled up at will.
+        path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
+        cache.gather(torch.tensor(path, device=start.device).view(len(path), longest), start + 1)
+    cache.rewind(start + kept)
+
+
+def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdicts) -> list[Cycle]:
+    """The cycles of one pass, with what both sides gave each drafted token."""
+    place = torch.tensor([[0, *(parent + 1 for parent in parents_of(d))][1:] + [0] * (drafted.shape[1] - len(d.tokens))
+                          for d in drafts], dtype=torch.long, device=p.device).view_as(drafted)  # fmt: skip
+    p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], place, drafted].tolist()  # [B, n]
+    q_drafted = verify.at(q, drafted).tolist() if q is not None else None
+    cycles = []
+    for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
+        n = len(draft.tokens)
+        end = verdict.path[-1] if verdict.path else -1
+        cycles.append(
+            Cycle(
+                drafted=draft.tokens,
+                parents=draft.parents,
+                p=p_drafted[i][:n],
+                q=q_drafted[i][:n] if q_drafted else [1.0] * n,
+                path=verdict.path,
+                token=verdict.token,
+                bonus=end not in parents_of(draft),  # nothing was drafted after the last accepted token
+                kept=verdict.accepted + 1,
+                committed=len(row.context.tokens),
+            )
+        )
+    return cycles
+
+
+def write(row: Row, cycle: Cycle) -> None:
+    """Hand the cycle's tokens to the writer, up to the one that ends the text."""
+    for kept, token in enumerate(cycle.tokens, start=1):
+        row.context.tokens.append(token)
+        if row.writer.write(token):
+            cycle.kept = kept
+            break
+    row.trace.cycles.append(cycle)

@@ -1,0 +1,636 @@
+"""Every formula of the course, in plain Python, in the order the lessons meet them.
+
+Units: seconds, bytes, FLOP (one multiplication or addition), tokens. Symbols: B rows of a batch, M tokens a row in
+one pass, N weights, k drafted tokens a cycle, α the chance that a drafted token is accepted, c = t_draft / t_target the
+cost of drafting one token, v = t_verify(k + 1) / t_target(1) the cost of verifying them (the textbook's v = 1;
+`measure` tells the truth).
+
+The number under each formula is a doctest: it is recomputed whenever the tests run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import NamedTuple
+
+
+def _count(least: int = 1, /, **values) -> None:
+    for name, value in values.items():
+        if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
+
+
+def _positive(**values) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, Real) and 0 < value < math.inf):
+            raise ValueError(f"{name}={value!r}: give a finite number > 0")
+
+
+def _not_negative(**values) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, Real) and 0 <= value < math.inf):
+            raise ValueError(f"{name}={value!r}: give a finite number ≥ 0")
+
+
+def _probability(**values) -> None:
+    for name, value in values.items():
+        if not (isinstance(value, Real) and 0 <= value <= 1):
+            raise ValueError(f"{name}={value!r}: give a number from 0 to 1")
+
+
+# ---- 01 Why decoding is slow: every pass reads all weights, whatever it does with them ----
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a roofline needs to know of a machine: bytes/s from memory and FLOP/s in its matrix units."""
+
+    name: str
+    bandwidth: float
+    flops: float
+
+    def __post_init__(self):
+        _positive(bandwidth=self.bandwidth, flops=self.flops)
+
+
+H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
+H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
+A100 = Hardware("A100 80 GB, bf16, data sheet", 2.0e12, 312e12)
+NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
+
+
+def parameter_count(
+    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int,
+    tied: bool = False,
+) -> int:  # fmt: skip
+    """Weights of a Llama: the tables (one if tied) + layers · (q, o + k, v + SwiGLU's three + two norms) + a norm.
+
+    >>> parameter_count(32_000, 4096, 11_008, 32, 32, 32, 128)  # LLaMA-2-7B
+    6738415616
+    """
+    _count(vocab=vocab, hidden=hidden, intermediate=intermediate, layers=layers)
+    _count(heads=heads, kv_heads=kv_heads, head_dim=head_dim)
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim
+    layer = attention + 3 * hidden * intermediate + 2 * hidden
+    return (1 if tied else 2) * vocab * hidden + layers * layer + hidden
+
+
+def pass_flops(weights: float, batch: int = 1, tokens: int = 1, context: int = 0, attention_width: int = 0) -> float:
+    """FLOPs of a pass: B·M·(2·N + 4·context·attention_width), attention_width = layers · heads · head_dim.
+
+    Each weight multiplies and adds once per token; each cached position is scored once and summed once.
+
+    >>> pass_flops(8e9, tokens=5)
+    80000000000.0
+    """
+    _positive(weights=weights)
+    _count(batch=batch, tokens=tokens)
+    _not_negative(context=context, attention_width=attention_width)
+    return batch * tokens * (2 * weights + 4 * context * attention_width)
+
+
+def pass_bytes(
+    weights: float, bytes_per_weight: float = 2, batch: int = 1, context: int = 0, kv_bytes: float = 0
+) -> float:
+    """Bytes a pass reads: N · bytes_per_weight + B · context · kv_bytes (of the cache, per token; see below).
+
+    M is not in it: the weights serve all tokens, and a row's cache all tokens of the row.
+
+    >>> pass_bytes(8e9, batch=32, context=2000, kv_bytes=131_072)  # the cache adds half as much again
+    24388608000.0
+    """
+    _positive(weights=weights, bytes_per_weight=bytes_per_weight)
+    _count(batch=batch)
+    _not_negative(context=context, kv_bytes=kv_bytes)
+    return weights * bytes_per_weight + batch * context * kv_bytes
+
+
+def arithmetic_intensity(batch: int = 1, tokens: int = 1, bytes_per_weight: float = 2) -> float:
+    """FLOP per byte of weights read: 2·B·M / bytes_per_weight, which is B·M in bf16.
+
+    >>> arithmetic_intensity(tokens=5)
+    5.0
+    """
+    _count(batch=batch, tokens=tokens)
+    _positive(bytes_per_weight=bytes_per_weight)
+    return 2 * batch * tokens / bytes_per_weight
+
+
+def balance_point(hardware: Hardware) -> float:
+    """FLOP per byte at which reading and computing take equally long: peak FLOP/s / bandwidth.
+
+    >>> round(balance_point(H200))
+    188
+    """
+    return hardware.flops / hardware.bandwidth
+
+
+def free_tokens(hardware: Hardware, batch: int = 1, bytes_per_weight: float = 2) -> float:
+    """Tokens a row until a pass stops being memory-bound: the M at which the intensity reaches the balance point.
+
+    >>> round(free_tokens(NEOVERSE_N1, bytes_per_weight=4), 1)
+    5.6
+    """
+    return balance_point(hardware) / arithmetic_intensity(batch, 1, bytes_per_weight)
+
+
+def attainable_flops(intensity: float, hardware: Hardware) -> float:
+    """The roofline, FLOP/s: min(peak, intensity · bandwidth).
+
+    >>> attainable_flops(1, H200) / H200.flops < 0.006  # one token at a time uses half a percent of the GPU
+    True
+    """
+    _positive(intensity=intensity)
+    return min(hardware.flops, intensity * hardware.bandwidth)
+
+
+def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
+    """Seconds, at best: max(bytes / bandwidth, FLOPs / peak). A lower bound; real passes add overhead.
+
+    >>> round(roofline_time(16e9, 16e9, H200) * 1e3, 2)  # 8 B weights in bf16, one token, ms
+    3.81
+    """
+    _not_negative(bytes_read=bytes_read, flops=flops)
+    return max(bytes_read / hardware.bandwidth, flops / hardware.flops)
+
+
+def pass_time(
+    hardware: Hardware, weights: float, batch: int = 1, tokens: int = 1, context: int = 0,
+    bytes_per_weight: float = 2, kv_bytes: float = 0, attention_width: int = 0,
+) -> float:  # fmt: skip
+    """Seconds of one pass at best: roofline_time of `pass_bytes` and `pass_flops`.
+
+    >>> pass_time(H200, 8e9, tokens=5) == pass_time(H200, 8e9)  # verifying four drafts is free
+    True
+    """
+    read = pass_bytes(weights, bytes_per_weight, batch, context, kv_bytes)
+    return roofline_time(read, pass_flops(weights, batch, tokens, context, attention_width), hardware)
+
+
+# ---- 02 The KV cache ----
+
+
+def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float = 2) -> float:
+    """Bytes one token keeps: 2 (key and value) · layers · kv_heads · head_dim · bytes. GQA shrinks kv_heads.
+
+    >>> kv_bytes_per_token(32, 32, 128) / 1024, kv_bytes_per_token(80, 8, 128) / 1024  # LLaMA-2-7B, -70B, KiB
+    (512.0, 320.0)
+    """
+    _count(layers=layers, kv_heads=kv_heads, head_dim=head_dim)
+    _positive(bytes_per_value=bytes_per_value)
+    return 2 * layers * kv_heads * head_dim * bytes_per_value
+
+
+def kv_bytes(batch: int, length: int, per_token: float) -> float:
+    """Bytes of a whole cache: B · L · bytes per token.
+
+    >>> kv_bytes(16, 4096, kv_bytes_per_token(32, 32, 128)) / 2**30  # LLaMA-2-7B, GiB: more than its weights
+    32.0
+    """
+    _count(batch=batch, length=length)
+    _positive(per_token=per_token)
+    return batch * length * per_token
+
+
+class Work(NamedTuple):
+    linear: int  # tokens that go through the linear layers
+    pairs: int  # (query, key) pairs that attention scores, per head and layer
+
+
+def step_work(length: int, cached: bool) -> Work:
+    """Work for the token after `length` others: (1, n) with a cache, (n, n(n + 1)/2) without.
+
+    >>> step_work(1000, cached=True), step_work(1000, cached=False)
+    (Work(linear=1, pairs=1000), Work(linear=1000, pairs=500500))
+    """
+    _count(length=length)
+    return Work(1, length) if cached else Work(length, length * (length + 1) // 2)
+
+
+def decode_work(prompt: int, new: int, cached: bool) -> Work:
+    """Work to write `new` tokens after a prompt. With a cache, that of one single pass over all tokens but the last.
+
+    >>> decode_work(100, 100, cached=True).linear, decode_work(100, 100, cached=False).linear
+    (199, 14950)
+    """
+    _count(prompt=prompt, new=new)
+    first = step_work(prompt, cached=False)  # the prompt pass is the same for both
+    rest = [step_work(prompt + i, cached) for i in range(1, new)]
+    return Work(first.linear + sum(w.linear for w in rest), first.pairs + sum(w.pairs for w in rest))
+
+
+# ---- 03 Paged blocks ----
+
+
+def wasted_slots(length: int, block: int = 16) -> int:
+    """Slots a sequence leaves empty in its last block: −L mod block.
+
+    >>> wasted_slots(100)
+    12
+    """
+    _count(length=length, block=block)
+    return -length % block
+
+
+def block_waste(length: float, block: int = 16) -> float:
+    """Empty slots per token stored, on average over lengths around L: (block − 1)/2 / L.
+
+    >>> block_waste(187.5)  # under 4 % only from here on
+    0.04
+    """
+    _positive(length=length)
+    _count(block=block)
+    return (block - 1) / 2 / length
+
+
+def contiguous_waste(length: int, reserved: int) -> float:
+    """Fraction left empty by reserving the longest possible answer: 1 − L / reserved.
+
+    >>> contiguous_waste(512, 2048)
+    0.75
+    """
+    _count(length=length)
+    _count(length, reserved=reserved)
+    return 1 - length / reserved
+
+
+# ---- 04 Continuous batching ----
+
+
+def static_batch_idle(lengths: Sequence[int]) -> float:
+    """Fraction of row-steps idle when a batch waits for its longest row: 1 − mean(L) / max(L).
+
+    >>> static_batch_idle([100, 20, 40, 40])
+    0.5
+    """
+    if not lengths:
+        raise ValueError(f"lengths={lengths!r}: give the length of at least one row")
+    for length in lengths:
+        _count(lengths=length)
+    return 1 - sum(lengths) / len(lengths) / max(lengths)
+
+
+# ---- 06 Rejection sampling ----
+
+
+def _laws(p: Sequence[float], q: Sequence[float]) -> None:
+    for name, law in (("p", p), ("q", q)):
+        if not all(x >= 0 for x in law) or abs(sum(law) - 1) > 1e-4:
+            raise ValueError(f"{name}={law!r}: give probabilities ≥ 0 that sum to 1")
+    if len(p) != len(q):
+        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two laws over the same vocabulary")
+
+
+def total_variation(p: Sequence[float], q: Sequence[float]) -> float:
+    """TV(p, q) = ½ Σ|p − q|: the most that the two laws differ on any set of tokens.
+
+    >>> total_variation([0.5, 0.25, 0.25], [0.25, 0.5, 0.25])
+    0.25
+    """
+    _laws(p, q)
+    return sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
+
+
+def acceptance(p: Sequence[float], q: Sequence[float]) -> float:
+    """β = Σ min(p, q) = 1 − TV(p, q): the chance that a token drawn from q is accepted. One-hot q on d: p(d).
+
+    >>> acceptance([0.5, 0.25, 0.25], [0.25, 0.5, 0.25])
+    0.75
+    """
+    _laws(p, q)
+    return sum(min(a, b) for a, b in zip(p, q, strict=True))
+
+
+# ---- 07 How fast ----
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """E[N] = (1 − α^{k+1}) / (1 − α) = 1 + α + … + α^k tokens a cycle: those accepted, plus one.
+
+    >>> round(expected_tokens(0.7, 4), 2), round(expected_tokens(0.4, 4), 2)
+    (2.77, 1.65)
+    """
+    _probability(alpha=alpha)
+    _count(0, k=k)
+    return sum(alpha**i for i in range(k + 1))  # the sum, unlike the quotient, also holds at α = 1
+
+
+def expected_tokens_by_position(betas: Sequence[float]) -> float:
+    """E[N] = 1 + Σ_i Π_{j≤i} β_j, where β_j = P(accept j | all before it accepted).
+
+    Averaging β over contexts first and multiplying afterwards is something else: good contexts stay good.
+
+    >>> round(expected_tokens_by_position([0.9, 0.7, 0.5]), 3)
+    2.845
+    """
+    tokens, reach = 1.0, 1.0
+    for beta in betas:
+        _probability(betas=beta)
+        reach *= beta
+        tokens += reach
+    return tokens
+
+
+def token_ceiling(alpha: float) -> float:
+    """1 / (1 − α): tokens a cycle with an endless draft, so no speed-up exceeds it (with v ≥ 1).
+
+    >>> round(token_ceiling(0.6), 2), round(token_ceiling(0.2), 2)
+    (2.5, 1.25)
+    """
+    _probability(alpha=alpha)
+    return math.inf if alpha == 1 else 1 / (1 - alpha)
+
+
+def accepted_fraction(alpha: float, k: int) -> float:
+    """Accepted / drafted = (E[N] − 1) / k. Below α: drafts after a rejection are lost unseen.
+
+    >>> round(accepted_fraction(0.8, 4), 2)
+    0.59
+    """
+    _count(k=k)
+    return (expected_tokens(alpha, k) - 1) / k
+
+
+def target_work(alpha: float, k: int) -> float:
+    """Positions the target computes per token kept: (k + 1) / E[N]; plain decoding computes 1.
+
+    >>> round(target_work(0.7, 4), 1), round(target_work(0.4, 4), 1)
+    (1.8, 3.0)
+    """
+    kept = expected_tokens(alpha, k)
+    return (k + 1) / kept
+
+
+def wasted_work(alpha: float, k: int) -> float:
+    """Fraction of the target's positions that are thrown away: 1 − E[N] / (k + 1).
+
+    >>> round(wasted_work(0.7, 4), 2)
+    0.45
+    """
+    return 1 - expected_tokens(alpha, k) / (k + 1)
+
+
+def cycle_speedup(tokens: float, k: int, c: float, v: float = 1.0) -> float:
+    """Plain time of what a cycle emits over the cycle's time: E[N] / (k·c + v), however E[N] was found.
+
+    >>> round(cycle_speedup(2.77, 4, 0.1), 2)
+    1.98
+    """
+    _positive(tokens=tokens, v=v)
+    _count(k=k)
+    _not_negative(c=c)
+    return tokens / (k * c + v)
+
+
+def speedup(alpha: float, k: int, c: float, v: float = 1.0) -> float:
+    """S = E[N] / (k·c + v) with E[N] = (1 − α^{k+1}) / (1 − α).
+
+    >>> round(speedup(0.7, 4, 0.1), 2), round(speedup(0.7, 4, 0.1, v=2.5), 2)
+    (1.98, 0.96)
+    """
+    return cycle_speedup(expected_tokens(alpha, k), k, c, v)
+
+
+def best_k(alpha: float | Sequence[float], c: float, v: float | Callable[[int], float] = 1.0, longest: int = 64) -> int:
+    """The draft length 1 … longest with the greatest speed-up, or 0 where none beats plain decoding.
+
+    α may be one number or one β per position; v may be one number or a function of k (`measure.Report.v`).
+
+    >>> best_k(0.8, 0.1), best_k(0.8, 0.02), best_k(0.05, 0.1)
+    (6, 11, 0)
+    """
+    return _best(alpha, c, v, longest)[1]
+
+
+def best_speedup(
+    alpha: float | Sequence[float], c: float, v: float | Callable[[int], float] = 1.0, longest: int = 64
+) -> float:
+    """The speed-up at `best_k`; 1 where that is 0.
+
+    >>> round(best_speedup(0.8, 0.1), 1), round(best_speedup(0.8, 0.02), 1)
+    (2.5, 3.8)
+    """
+    return _best(alpha, c, v, longest)[0]
+
+
+def _best(alpha, c, v, longest) -> tuple[float, int]:
+    _count(longest=longest)
+    betas = [alpha] * longest if isinstance(alpha, Real) else list(alpha)[:longest]
+    best = (1.0, 0)
+    for k in range(1, len(betas) + 1):
+        gain = cycle_speedup(expected_tokens_by_position(betas[:k]), k, c, v(k) if callable(v) else v)
+        best = max(best, (gain, k), key=lambda pair: pair[0])  # of equals the first, the shorter, stays
+    return best
+
+
+def break_even(k: int, c: float, v: float = 1.0) -> float:
+    """The α at which the speed-up is 1: E[N] = k·c + v. Infinite if not even α = 1 pays. K = 1, v = 1: α = c.
+
+    >>> round(break_even(1, 0.1), 3), round(break_even(4, 0.1, v=2.9), 2)
+    (0.1, 0.79)
+    """
+    cost = 1 / cycle_speedup(1.0, k, c, v)  # k·c + v
+    if cost > k + 1:
+        return math.inf
+    low, high = 0.0, 1.0
+    for _ in range(60):  # E[N] grows with α: halve the interval until a float cannot tell
+        middle = (low + high) / 2
+        low, high = (low, middle) if expected_tokens(middle, k) >= cost else (middle, high)
+    return high
+
+
+# ---- 08 Drafters ----
+
+
+def draft_cost(draft_bytes: float, target_bytes: float) -> float:
+    """c of a memory-bound draft: bytes it reads a token / bytes the target reads. INT8 of bf16: 0.5; INT4: 0.25.
+
+    >>> round(draft_cost(49_152 * 576, 134_515_008), 2)  # SmolLM2's LM head alone, before the draft's first layer
+    0.21
+    """
+    _positive(draft_bytes=draft_bytes, target_bytes=target_bytes)
+    return draft_bytes / target_bytes
+
+
+def staged_cost(c: float, inner_speedup: float) -> float:
+    """c of a draft that is itself sped up by a smaller drafter: c / S_inner. Its law, hence α, stays.
+
+    >>> staged_cost(0.2, 1.6)
+    0.125
+    """
+    _not_negative(c=c)
+    _positive(inner_speedup=inner_speedup)
+    return c / inner_speedup
+
+
+# ---- 09 Medusa and trees ----
+
+
+def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> float:
+    """E[N] = 1 + Σ_nodes Π of `accept` from the root to the node.
+
+    accept[i] = P(node i is accepted | its parent was); at most one sibling is, so siblings sum to at most 1.
+    parents[i] < i, and −1 for the children of the root (the last token, which is no draft).
+
+    >>> round(expected_tokens_of_tree([-1, -1, 0, 0], [0.6, 0.2, 0.5, 0.3]), 2)
+    2.28
+    """
+    if len(parents) != len(accept):
+        raise ValueError(f"parents has {len(parents)} nodes and accept {len(accept)}: give one of each per node")
+    reach, spent = {-1: 1.0}, {}
+    for node, (parent, probability) in enumerate(zip(parents, accept, strict=True)):
+        _probability(accept=probability)
+        if parent not in reach:
+            raise ValueError(f"parents[{node}]={parent!r}: give an earlier node, or −1 for a child of the root")
+        reach[node] = reach[parent] * probability
+        spent[parent] = spent.get(parent, 0.0) + probability
+        if spent[parent] > 1 + 1e-9:
+            raise ValueError(f"accept={list(accept)!r}: the children of node {parent} sum to more than 1; "
+                             "give each the chance that it is the one accepted")  # fmt: skip
+    return sum(reach.values())  # the root's 1 is the correction or bonus
+
+
+def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: bool = False) -> int:
+    """Weights that Medusa adds: heads · (d² + d + V·d), without V·d where all use the target's LM head.
+
+    >>> medusa_parameters(4096, 32_000), medusa_parameters(4096, 32_000, shared_lm_head=True)  # on a 7B model
+    (739266560, 83906560)
+    """
+    _count(hidden=hidden, vocab=vocab, heads=heads)
+    return heads * (hidden * hidden + hidden + (0 if shared_lm_head else vocab * hidden))
+
+
+# ---- 11 Speculation in a server ----
+
+
+def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **shape) -> float:
+    """v = pass_time(k + 1 tokens a row) / pass_time(1). Free while B·(k + 1) is below the balance, k + 1 far above it.
+
+    `shape` goes to `pass_time`: with a long context the cache is read once for all k + 1, and v falls again.
+
+    >>> [round(verify_cost(H200, 8e9, k=4, batch=b), 2) for b in (1, 32, 64, 128, 256)]
+    [1.0, 1.0, 1.7, 3.4, 5.0]
+    """
+    _count(k=k)
+    return pass_time(hardware, weights, batch, k + 1, **shape) / pass_time(hardware, weights, batch, 1, **shape)
+
+
+# ---- 12 Fewer bytes ----
+
+
+def quantization_step(largest: float, bits: int = 8) -> float:
+    """s = max|W| / (2^{b−1} − 1): the distance between two neighbouring values of the grid.
+
+    >>> quantization_step(1.27, 8)
+    0.01
+    """
+    _positive(largest=largest)
+    _count(2, bits=bits)
+    return largest / (2 ** (bits - 1) - 1)
+
+
+def quantization_error(largest: float, bits: int = 8) -> float:
+    """|W − s·round(W/s)| ≤ s/2 for every weight.
+
+    >>> quantization_error(1.27, 8)
+    0.005
+    """
+    return quantization_step(largest, bits) / 2
+
+
+def quantized_bytes(weights: float, bits: int = 8, group: int = 64, bytes_per_scale: float = 2) -> float:
+    """Bytes of quantised weights and their scales: N · (bits/8 + bytes_per_scale/group).
+
+    >>> quantized_bytes(7e9, bits=4, group=64) / 1e9
+    3.71875
+    """
+    _positive(weights=weights)
+    _count(bits=bits, group=group)
+    _not_negative(bytes_per_scale=bytes_per_scale)
+    return weights * (bits / 8 + bytes_per_scale / group)
+
+
+def fewer_bytes_speedup(fraction: float, factor: float) -> float:
+    """Speed-up of a memory-bound pass when a fraction f of its bytes shrinks r-fold: 1 / (1 − f + f/r).
+
+    >>> round(fewer_bytes_speedup(0.8, 4), 2)  # INT4 weights, but a cache as large as a quarter of them stays
+    2.5
+    """
+    _probability(fraction=fraction)
+    _positive(factor=factor)
+    return 1 / (1 - fraction + fraction / factor)
+
+
+# ---- 13 Beyond one GPU ----
+
+
+def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> float:
+    """Bytes each rank sends in a ring all-reduce: 2(t − 1)/t · values · bytes.
+
+    >>> all_reduce_bytes(8192, 8)
+    28672.0
+    """
+    _positive(values=values, bytes_per_value=bytes_per_value)
+    _count(ranks=ranks)
+    return 2 * (ranks - 1) / ranks * values * bytes_per_value
+
+
+def tensor_parallel_bytes(
+    layers: int, hidden: int, ranks: int, batch: int = 1, tokens: int = 1, bytes_per_value: float = 2
+) -> float:
+    """Bytes each rank sends in a pass: two all-reduces of B·T·d values a layer (after attention, after the MLP).
+
+    >>> tensor_parallel_bytes(80, 8192, 8) / 1e6  # LLaMA-2-70B, one token, MB
+    4.58752
+    """
+    _count(layers=layers, hidden=hidden, batch=batch, tokens=tokens)
+    return 2 * layers * all_reduce_bytes(batch * tokens * hidden, ranks, bytes_per_value)
+
+
+def pipeline_bubble(stages: int, microbatches: int) -> float:
+    """Fraction of time a stage stands idle: (stages − 1) / (microbatches + stages − 1).
+
+    >>> pipeline_bubble(4, 1), round(pipeline_bubble(4, 12), 2)
+    (0.75, 0.2)
+    """
+    _count(stages=stages, microbatches=microbatches)
+    return (stages - 1) / (microbatches + stages - 1)
+
+
+def expert_parallel_bytes(
+    tokens: int, hidden: int, experts_per_token: int, ranks: int, bytes_per_value: float = 2
+) -> float:
+    """Bytes each rank sends in an MoE layer: to the experts and back, 2 · T · e · d · bytes · (t − 1)/t.
+
+    T tokens a rank, each sent to e experts spread evenly, so that 1/t of the traffic stays at home.
+
+    >>> expert_parallel_bytes(1, 4096, 2, 8)
+    28672.0
+    """
+    _count(tokens=tokens, hidden=hidden, experts_per_token=experts_per_token, ranks=ranks)
+    _positive(bytes_per_value=bytes_per_value)
+    return 2 * tokens * experts_per_token * hidden * bytes_per_value * (ranks - 1) / ranks
+
+
+def training_flops(parameters: float, tokens: float) -> float:
+    """C = 6·N·D: forward 2, backward 4 FLOPs per weight and token.
+
+    >>> training_flops(175e9, 300e9)  # GPT-3
+    3.15e+23
+    """
+    _positive(parameters=parameters, tokens=tokens)
+    return 6 * parameters * tokens
+
+
+def compute_optimal(flops: float, tokens_per_parameter: float = 20) -> tuple[float, float]:
+    """N = √(C / (6·20)) parameters and D = 20·N tokens: the best use of C FLOPs of training.
+
+    >>> [f"{x:.2g}" for x in compute_optimal(training_flops(175e9, 300e9))]  # GPT-3's: 51 B on 1.0 T
+    ['5.1e+10', '1e+12']
+    """
+    _positive(flops=flops, tokens_per_parameter=tokens_per_parameter)
+    parameters = math.sqrt(flops / (6 * tokens_per_parameter))
+    return parameters, tokens_per_parameter * parameters

@@ -1,0 +1,86 @@
+"""What happened in a speculative run: one Cycle per row and target pass. The course draws its pictures from this."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Cycle:
+    """One draft, one verification, one row."""
+
+    drafted: list[int]  # tokens, in draft order
+    parents: list[int] | None  # of a tree; None: a chain
+    p: list[float]  # what the target gave each drafted token, in its place
+    q: list[float]  # what the drafter gave it (1 where it was not drawn at all)
+    path: list[int]  # indices of the accepted ones
+    token: int  # emitted after them: the correction, or the bonus
+    bonus: bool  # nothing was rejected on the way
+    kept: int  # tokens of this cycle that are part of the output; fewer than accepted + 1 where the text ended
+    committed: int  # tokens before the cycle, prompt included; the target's cache held one less
+    draft_seconds: float = 0.0  # the three of them are shared by the rows of a batch
+    verify_seconds: float = 0.0
+    sample_seconds: float = 0.0
+
+    @property
+    def accepted(self) -> int:
+        return len(self.path)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the cycle put out."""
+        return [*(self.drafted[i] for i in self.path), self.token][: self.kept]
+
+    @property
+    def kinds(self) -> list[str]:
+        """One of "accepted", "corrected", "bonus" for each token put out."""
+        return ([*("accepted" for _ in self.path), "bonus" if self.bonus else "corrected"])[: self.kept]
+
+
+@dataclass
+class Trace:
+    cycles: list[Cycle] = field(default_factory=list)
+
+    @property
+    def target_passes(self) -> int:
+        return len(self.cycles)
+
+    @property
+    def tokens_per_cycle(self) -> float:
+        """E[N], measured: accepted drafts plus one, also where the end of the text threw some of them away."""
+        return sum(cycle.accepted + 1 for cycle in self.cycles) / len(self.cycles) if self.cycles else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """α, measured: of the drafts that were tested (up to the first rejection), how many passed."""
+        accepted = sum(cycle.accepted for cycle in self.cycles)
+        rejections = sum(not cycle.bonus for cycle in self.cycles)
+        return accepted / (accepted + rejections) if accepted + rejections else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """β_i, measured: P(draft i passes | those before it did). Chains only."""
+        reached, passed = [], []
+        for cycle in self.cycles:
+            for i in range(cycle.accepted + (not cycle.bonus)):
+                if i == len(reached):
+                    reached.append(0), passed.append(0)
+                reached[i] += 1
+                passed[i] += i < cycle.accepted
+        return [a / b for a, b in zip(passed, reached, strict=True)]
+
+    @property
+    def drafted_per_cycle(self) -> float:
+        return sum(len(cycle.drafted) for cycle in self.cycles) / len(self.cycles) if self.cycles else 0.0
+
+    def seconds(self, part: str) -> float:
+        """Total time of one part: "draft", "verify" or "sample"."""
+        return sum(getattr(cycle, f"{part}_seconds") for cycle in self.cycles)
+
+    def to_json(self) -> str:
+        return json.dumps([asdict(cycle) for cycle in self.cycles])
+
+    @classmethod
+    def from_json(cls, text: str) -> Trace:
+        return cls([Cycle(**cycle) for cycle in json.loads(text)])

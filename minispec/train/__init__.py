@@ -1,0 +1,40 @@
+"""`minispec train …`: the target writes text, small models learn from it, and what they are worth is measured.
+
+minispec train corpus --prompts FILE --out runs/corpus          the target writes
+minispec train draft --corpus runs/corpus --out runs/draft      a draft learns to guess it
+minispec train acceptance --draft runs/draft/model --prompts FILE --work runs/held-out
+minispec train micro --out runs/micro                           stories, and the embedded pair
+"""
+
+from __future__ import annotations
+
+COMMANDS = {
+    "corpus": "let the target continue prompts and keep what it writes",
+    "draft": "distil a small draft from the target's own text",
+    "micro": "train the embedded pair on stories the target writes",
+    "acceptance": "measure a stored draft on text the target writes",
+}
+
+
+def add_arguments(parser) -> None:
+    from importlib import import_module
+
+    commands = parser.add_subparsers(title="what to do", required=True)
+    for name, help in COMMANDS.items():
+        module = import_module(f"{__name__}.{name}")
+        command = commands.add_parser(name, help=help, description=module.__doc__)
+        command.add_argument("--target", default="smollm2", help="the model that writes (default: smollm2)")
+        command.add_argument("--device", help="cuda or cpu (default: cuda when there is one)")
+        command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda")
+        command.add_argument("--seed", type=int, default=0)
+        module.add_arguments(command)
+        command.set_defaults(train=module.run)
+
+
+def run(args) -> None:
+    import torch
+
+    from ..registry import load
+
+    target = load(args.target, device=args.device, dtype=args.dtype and getattr(torch, args.dtype))
+    args.train(args, target)

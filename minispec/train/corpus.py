@@ -1,0 +1,292 @@
+"""The target writes the text its drafts learn from.
+
+A draft has to guess what *this* target will say, so it learns from the target's own words, at the temperatures people
+will use, and not from somebody's web crawl. Rows are written in batches; each batch is one shard on disk, determined by
+(seed, shard number) alone, so that an interrupted run goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from tqdm import tqdm
+
+from ..generate import pad
+from ..weights import Model
+
+FOLLOW_UPS = (
+    "Summarize that in two sentences.",
+    "Explain it again, but to a ten-year-old.",
+    "Rewrite your answer as a list of bullet points.",
+    "Translate your first sentence into German.",
+    "Give one example.",
+    "What is the most important point, and why?",
+    "Make it shorter.",
+    "Are you sure? Check your answer step by step.",
+)
+
+
+@dataclass
+class Corpus:
+    """Rows of prompt + reply, padded at the end."""
+
+    tokens: Tensor  # [N, S] int32
+    prompt: Tensor  # [N] tokens of the prompt
+    length: Tensor  # [N] tokens of prompt and reply together
+    temperature: Tensor  # [N] at which the reply was drawn
+
+    @classmethod
+    def load(cls, *folders: str | Path) -> Corpus:
+        files = [file for folder in folders for file in sorted(Path(folder).glob("shard-*.safetensors"))]
+        if not files:
+            raise ValueError(f"no shards in {', '.join(map(str, folders))}: write some with `minispec train corpus`")
+        shards = [load_file(file) for file in files]
+        width = max(int(shard["length"].max()) for shard in shards)
+        for shard in shards:
+            missing = width - shard["tokens"].shape[1]
+            shard["tokens"] = torch.nn.functional.pad(shard["tokens"], (0, max(0, missing)))[:, :width]
+        return cls(**{key: torch.cat([shard[key] for shard in shards]) for key in cls.__annotations__})
+
+    def __len__(self) -> int:
+        return len(self.length)
+
+    def __getitem__(self, rows) -> Corpus:
+        return Corpus(self.tokens[rows], self.prompt[rows], self.length[rows], self.temperature[rows])
+
+    @property
+    def new_tokens(self) -> int:
+        return int((self.length - self.prompt).sum())
+
+    def replies(self, writer: Model) -> list[str]:
+        """The text after each prompt."""
+        spans = zip(self.tokens.tolist(), self.prompt.tolist(), self.length.tolist(), strict=True)
+        return writer.tokenizer.decode_batch([row[start:end] for row, start, end in spans], skip_special_tokens=True)
+
+    def save(self, file: Path) -> None:
+        part = file.with_suffix(".part")
+        save_file({key: getattr(self, key).contiguous() for key in self.__annotations__}, part)
+        os.replace(part, file)  # a shard is there whole or not at all
+
+
+class BatchWriter:
+    """Continues a fixed number of prompts at once; on a GPU each step is one CUDA graph."""
+
+    def __init__(self, target: Model, batch: int, max_prompt: int, max_new_tokens: int, seed: int):
+        self.target, self.max_new_tokens, device = target, max_new_tokens, target.device
+        self.cache = target.transformer.new_cache(batch, max_prompt + max_new_tokens)
+        self.current = torch.zeros(batch, dtype=torch.long, device=device)  # [B] the token that is read next
+        self.temperature = torch.zeros(batch, 1, device=device)
+        self.written = torch.zeros(batch, max_new_tokens, dtype=torch.long, device=device)
+        self.cursor = torch.zeros(1, dtype=torch.long, device=device)
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.end_tokens = torch.tensor(sorted(target.end_tokens) or [-1], device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def _choose(self, logits: Tensor) -> None:
+        """Draw from softmax(logits / T) for every T at once: argmax(logits + T · Gumbel noise), greedy at T = 0."""
+        gumbel = -torch.empty_like(logits, dtype=torch.float32).exponential_(generator=self.generator).log()
+        self.current.copy_((logits.float() + self.temperature * gumbel).argmax(-1))
+        self.written.index_copy_(1, self.cursor, self.current[:, None])
+        self.cursor += 1
+
+    def _step(self) -> None:
+        self._choose(self.target.transformer(self.current[:, None], self.cache).logits[:, -1])
+
+    def _capture(self) -> None:
+        """Record one step. Warm up on another stream first, then undo what the warm-up wrote."""
+        keep = self.current.clone(), self.cache.lengths.clone(), self.cursor.clone()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            self._step()
+        torch.cuda.current_stream().wait_stream(stream)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.generator)
+        for tensor, before in zip((self.current, self.cache.lengths, self.cursor), keep, strict=True):
+            tensor.copy_(before)
+        with torch.cuda.graph(self.graph):
+            self._step()
+
+    @torch.no_grad()
+    def __call__(self, prompts: Sequence[list[int]], temperatures: Sequence[float], seed: int) -> Corpus:
+        cache, device = self.cache, self.target.device
+        self.generator.manual_seed(seed)
+        self.temperature.copy_(torch.tensor(temperatures)[:, None])
+        self.written.zero_(), self.cursor.zero_(), cache.lengths.zero_()
+        tokens, counts = pad(prompts, device)
+        cache.static = False  # the prompt pass reads only what it has written
+        logits = self.target.transformer(tokens, cache, counts=counts, last_only=True).logits
+        cache.static = True  # every later pass has one and the same shape
+        self._choose(logits[:, -1])
+        if device.type == "cuda" and self.graph is None:
+            self._capture()
+        for step in range(1, self.max_new_tokens):
+            self.graph.replay() if self.graph else self._step()
+            if step % 32 == 0 and bool(torch.isin(self.written, self.end_tokens).any(1).all()):
+                break
+        return self._collect(prompts, temperatures)
+
+    def _collect(self, prompts, temperatures) -> Corpus:
+        """Cut every reply after its first end token and put it behind its prompt."""
+        count = int(self.cursor)
+        ended = torch.isin(self.written[:, :count], self.end_tokens)  # [B, new]
+        kept = torch.where(ended.any(1), ended.int().argmax(1) + 1, count).tolist()
+        rows = [p + w[:n] for p, w, n in zip(prompts, self.written.tolist(), kept, strict=True)]
+        tokens, length = pad(rows, "cpu")
+        prompt = torch.tensor([len(p) for p in prompts], dtype=torch.int32)
+        return Corpus(tokens.to(torch.int32), prompt, length.to(torch.int32), torch.tensor(temperatures))
+
+
+def write(
+    target: Model,
+    prompts: Sequence[list[int]],
+    folder: str | Path,
+    *,
+    rows: int,
+    max_new_tokens: int = 256,
+    temperatures: Sequence[float] = (0.0, 0.5, 0.8, 1.0, 1.0),
+    batch: int = 32,
+    seed: int = 0,
+) -> Corpus:
+    """Continue the prompts, in a shuffled order and round after round, until `rows` rows are on disk.
+
+    Shards that are there already are skipped.
+    """
+    if not prompts:
+        raise ValueError("prompts is empty: give at least one prompt")
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = dict(target=target.name, rows=rows, max_new_tokens=max_new_tokens, batch=batch, seed=seed,
+                    temperatures=list(temperatures), prompts=len(prompts))  # fmt: skip
+    record = folder / "corpus.json"
+    if record.exists() and json.loads(record.read_text()) != settings:
+        raise ValueError(f"folder={str(folder)!r} holds a corpus with other settings: choose another folder")
+    record.write_text(json.dumps(settings, indent=1))
+    writer = BatchWriter(target, batch, max(map(len, prompts)), max_new_tokens, seed)
+    shards = -(-rows // batch)
+    for number in tqdm(range(shards), desc=f"{target.name} writes", unit="shard"):
+        file = folder / f"shard-{number:05d}.safetensors"
+        if not file.exists():
+            rng = random.Random(f"{seed} {number}")
+            chosen = [_pick(prompts, number * batch + i, seed) for i in range(batch)]
+            writer(chosen, rng.choices(temperatures, k=batch), seed=rng.getrandbits(40)).save(file)
+    return Corpus.load(folder)[:rows]
+
+
+def _pick(prompts: Sequence[list[int]], index: int, seed: int) -> list[int]:
+    """Prompt number `index` of an endless deck that is shuffled anew each round."""
+    deal, card = divmod(index, len(prompts))
+    return prompts[_deck(len(prompts), f"{seed} {deal}")[card]]
+
+
+@lru_cache(maxsize=4)
+def _deck(size: int, seed: str) -> list[int]:
+    return random.Random(seed).sample(range(size), size)
+
+
+def read_prompts(file: str | Path) -> list[str]:
+    """Prompts from JSON lines ("prompt", or "turns" of which the first is taken), or one prompt a line."""
+    prompts = []
+    for line in Path(file).read_text(encoding="utf-8").splitlines():
+        if line.startswith("{"):
+            prompts.append(prompt_of(json.loads(line)))
+        elif line.strip():
+            prompts.append(line)
+    return prompts
+
+
+def split(items: Sequence, hold_out: int) -> tuple[list, list]:
+    """Everything but `hold_out` items chosen at random, and those: the same ones every time, from every source."""
+    chosen = set(random.Random(0).sample(range(len(items)), hold_out))
+    return [x for i, x in enumerate(items) if i not in chosen], [x for i, x in enumerate(items) if i in chosen]
+
+
+def prompt_of(row: dict) -> str:
+    return row["turns"][0] if "turns" in row else row["prompt"]
+
+
+def encode_prompts(target: Model, prompts: Sequence[str], max_prompt: int) -> list[list[int]]:
+    """As chat where the model knows how to chat; prompts longer than max_prompt tokens are left out."""
+    as_chat = target.chat_template is not None
+    ids = [target.encode([{"role": "user", "content": p}] if as_chat else p) for p in prompts]
+    return [row for row in ids if len(row) <= max_prompt]
+
+
+def invent(target: Model, count: int, *, batch: int = 32, max_prompt: int = 64, seed: int = 0) -> list[str]:
+    """Questions the target asks itself: it continues an empty user turn, and what it writes is a prompt."""
+    opening = target.chat([{"role": "user", "content": "\0"}]).split("\0")[0]
+    ids = target.tokenizer.encode(opening, add_special_tokens=False).ids
+    writer = BatchWriter(target, batch, len(ids), max_prompt, seed)
+    found: dict[str, None] = {}  # a set that keeps its order
+    for number in _until(lambda: len(found) >= count, f"{target.name} asks itself", batch):
+        corpus = writer([ids] * batch, [1.0] * batch, seed=seed * 1_000_003 + number)
+        last = corpus.tokens[range(batch), (corpus.length - 1).long()].tolist()
+        for text, token in zip(corpus.replies(target), last, strict=True):
+            if token in target.end_tokens and len(text) >= 12:  # a whole question, not the beginning of an essay
+                found[text.strip()] = None
+    return list(found)[:count]
+
+
+def _until(done, what: str, unit: int) -> Iterator[int]:
+    with tqdm(desc=what, unit="row", unit_scale=unit) as bar:
+        number = 0
+        while not done():
+            yield number
+            number += 1
+            bar.update()
+
+
+def follow_ups(target: Model, corpus: Corpus, count: int, max_prompt: int, seed: int = 0) -> list[list[int]]:
+    """Second turns: whole conversations of a corpus, each with one more question."""
+    opening, closing = target.chat([{"role": "user", "content": "\0"}]).split("\0")
+    user = opening[opening.rindex("<|im_start|>") :] if "<|im_start|>" in opening else opening
+    rng, rows = random.Random(seed), []
+    ended = [i for i in range(len(corpus)) if int(corpus.tokens[i, corpus.length[i] - 1]) in target.end_tokens]
+    rng.shuffle(ended)
+    for i in ended:
+        turn = "\n" + user + rng.choice(FOLLOW_UPS) + closing
+        ids = corpus.tokens[i, : corpus.length[i]].tolist()
+        ids += target.tokenizer.encode(turn, add_special_tokens=False).ids
+        if len(ids) <= max_prompt:
+            rows.append(ids)
+        if len(rows) == count:
+            break
+    return rows
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--prompts", type=Path, help="JSON lines with a prompt each, or plain lines")
+    parser.add_argument("--follow-up", type=Path, help="a corpus folder: continue its conversations by one more turn")
+    parser.add_argument("--invent", type=int, default=0, metavar="N", help="add N prompts that the target asks itself")
+    parser.add_argument(
+        "--hold-out", type=int, default=0, metavar="N", help="leave N prompts of the file out, to measure on later"
+    )
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=2048)
+    parser.add_argument("--batch", type=int, default=32, help="rows written at once (1536 on a large GPU)")
+    parser.add_argument("--max-prompt", type=int, default=256)
+    parser.add_argument("--max-new-tokens", type=int, default=256)
+    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
+
+
+def run(args, target: Model) -> None:
+    if (args.prompts is None) == (args.follow_up is None):
+        raise ValueError("give either --prompts FILE or --follow-up FOLDER")
+    if args.follow_up:
+        prompts = follow_ups(target, Corpus.load(args.follow_up), args.rows, args.max_prompt, args.seed)
+    else:
+        texts, _ = split(read_prompts(args.prompts), args.hold_out)
+        texts += invent(target, args.invent, batch=args.batch, seed=args.seed) if args.invent else []
+        prompts = encode_prompts(target, texts, args.max_prompt)
+    corpus = write(target, prompts, args.out, rows=args.rows, max_new_tokens=args.max_new_tokens,
+                   temperatures=args.temperatures, batch=args.batch, seed=args.seed)  # fmt: skip
+    print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens written for {len(prompts)} prompts in {args.out}")

@@ -1,0 +1,204 @@
+"""Token trees: several guesses for the same place, verified in one pass of the target.
+
+A tree of n drafted tokens is two lists: `tokens[i]`, and `parents[i]` < i, where −1 is the root, the last committed
+token. A child guesses the token after its parent, siblings are rival guesses for one place, a chain is the tree with
+parents −1, 0, 1, …
+
+The verify pass reads [last token, node 0, node 1, …]: n + 1 tokens, so node i sits in slot i + 1 of the pass.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tree(NamedTuple):
+    tokens: list[int]
+    parents: list[int]  # −1: the root, the last committed token
+
+
+def check_parents(parents: Sequence[int]) -> None:
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
+            raise ValueError(
+                f"parents[{node}]={parent}: a parent comes before its child; give −1 (the root) or a node below {node}"
+            )
+
+
+def children(parents: Sequence[int]) -> dict[int, list[int]]:
+    """The children of every node, in order, and those of the root under −1."""
+    below = {node: [] for node in range(-1, len(parents))}
+    for node, parent in enumerate(parents):
+        below[parent].append(node)
+    return below
+
+
+def depths(parents: Sequence[int]) -> list[int]:
+    """How far below the root each node is: 1 for the root's children."""
+    depth = []
+    for parent in parents:
+        depth.append(1 if parent < 0 else depth[parent] + 1)
+    return depth
+
+
+def path_to(parents: Sequence[int], node: int) -> list[int]:
+    """The nodes from the root's child down to `node`."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def paths(parents: Sequence[int]) -> list[list[int]]:
+    """Every way from the root to a leaf."""
+    below = children(parents)
+    return [path_to(parents, node) for node in range(len(parents)) if not below[node]]
+
+
+def ancestor_mask(parents: Sequence[int]) -> Tensor:
+    """[n, n], True where node i may look at node j: its ancestors and itself, never a sibling's branch."""
+    check_parents(parents)
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def verify_mask(parents: Sequence[int]) -> Tensor:
+    """[n + 1, n + 1], the same for the verify pass, where the last committed token comes first and all see it."""
+    mask = torch.zeros(len(parents) + 1, len(parents) + 1, dtype=torch.bool)
+    mask[:, 0] = True
+    mask[1:, 1:] = ancestor_mask(parents)
+    return mask
+
+
+def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
+    """[n + 1], position ids of the verify pass: `prefix_length` tokens are cached, the root comes next, then depths.
+
+    Siblings share a position. They are rivals for it, so they must look equally far from the prefix.
+    """
+    return prefix_length + torch.tensor([0, *depths(parents)])
+
+
+def merge(branches: Sequence[Sequence[int]]) -> Tree:
+    """The trie of deterministic branches: common beginnings become one node.
+
+    Only for branches that were not sampled. Two equal draws from q are two chances, and merging them loses one.
+    """
+    tree, node_of = Tree([], []), {}
+    for branch in branches:
+        parent = -1
+        for token in branch:
+            if (parent, token) not in node_of:
+                node_of[parent, token] = len(tree.tokens)
+                tree.tokens.append(token)
+                tree.parents.append(parent)
+            parent = node_of[parent, token]
+    return tree
+
+
+Choice = tuple[int, ...]  # (2, 0): the third candidate of head 1, then the first candidate of head 2
+
+
+def from_candidates(candidates: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Tree:
+    """Medusa's tree: candidates[k] are the best tokens of head k + 1, `choices` say which combinations become nodes."""
+    choices = sorted(set(choices), key=lambda choice: (len(choice), choice))
+    if () in choices:
+        raise ValueError("choices holds the empty choice (): that is the root, which is always there; leave it out")
+    node_of = {(): -1} | {choice: node for node, choice in enumerate(choices)}
+    for choice in choices:
+        if len(choice) > len(candidates) or not all(0 <= i < len(c) for i, c in zip(choice, candidates, strict=False)):
+            raise ValueError(
+                f"choices holds {choice}, but the candidates are {[len(c) for c in candidates]} tokens of "
+                f"{len(candidates)} heads; use fewer or smaller numbers"
+            )
+        if choice[:-1] not in node_of:
+            raise ValueError(f"choices holds {choice} without its parent {choice[:-1]}: add the parent")
+    return Tree(
+        [int(candidates[len(choice) - 1][choice[-1]]) for choice in choices],
+        [node_of[choice[:-1]] for choice in choices],
+    )
+
+
+def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice]:
+    """The static tree of `budget` nodes with the most expected tokens: choices for `from_candidates`, best first.
+
+    accuracies[k][i]: how often candidate i of head k + 1 is right, given that everything before it was. A node is
+    reached with the product of the accuracies on its path, which only shrinks on the way down. So taking the most
+    reachable node again and again never takes a child before its parent, and is optimal, not just greedy.
+    """
+    if budget < 1:
+        raise ValueError(f"budget={budget}: give the number of nodes, at least 1")
+    if not all(0 <= accuracy <= 1 for head in accuracies for accuracy in head):
+        raise ValueError(f"accuracies={accuracies}: give probabilities between 0 and 1")
+    chosen, frontier = [], [(-1.0, ())]  # a heap of (−probability of being reached, choice)
+    while frontier and len(chosen) <= budget:  # the root is popped too, and costs nothing
+        reach, choice = heapq.heappop(frontier)
+        chosen.append(choice)
+        if len(choice) < len(accuracies):
+            for i, accuracy in enumerate(accuracies[len(choice)]):
+                heapq.heappush(frontier, (reach * accuracy, (*choice, i)))
+    return chosen[1:]
+
+
+def expected_tokens(accuracies: Sequence[Sequence[float]], choices: Sequence[Choice]) -> float:
+    """Tokens a cycle emits on average: 1 + Σ over nodes of P(the node is accepted)."""
+    total = 1.0
+    for choice in choices:
+        reach = 1.0
+        for head, i in zip(accuracies, choice, strict=False):
+            reach *= head[i]
+        total += reach
+    return total
+
+
+Scored = tuple[int, float]  # a token and its log-probability under the draft
+
+
+def grow(
+    root_children: Sequence[Scored],
+    expand: Callable[[Tree, list[int]], Sequence[Sequence[Scored]]],
+    depth: int,
+    width: int,
+    budget: int,
+) -> tuple[Tree, list[int]]:
+    """A dynamic tree: at every depth expand the `width` likeliest nodes, in the end keep the `budget` likeliest of all.
+
+    `expand(tree, nodes)` scores the children of all chosen nodes of one depth at once (one pass of the draft). Likely
+    means the summed log-probability from the root, which a child never has more of than its parent, so what is kept is
+    a tree again. Returns it with `grown`: grown[i] is the number that node i had while growing.
+    """
+    if min(depth, width, budget) < 1:
+        raise ValueError(f"depth={depth}, width={width}, budget={budget}: each is a whole number ≥ 1")
+    tree, scores = Tree([], []), []
+
+    def add(parent: int, scored: Sequence[Scored]) -> None:
+        for token, log_prob in scored:
+            if not log_prob <= 0:
+                raise ValueError(f"log-probability {log_prob} of token {token}: give the logarithm of a probability")
+            tree.tokens.append(int(token))
+            tree.parents.append(parent)
+            scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
+
+    def likeliest(nodes, count: int) -> list[int]:
+        return sorted(sorted(nodes, key=lambda node: -scores[node])[:count])  # ascending: parents first
+
+    start = 0  # the first node of the newest depth
+    add(-1, root_children)
+    for _ in range(depth - 1):
+        chosen, start = likeliest(range(start, len(scores)), width), len(scores)
+        if not chosen:
+            break  # nothing was proposed at the last depth
+        for node, scored in zip(chosen, expand(tree, chosen), strict=True):
+            add(node, scored)
+    grown = likeliest(range(len(scores)), budget)
+    number = {-1: -1} | {old: new for new, old in enumerate(grown)}
+    kept = Tree([tree.tokens[old] for old in grown], [number[tree.parents[old]] for old in grown])
+    return kept, grown

@@ -1,0 +1,214 @@
+"""The cache: forgetting is exact, rows keep their own lengths, a tree's path becomes a chain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minispec as ms
+
+TOKEN = st.integers(0, 63)
+
+
+def contents(cache: ms.KVCache, row: int) -> torch.Tensor:
+    """What a row really remembers: keys and values [2, L, Hkv, length, D]."""
+    length = int(cache.lengths[row])
+    return torch.stack([cache.keys[:, row, :, :length], cache.values[:, row, :, :length]])
+
+
+def random_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, 64, shape, generator=torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- rewind
+
+
+@given(steps=st.lists(st.one_of(TOKEN, st.floats(0, 1)), min_size=1, max_size=25))
+def test_rewind_then_continue_equals_never_having_gone_there(tiny, steps):
+    """A number is a token to read; a fraction is a rewind to that fraction of the length. Equal to the last bit."""
+    cache, kept = tiny.transformer.new_cache(1, 32), []
+    for step in [*steps, 7]:
+        if isinstance(step, float):
+            kept = kept[: int(step * len(kept))]
+            cache.rewind(len(kept))
+        else:
+            kept.append(step)
+            logits = tiny.transformer(torch.tensor([[step]]), cache).logits
+    straight = tiny.transformer.new_cache(1, 32)
+    for token in kept:
+        expected = tiny.transformer(torch.tensor([[token]]), straight).logits
+    assert torch.equal(logits, expected)
+    assert cache.lengths.tolist() == [len(kept)]
+    assert torch.equal(contents(cache, 0), contents(straight, 0))
+
+
+@st.composite
+def journeys(draw):
+    """Passes over a batch: how many tokens each row keeps of each, and a detour before it (0: none)."""
+    batch = draw(st.integers(1, 3))
+    counts = st.lists(st.integers(1, 4), min_size=batch, max_size=batch)
+    return batch, draw(st.lists(st.tuples(counts, st.integers(0, 4)), min_size=1, max_size=6))
+
+
+@given(journey=journeys(), seed=st.integers(0, 1000), static=st.booleans())
+def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed, static):
+    batch, passes = journey
+    wanderer, straight = (tiny.transformer.new_cache(batch, 32) for _ in range(2))
+    wanderer.static = straight.static = static
+    for number, (counts, detour) in enumerate(passes):
+        home = wanderer.lengths.clone()
+        if detour:
+            tiny.transformer(random_tokens(batch, detour, seed=seed + 500 + number), wanderer)
+            wanderer.rewind(home)
+        tokens = random_tokens(batch, max(counts), seed=seed + number)
+        a, b = (tiny.transformer(tokens, c, counts=torch.tensor(counts)).logits for c in (wanderer, straight))
+        for row, count in enumerate(counts):
+            assert torch.equal(a[row, :count], b[row, :count])
+    for row in range(batch):
+        assert torch.equal(contents(wanderer, row), contents(straight, row))
+
+
+@given(
+    batch=st.integers(1, 3),
+    steps=st.lists(st.tuples(st.integers(1, 5), st.tuples(*[st.floats(0, 1)] * 3)), min_size=1, max_size=6),
+    seed=st.integers(0, 1000),
+)
+def test_rows_rewound_anywhere_equal_rows_alone(tiny, batch, steps, seed):
+    """Passes of any width, each row rewound to its own length: what stays is what the row's own tokens make."""
+    cache, rows = tiny.transformer.new_cache(batch, 64), [[] for _ in range(batch)]
+    for number, (width, fractions) in enumerate(steps):
+        tokens = random_tokens(batch, width, seed=seed + number)
+        logits = tiny.transformer(tokens, cache).logits
+        for row in range(batch):
+            rows[row] += tokens[row].tolist()
+            alone = tiny.transformer(torch.tensor([rows[row]])).logits[0, -width:]
+            assert (logits[row] - alone).abs().max() <= 1e-10
+            rows[row] = rows[row][: int(fractions[row] * len(rows[row]))]
+        cache.rewind(torch.tensor([len(row) for row in rows]))
+        assert cache.lengths.tolist() == [len(row) for row in rows]
+
+
+def test_what_lies_past_the_length_is_never_read(tiny):
+    """Whatever a slot past the length holds must not leak: rewinding only moves a number."""
+    tokens = random_tokens(2, 6)
+    clean, dirty = (tiny.transformer.new_cache(2, 16) for _ in range(2))
+    dirty.keys.fill_(1e6)
+    dirty.values.fill_(-1e6)
+    counts = torch.tensor([6, 3])
+    for cache in (clean, dirty):
+        tiny.transformer(tokens, cache, counts=counts)
+    a, b = (tiny.transformer(random_tokens(2, 2, seed=1), cache).logits for cache in (clean, dirty))
+    assert torch.equal(a, b)
+
+
+# ---------------------------------------------------------------- static, rows, gather
+
+
+@given(widths=st.lists(st.integers(1, 4), min_size=1, max_size=5), batch=st.integers(1, 3), seed=st.integers(0, 1000))
+def test_a_static_cache_equals_a_dynamic_one(tiny, widths, batch, seed):
+    dynamic, static = (tiny.transformer.new_cache(batch, 24) for _ in range(2))
+    static.static = True
+    for number, width in enumerate(widths):
+        tokens = random_tokens(batch, width, seed=seed + number)
+        a, b = (tiny.transformer(tokens, cache).logits for cache in (dynamic, static))
+        assert (a - b).abs().max() <= 1e-10
+        for cache in (dynamic, static):
+            cache.rewind(torch.minimum(cache.lengths, torch.arange(batch) + number + 1))  # each row its own way
+    assert torch.equal(dynamic.lengths, static.lengths)
+
+
+def test_rows_are_a_copy_of_the_chosen_ones(tiny):
+    cache = tiny.transformer.new_cache(4, 16)
+    tiny.transformer(random_tokens(4, 5), cache, counts=torch.tensor([5, 2, 4, 3]))
+    kept = cache.rows(torch.tensor([3, 1]))
+    assert kept.batch == 2 and kept.capacity == 16 and kept.lengths.tolist() == [3, 2]
+    assert torch.equal(contents(kept, 0), contents(cache, 3)) and torch.equal(contents(kept, 1), contents(cache, 1))
+    tokens = random_tokens(4, 1, seed=1)
+    before = [contents(cache, row) for row in range(4)]
+    few = tiny.transformer(tokens[[3, 1]], kept).logits
+    assert cache.lengths.tolist() == [5, 2, 4, 3]  # the original did not move
+    assert all(torch.equal(contents(cache, row), before[row]) for row in range(4))
+    whole = tiny.transformer(tokens, cache).logits
+    assert (few - whole[[3, 1]]).abs().max() <= 1e-10
+
+
+def test_rows_may_join_and_grow(tiny):
+    """−1 is a fresh row; a larger capacity holds what was there; too small a one is refused."""
+    cache = tiny.transformer.new_cache(2, 8)
+    tiny.transformer(random_tokens(2, 5), cache, counts=torch.tensor([5, 2]))
+    grown = cache.rows([1, -1, 0], capacity=20)
+    assert grown.capacity == 20 and grown.lengths.tolist() == [2, 0, 5]
+    assert torch.equal(contents(grown, 0), contents(cache, 1)) and torch.equal(contents(grown, 2), contents(cache, 0))
+    tokens = random_tokens(3, 12, seed=1)
+    alone = tiny.transformer(tokens[1:2], tiny.transformer.new_cache(1, 12)).logits
+    assert (tiny.transformer(tokens, grown).logits[1] - alone[0]).abs().max() <= 1e-10
+    with pytest.raises(ValueError, match="capacity=4"):
+        cache.rows([0, 1], capacity=4)
+
+
+@given(data=st.data(), seed=st.integers(0, 1000))
+def test_gather_turns_a_path_of_a_tree_into_a_chain(tiny, data, seed):
+    lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3), label="prefix lengths")
+    size = data.draw(st.integers(1, 7), label="nodes")
+    count = data.draw(st.integers(1, size), label="nodes on the path")
+    batch = len(lengths)
+    # The chosen nodes of a row are each other's parents; all others hang from the prefix.
+    path = torch.tensor([sorted(data.draw(st.permutations(range(size)))[:count]) for _ in range(batch)])  # [B, n]
+    mask = torch.eye(size, dtype=torch.bool).repeat(batch, 1, 1)  # [B, T, T]
+    depth = torch.zeros(batch, size, dtype=torch.long)
+    for row in range(batch):
+        for at, node in enumerate(path[row].tolist()):
+            mask[row, node, path[row, :at]] = True
+            depth[row, node] = at
+
+    prefix, nodes = random_tokens(batch, max(lengths), seed=seed), random_tokens(batch, size, seed=seed + 1)
+    cache = tiny.transformer.new_cache(batch, 20)
+    tiny.transformer(prefix, cache, counts=torch.tensor(lengths))
+    start = cache.lengths.clone()
+    tiny.transformer(nodes, cache, mask=mask, positions=start[:, None] + depth)
+    cache.gather(path, start)
+    cache.rewind(start + count)
+
+    chain = tiny.transformer.new_cache(batch, 20)
+    tiny.transformer(prefix, chain, counts=torch.tensor(lengths))
+    tiny.transformer(nodes.gather(1, path), chain)
+    assert torch.equal(cache.lengths, chain.lengths)
+    for row in range(batch):
+        assert torch.allclose(contents(cache, row), contents(chain, row), rtol=0, atol=1e-10)
+    new = random_tokens(batch, 2, seed=seed + 2)
+    a, b = (tiny.transformer(new, c).logits for c in (cache, chain))
+    assert (a - b).abs().max() <= 1e-10
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("length", [-1, 4, torch.tensor([3, 3]), torch.tensor([0, -1])])
+def test_a_rewind_goes_back_only(tiny, length):
+    cache = tiny.transformer.new_cache(2, 8)
+    tiny.transformer(random_tokens(2, 3), cache, counts=torch.tensor([3, 2]))
+    with pytest.raises(ValueError, match="rewind"):
+        cache.rewind(length)
+    assert cache.lengths.tolist() == [3, 2]
+
+
+def test_a_full_cache_says_so_before_it_writes(tiny):
+    cache = tiny.transformer.new_cache(1, 4)
+    tiny.transformer(random_tokens(1, 3), cache)
+    before = contents(cache, 0)
+    with pytest.raises(ValueError, match="capacity"):
+        tiny.transformer(random_tokens(1, 2), cache)
+    assert cache.lengths.tolist() == [3] and torch.equal(contents(cache, 0), before)
+    tiny.transformer(random_tokens(1, 1), cache)  # the last slot is a slot
+
+
+@pytest.mark.parametrize("batch, capacity", [(0, 4), (1, 0), (-1, 4)])
+def test_a_cache_needs_room(tiny, batch, capacity):
+    with pytest.raises(ValueError, match="batch"):
+        tiny.transformer.new_cache(batch, capacity)
+
+
+def test_the_default_capacity_is_the_models_length(tiny):
+    assert tiny.transformer.new_cache().capacity == tiny.config.max_length

@@ -1,0 +1,192 @@
+"""The command line, called in this process: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import minispec as ms
+from minispec import cli
+
+
+@pytest.fixture
+def run(capsys):
+    """run("demo", "--json") -> exit code, stdout, stderr."""
+
+    def call(*argv: object):
+        code = cli.main([str(a) for a in argv])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def test_no_command_prints_the_help(run):
+    code, out, _ = run()
+    assert code == 0
+    assert all(name in out for name in ("demo", "lab", "models", "measure", "build"))
+
+
+# ---------------------------------------------------------------- demo
+
+
+def test_demo_streams_what_generate_writes(run, tiny_folder):
+    code, out, err = run("demo", "--model", tiny_folder, "--tokens", 12, "--seed", 5, "--prompt", "The fox")
+    expected = ms.generate(ms.load(tiny_folder), "The fox", 12, temperature=0.8, seed=5)
+    assert (code, err) == (0, "")
+    assert out.startswith("The fox" + expected.text)
+    assert f"{len(expected.tokens)} tokens, {len(expected.tokens)} passes" in out
+
+
+def test_demo_json_is_json_and_nothing_else(run, tiny_folder):
+    code, out, _ = run("demo", "--model", tiny_folder, "--tokens", 12, "--temperature", 0, "--json")
+    expected = ms.generate(ms.load(tiny_folder), "Once upon a time", 12)
+    facts = json.loads(out)
+    assert code == 0
+    assert facts["text"] == expected.text
+    assert facts["passes"] == facts["tokens"] == len(expected.tokens)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["--model", "no-such-model"], "no-such-model"),
+        (["--temperature", "-1"], "temperature=-1"),
+        (["--tokens", "0"], "max_new_tokens=0"),
+        (["--prompt", ""], "prompt"),
+    ],
+)
+def test_a_users_mistake_is_one_line_on_stderr(run, tiny_folder, options, key):
+    code, out, err = run("demo", "--model", tiny_folder, *options)
+    assert (code, out) == (2, "")
+    assert key in err and err.count("\n") == 1 and "Traceback" not in err
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr(ms, "load", lambda name: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["demo"])
+
+
+def test_control_c_exits_130(run, monkeypatch):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ms, "load", interrupted)
+    code, _, err = run("demo")
+    assert code == 130 and "Traceback" not in err
+
+
+def test_unknown_options_exit_2(capsys):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["demo", "--colour", "blue"])
+    assert exit.value.code == 2 and "--colour" in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- models, measure, train, build
+
+
+def test_models_lists_every_known_model(run):
+    code, out, _ = run("models")
+    assert code == 0
+    assert all(name in out for name in ("micro", "micro-draft", "smollm2"))
+
+
+def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
+    asked = []
+    monkeypatch.setattr("minispec.fetch.fetch", lambda name: asked.append(name) or f"cache/{name}")
+    for name in ("smollm2", "owner/model"):
+        code, out, _ = run("models", "get", name)
+        assert (code, out) == (0, f"cache/{name}\n")
+    code, _, err = run("models", "get", "nonsense")
+    assert code == 2 and "smollm2" in err  # names the known ones
+    assert asked == ["smollm2", "owner/model"]
+
+
+def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
+    class Report:
+        def __init__(self, quick):
+            self.quick = quick
+
+        def text(self):
+            return f"quick={self.quick}"
+
+        def to_json(self):
+            return json.dumps({"quick": self.quick})
+
+    monkeypatch.setattr("minispec.measure.measure", lambda model, quick=False: Report(quick))
+    assert run("measure", "--model", tiny_folder)[:2] == (0, "quick=False\n")
+    assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
+
+
+def test_train_has_its_own_commands(capsys):
+    pytest.importorskip("minispec.train")
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["train", "--help"])
+    assert exit.value.code == 0 and "draft" in capsys.readouterr().out
+
+
+def test_build_check_fails_when_something_is_stale(run, monkeypatch):
+    builder = pytest.importorskip("minispec.classroom.builder")
+    monkeypatch.setattr(builder, "check", lambda names: [f"{name} is stale" for name in names])
+    assert run("build", "--check")[0] == 0
+    code, out, _ = run("build", "--check", "00", "01")
+    assert code == 1 and out.splitlines()[:2] == ["00 is stale", "01 is stale"]
+
+
+# ---------------------------------------------------------------- lab
+
+
+@pytest.fixture
+def launched(monkeypatch, tmp_path):
+    """Options that JupyterLab would be started with, in a clone that has the first notebook."""
+    labapp = pytest.importorskip("jupyterlab.labapp")
+    options = []
+    monkeypatch.setattr(labapp.LabApp, "launch_instance", options.extend)
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / cli.START).touch()
+    return options
+
+
+def test_lab_opens_the_first_notebook(run, launched, tmp_path):
+    assert run("lab", "--port", 9000)[0] == 0
+    assert {f"--ServerApp.root_dir={tmp_path}", "--ServerApp.port=9000"} <= set(launched)
+    assert f"--LabApp.default_url=/lab/tree/{cli.START}" in launched
+
+
+@pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])
+def test_lab_runs_as_root_too(run, launched, monkeypatch, user, allowed):
+    monkeypatch.setattr("os.geteuid", lambda: user, raising=False)
+    run("lab")
+    assert ("--allow-root" in launched) == allowed
+
+
+@pytest.mark.parametrize(("argv", "browser", "printed"), [
+    (["lab"], True, False),
+    (["lab"], False, True),
+    (["lab", "--no-browser"], True, True),
+])  # fmt: skip
+def test_lab_prints_the_address_where_there_is_no_browser(run, launched, monkeypatch, argv, browser, printed):
+    monkeypatch.setattr(cli, "has_browser", lambda: browser)
+    run(*argv)
+    assert ("--no-browser" in launched) == printed
+
+
+def test_a_linux_machine_without_a_screen_has_no_browser(monkeypatch):
+    monkeypatch.setattr("sys.platform", "linux")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("webbrowser.get", lambda: "a browser for terminals")
+    assert not cli.has_browser()
+    monkeypatch.setenv("DISPLAY", ":0")
+    assert cli.has_browser()
+
+
+def test_lab_without_notebooks_says_where_they_are(run, launched, tmp_path):
+    (tmp_path / cli.START).unlink()
+    code, _, err = run("lab")
+    assert code == 2 and "clone" in err and not launched

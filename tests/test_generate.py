@@ -1,0 +1,363 @@
+"""Plain generation: the same tokens alone and in a batch, and an end exactly where it was asked for."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import minispec as ms
+from minispec.generate import Writer
+from minispec.model import Pass
+
+
+class Scripted:
+    """A transformer that wants to say a given list of tokens (one script a row), and counts how often it is asked."""
+
+    def __init__(self, config: ms.Config, *scripts: list[int]):
+        self.config, self.scripts, self.widths = config, scripts, []
+        self.device, self.dtype = torch.device("cpu"), torch.float32
+
+    def new_cache(self, batch: int, capacity: int) -> SimpleNamespace:
+        assert batch == len(self.scripts)
+        self.capacity = capacity
+        return SimpleNamespace()
+
+    def __call__(self, tokens, cache, counts=None, last_only=False) -> Pass:
+        step = len(self.widths)
+        self.widths.append(tokens.shape[1])
+        if step:  # each row is fed what it just said, as long as its script goes
+            for row, script in zip(tokens.tolist(), self.scripts, strict=True):
+                assert step > len(script) or row == [script[step - 1]]
+        logits = torch.zeros(len(self.scripts), 1, self.config.vocab_size)
+        for row, script in enumerate(self.scripts):
+            logits[row, 0, script[min(step, len(script) - 1)]] = 9.0
+        return Pass(logits, {})
+
+
+def scripted(model: ms.Model, *scripts: list[int]) -> ms.Model:
+    """`model` with its tokenizer and end tokens, but saying what the scripts say."""
+    return ms.Model(
+        "scripted", Scripted(model.config, *scripts), model.tokenizer, model.end_tokens, model.chat_template
+    )
+
+
+def ids(model: ms.Model, text: str) -> list[int]:
+    return model.tokenizer.encode(text).ids
+
+
+# ---------------------------------------------------------------- tokens
+
+
+@pytest.mark.parametrize("count", [1, 2, 17])
+def test_exactly_max_new_tokens_and_only_new_ones(tiny, count):
+    out = ms.generate(tiny, [5, 6, 7], max_new_tokens=count)
+    assert len(out.tokens) == count and out.prompt_tokens == 3 and out.finish == "length"
+    assert out.text is None and out.seconds > 0 and out.tokens_per_second == len(out.tokens) / out.seconds
+
+
+def test_one_pass_a_token(tiny_text):
+    model = scripted(tiny_text, [20, 21, 22, 23, 24])
+    out = ms.generate(model, [7, 8, 9], max_new_tokens=5)
+    assert out.tokens == [20, 21, 22, 23, 24]
+    assert model.transformer.widths == [3, 1, 1, 1, 1]  # the prompt, then every token but the last
+    assert model.transformer.capacity >= 3 + 4
+
+
+def test_greedy_with_cache_equals_the_quadratic_loop(tiny):
+    sequence = [3, 1, 4]
+    for _ in range(20):
+        sequence.append(int(tiny.transformer(torch.tensor([sequence])).logits[0, -1].argmax()))
+    assert ms.generate(tiny, [3, 1, 4], max_new_tokens=20).tokens == sequence[3:]
+
+
+@settings(max_examples=15)
+@given(prompts=st.lists(st.lists(st.integers(0, 63), min_size=1, max_size=12), min_size=1, max_size=4))
+def test_a_ragged_batch_equals_single_runs(tiny, prompts):
+    together = ms.generate(tiny, prompts, max_new_tokens=12)
+    assert [out.tokens for out in together] == [ms.generate(tiny, p, max_new_tokens=12).tokens for p in prompts]
+    assert [out.prompt_tokens for out in together] == [len(p) for p in prompts]
+
+
+def test_rows_of_a_batch_end_on_their_own(tiny_text):
+    prompts = ["The fox", "One day the bird", "sea"]
+    runs = [ms.generate(tiny_text, p, max_new_tokens=40) for p in prompts]
+    ends = ms.Model("ends", tiny_text.transformer, tiny_text.tokenizer, {runs[0].tokens[3], runs[1].tokens[20]})
+    alone = [ms.generate(ends, p, max_new_tokens=40) for p in prompts]
+    together = ms.generate(ends, prompts, max_new_tokens=40)
+    assert [(o.tokens, o.text, o.finish) for o in together] == [(o.tokens, o.text, o.finish) for o in alone]
+    assert len({len(out.tokens) for out in together}) > 1
+
+
+def test_a_seed_repeats_a_run(tiny):
+    run = lambda seed: ms.generate(tiny, [1, 2], 30, temperature=1.0, top_p=0.95, seed=seed).tokens  # noqa: E731
+    assert run(5) == run(5)
+    assert run(5) != run(6)
+    assert run(None) != run(None)
+    state = torch.get_rng_state()
+    run(5), run(None)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_sampled_tokens_follow_the_law_of_the_model(tiny):
+    """χ² of 4,000 rows' first and second token, fails at p < 1e-4; 5 % of the mass moved between two tokens of
+    probability 0.1 has noncentrality 200 against at most 63 degrees of freedom: seen with power > 99.9 %."""
+    knobs = dict(temperature=0.9, top_k=12, top_p=0.95, min_p=0.02)
+    rows = [out.tokens for out in ms.generate(tiny, [[9, 8, 7]] * 4000, 2, **knobs, seed=11)]
+
+    def check(drawn: list[int], context: list[int]) -> None:
+        law = ms.Sampling(**knobs).probs(tiny.transformer(torch.tensor([context])).logits[0, -1])
+        counts = torch.bincount(torch.tensor(drawn), minlength=64)
+        assert counts[law == 0].sum() == 0
+        assert chisquare(counts[law > 0], law[law > 0] * len(drawn)).pvalue > 1e-4
+
+    check([first for first, _ in rows], [9, 8, 7])
+    favourite = max({first for first, _ in rows}, key=[first for first, _ in rows].count)
+    check([second for first, second in rows if first == favourite], [9, 8, 7, favourite])
+
+
+# ---------------------------------------------------------------- prompts
+
+
+def test_a_prompt_is_text_or_ids_or_a_tensor(tiny_text):
+    text = "the old wood"
+    tokens = ids(tiny_text, text)
+    expected = ms.generate(tiny_text, text, 8).tokens
+    for prompt in (
+        tokens,
+        tuple(tokens),
+        torch.tensor(tokens),
+        torch.tensor(tokens).numpy(),
+        list(torch.tensor(tokens).numpy()),
+    ):
+        assert ms.generate(tiny_text, prompt, 8).tokens == expected
+    for batch in ([text], [tokens], torch.tensor([tokens]), [torch.tensor(tokens)]):
+        (out,) = ms.generate(tiny_text, batch, 8)
+        assert out.tokens == expected
+    mixed = ms.generate(tiny_text, [text, tokens[:2], torch.tensor(tokens)], 8)
+    assert mixed[0].tokens == mixed[2].tokens == expected
+
+
+def test_chat_messages(tiny_text):
+    messages = [{"role": "user", "content": "see the sea"}]
+    rendered = "<|user|>see the sea<|end|><|assistant|>"
+    assert tiny_text.chat(messages) == rendered
+    tokens = tiny_text.encode(messages)
+    assert tokens[0] == 1 and tokens[-2:] == [0, 2]  # the markers are one token each
+    assert ms.generate(tiny_text, messages, 6).tokens == ms.generate(tiny_text, tokens, 6).tokens
+    first, second = ms.generate(tiny_text, [messages, [*messages, {"role": "assistant", "content": "no"}]], 6)
+    assert first.tokens == ms.generate(tiny_text, messages, 6).tokens
+    assert second.prompt_tokens > first.prompt_tokens
+
+
+def test_text_is_the_text_of_the_new_tokens(tiny_text):
+    script = ids(tiny_text, " there was a café")
+    out = ms.generate(scripted(tiny_text, script), "Once upon a time", len(script))
+    assert out.text == " there was a café"
+    assert tiny_text.decode(out.tokens) == out.text
+
+
+# ---------------------------------------------------------------- ends
+
+
+def test_an_end_token_ends_and_stays_in_tokens(tiny_text):
+    script = [*ids(tiny_text, "the end"), 0, *ids(tiny_text, "never said")]
+    out = ms.generate(scripted(tiny_text, script), "so", 50)
+    assert out.finish == "stop" and out.tokens == script[: script.index(0) + 1] and out.text == "the end"
+    at_the_limit = ms.generate(scripted(tiny_text, script), "so", script.index(0) + 1)
+    assert at_the_limit.finish == "stop"
+
+
+def test_several_end_tokens(tiny):
+    free = ms.generate(tiny, [1, 2, 3], 30).tokens
+    stops = {free[4], free[9]}
+    model = ms.Model("two ends", tiny.transformer, None, stops)
+    out = ms.generate(model, [1, 2, 3], 30)
+    first = min(free.index(token) for token in stops)
+    assert out.tokens == free[: first + 1] and out.finish == "stop"
+
+
+@pytest.mark.parametrize(
+    "stop, text",
+    [
+        ("river", "One day the bird and the fox went to the "),
+        (["cold", "fox", "sea"], "One day the bird and the "),
+        ("d and t", "One day the bir"),  # begins and ends within words, over several tokens
+        (["he", "th"], "One day "),  # one token completes both: the earlier one counts
+        ("One", ""),
+        ("é", "One day the bird and the fox went to the river, and the river was cold. Caf"),
+        ("zebra", "One day the bird and the fox went to the river, and the river was cold. Café 🦊!"),
+    ],
+)
+def test_stop_strings_are_cut_and_never_streamed(tiny_text, stop, text):
+    script = ids(tiny_text, "One day the bird and the fox went to the river, and the river was cold. Café 🦊!")
+    pieces: list[str] = []
+    out = ms.generate(scripted(tiny_text, script), "Say: ", len(script), stop=stop, stream=pieces.append)
+    assert out.text == text and "".join(pieces) == text and all(pieces)
+    assert out.finish == ("length" if stop == "zebra" else "stop string")
+    # tokens are all that were drawn, the ones that complete the stop string included, and not one more
+    assert out.tokens == script[: len(out.tokens)]
+    if stop != "zebra":
+        stops = [stop] if isinstance(stop, str) else stop
+        assert any(s in tiny_text.decode(out.tokens) for s in stops)
+        assert not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
+
+
+def test_a_batch_with_stop_strings(tiny_text):
+    scripts = [ids(tiny_text, "the fox and the bird"), ids(tiny_text, "a small bird"), ids(tiny_text, "river")]
+    longest = max(map(len, scripts))
+    outs = ms.generate(scripted(tiny_text, *scripts), ["a", "b", "c"], longest, stop=" bird")
+    assert [out.text for out in outs[:2]] == ["the fox and the", "a small"]
+    assert [out.finish for out in outs] == ["stop string", "stop string", "length"]
+
+
+# Few letters, so that stop strings often begin, fail and begin again; the others take two to four bytes each.
+LETTERS = st.text(alphabet="ab é日🦊\ufffd", max_size=30)
+
+
+@settings(max_examples=200)
+@given(text=LETTERS, stops=st.lists(st.text(alphabet="ab é日🦊", min_size=1, max_size=4), max_size=3))
+def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stops):
+    """The tokenizer knows few of these characters: most come as single bytes, one token each."""
+    tokens = ids(tiny_text, text) or [1]
+    pieces: list[str] = []
+    writer = Writer(tiny_text, len(tokens), stops, pieces.append)
+    for token in tokens:
+        if writer.write(token):
+            break
+        assert writer.text.startswith("".join(pieces))
+    out = writer.output(1, 1.0)
+    assert "".join(pieces) == out.text and all(pieces)
+    assert not any(s in out.text for s in stops)
+    said = tiny_text.decode(out.tokens)
+    assert out.text == said[: min([said.find(s) for s in stops if s in said], default=len(said))]
+    if any(s in text for s in stops):  # ended by the very token that completed one
+        assert out.finish == "stop string" and not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
+    else:
+        assert out.finish == "length" and said == text
+
+
+@settings(max_examples=100)
+@given(
+    tokens=st.lists(st.integers(1, 319), min_size=1, max_size=30),
+    stops=st.lists(st.text(min_size=1, max_size=2), max_size=2),
+)
+def test_any_bytes_stream_to_the_text(tiny_text, tokens, stops):
+    """Random tokens are rarely valid UTF-8, and what was streamed can never be taken back."""
+    pieces: list[str] = []
+    writer = Writer(tiny_text, len(tokens), stops, pieces.append)
+    any(writer.write(token) for token in tokens)
+    assert "".join(pieces) == writer.text and all(pieces)
+
+
+def test_streaming_changes_nothing(tiny_text):
+    pieces: list[str] = []
+    streamed = ms.generate(tiny_text, "The fox", 40, temperature=1.0, seed=3, stream=pieces.append)
+    silent = ms.generate(tiny_text, "The fox", 40, temperature=1.0, seed=3)
+    assert streamed.tokens == silent.tokens and streamed.text == silent.text == "".join(pieces)
+    assert len(pieces) > 5  # piece by piece, not all at the end
+
+
+# ---------------------------------------------------------------- errors, before any work
+
+
+@pytest.fixture
+def idle(tiny_text):
+    """Has everything but weights: whoever runs it gets an AttributeError or TypeError instead of a ValueError."""
+    shell = SimpleNamespace(config=tiny_text.config, device=tiny_text.device, dtype=tiny_text.dtype)
+    return ms.Model("idle", shell, tiny_text.tokenizer, tiny_text.end_tokens, tiny_text.chat_template)
+
+
+@pytest.fixture
+def idle_mute(idle):
+    return ms.Model("idle-mute", idle.transformer)
+
+
+@pytest.mark.parametrize("prompt", ["", [], [[]], [[3], []], ["fox", ""], torch.tensor([], dtype=torch.long)])
+def test_an_empty_prompt(idle, prompt):
+    with pytest.raises(ValueError, match="prompt"):
+        ms.generate(idle, prompt)
+
+
+def test_a_prompt_beyond_the_models_length(idle):
+    with pytest.raises(ValueError, match=r"max_new_tokens=13 .*512.*12"):
+        ms.generate(idle, [5] * 500, max_new_tokens=13)
+    with pytest.raises(ValueError, match="512"):
+        ms.generate(idle, [[5], [5] * 512], max_new_tokens=1)
+
+
+def test_the_models_length_can_be_used_up(make_model):
+    model = make_model(max_length=16)
+    assert len(ms.generate(model, [5] * 10, max_new_tokens=6).tokens) == 6
+    with pytest.raises(ValueError, match="16"):
+        ms.generate(model, [5] * 10, max_new_tokens=7)
+
+
+@pytest.mark.parametrize(
+    "knobs, named",
+    [
+        (dict(temperature=-1), "temperature=-1"),
+        (dict(temperature=math.nan), "temperature=nan"),
+        (dict(top_p=0.0), "top_p=0.0"),
+        (dict(top_p=1.5), "top_p=1.5"),
+        (dict(top_k=-1), "top_k=-1"),
+        (dict(min_p=2), "min_p=2"),
+        (dict(max_new_tokens=0), "max_new_tokens=0"),
+        (dict(max_new_tokens=-3), "max_new_tokens=-3"),
+        (dict(max_new_tokens=2.5), "max_new_tokens=2.5"),
+        (dict(max_new_tokens=None), "max_new_tokens=None"),
+        (dict(stop=""), "stop"),
+        (dict(stop=["fox", ""]), "stop"),
+    ],
+)
+def test_a_bad_argument_is_named_with_its_value(idle, knobs, named):
+    with pytest.raises(ValueError, match=named):
+        ms.generate(idle, "fox", **knobs)
+
+
+@pytest.mark.parametrize("bad", [320, 10**9, -1])
+def test_a_token_outside_the_vocabulary(idle, bad):
+    for prompt in ([4, bad], [[4], [4, bad]], torch.tensor([4, bad])):
+        with pytest.raises(ValueError, match=f"{bad}.*319"):
+            ms.generate(idle, prompt)
+
+
+def test_text_needs_a_tokenizer(idle_mute):
+    for prompt in ("fox", ["fox", "bird"], [{"role": "user", "content": "fox"}]):
+        with pytest.raises(ValueError, match="has no tokenizer"):
+            ms.generate(idle_mute, prompt)
+
+
+def test_a_stop_string_needs_a_tokenizer(idle_mute):
+    with pytest.raises(ValueError, match=r"stop.*tokenizer"):
+        ms.generate(idle_mute, [1, 2], stop="fox")
+
+
+def test_messages_need_a_template(idle):
+    idle.chat_template = None
+    with pytest.raises(ValueError, match="template"):
+        ms.generate(idle, [{"role": "user", "content": "fox"}])
+
+
+def test_a_template_may_refuse(idle):
+    idle.chat_template = "{{ raise_exception('system role not supported') }}"
+    with pytest.raises(ValueError, match="system role"):
+        ms.generate(idle, [{"role": "system", "content": "fox"}])
+
+
+def test_a_batch_has_no_stream(idle):
+    with pytest.raises(ValueError, match="stream"):
+        ms.generate(idle, ["fox", "bird"], stream=print)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_are_an_error_not_a_token(make_model, temperature):
+    model = make_model()
+    model.transformer.norm.weight[3] = math.nan
+    with pytest.raises(ValueError, match="NaN"):
+        ms.generate(model, [1, 2, 3], temperature=temperature)

@@ -1,0 +1,166 @@
+"""Sampling against transformers' processors, and draws against their own law."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import minispec as ms
+from minispec.sampling import draw, generator_for
+
+# Quarter steps make ties frequent, also at the borders of top-k and top-p; −inf is a token that is forbidden already.
+LOGIT = st.one_of(st.floats(-30, 30, width=32), st.integers(-12, 12).map(lambda n: n / 4), st.just(-math.inf))
+ROWS = st.integers(2, 40).flatmap(
+    lambda vocab: st.lists(
+        st.lists(LOGIT, min_size=vocab, max_size=vocab).filter(lambda row: max(row) > -math.inf), min_size=1, max_size=3
+    )
+)
+
+
+def by_transformers(logits: torch.Tensor, s: ms.Sampling) -> torch.Tensor:
+    from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    chain = [TemperatureLogitsWarper(s.temperature)] if s.temperature != 1 else []
+    chain += [TopKLogitsWarper(s.top_k)] if s.top_k else []
+    chain += [TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
+    chain += [MinPLogitsWarper(s.min_p)] if s.min_p else []
+    for warper in chain:
+        logits = warper(None, logits)
+    return logits.softmax(-1)
+
+
+@settings(max_examples=200)
+@given(
+    rows=ROWS,
+    temperature=st.one_of(st.just(1.0), st.floats(0.05, 5)),
+    top_k=st.integers(0, 50),
+    top_p=st.one_of(st.just(1.0), st.sampled_from([0.25, 0.5, 0.9]), st.floats(0.001, 0.999)),
+    min_p=st.one_of(st.just(0.0), st.floats(0.001, 1)),
+)
+def test_laws_equal_those_of_transformers(rows, temperature, top_k, top_p, min_p):
+    logits = torch.tensor(rows, dtype=torch.float32)
+    sampling = ms.Sampling(temperature, top_k, top_p, min_p)
+    law, expected = sampling.probs(logits), by_transformers(logits, sampling)
+    assert (law - expected).abs().max() <= 1e-6
+    assert ((law > 0) == (expected > 0)).all()  # the same tokens stay
+    assert (law.sum(-1) - 1).abs().max() <= 1e-5
+    best = logits.gather(-1, law.argmax(-1, keepdim=True))[:, 0]
+    assert (logits.amax(-1) - best <= 1e-4).all()  # the best token stays (or its equal, where rounding made them equal)
+
+
+def test_the_order_is_that_of_generate():
+    """What `generate` of transformers would build from the same four numbers, in its own order."""
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    model = LlamaForCausalLM(
+        LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+    )
+    knobs = dict(temperature=0.7, top_k=9, top_p=0.8, min_p=0.15)
+    config = GenerationConfig(do_sample=True, **knobs)
+    config._eos_token_tensor = None
+    chain = model._get_logits_processor(config, input_ids_seq_length=1, logits_processor=[])
+    logits = torch.randn(200, 16, generator=torch.Generator().manual_seed(0)) * 2
+    ours = ms.Sampling(**knobs).probs(logits)
+    assert (ours - chain(None, logits).softmax(-1)).abs().max() <= 1e-6
+    assert len({int(n) for n in (ours > 0).sum(-1)}) > 2  # the knobs did cut, and not everywhere the same
+
+
+@given(rows=ROWS)
+def test_greedy_is_one_hot_on_the_first_best(rows):
+    logits = torch.tensor(rows)
+    law = ms.Sampling(temperature=0).probs(logits)
+    assert (law.sum(-1) == 1).all() and (law.amax(-1) == 1).all()
+    assert (law.argmax(-1) == logits.argmax(-1)).all()
+    assert torch.equal(ms.Sampling(temperature=0, top_k=3, top_p=0.5, min_p=0.2).probs(logits), law)
+
+
+def test_ties_at_the_border_all_stay():
+    law = ms.Sampling(temperature=1.0, top_k=2).probs(torch.tensor([[3.0, 1.0, 1.0, 0.0, 1.0]]))
+    assert (law > 0).tolist() == [[True, True, True, False, True]]
+
+
+@pytest.mark.parametrize("top_p, kept", [(0.25, 1), (0.5, 2), (0.51, 3), (0.75, 3), (1e-9, 1)])
+def test_top_p_at_its_border(top_p, kept):
+    """Mass that ends exactly at the border is cut, and however small top_p is, the best token stays."""
+    logits = torch.zeros(1, 4)  # 1/4 each: every partial sum is exact
+    law = ms.Sampling(temperature=1.0, top_p=top_p).probs(logits)
+    assert int((law > 0).sum()) == kept
+    assert torch.equal(law, by_transformers(logits, ms.Sampling(temperature=1.0, top_p=top_p)))
+
+
+def test_half_precision_logits_become_float32_laws():
+    logits = torch.randn(4, 20, generator=torch.Generator().manual_seed(0)).bfloat16()
+    sampling = ms.Sampling(temperature=0.7, top_p=0.9)
+    assert sampling.probs(logits).dtype == torch.float32
+    assert torch.equal(sampling.probs(logits), sampling.probs(logits.float()))
+    assert sampling.probs(logits.double()).dtype == torch.float64
+    assert ms.Sampling().probs(logits).dtype == torch.float32
+
+
+def test_leading_dimensions_are_free():
+    logits = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
+    sampling = ms.Sampling(temperature=0.8, top_k=6, top_p=0.9, min_p=0.05)
+    assert torch.equal(sampling.probs(logits).reshape(6, 12), sampling.probs(logits.reshape(6, 12)))
+
+
+@pytest.mark.parametrize(
+    "sampling", [ms.Sampling(1.0), ms.Sampling(0.6, top_k=7), ms.Sampling(1.3, top_p=0.8, min_p=0.05)]
+)
+def test_draws_follow_their_law(sampling):
+    """χ² on 20,000 draws, fails at p < 1e-4. Moving 3 % of the mass from one token to another is seen with power
+    > 99.9 % (noncentrality n δ² (1/p + 1/p′) ≥ 72 with 11 degrees of freedom): the last lines do just that."""
+    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1)) * 1.5
+    law = sampling.probs(logits)[0]
+    drawn = draw(law.expand(20_000, -1), torch.Generator().manual_seed(2))
+    counts = torch.bincount(drawn, minlength=12)
+    alive = law > 0
+    assert counts[~alive].sum() == 0
+    expected = law[alive].double() / law[alive].double().sum() * 20_000
+    assert chisquare(counts[alive], expected).pvalue > 1e-4
+    counts[alive.nonzero()[:2, 0]] += torch.tensor([-600, 600])
+    assert chisquare(counts[alive], expected).pvalue < 1e-4
+
+
+def test_a_generator_repeats_its_draws():
+    law = torch.full((50, 8), 1 / 8)
+    first, again, other = (draw(law, generator_for("cpu", seed)) for seed in (3, 3, 4))
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    fresh = [draw(law, generator_for("cpu", None)) for _ in range(2)]
+    assert not torch.equal(*fresh)
+    state = torch.get_rng_state()
+    draw(law, generator_for("cpu", 5))
+    assert torch.equal(torch.get_rng_state(), state)  # nobody else's randomness is touched
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "knob, value",
+    [
+        *[("temperature", v) for v in (-0.1, math.nan, math.inf, "hot", None)],
+        *[("top_k", v) for v in (-1, 2.5, None)],
+        *[("top_p", v) for v in (0, 0.0, -0.1, 1.1, math.nan)],
+        *[("min_p", v) for v in (-0.1, 1.1, math.nan)],
+    ],
+)
+def test_a_bad_knob_is_named_with_its_value(knob, value):
+    with pytest.raises(ValueError, match=knob) as error:
+        ms.Sampling(**{knob: value})
+    assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_nan_or_infinite_logits_are_refused(temperature, bad):
+    logits = torch.randn(2, 8, generator=torch.Generator().manual_seed(0))
+    logits[1, 3] = bad
+    with pytest.raises(ValueError, match="NaN"):
+        ms.Sampling(temperature).probs(logits)
+    with pytest.raises(ValueError, match="NaN"):  # a row that allows no token at all has no law
+        ms.Sampling(temperature).probs(torch.full((1, 8), -math.inf))

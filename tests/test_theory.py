@@ -1,0 +1,456 @@
+"""The formulas against the audit's numbers, against brute force, and against the code they describe."""
+
+import ast
+import copy
+import doctest
+import inspect
+import itertools
+import math
+import sys
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from torch import nn
+
+from minispec import theory
+from minispec.cache import KVCache
+from minispec.model import Config, Transformer
+from minispec.quantize import quantize
+
+FORMULAS = [f for name, f in inspect.getmembers(theory, inspect.isfunction) if not name.startswith("_")]
+FORMULAS = [f for f in FORMULAS if f.__module__ == theory.__name__]
+
+alphas = st.floats(0, 1)
+lengths = st.integers(1, 12)
+costs = st.floats(0, 1)
+verifies = st.floats(1, 4)
+
+
+def laws(size):
+    return st.lists(st.integers(0, 20), min_size=size, max_size=size).filter(any).map(lambda w: [x / sum(w) for x in w])
+
+
+pairs_of_laws = st.integers(1, 6).flatmap(lambda size: st.tuples(laws(size), laws(size)))
+
+
+# ---- the numbers in the docstrings, and the audit's ----
+
+
+def test_every_formula_has_a_worked_number_and_it_is_right():
+    assert doctest.testmod(theory).failed == 0
+    without = [f.__name__ for f in FORMULAS if ">>>" not in (f.__doc__ or "")]
+    assert not without
+
+
+def test_plain_python_only():
+    imported = set()
+    for node in ast.walk(ast.parse(inspect.getsource(theory))):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0
+            imported.add(node.module.split(".")[0])
+    assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("computed", "claimed", "digits"),
+    [
+        (theory.expected_tokens(0.7, 4), 2.77, 2),
+        (theory.expected_tokens(0.4, 4), 1.65, 2),
+        (theory.best_speedup(0.8, 0.1), 2.5, 1),
+        (theory.best_speedup(0.8, 0.02), 3.8, 1),
+        (theory.best_speedup(0.9, 0.5), 1.4, 1),  # an INT8 copy as draft
+        (theory.best_speedup(0.9, 0.25), 2.1, 1),  # INT4
+        (theory.token_ceiling(0.6), 2.5, 6),
+        (theory.token_ceiling(0.2), 1.25, 6),
+        (theory.target_work(0.7, 4), 1.8, 1),
+        (theory.target_work(0.4, 4), 3.0, 1),
+        (theory.kv_bytes_per_token(32, 32, 128) / 1024, 512, 6),  # LLaMA-2-7B
+        (theory.kv_bytes_per_token(80, 8, 128) / 1024, 320, 6),  # LLaMA-2-70B
+        (theory.kv_bytes_per_token(80, 64, 128) / theory.kv_bytes_per_token(80, 8, 128), 8, 6),
+        (theory.medusa_parameters(4096, 32_000, heads=5) / 1e9, 0.74, 2),
+        (theory.compute_optimal(theory.training_flops(175e9, 300e9))[0] / 1e9, 51, 0),
+        (theory.compute_optimal(theory.training_flops(175e9, 300e9))[1] / 1e12, 1.0, 1),
+        (theory.compute_optimal(theory.training_flops(280e9, 300e9))[0] / 1e9, 65, 0),
+        (theory.compute_optimal(theory.training_flops(280e9, 300e9))[1] / 1e12, 1.3, 1),
+        (theory.compute_optimal(1.0)[0], 0.091, 3),
+        (theory.block_waste(1), 7.5, 6),
+        (theory.block_waste(190), 0.04, 2),
+        (theory.balance_point(theory.H200), 188, 0),
+        (theory.draft_cost(49_152 * 576, 134_515_008), 0.21, 2),  # SmolLM2's LM head in its draft
+    ],
+)
+def test_audit(computed, claimed, digits):
+    assert round(computed, digits) == claimed
+
+
+# ---- roofline ----
+
+
+@given(st.floats(1e9, 1e13), st.floats(1e9, 1e15), st.sampled_from([1, 2, 4]), st.integers(1, 64))
+def test_a_pass_is_free_exactly_up_to_the_balance(bandwidth, flops, size, batch):
+    hardware = theory.Hardware("any", bandwidth, flops)
+    free = theory.free_tokens(hardware, batch, size)
+    assume(1 < free < 1e6)
+    first, last = 1, math.floor(free)
+
+    def seconds(tokens):
+        return theory.pass_time(hardware, 1e9, batch, tokens, bytes_per_weight=size)
+
+    assert seconds(last) == pytest.approx(seconds(first))
+    assert seconds(2 * last + 1) > seconds(first)
+    # Beyond it, twice the tokens take twice the time.
+    assert seconds(4 * last + 4) == pytest.approx(2 * seconds(2 * last + 2))
+
+
+@given(st.floats(0.01, 1e5))
+def test_roofline_is_the_time_bound_turned_over(intensity):
+    flops = 1e12
+    seconds = theory.roofline_time(flops / intensity, flops, theory.H200)
+    assert theory.attainable_flops(intensity, theory.H200) == pytest.approx(flops / seconds)
+
+
+@given(lengths, st.integers(1, 512), st.integers(0, 8192))
+def test_verifying_costs_between_one_and_k_plus_one_passes(k, batch, context):
+    shape = dict(context=context, kv_bytes=131_072, attention_width=32 * 32 * 128)
+    v = theory.verify_cost(theory.H200, 8e9, k, batch, **shape)
+    assert 1 <= v <= k + 1 + 1e-9
+    assert theory.verify_cost(theory.H200, 8e9, k, batch + 1, **shape) >= v - 1e-9  # a larger batch never helps
+
+
+def test_long_context_makes_verification_cheap_again():
+    at = [theory.verify_cost(theory.H200, 8e9, 4, 128, context=n, kv_bytes=131_072) for n in (0, 2000, 8000)]
+    assert at[0] > 3 and at[2] == 1 and at[0] > at[1] > at[2]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_parameter_count_is_the_models(tied, kv_heads):
+    config = Config(100, 24, 40, 3, 6, kv_heads, 4, 64, tie_embeddings=tied)
+    with torch.device("meta"):
+        real = sum(p.numel() for p in Transformer(config).parameters())
+    assert theory.parameter_count(100, 24, 40, 3, 6, kv_heads, 4, tied=tied) == real
+
+
+# ---- the cache, blocks, batches ----
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kv_bytes_are_the_caches(dtype):
+    config = Config(10, 24, 40, 3, 6, 2, 4, 64)
+    cache = KVCache(config, 5, 64, dtype=dtype)
+    per_token = theory.kv_bytes_per_token(3, 2, 4, dtype.itemsize)
+    assert per_token == cache.bytes_per_token
+    assert theory.kv_bytes(5, 64, per_token) == cache.keys.nbytes + cache.values.nbytes
+
+
+@given(st.integers(1, 20), st.integers(1, 20))
+def test_decode_work_by_walking_the_loop(prompt, new):
+    for cached in (True, False):
+        linear = pairs = held = 0
+        for written in range(new):
+            seen = prompt + written
+            first = held if cached else 0  # tokens before it come from the cache
+            linear += seen - first
+            pairs += sum(position + 1 for position in range(first, seen))
+            held = seen
+        assert theory.decode_work(prompt, new, cached) == (linear, pairs)
+    one_pass = theory.step_work(prompt + new - 1, cached=False)
+    assert theory.decode_work(prompt, new, cached=True) == one_pass
+
+
+@given(st.integers(1, 64), st.integers(1, 500))
+def test_block_waste_averages_the_wasted_slots(block, start):
+    waste = [theory.wasted_slots(length, block) for length in range(start, start + block)]
+    assert waste == [math.ceil(n / block) * block - n for n in range(start, start + block)]
+    assert sum(waste) / block == theory.block_waste(1, block) == (block - 1) / 2
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=8))
+def test_static_batch_idle_by_counting(rows):
+    steps = max(rows)
+    idle = sum(step >= row for row in rows for step in range(steps))
+    assert theory.static_batch_idle(rows) == pytest.approx(idle / (len(rows) * steps))
+
+
+# ---- acceptance ----
+
+
+@given(pairs_of_laws)
+def test_acceptance_is_one_minus_total_variation(pair):
+    p, q = pair
+    beta = sum(b * min(1, a / b) for a, b in zip(p, q, strict=True) if b)  # draw from q, accept with min(1, p/q)
+    assert theory.acceptance(p, q) == pytest.approx(beta)
+    assert theory.acceptance(p, q) == pytest.approx(1 - theory.total_variation(p, q))
+    subsets = itertools.product([0, 1], repeat=len(p))
+    worst = max(sum(s * (a - b) for s, a, b in zip(chosen, p, q, strict=True)) for chosen in subsets)
+    assert theory.total_variation(p, q) == pytest.approx(worst)
+
+
+# ---- expected tokens ----
+
+
+@pytest.mark.parametrize("alpha", [Fraction(0), Fraction(2, 5), Fraction(7, 10), Fraction(1)])
+@pytest.mark.parametrize("k", range(6))
+def test_expected_tokens_by_enumerating_all_outcomes(alpha, k):
+    expected = wasted = Fraction(0)
+    for accepts in itertools.product([True, False], repeat=k):
+        probability = math.prod((alpha if ok else 1 - alpha for ok in accepts), start=Fraction(1))
+        accepted = next((i for i, ok in enumerate(accepts) if not ok), k)
+        expected += probability * (accepted + 1)
+        wasted += probability * (k - accepted)
+    assert theory.expected_tokens(alpha, k) == expected  # exactly: rational arithmetic
+    assert theory.wasted_work(alpha, k) == wasted / (k + 1)
+    assert theory.target_work(alpha, k) == (k + 1) / expected
+    if k:
+        assert theory.accepted_fraction(alpha, k) == (k - wasted) / k
+    if alpha < 1:
+        assert expected == (1 - alpha ** (k + 1)) / (1 - alpha)
+
+
+@given(st.lists(alphas, max_size=6))
+def test_expected_tokens_by_position_by_enumerating_all_outcomes(betas):
+    expected = 0.0
+    for accepted in range(len(betas) + 1):
+        stop = 1 - betas[accepted] if accepted < len(betas) else 1.0
+        expected += math.prod(betas[:accepted]) * stop * (accepted + 1)
+    assert theory.expected_tokens_by_position(betas) == pytest.approx(expected)
+
+
+def test_the_product_of_averages_is_something_else():
+    """Half of the contexts are easy, half hopeless: averaging first says 1.75, the truth is 2."""
+    easy, hopeless = theory.expected_tokens(1.0, 2), theory.expected_tokens(0.0, 2)
+    assert (easy + hopeless) / 2 == 2.0
+    assert theory.expected_tokens_by_position([0.5, 0.5]) == 1.75
+    assert theory.expected_tokens_by_position([0.5, 1.0]) == 2.0  # β₂ given that the first was accepted
+
+
+@st.composite
+def trees(draw):
+    size = draw(st.integers(0, 8))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    accept = []
+    for node, parent in enumerate(parents):
+        left = 1 - sum(accept[i] for i in range(node) if parents[i] == parent)
+        accept.append(draw(st.floats(0, 1)) * max(left, 0))
+    return parents, accept
+
+
+@given(trees())
+def test_expected_tokens_of_a_tree_by_walking_it(tree):
+    """The verifier walks down until no child is accepted, and emits one token where it stands."""
+    parents, accept = tree
+
+    def walk(node, emitted):
+        children = [i for i, parent in enumerate(parents) if parent == node]
+        stop = 1 - sum(accept[i] for i in children)
+        return stop * (emitted + 1) + sum(accept[i] * walk(i, emitted + 1) for i in children)
+
+    assert theory.expected_tokens_of_tree(parents, accept) == pytest.approx(walk(-1, 0))
+
+
+@given(st.lists(alphas, max_size=6))
+def test_a_chain_is_a_tree(betas):
+    chain = list(range(-1, len(betas) - 1))
+    expected = theory.expected_tokens_by_position(betas)
+    assert theory.expected_tokens_of_tree(chain, betas) == pytest.approx(expected)
+
+
+@given(alphas, alphas, lengths)
+def test_expected_tokens_grow_with_alpha_and_k_up_to_the_ceiling(a, b, k):
+    low, high = sorted([a, b])
+    assert theory.expected_tokens(low, k) <= theory.expected_tokens(high, k)
+    assert theory.expected_tokens(a, k) <= theory.expected_tokens(a, k + 1)
+    assert 1 <= theory.expected_tokens(a, k) <= min(k + 1, theory.token_ceiling(a)) * (1 + 1e-12)
+    assert theory.accepted_fraction(a, k) <= a + 1e-12
+
+
+# ---- speed-up ----
+
+
+@given(alphas, lengths, costs, costs, verifies, verifies)
+def test_speedup_falls_with_cost_and_stays_under_the_ceiling(alpha, k, c, dc, v, dv):
+    s = theory.speedup(alpha, k, c, v)
+    assert theory.speedup(alpha, k, c + dc, v) <= s
+    assert theory.speedup(alpha, k, c, v + dv) < s
+    assert 0 < s <= theory.token_ceiling(alpha) * (1 + 1e-12)
+    assert s == theory.cycle_speedup(theory.expected_tokens(alpha, k), k, c, v)
+
+
+@given(alphas, costs)
+def test_one_drafted_token_pays_exactly_when_alpha_exceeds_c(alpha, c):
+    assume(abs(alpha - c) > 1e-9)
+    assert (theory.speedup(alpha, 1, c) > 1) == (alpha > c)
+    assert theory.break_even(1, c) == pytest.approx(c, abs=1e-12)
+    assert (theory.best_k(alpha, c, longest=1) == 1) == (alpha > c)
+
+
+@given(lengths, costs, verifies)
+def test_break_even_is_where_the_speedup_is_one(k, c, v):
+    alpha = theory.break_even(k, c, v)
+    if alpha == math.inf:
+        assert theory.speedup(1.0, k, c, v) < 1
+    else:
+        assert theory.speedup(alpha, k, c, v) == pytest.approx(1)
+        assert theory.speedup(min(1.0, alpha + 0.01), k, c, v) >= 1
+
+
+@given(alphas, st.floats(0.001, 1), st.floats(1, 2), st.floats(0, 0.5))
+def test_best_k_beats_every_other(alpha, c, v, slope):
+    for verify in (v, lambda k: v + slope * k):
+        v_at = verify if callable(verify) else lambda k: v
+        at = [1.0] + [theory.speedup(alpha, k, c, v_at(k)) for k in range(1, 33)]
+        best = theory.best_k(alpha, c, verify, longest=32)
+        assert at[best] == pytest.approx(max(at))
+        assert theory.best_speedup(alpha, c, verify, longest=32) == pytest.approx(max(at))
+
+
+def test_best_k_by_position_stops_before_the_hopeless_position():
+    assert theory.best_k([0.9, 0.9, 0.0, 0.9], 0.1) == 2
+    assert theory.best_k([0.9] * 20, 0.1) == theory.best_k(0.9, 0.1, longest=20)
+    assert theory.best_k([], 0.1) == 0 and theory.best_speedup([], 0.1) == 1
+
+
+def test_a_cheaper_stage_keeps_alpha_and_gains():
+    inner = theory.speedup(0.6, 3, 0.05)
+    staged = theory.staged_cost(0.3, inner)
+    assert theory.best_speedup(0.8, staged) > theory.best_speedup(0.8, 0.3)
+
+
+# ---- Medusa, quantisation ----
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_medusa_parameters_are_the_modules(shared):
+    d, vocab, heads = 12, 50, 3
+    head = [nn.Linear(d, d)] if shared else [nn.Linear(d, d), nn.Linear(d, vocab, bias=False)]
+    built = nn.ModuleList(nn.Sequential(*copy.deepcopy(head)) for _ in range(heads))
+    assert theory.medusa_parameters(d, vocab, heads, shared) == sum(p.numel() for p in built.parameters())
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=20), st.integers(2, 8))
+def test_quantisation_error_bound(weights, bits):
+    largest = max(map(abs, weights))
+    assume(largest > 1e-6)
+    step = theory.quantization_step(largest, bits)
+    errors = [abs(w - step * round(w / step)) for w in weights]
+    assert max(errors) <= theory.quantization_error(largest, bits) * (1 + 1e-9)
+    assert max(abs(round(w / step)) for w in weights) <= 2 ** (bits - 1) - 1
+
+
+def test_quantisation_step_is_the_codes():
+    weight = torch.randn(1, 32, generator=torch.Generator().manual_seed(0))
+    for bits in (4, 8):
+        step = theory.quantization_step(weight.abs().max().item(), bits)
+        assert quantize(weight, bits)[1].item() == pytest.approx(step, rel=1e-6)
+
+
+def test_a_rounding_error_of_half_a_step_happens():
+    step = theory.quantization_step(1.27, 8)
+    w = 10.5 * step
+    assert abs(w - step * round(w / step)) == pytest.approx(theory.quantization_error(1.27, 8))
+
+
+@given(st.floats(0, 1), st.floats(1, 16))
+def test_fewer_bytes_speed_up_at_most_by_the_factor(fraction, factor):
+    assert 1 - 1e-12 <= theory.fewer_bytes_speedup(fraction, factor) <= factor * (1 + 1e-12)
+
+
+def test_scales_cost_bytes():
+    assert theory.quantized_bytes(64, bits=4, group=64) == 64 // 2 + 2
+    assert theory.quantized_bytes(1e9, 8, group=4096) < theory.quantized_bytes(1e9, 8, group=64)
+
+
+# ---- several GPUs ----
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])
+def test_all_reduce_bytes_by_running_a_ring(ranks):
+    """Reduce-scatter, then all-gather; every rank passes one chunk to its right in every step."""
+    chunk = 5
+    data = [[float(rank + 1)] * ranks for rank in range(ranks)]  # one number stands for a chunk of five values
+    sent = 0
+    for gather in (False, True):
+        for step in range(ranks - 1):
+            at = [(rank + gather - step) % ranks for rank in range(ranks)]  # which chunk each rank passes on
+            moving = [data[rank][at[rank]] for rank in range(ranks)]
+            for rank in range(ranks):
+                right = (rank + 1) % ranks
+                data[right][at[rank]] = moving[rank] + (0 if gather else data[right][at[rank]])
+            sent += chunk
+    assert data == [[ranks * (ranks + 1) / 2] * ranks] * ranks  # everyone holds the sum
+    assert theory.all_reduce_bytes(chunk * ranks, ranks, 1) == pytest.approx(sent)
+
+
+def test_tensor_parallel_is_two_all_reduces_a_layer():
+    one = theory.all_reduce_bytes(2 * 3 * 64, 4)
+    assert theory.tensor_parallel_bytes(5, 64, 4, batch=2, tokens=3) == pytest.approx(10 * one)
+    assert theory.tensor_parallel_bytes(5, 64, 1) == 0
+
+
+@given(st.integers(1, 8), st.integers(1, 12))
+def test_pipeline_bubble_by_drawing_the_timeline(stages, microbatches):
+    busy = {(stage, stage + batch) for stage in range(stages) for batch in range(microbatches)}
+    span = 1 + max(step for _, step in busy)
+    assert theory.pipeline_bubble(stages, microbatches) == pytest.approx(1 - len(busy) / (stages * span))
+
+
+def test_expert_parallel_bytes_by_counting_trips():
+    ranks, tokens, hidden = 4, 6, 10
+    away = sum(expert != 0 for _ in range(tokens) for expert in range(ranks))  # each token to one expert of every rank
+    assert theory.expert_parallel_bytes(tokens, hidden, ranks, ranks) == 2 * away * hidden * 2
+
+
+@given(st.floats(1e15, 1e27))
+def test_compute_optimal_spends_the_budget(flops):
+    n, d = theory.compute_optimal(flops)
+    assert theory.training_flops(n, d) == pytest.approx(flops)
+    assert d == pytest.approx(20 * n)
+
+
+# ---- bad arguments ----
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda: theory.expected_tokens(1.2, 4), "alpha=1.2"),
+        (lambda: theory.expected_tokens(math.nan, 4), "alpha=nan"),
+        (lambda: theory.expected_tokens("0.7", 4), "alpha='0.7'"),
+        (lambda: theory.expected_tokens(0.7, -1), "k=-1"),
+        (lambda: theory.expected_tokens(0.7, 2.5), "k=2.5"),
+        (lambda: theory.expected_tokens_by_position([0.5, -0.1]), "betas=-0.1"),
+        (lambda: theory.accepted_fraction(0.5, 0), "k=0"),
+        (lambda: theory.speedup(0.7, 0, 0.1), "k=0"),
+        (lambda: theory.speedup(0.7, 4, -0.1), "c=-0.1"),
+        (lambda: theory.speedup(0.7, 4, 0.1, v=0), "v=0"),
+        (lambda: theory.best_k(0.7, 0.1, longest=0), "longest=0"),
+        (lambda: theory.break_even(0, 0.1), "k=0"),
+        (lambda: theory.break_even(4, math.inf), "c=inf"),
+        (lambda: theory.acceptance([0.5, 0.4], [0.5, 0.5]), "p="),
+        (lambda: theory.acceptance([0.5, 0.5], [1.5, -0.5]), "q="),
+        (lambda: theory.acceptance([0.5, 0.5], [1.0]), "vocabulary"),
+        (lambda: theory.acceptance([], []), "p=[]"),
+        (lambda: theory.expected_tokens_of_tree([0], [0.5]), "parents[0]=0"),
+        (lambda: theory.expected_tokens_of_tree([-1, -1], [0.6, 0.6]), "more than 1"),
+        (lambda: theory.expected_tokens_of_tree([-1], []), "accept"),
+        (lambda: theory.kv_bytes_per_token(32, 0, 128), "kv_heads=0"),
+        (lambda: theory.kv_bytes_per_token(True, 1, 128), "layers=True"),
+        (lambda: theory.decode_work(0, 5, True), "prompt=0"),
+        (lambda: theory.contiguous_waste(100, 50), "reserved=50"),
+        (lambda: theory.static_batch_idle([]), "lengths=[]"),
+        (lambda: theory.Hardware("none", 0, 1), "bandwidth=0"),
+        (lambda: theory.quantization_step(1.0, 1), "bits=1"),
+        (lambda: theory.pipeline_bubble(0, 4), "stages=0"),
+        (lambda: theory.all_reduce_bytes(10, 0), "ranks=0"),
+        (lambda: theory.compute_optimal(-1), "flops=-1"),
+    ],
+)
+def test_bad_arguments_are_named(call, named):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert named in str(error.value)

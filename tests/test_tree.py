@@ -1,0 +1,205 @@
+"""Token trees: masks and positions against their definition and against a real model, and the two ways to build one."""
+
+from __future__ import annotations
+
+import math
+from itertools import chain, combinations, product
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minispec import tree
+
+PARENTS = st.integers(0, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))).map(list))
+BRANCHES = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6)
+TWIG = [-1, -1, 0, 0, 1, 4]  # root → {0 → {2, 3}, 1 → 4 → 5}
+
+
+def test_by_hand():
+    assert tree.children(TWIG) == {-1: [0, 1], 0: [2, 3], 1: [4], 2: [], 3: [], 4: [5], 5: []}
+    assert tree.depths(TWIG) == [1, 1, 2, 2, 2, 3]
+    assert tree.paths(TWIG) == [[0, 2], [0, 3], [1, 4, 5]]
+    assert tree.positions(TWIG, 7).tolist() == [7, 8, 8, 9, 9, 9, 10]
+    assert tree.ancestor_mask(TWIG).int().tolist() == [
+        [1, 0, 0, 0, 0, 0],
+        [0, 1, 0, 0, 0, 0],
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0],
+        [0, 1, 0, 0, 1, 0],
+        [0, 1, 0, 0, 1, 1],
+    ]
+
+
+@given(PARENTS)
+def test_masks_show_exactly_the_ancestors(parents):
+    n = len(parents)
+    mask, whole = tree.ancestor_mask(parents), tree.verify_mask(parents)
+    assert mask.shape == (n, n) and whole.shape == (n + 1, n + 1) and mask.dtype == whole.dtype == torch.bool
+    for i in range(n):
+        assert mask[i].nonzero().flatten().tolist() == tree.path_to(parents, i)
+        assert whole[i + 1].nonzero().flatten().tolist() == [0] + [j + 1 for j in tree.path_to(parents, i)]
+        assert tree.depths(parents)[i] == len(tree.path_to(parents, i))
+    assert whole[0].tolist() == [True] + [False] * n
+    assert torch.equal(whole[1:, 1:], mask)
+
+
+@given(PARENTS)
+def test_paths_cover_every_node_and_end_in_leaves(parents):
+    ways = tree.paths(parents)
+    assert set(chain(*ways)) == set(range(len(parents)))
+    for way in ways:
+        assert way == tree.path_to(parents, way[-1]) and not tree.children(parents)[way[-1]]
+
+
+def test_a_chain_is_causal():
+    assert torch.equal(tree.verify_mask([-1, 0, 1]), torch.ones(4, 4, dtype=torch.bool).tril())
+    assert tree.positions([-1, 0, 1], 5).tolist() == [5, 6, 7, 8]
+
+
+def test_one_pass_over_a_tree_equals_one_pass_per_path(make_model):
+    """What mask and positions are for: every node's logits are those of reading its path as plain text."""
+    transformer = make_model().transformer
+    prefix, last, tokens = [5, 9, 2, 7], 3, [11, 12, 13, 14, 15, 16]
+    cache = transformer.new_cache(1, 32)
+    transformer(torch.tensor([prefix]), cache)
+    whole = transformer(
+        torch.tensor([[last, *tokens]]),
+        cache,
+        mask=tree.verify_mask(TWIG),
+        positions=tree.positions(TWIG, len(prefix))[None],
+    ).logits[0]
+    for node in range(-1, len(tokens)):
+        text = [*prefix, last, *(tokens[i] for i in tree.path_to(TWIG, node))]
+        assert torch.allclose(whole[node + 1], transformer(torch.tensor([text])).logits[0, -1], atol=1e-10)
+
+
+@given(BRANCHES)
+def test_merge_is_the_trie_of_its_branches(branches):
+    tokens, parents = tree.merge(branches)
+    tree.check_parents(parents)
+    texts = [tuple(tokens[i] for i in tree.path_to(parents, node)) for node in range(len(tokens))]
+    assert len(set(texts)) == len(texts)
+    assert set(texts) == {tuple(branch[:i]) for branch in branches for i in range(1, len(branch) + 1)}
+
+
+# ---- static trees --------------------------------------------------------------------------------------------------
+
+CANDIDATES = [[10, 11, 12], [20, 21], [30]]
+
+
+def test_candidates_become_nodes():
+    choices = [(1,), (0, 1), (0,), (0, 0), (0, 0, 0), (1, 0)]
+    assert tree.from_candidates(CANDIDATES, choices) == ([10, 11, 20, 21, 20, 30], [-1, -1, 0, 0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        ([(0, 1)], r"without its parent \(0,\)"),
+        ([(3,)], "fewer or smaller"),
+        ([(-1,)], "fewer or smaller"),
+        ([(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)], "fewer or smaller"),
+        ([()], "empty"),
+    ],
+)
+def test_bad_choices_are_refused(choices, message):
+    with pytest.raises(ValueError, match=message):
+        tree.from_candidates(CANDIDATES, choices)
+
+
+ACCURACIES = st.lists(st.lists(st.floats(0, 0.5), min_size=1, max_size=2), min_size=1, max_size=3)
+
+
+@given(ACCURACIES, st.integers(1, 5))
+def test_best_tree_is_the_best_of_all_trees(accuracies, budget):
+    everything = [c for d in range(1, len(accuracies) + 1) for c in product(*(range(len(a)) for a in accuracies[:d]))]
+    count = min(budget, len(everything))
+    rivals = (
+        tree.expected_tokens(accuracies, rival)
+        for rival in combinations(everything, count)
+        if all(choice[:-1] in {(), *rival} for choice in rival)
+    )
+    found = tree.best_tree(accuracies, budget)
+    assert len(found) == len(set(found)) == count
+    tree.from_candidates([[0] * len(a) for a in accuracies], found)  # every node has its parent
+    assert tree.expected_tokens(accuracies, found) == pytest.approx(max(rivals), abs=1e-12)
+
+
+def test_expected_tokens_is_the_mean_over_everything_that_can_happen():
+    accuracies = [[0.5, 0.2], [0.4, 0.3], [0.6]]
+    choices = tree.best_tree(accuracies, 6)
+    mean = 0.0
+    for right in product(*(range(len(head) + 1) for head in accuracies)):  # which candidate is right; the last: none
+        weight = math.prod([*head, 1 - sum(head)][i] for head, i in zip(accuracies, right, strict=True))
+        accepted = max((d for d in range(1, 4) if right[:d] in choices), default=0)
+        mean += weight * (1 + accepted)
+    assert tree.expected_tokens(accuracies, choices) == pytest.approx(mean, abs=1e-12)
+
+
+def test_best_tree_refuses_nonsense():
+    with pytest.raises(ValueError, match="budget=0"):
+        tree.best_tree([[0.5]], 0)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        tree.best_tree([[1.5]], 3)
+
+
+# ---- dynamic trees -------------------------------------------------------------------------------------------------
+
+
+def test_grow_expands_the_likeliest_and_keeps_the_likeliest():
+    below = {"a": [("c", 0.9), ("d", 0.1)], "b": [("e", 0.6), ("f", 0.4)], "c": [("g", 0.5)], "e": [("h", 0.5)]}
+    number = {name: ord(name) for name in "abcdefghx"}
+    calls = []
+
+    def scored(pairs):
+        return [(number[name], math.log(p)) for name, p in pairs]
+
+    def expand(so_far, nodes):
+        calls.append([chr(so_far.tokens[node]) for node in nodes])
+        return [scored(below[chr(so_far.tokens[node])]) for node in nodes]
+
+    # reach: a .5, b .4, x .1 | c .45, d .05, e .24, f .16 | g .225, h .12
+    kept, grown = tree.grow(scored([("a", 0.5), ("b", 0.4), ("x", 0.1)]), expand, depth=3, width=2, budget=6)
+    assert calls == [["a", "b"], ["c", "e"]]  # one call a depth, the two likeliest nodes of it
+    assert [chr(token) for token in kept.tokens] == ["a", "b", "c", "e", "f", "g"]
+    assert kept.parents == [-1, -1, 0, 1, 1, 2]
+    assert grown == [0, 1, 3, 5, 6, 7]
+
+
+@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 12), st.integers(0, 99))
+def test_grow_gives_a_tree_within_its_limits(depth, width, budget, seed):
+    generator = torch.Generator().manual_seed(seed)
+
+    def three(*_):
+        return [(token, math.log(p)) for token, p in enumerate(torch.rand(3, generator=generator).tolist())]
+
+    calls = []
+
+    def expand(so_far, nodes):
+        tree.check_parents(so_far.parents)
+        calls.append(len(nodes))
+        return [three() for _ in nodes]
+
+    kept, grown = tree.grow(three(), expand, depth, width, budget)
+    tree.check_parents(kept.parents)
+    assert len(kept.tokens) == len(kept.parents) == len(grown) <= budget
+    assert len(calls) == depth - 1 and all(1 <= count <= width for count in calls)
+    assert max(tree.depths(kept.parents)) <= depth
+
+
+def test_grow_stops_where_nothing_is_proposed_and_refuses_nonsense():
+    calls = []
+    kept, _ = tree.grow([(1, -0.5)], lambda so_far, nodes: calls.append(nodes) or [[]], depth=5, width=2, budget=9)
+    assert kept == ([1], [-1]) and calls == [[0]]
+    with pytest.raises(ValueError, match="width=0"):
+        tree.grow([(1, -0.5)], None, 1, 0, 1)
+    with pytest.raises(ValueError, match="log-probability 0.5"):
+        tree.grow([(1, 0.5)], None, 1, 1, 1)
+
+
+@pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])
+def test_parents_come_before_their_children(parents):
+    with pytest.raises(ValueError, match="a parent comes before its child"):
+        tree.ancestor_mask(parents)

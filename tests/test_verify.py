@@ -1,0 +1,383 @@
+"""The rejection sampler: exact laws of the rules and of the verifiers' own code, then samples, shapes and guards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import partial
+
+import law_checks
+import numpy as np
+import pytest
+import torch
+from law_checks import CHECKS, Scheme, assert_same, target_law, toy_model
+from mutants.verify_mutants import MUTANTS
+from scipy.stats import chi2, ncx2
+
+from minispec import laws, verify
+from minispec.laws import exact_law
+from minispec.verify import (
+    accept_probability,
+    chain,
+    chain_batch,
+    emitted_law,
+    pick,
+    residual,
+    tree,
+    typical,
+)
+
+FULL = {  # γ ≤ 3, V ≤ 4, and long enough that cycles follow one another
+    "joint": {"sizes": ((4, 3, 2), (3, 3, 4), (2, 3, 5), (4, 2, 3), (4, 1, 3))},
+    "count": {"sizes": ((4, 3), (4, 2), (4, 1), (2, 3))},
+    "tree": {"sizes": ((4, (2,), 2), (4, (3,), 1), (3, (3,), 2), (2, (2, 2), 3), (3, (2, 1), 2), (4, (2, 1), 1))},
+}
+HALF = torch.tensor([0.5, 0.5], dtype=torch.float64)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def law(*probabilities: float) -> torch.Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_lossless(check):
+    CHECKS[check](Scheme(), **FULL.get(check, {}))
+
+
+# ---- the rules -----------------------------------------------------------------------------------------------------
+
+
+def test_rules_by_hand():
+    p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
+    assert [float(accept_probability(p, q, d)) for d in range(3)] == pytest.approx([1, 1, 1 / 3])
+    assert residual(p, q).tolist() == pytest.approx([0.75, 0.25, 0])
+    assert residual(p, p).tolist() == p.tolist()  # nothing uncovered, nothing rejected, no NaN
+    assert residual(p, torch.zeros(3)).tolist() == pytest.approx(p.tolist())
+
+
+def test_rules_work_on_any_leading_shape():
+    p, q = (law_checks._random_laws((4, 5, 6), generator(seed), sparse=True) for seed in (1, 2))
+    p[0, 0] = q[0, 0]
+    tokens = torch.randint(0, 6, (4, 5), generator=generator())
+    a, r = accept_probability(p, q, tokens), residual(p, q)
+    assert a.shape == (4, 5) and r.shape == p.shape and bool(torch.isfinite(r).all())
+    for i in range(4):
+        for j in range(5):
+            assert a[i, j] == accept_probability(p[i, j], q[i, j], int(tokens[i, j]))
+            assert torch.equal(r[i, j], residual(p[i, j], q[i, j]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pick_is_the_inverse_of_the_running_total(dtype):
+    probs = torch.tensor([0.0, 0.25, 0.0, 0.5, 0.25, 0.0], dtype=dtype)
+    numbers = [0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, 1 - 2.0**-53]
+    assert [pick(probs, u) for u in numbers] == [1, 1, 3, 3, 3, 4, 4]
+    assert pick(probs.expand(7, 6), torch.tensor(numbers, dtype=torch.float64)).tolist() == [1, 1, 3, 3, 3, 4, 4]
+
+
+def test_acceptance_is_the_overlap_and_accepted_tokens_alone_do_not_follow_p():
+    for p, q in law_checks.random_pairs(30, seed=5):
+
+        def one_draft(random, p=p, q=q):
+            d = pick(q, random())
+            verdict = chain(p.expand(2, -1), q[None], [d], [random(), random()])
+            return verdict.accepted, d if verdict.accepted else verdict.token
+
+        outcomes = exact_law(one_draft)
+        beta = sum(weight for (accepted, _), weight in outcomes.items() if accepted)
+        assert beta == pytest.approx(1 - laws.total_variation(p, q), abs=1e-12)
+        if beta > 1e-12:
+            accepted = {x: weight / beta for (a, x), weight in outcomes.items() if a}
+            overlap = torch.minimum(p, q)
+            assert_same(accepted, dict(enumerate((overlap / overlap.sum()).tolist())), "accepted tokens")
+
+
+def test_wrong_rules_bend_the_law_as_algebra_says():
+    p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
+    overlap = torch.minimum(p, q)
+    reject = 1 - overlap.sum()
+    from_p = emitted_law(p, q, replace=lambda p, q: p)
+    assert_same(from_p, overlap + reject * p, "resample from p")
+    assert_same(emitted_law(p, q, accept=lambda p, q, d: 1.0), q, "accept always")
+    assert laws.total_variation(from_p, p) > 0.05
+    greedy = verify.best(q, ())
+    assert_same(emitted_law(p, greedy), p, "greedy draft, q one-hot")
+    assert laws.total_variation(emitted_law(p, q, drawn_from=greedy), p) > 0.05  # greedy draft, soft q
+
+
+# ---- chains --------------------------------------------------------------------------------------------------------
+
+
+def test_deterministic_draft_is_drawing_from_p_and_looking():
+    """Draw y ~ p; y = d is acceptance, otherwise emit that y: the same law as one-hot q, verdict included."""
+    for p, _ in law_checks.random_pairs(20, seed=3):
+        for d in range(len(p)):
+
+            def look(random, p=p, d=d):
+                y = pick(p, random())
+                return (1, None) if y == d else (0, y)
+
+            def reject(random, p=p, d=d):
+                verdict = chain(p.expand(2, -1), None, [d], [random(), 0.5])  # the bonus does not matter here
+                return (1, None) if verdict.accepted else (0, verdict.token)
+
+            def told_one_hot(random, p=p, d=d):
+                verdict = chain(p.expand(2, -1), verify.one_hot(d, like=p)[None], [d], [random(), random()])
+                return (1, None) if verdict.accepted else (0, verdict.token)
+
+            assert_same(exact_law(told_one_hot), exact_law(look), f"p={p.tolist()}, d={d}")
+            accepted = exact_law(reject).get((1, None), 0.0)
+            assert accepted == pytest.approx(float(p[d]), abs=1e-12)
+
+
+def test_greedy_target_accepts_exactly_the_argmax():
+    best = [2, 0, 1, 2]
+    p = torch.nn.functional.one_hot(torch.tensor(best), 3).double()
+    q = law_checks._random_laws((3, 3), generator(), sparse=False)
+    for drafted, accepted in [([2, 0, 1], 3), ([2, 0, 0], 2), ([2, 1, 1], 1), ([0, 0, 1], 0)]:
+        for told in (q, None):
+            for u in ([0.0] * 4, [0.5] * 4, [1 - 2.0**-53] * 4):
+                assert chain(p, told, drafted, u).run(drafted) == tuple(best[: accepted + 1])
+
+
+@pytest.mark.parametrize("propose", [law_checks.propose_until_unsure, law_checks.propose_until_unlikely])
+def test_honest_stopping_rules_are_lossless(propose):
+    target, draft = toy_model(3, 1), toy_model(3, 2, sharpness=1.5)
+    joint = laws.joint_law(lambda c: laws.chain_law(target, draft, 2, c, propose=propose), 3)
+    assert_same(joint, target_law(target, 3), propose.__name__)
+    lengths = {len(propose(draft, (), 2, iter([u, u]).__next__)[0]) for u in np.linspace(0, 0.99, 20)}
+    lengths |= {len(propose(draft, (x,), 2, iter([u, u]).__next__)[0]) for x in range(3) for u in (0.1, 0.5, 0.9)}
+    assert len(lengths) > 1  # the rule does stop some drafts early
+
+
+def test_expected_count_with_the_same_acceptance_everywhere():
+    p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
+    alpha = float(torch.minimum(p, q).sum())
+    for gamma in (1, 2, 3):
+        cycle = laws.chain_law(lambda context: p, lambda context: q, gamma)
+        mean = sum(len(run) * weight for run, weight in cycle.items())
+        assert mean == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), abs=1e-12)
+
+
+def test_random_numbers_used_do_not_depend_on_the_outcome():
+    p, q = (law_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
+    for drafted in ([0, 0, 0], [4, 2, 1]):
+        source, plain = generator(7), generator(7)
+        verdict = chain(p, q, drafted, source)
+        numbers = torch.rand(4, generator=plain, dtype=torch.float64)
+        assert torch.equal(source.get_state(), plain.get_state())
+        assert verdict == chain(p, q, drafted, numbers.tolist()) == chain(p, q, drafted, numbers)
+        accepted, token = chain_batch(p[None], q[None], torch.tensor([drafted]), None, generator(7))
+        assert (int(accepted), int(token)) == (verdict.accepted, verdict.token)
+
+
+def test_batch_edges():
+    p = law_checks._random_laws((3, 1, 4), generator(), sparse=False)
+    accepted, token = chain_batch(p, None, torch.zeros(3, 0, dtype=torch.long), None, generator())  # nothing drafted
+    assert accepted.tolist() == [0, 0, 0] and token.shape == (3,)
+    p32, q32 = torch.full((2, 3, 4), 0.25), torch.full((2, 2, 4), 0.25)
+    accepted, token = chain_batch(p32, q32, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), generator())
+    assert accepted.tolist() == [2, 1]  # p = q never rejects, and a row ends where its own draft does
+    nan = torch.full_like(q32, torch.nan)
+    nan[0], nan[1, 0] = q32[0], q32[1, 0]
+    again = chain_batch(p32, nan, torch.zeros(2, 2, dtype=torch.long), torch.tensor([2, 1]), generator())
+    assert torch.equal(again[0], accepted) and torch.equal(again[1], token)  # what pads q is not looked at
+
+
+# ---- trees ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_without_branches_is_a_chain():
+    p, q = (law_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
+    for seed in range(50):
+        drafted = torch.multinomial(q, 1, generator=generator(seed)).flatten()
+        for told in (q, None):
+            assert tree(p, told, drafted, [-1, 0, 1], generator(seed)) == chain(p, told, drafted, generator(seed))
+
+
+def test_greedy_tree_follows_the_argmax_as_far_as_it_goes():
+    tokens, parents = [1, 2, 0, 1, 2, 2], [-1, -1, 1, 1, 3, 0]  # 1 → 2;  2 → {0, 1 → 2}
+    best = [2, 0, 1, 0, 0, 0, 0]  # at the root 2 (node 1), there 1 (node 3), there 0: no such child
+    p = torch.nn.functional.one_hot(torch.tensor(best), 3).double()
+    assert tree(p, None, tokens, parents, generator()) == ([1, 3], 0)
+
+
+def test_tree_of_no_nodes_emits_from_p():
+    p = law(0.0, 1.0, 0.0)[None]
+    assert tree(p, None, [], [], generator()) == ([], 1)
+
+
+def test_ways_to_draft_siblings():
+    q = law(0.1, 0.6, 0.3, 0.0)
+    assert verify.iid(q, (1, 1)).tolist() == q.tolist()
+    assert verify.distinct(q, (1, 0)).tolist() == [0, 0, 1, 0]
+    assert verify.distinct(q, (1,)).tolist() == pytest.approx([0.25, 0, 0.75, 0])
+    assert verify.distinct(q, (1, 0, 2)).tolist() == [0, 0, 0, 0]  # used up: no more siblings
+    assert [int(verify.best(q, range(m)).argmax()) for m in range(4)] == [1, 2, 0, 3]
+    assert not verify.best(q, range(4)).any()
+    for siblings in (verify.distinct, verify.best):
+        assert_same(emitted_law(law(0.4, 0.3, 0.2, 0.1), q, m=9, siblings=siblings), law(0.4, 0.3, 0.2, 0.1), siblings)
+        tokens, _, _ = laws.propose_tree(lambda c: q, (), (9,), lambda: 0.5, siblings=siblings)
+        assert len(tokens) == len(set(tokens)) == (4 if siblings is verify.best else 3)
+
+
+def test_deterministic_trees_of_merged_branches_are_lossless():
+    """A trie of deterministic branches (n-grams, lookahead): the same rule with one-hot q, unequal depths included."""
+    from minispec.tree import merge
+
+    def propose(draft, context, widths, random):
+        return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None
+
+    target = toy_model(3, 1)
+    joint = laws.joint_law(lambda c: laws.tree_law(target, target, None, c, propose=propose), 3)
+    assert_same(joint, target_law(target, 3), "merged branches")
+
+
+# ---- typical acceptance: lossy -------------------------------------------------------------------------------------
+
+
+def test_typical_accepts_by_entropy_and_takes_the_longest_path():
+    flat, peaked = torch.full((20,), 0.05, dtype=torch.float64), law(0.96, 0.02, 0.02, *[0.0] * 17)
+    # flat: δ·exp(−H) = 0.3/20 = 0.015 < 0.05, everything passes. peaked: H = 0.196, min(0.09, 0.247) = 0.09.
+    p = torch.stack([flat, peaked, peaked, flat, flat])
+    tokens, parents = [3, 5, 1, 0], [-1, -1, 0, 1]  # 3 → 1 (0.02, refused);  5 → 0 (0.96, passes)
+    assert typical(p, tokens, parents, generator()).path == [1, 3]
+    assert typical(p, tokens, parents, generator(), epsilon=0.01).path == [0, 2]  # all pass: the earlier of equals
+    assert typical(p[:4], tokens[:3], parents[:3], generator(), epsilon=0.9, delta=1.1).path == []  # 0.055: none
+
+
+def test_typical_is_greedy_on_a_greedy_target_and_biased_otherwise():
+    p = torch.nn.functional.one_hot(torch.tensor([2, 1, 0]), 3).double()
+    assert typical(p, [2, 1], [-1, 0], generator()) == ([0, 1], 0)
+    assert typical(p, [1, 1], [-1, 0], generator()) == ([], 2)
+    target = toy_model(3, 1)
+    lossy = partial(laws.tree_law, target, toy_model(3, 2), (2,), propose=law_checks.propose_best_tree)
+    verdicts = lossy(verify=lambda p, q, *rest: typical(p, *rest))
+    first = laws.joint_law(lambda c: verdicts, 1)
+    assert laws.total_variation(first, laws.plain_law(target)) > 0.1
+
+
+# ---- the exact-law machine -----------------------------------------------------------------------------------------
+
+
+def test_exact_law_runs_every_branch_once():
+    calls = []
+
+    def program(random):
+        calls.append(1)
+        first, second = random(), random()
+        return "a" if first < 0.3 else ("b" if second < 0.5 else "c")
+
+    assert exact_law(program) == pytest.approx({"a": 0.3, "b": 0.35, "c": 0.35})
+    assert len(calls) == 3
+
+
+def test_exact_law_remembers_what_is_known_of_a_number():
+    def reused(random):
+        u = random()
+        return u < 0.6, u < 0.3, u >= 0.6
+
+    assert exact_law(reused) == pytest.approx(
+        {(True, True, False): 0.3, (True, False, False): 0.3, (False, False, True): 0.4}
+    )
+
+
+def test_exact_law_of_pick_is_the_law():
+    for p, _ in law_checks.random_pairs(40, seed=9):
+        drawn = exact_law(lambda random, p=p: pick(p, random()))
+        assert_same(drawn, {x: px for x, px in enumerate(p.tolist()) if px}, "pick")
+        assert all(p[x] > 0 for x in drawn)
+
+
+def test_joint_law_of_plain_decoding_is_the_product():
+    target = toy_model(3, 4)
+    joint = target_law(target, 3)
+    assert sum(joint.values()) == pytest.approx(1, abs=1e-12)
+    for text, probability in joint.items():
+        product = np.prod([float(target(text[:i])[x]) for i, x in enumerate(text)])
+        assert probability == pytest.approx(product, abs=1e-15)
+
+
+def test_joint_law_uses_whole_runs():
+    assert laws.joint_law(lambda c: {(0, 1): 0.5, (2,): 0.5} if c == () else {(0, 1): 1.0}, 3) == {
+        (0, 1, 0): 0.5,
+        (2, 0, 1): 0.5,
+    }
+    assert laws.joint_law(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
+
+
+def test_power_of_the_statistical_check():
+    """20,000 cycles catch a bias of resampling from p with probability > 0.99, and one of TV 0.03 with > 0.9."""
+    target, draft = toy_model(3, 1), toy_model(3, 2)
+    right = laws.chain_law(target, draft, 2)
+    biased = MUTANTS["resample_from_p"].scheme.chain_law(target, draft, 2)
+    critical = chi2.isf(law_checks.P_VALUE, len(right) - 1)
+    noncentrality = law_checks.DRAWS * sum((biased.get(run, 0) - px) ** 2 / px for run, px in right.items())
+    assert ncx2.sf(critical, len(right) - 1, noncentrality) > 0.99
+    # The least noncentrality a total variation δ can have is N·4δ² (Cauchy–Schwarz), whatever its shape.
+    assert ncx2.sf(critical, len(right) - 1, law_checks.DRAWS * 4 * 0.03**2) > 0.9
+    assert (
+        law_checks.chi_square(Counter({run: round(law_checks.DRAWS * px) for run, px in right.items()}), right) > 0.99
+    )
+
+
+# ---- guards --------------------------------------------------------------------------------------------------------
+
+Q = torch.tensor([[0.2, 0.8], [1.0, 0.0]])
+BAD_DRAFTS = {
+    "outside the target's vocabulary": (torch.tensor([0, 2]), Q, 2),
+    "token -1": (torch.tensor([0, -1]), None, 2),
+    "sums to 0.9": (torch.tensor([0, 0]), Q * 0.9, 2),
+    "sums to nan": (torch.tensor([0, 0]), Q * torch.nan, 2),
+    "holds -0.5": (torch.tensor([0, 0]), torch.tensor([[1.5, -0.5], [1.0, 0.0]]), 2),
+    "probability 0 under q": (torch.tensor([0, 1]), Q, 2),
+    "one law over the target's vocabulary": (torch.tensor([0, 0]), Q, 3),
+}
+
+
+@pytest.mark.parametrize("message", BAD_DRAFTS)
+def test_bad_drafts_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        verify.check_draft(*BAD_DRAFTS[message])
+
+
+def test_good_drafts_pass():
+    verify.check_draft(torch.tensor([1, 0]), Q, 2)
+    verify.check_draft(torch.tensor([1, 0]), None, 2)
+    verify.check_draft(torch.zeros(0, dtype=torch.long), torch.zeros(0, 2), 2)
+    padded = torch.stack([Q, torch.stack([Q[0], torch.zeros(2)])])  # the second row drafted one token only
+    verify.check_draft(torch.tensor([[1, 0], [1, 0]]), padded, 2, torch.tensor([2, 1]))
+    with pytest.raises(ValueError, match="sums to 0"):
+        verify.check_draft(torch.tensor([[1, 0], [1, 0]]), padded, 2)
+    logits = torch.randn(3, 50_000, generator=generator())
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        verify.check_law("q", logits.to(dtype).softmax(-1))
+
+
+BAD_CALLS = {
+    "p has shape": lambda: chain(HALF.expand(2, 2), None, [0, 1], generator()),
+    "q has shape": lambda: chain(HALF.expand(3, 2), HALF.expand(1, 2), [0, 1], generator()),
+    "numbers in .*of shape": lambda: chain(HALF.expand(3, 2), None, [0, 1], [0.1, 0.2]),
+    "generator=None": lambda: chain(HALF.expand(3, 2), None, [0, 1], None),
+    "p has shape.*one more": lambda: chain_batch(
+        HALF.expand(4, 3, 2), None, torch.zeros(4, 3).long(), None, generator()
+    ),
+    r"of shape \(4, 3\)": lambda: chain_batch(
+        HALF.expand(4, 3, 2), None, torch.zeros(4, 2).long(), None, torch.zeros(4, 2)
+    ),
+    "parents 1: give one": lambda: tree(HALF.expand(3, 2), None, [0, 1], [-1], generator()),
+    r"parents\[1\]=1": lambda: tree(HALF.expand(3, 2), None, [0, 1], [-1, 1], generator()),
+    r"parents\[0\]=-2": lambda: typical(HALF.expand(2, 2), [0], [-2], generator()),
+    "p sums to 1.1": lambda: emitted_law([0.5, 0.6], [0.5, 0.5]),
+    "q sums to 0.9": lambda: emitted_law([0.5, 0.5], [0.4, 0.5]),
+    "the law after .*sums to": lambda: laws.chain_law(lambda c: HALF, lambda c: HALF / 2, 1),
+}
+
+
+@pytest.mark.parametrize("message", BAD_CALLS)
+def test_bad_calls_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        BAD_CALLS[message]()
