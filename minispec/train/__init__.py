@@ -28,7 +28,7 @@ def add_arguments(parser) -> None:
         command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda")
         command.add_argument("--seed", type=int, default=0)
         module.add_arguments(command)
-        command.set_defaults(train=module.run)
+        command.set_defaults(run=run, train=module.run)
 
 
 def run(args) -> None:

@@ -131,7 +131,7 @@ class BatchWriter:
             self._capture()
         for step in range(1, self.max_new_tokens):
             self.graph.replay() if self.graph else self._step()
-            if step % 32 == 0 and bool(torch.isin(self.written, self.end_tokens).any(1).all()):
+            if step % 32 == 0 and bool(torch.isin(self.written[:, : step + 1], self.end_tokens).any(1).all()):
                 break
         return self._collect(prompts, temperatures)
 
