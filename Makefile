@@ -3,7 +3,7 @@
 #   make lab     set up, then open the course in JupyterLab
 #   make test    set up, then everything: lint, tests, notebooks, browser
 #   make quick   the tests of a minute or two: no notebooks, no browser, no download
-#   make demo    a model telling a story in the terminal
+#   make demo    watch a draft and its target tell a story in the terminal
 #   make lint    ruff, both as linter and as formatter
 #   make clean   remove .venv and all caches
 #

@@ -5,6 +5,8 @@ target = ms.load("micro")
 out = ms.generate(target, "Once upon a time", max_new_tokens=64, temperature=0.8, seed=0)
 """
 
+from importlib import import_module
+
 from . import drafters
 from .cache import KVCache
 from .generate import Output, generate
@@ -31,3 +33,11 @@ __all__ = [
     "models",
     "speculate",
 ]
+
+LAZY = ("viz",)  # these need packages that the core does without
+
+
+def __getattr__(name: str):
+    if name in LAZY:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

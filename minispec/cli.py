@@ -1,4 +1,4 @@
-"""The command line: minispec demo | lab | models | measure | train | build.
+"""The command line: minispec demo | lab | models | measure | bench | train | build.
 
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,6 +20,9 @@ START = "notebooks/00_start_here.ipynb"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; 0 if it went well, 2 if the user can mend what went wrong, 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show α shows a question mark instead
     args = parser().parse_args(argv)
     try:
         return args.run(args) or 0
@@ -31,6 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
+    from . import bench
+    from .demo import DRAFTERS
+
     top = argparse.ArgumentParser(prog="minispec", description="Fast LLM inference: the course and its code.")
     top.set_defaults(run=lambda args: top.print_help())
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
@@ -40,9 +47,14 @@ def parser() -> argparse.ArgumentParser:
         sub.set_defaults(run=run)
         return sub
 
-    sub = command("demo", demo, "let a model tell a story and count its passes")
+    sub = command("demo", demo, "watch a draft and its target write, then see what it was worth")
     _add_model(sub)
+    kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
+    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    sub.add_argument("--draft", metavar="MODEL", help="the draft of model and cascade (default: the one of --model)")
+    sub.add_argument("--k", type=bench.draft_length, default=4, help="drafts a pass, or auto (default: %(default)s)")
     sub.add_argument("--prompt", default="Once upon a time", help="how the text begins (default: %(default)s)")
+    sub.add_argument("--chat", action="store_true", help="put the prompt as a question, to models that chat")
     sub.add_argument("--tokens", type=int, default=100, metavar="N", help="how many to write (default: %(default)s)")
     sub.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: %(default)s)")
     sub.add_argument("--seed", type=int, default=0, help="another seed, another story (default: %(default)s)")
@@ -63,6 +75,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
+    bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
+
     if find_spec("minispec.train"):
         from . import train
 
@@ -82,24 +96,20 @@ def _add_model(sub: argparse.ArgumentParser) -> None:
 
 
 def demo(args) -> None:
-    """Plain decoding as it happens, then what it cost."""
-    from . import generate, load
+    """Speculative decoding as it happens, then what it cost, beside plain decoding."""
+    from . import load
+    from .demo import Painter, demo, legend, make_drafter, shipped_draft, wants_colour
 
-    shown = []
-
-    def show(text: str) -> None:  # the prompt waits for the first word: by then nothing can be wrong with the options
-        print(text if shown else args.prompt + text, end="", flush=True)
-        shown.append(text)
-
-    model = load(args.model)
-    out = generate(model, args.prompt, args.tokens, temperature=args.temperature, seed=args.seed,
-                   stream=None if args.json else show)  # fmt: skip
-    passes = len(out.tokens)  # plain decoding: one for each token
-    if args.json:
-        facts = {"model": model.name, "prompt": args.prompt, "text": out.text, "tokens": len(out.tokens)}
-        print(json.dumps(facts | {"passes": passes, "seconds": out.seconds}, ensure_ascii=False))
-    else:
-        print(f"\n\n{model}\n{len(out.tokens)} tokens, {passes} passes, {out.tokens_per_second:.0f} tokens/s")
+    target = load(args.model)
+    name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
+    drafter = make_drafter(name, target, args.draft)
+    colour = wants_colour(sys.stdout)
+    opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
+    painter = None if args.json else Painter(target, colour, partial(print, end="", flush=True), opening)
+    prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
+    result = demo(target, drafter, prompt, args.tokens, args.k, temperature=args.temperature, seed=args.seed,
+                  painter=painter)  # fmt: skip
+    print(json.dumps(result.facts(), ensure_ascii=False) if args.json else f"\n\n{result.text(colour)}")
 
 
 def lab(args) -> None:

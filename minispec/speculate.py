@@ -24,7 +24,7 @@ from . import tree as trees
 from . import verify
 from .adaptive import AdaptiveLength
 from .cache import KVCache
-from .drafters.base import Context, Draft, Drafter, laws, uniforms
+from .drafters.base import Context, Draft, Drafter, laws, stack, uniforms
 from .generate import Output, Writer, pad, prepare
 from .sampling import Sampling, generator_for
 from .trace import Cycle, Trace
@@ -107,10 +107,12 @@ def speculate(
                 adaptive.learn(wanted, cycles)
             alive = [i for i, row in enumerate(rows) if row.writer.finish is None]
             if len(alive) < len(rows):  # finished rows leave the batch
-                rows = [rows[i] for i in alive]
+                finished, rows = [row for row in rows if row.writer.finish], [rows[i] for i in alive]
                 cache = cache.rows(alive) if alive else cache
+                for row in finished:
+                    drafter.forget(row.context.row)
     finally:
-        for row in everyone:
+        for row in rows:  # none, unless something went wrong
             drafter.forget(row.context.row)
     seconds = time.perf_counter() - start
     outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in everyone]
@@ -122,6 +124,8 @@ def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -
     longest = model.config.max_length
     if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
         raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
+    if not isinstance(drafter, Drafter):
+        raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
     if drafter.vocab_size not in (None, model.config.vocab_size):
         raise ValueError(
             f"drafter speaks {drafter.vocab_size} tokens and the target {model.config.vocab_size}: "
@@ -148,14 +152,16 @@ def propose(drafter: Drafter, rows: Sequence[Row], k: int) -> list[Draft]:
     if k < 1:
         return [Draft([]) for _ in rows]
     drafts = drafter.propose([row.context for row in rows], k)
+    if len(drafts) != len(rows):
+        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} rows: propose returns one for each")
     return [cut(draft, row.room) for draft, row in zip(drafts, rows, strict=True)]
 
 
 def cut(draft: Draft, depth: int) -> Draft:
     """Leave out what lies too deep. How deep does not depend on what was drawn, so the law stays the target's."""
-    keep = [i for i, level in enumerate(trees.depths(parents_of(draft))) if level <= depth]
-    if len(keep) == len(draft.tokens):
+    if len(draft.tokens) <= depth:
         return draft
+    keep = [i for i, level in enumerate(trees.depths(parents_of(draft))) if level <= depth]
     place = {-1: -1} | {old: new for new, old in enumerate(keep)}
     return Draft(
         [draft.tokens[i] for i in keep],
@@ -170,8 +176,14 @@ def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Dra
 
     Scratch tokens sit at the end of the pass, after the padding, so that node i is always in place i + 1.
     """
+    V = model.config.vocab_size
+    for draft in drafts:
+        if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
+            raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
+                             f"give one law over the target's vocabulary for each token, {needed}")  # fmt: skip
     tokens, counts = pad([[row.context.tokens[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)],
                          model.device)  # fmt: skip
+    verify.check_draft(tokens, None, V)  # before the pass: a GPU would not survive a token outside the embedding
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
         return out.logits, out.hidden
@@ -201,7 +213,8 @@ def judge(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> tuple
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = laws(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
-    verify.check_draft(drafted, q, p.shape[-1], lengths)
+    ragged = len({len(draft.tokens) for draft in drafts}) > 1
+    verify.check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
     u = uniforms(contexts, drafted.shape[1] + 1).to(p.device)  # [B, n + 1]
     if all(draft.parents is None for draft in drafts):
         accepted, tokens = verify.chain_batch(p, q, drafted, lengths, u)
@@ -219,19 +232,6 @@ def parents_of(draft: Draft) -> list[int]:
     return list(range(-1, len(draft.tokens) - 1)) if draft.parents is None else draft.parents
 
 
-def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
-    """The laws of all drafts as one tensor [B, n, V], zero where a row drafted less; None if nothing was drawn."""
-    if all(draft.probs is None for draft in drafts):
-        return None
-    q = torch.zeros_like(p[:, :-1])
-    for i, draft in enumerate(drafts):
-        if draft.probs is not None:
-            q[i, : len(draft.tokens)] = draft.probs
-        else:  # not drawn: could have been nothing else
-            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
-    return q
-
-
 def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verdict]) -> None:
     """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
     read = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
@@ -241,15 +241,19 @@ def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verd
         longest = max(verdict.accepted for verdict in verdicts)
         # The last token stays where it is, node i is in the i-th slot after it. Short paths are filled up at will.
         path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
-        cache.gather(torch.tensor(path, device=start.device).view(len(path), longest), start + 1)
+        cache.gather(torch.tensor(path, dtype=torch.long, device=start.device).view(len(path), longest), start + 1)
     cache.rewind(start + kept)
 
 
 def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdicts) -> list[Cycle]:
     """The cycles of one pass, with what both sides gave each drafted token."""
-    place = torch.tensor([[0, *(parent + 1 for parent in parents_of(d))][1:] + [0] * (drafted.shape[1] - len(d.tokens))
-                          for d in drafts], dtype=torch.long, device=p.device).view_as(drafted)  # fmt: skip
-    p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], place, drafted].tolist()  # [B, n]
+    before = p[:, :-1]  # a chain's draft is judged by the law after the one before it, a tree's by that of its parent
+    if any(draft.parents is not None for draft in drafts):
+        place = [[parent + 1 for parent in parents_of(d)] + [0] * (drafted.shape[1] - len(d.tokens)) for d in drafts]
+        before = p[
+            torch.arange(len(drafts), device=p.device)[:, None], torch.tensor(place, dtype=torch.long, device=p.device)
+        ]
+    p_drafted = verify.at(before, drafted).tolist()  # [B, n]
     q_drafted = verify.at(q, drafted).tolist() if q is not None else None
     cycles = []
     for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):

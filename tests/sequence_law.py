@@ -53,10 +53,10 @@ def merged_bins(law: Law, draws: int) -> tuple[list[tuple[int, ...]], float]:
     """Texts that are expected at least five times, and the probability of all the others, which share one bin."""
     ranked = sorted(law, key=law.get, reverse=True)
     own = [text for text in ranked if law[text] * draws >= LEAST_EXPECTED]
-    rest = 1.0 - sum(law[text] for text in own)
-    while own and 1e-12 < rest and rest * draws < LEAST_EXPECTED:  # too small even together
+    rest = sum(law[text] for text in ranked[len(own) :])
+    while own and 0 < rest * draws < LEAST_EXPECTED:  # too rare even together
         rest += law[own.pop()]
-    return own, max(rest, 0.0) if rest > 1e-12 else 0.0
+    return own, rest
 
 
 def chi_square(outputs: Sequence[Sequence[int]], law: Law) -> float:

@@ -23,10 +23,11 @@ PACKAGE = ROOT / "minispec"
 
 # From the ground up. A module imports from its own layer and from those below.
 LAYERS = [
-    "model cache weights gguf fetch lock registry sampling generate verify tree blocks quantize kernels theory measure",
+    "model cache weights gguf fetch lock registry sampling generate trace verify tree laws blocks quantize kernels "
+    "theory adaptive measure",
     "drafters paged scheduler",
     "engine speculate fast parallel train",
-    "viz classroom interview bench cli",
+    "viz classroom interview bench demo cli",
 ]
 LAYER = {unit: height for height, units in enumerate(LAYERS) for unit in units.split()}
 WITH_NOTEBOOKS = {"viz", "classroom", "interview"}  # the only ones that may import what a GPU box does not have

@@ -63,6 +63,13 @@ class Drafter:
         `scratch` holds the target's logits [s, V] at the draft's scratch tokens.
         """
 
+    def rewind(self, row: int, length: int) -> None:
+        """Only the row's first `length` tokens still hold: inside a cascade, the target may refuse the rest.
+
+        To start afresh is always right. Override it where less will do.
+        """
+        self.forget(row)
+
     def forget(self, row: int) -> None:
         """The row is finished; drop what was kept for it."""
 
@@ -81,3 +88,18 @@ def laws(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     if all(sampling == samplings[0] for sampling in samplings):
         return samplings[0].probs(logits)
     return torch.stack([sampling.probs(row) for sampling, row in zip(samplings, logits, strict=True)])
+
+
+def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
+    """The laws of all drafts as one tensor [B, n, V], zero where a row drafted less; None if nothing was drawn."""
+    if all(draft.probs is None for draft in drafts):
+        return None
+    drawn = next(draft.probs for draft in drafts if draft.probs is not None)
+    # In the draft's own precision: that is how close to one its laws can sum, whatever the target's is.
+    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(drawn.dtype, torch.float32))
+    for i, draft in enumerate(drafts):
+        if draft.probs is not None:
+            q[i, : len(draft.tokens)] = draft.probs
+        else:  # not drawn: could have been nothing else
+            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
+    return q

@@ -36,12 +36,13 @@ class Model(Drafter):
         longest = max(len(context.tokens) for context in contexts) + k
         if k < 1 or longest > self.draft.config.max_length:
             return [Draft([]) for _ in contexts]  # past its own length a draft has nothing to say
-        self._make_room([context.row for context in contexts], longest)
+        unread = [context.tokens[self.read.get(context.row, 0) :] for context in contexts]
+        self._make_room([context.row for context in contexts], longest, max(map(len, unread)))
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms(contexts, k).to(self.draft.device)  # [B, k]
 
-        logits = self._forward(contexts, [context.tokens[self.read[context.row] :] for context in contexts])
+        logits = self._forward(contexts, unread)
         tokens, probs = [], []
         for step in range(k):
             if greedy:
@@ -61,32 +62,41 @@ class Model(Drafter):
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted drafts, of which the k-th was never read."""
-        if row in self.committed:
-            self.read[row] = min(self.read[row], self.committed[row] + len(path))
+        if row in self.committed:  # taken out: a cycle that was not drafted for changes nothing
+            self.read[row] = min(self.read[row], self.committed.pop(row) + len(path))
+
+    def rewind(self, row: int, length: int) -> None:
+        if row in self.read:
+            self.read[row] = min(self.read[row], length)
 
     def forget(self, row: int) -> None:
         self.read.pop(row, None)
         self.committed.pop(row, None)
+        if not self.read:
+            self.cache, self.order = None, []
 
     def _forward(self, contexts: Sequence[Context], unread: list[list[int]]) -> Tensor:
         """Read these tokens of these rows (none of the others), and score what follows: [B, V]."""
-        if len(contexts) < len(self.order):
-            todo = dict(zip((context.row for context in contexts), unread, strict=True))
+        rows = [context.row for context in contexts]
+        if rows != self.order:
+            todo = dict(zip(rows, unread, strict=True))
             unread = [todo.get(row, []) for row in self.order]
         tokens, counts = pad(unread, self.draft.device)
         logits = self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
-        if len(contexts) < len(self.order):
+        if rows != self.order:
             place = {row: i for i, row in enumerate(self.order)}
-            logits = logits[[place[context.row] for context in contexts]]
+            logits = logits[[place[row] for row in rows]]
         return logits
 
-    def _make_room(self, rows: list[int], longest: int) -> None:
+    def _make_room(self, rows: list[int], longest: int, width: int) -> None:
         """A cache row for everyone, in order, long enough; rewound to what is still true of each row."""
+        # A pass of `width` tokens also pads the rows that only ride along: nobody reads that, but it needs slots.
+        longest = max([longest, *(length + width for length in self.read.values())])
         new = [row for row in rows if row not in self.read]
         crowded = len(self.read) < len(self.order) / 2  # more dead than alive: move the living together
         if self.cache is None or new or crowded or longest > self.cache.capacity:
             alive = {row: i for i, row in enumerate(self.order) if row in self.read}
-            capacity = min(self.draft.config.max_length, 2 * longest)
+            capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
             if self.cache is None or not alive:
                 self.cache = self.draft.transformer.new_cache(len(new), capacity)
             else:

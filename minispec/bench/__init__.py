@@ -1,0 +1,51 @@
+"""`minispec bench …`: what drafts are worth, measured here, printed as a table and kept as JSON.
+
+minispec bench temperature --target micro --json FILE --html FILE       acceptance by the two temperatures
+minispec bench drafters --target smollm2 --json FILE                    every drafter's speed, beside plain decoding
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+COMMANDS = {
+    "temperature": "acceptance against temperature, the target's and the draft's separately",
+    "drafters": "plain and speculative tokens per second, for every drafter and kind of text",
+}
+
+
+def add_arguments(parser) -> None:
+    from importlib import import_module
+
+    commands = parser.add_subparsers(title="what to measure", required=True)
+    for name, help in COMMANDS.items():
+        module = import_module(f"{__name__}.{name}")
+        command = commands.add_parser(name, help=help, description=module.__doc__)
+        command.add_argument(
+            "--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)"
+        )
+        command.add_argument("--prompts", default="builtin", metavar="FILE", help="JSON lines (default: %(default)s)")
+        command.add_argument(
+            "--tokens", type=int, default=64, metavar="N", help="to write for each (default: %(default)s)"
+        )
+        command.add_argument("--seed", type=int, default=0)
+        command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+        module.add_arguments(command)
+        command.set_defaults(run=run, bench=module)
+
+
+def run(args) -> None:
+    """Every benchmark: its result is a dict that goes to JSON as it is, its table is made from that dict."""
+    for option, file in vars(args).items():
+        if option in ("json", "html") and file and not file.absolute().parent.is_dir():
+            raise ValueError(f"{option}={str(file)!r}: there is no folder {file.absolute().parent}, make it first")
+    result = args.bench.run(args)
+    print(args.bench.text(result))
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def draft_length(text: str) -> int | str:
+    """--k as the command line takes it."""
+    return text if text == "auto" else int(text)

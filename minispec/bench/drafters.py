@@ -1,0 +1,150 @@
+"""Every drafter against plain decoding: tokens per second, acceptance and tokens per pass, by kind of text.
+
+Each round lets plain decoding and all drafters write the same prompts, one after the other, so that a machine that
+slows down slows down all of them. Greedy unless told otherwise: then all write the same text.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from tqdm import tqdm
+
+from ..demo import DRAFTERS, make_drafter, place
+from ..drafters import Drafter
+from ..generate import Output, generate
+from ..measure import Timing, interleaved_times, machine
+from ..registry import load
+from ..speculate import speculate
+from ..trace import Trace
+from ..weights import Model
+from . import draft_length
+from .prompts import read_prompts
+
+PLAIN = "plain"
+
+
+def race(
+    target: Model,
+    drafters: Mapping[str, Drafter],
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    k: int | str = 4,
+    new_tokens: int = 64,
+    repeat: int = 5,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> dict:
+    """The benchmark: result["results"][category][drafter or "plain"]."""
+    options = dict(temperature=temperature, seed=seed)
+    entrants, results = {PLAIN: None, **drafters}, {}
+    with tqdm(total=len(prompts) * (repeat + 1) * len(entrants), leave=False, disable=None) as bar:  # on terminals only
+        for category, of_it in prompts.items():
+            laps: dict[str, list[list[Output]]] = {name: [] for name in entrants}  # by round, then by prompt
+            calls = {
+                name: partial(lap, laps[name], target, drafter, of_it, k, new_tokens, **options)
+                for name, drafter in entrants.items()
+            }
+            bar.set_description(category)
+            interleaved_times(calls, repeat, 1, target.device, reset=bar.update)
+            timed = {name: rounds[1:] for name, rounds in laps.items()}  # without the warm-up
+            results[category] = summarise(timed)
+    return {
+        "benchmark": "drafters",
+        "target": Path(target.name).name or target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "k": k,
+        "new_tokens": new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "repeat": repeat,
+        "prompts": {category: len(of_it) for category, of_it in prompts.items()},
+        "results": results,
+        "machine": machine(),
+    }
+
+
+def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
+    """All prompts once; without a drafter, plainly."""
+    if drafter is None:
+        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
+    else:
+        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
+
+
+def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:
+    """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
+    seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
+    table = {}
+    for name, rounds in runs.items():
+        outs = rounds[-1]
+        trace = Trace([cycle for out in outs for cycle in out.trace.cycles]) if name != PLAIN else None
+        tokens = sum(len(out.tokens) for out in outs)
+        ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
+        table[name] = {
+            "tokens": tokens,
+            "passes": trace.target_passes if trace else tokens,
+            "tokens_per_pass": tokens / trace.target_passes if trace else 1.0,
+            "acceptance": trace.acceptance_rate if trace else None,
+            "drafted_per_pass": trace.drafted_per_cycle if trace else 0.0,
+            "tokens_per_second": asdict(Timing.of(seconds[name]).rate(1)),
+            "speedup": asdict(Timing.of(ratios)),
+            "same_text": [out.tokens for out in outs] == [out.tokens for out in runs[PLAIN][-1]],
+        }
+    return table
+
+
+def _seconds_per_token(outs: Sequence[Output]) -> float:
+    return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
+
+
+def text(result: dict) -> str:
+    """The tables for a terminal, 80 columns."""
+    how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}"
+    lines = textwrap.wrap(
+        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens a prompt; "
+        f"medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}", 80
+    )  # fmt: skip
+    for category, table in result["results"].items():
+        lines += ["", category, f"{'':<12}{'tokens/s':>22}{'speed-up':>20}{'α':>7}{'tokens/pass':>13}"]
+        for name, row in table.items():
+            alpha = "–" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+            rate, gain = _spread(row["tokens_per_second"], 1), _spread(row["speedup"], 2)
+            lines.append(f"{name:<12}{rate:>22}{gain:>20}{alpha:>7}{row['tokens_per_pass']:>13.2f}")
+    for name, reason in result.get("skipped", {}).items():
+        lines += ["", *textwrap.wrap(f"without {name}: {reason}", 80)]
+    return "\n".join(lines)
+
+
+def _spread(stats: dict, digits: int) -> str:
+    return "{median:.{d}f} ({low:.{d}f}–{high:.{d}f})".format(**stats, d=digits)
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--target", default="smollm2", help="the model that decides (default: %(default)s)")
+    parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME",
+                        help=f"of {', '.join(DRAFTERS)} (default: all that can be had)")  # fmt: skip
+    parser.add_argument("--k", type=draft_length, default=4, help="drafts a pass, or auto (default: %(default)s)")
+    parser.add_argument(
+        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)"
+    )
+    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default: %(default)s)")
+
+
+def run(args) -> dict:
+    target = load(args.target)
+    prompts = read_prompts(args.prompts, target, args.tokens)
+    drafters, skipped = {}, {}
+    for name in args.drafters or DRAFTERS:
+        try:
+            drafters[name] = make_drafter(name, target, args.draft)
+        except ValueError as error:
+            if args.drafters:  # asked for by name
+                raise
+            skipped[name] = str(error)
+    return race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed) | {
+        "skipped": skipped
+    }

@@ -1,0 +1,119 @@
+"""A drafter for the drafter: a tiny one proposes, a middle model corrects, the target verifies what came out.
+
+The middle model treats `inner` as the target treats any drafter: it accepts, corrects and adds one token of its own,
+so its tokens follow its own law exactly, in fewer passes. To the target, that law is the q of this draft, whatever
+`inner` had proposed on the way.
+
+Bookkeeping. For the middle model's cache it is the same as for any model that drafts alone, because what comes out is
+the same: k tokens, of which the last was never read. `inner` is told of every correction as if the text were settled.
+When the target then refuses a part of it, `inner` is rewound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..generate import pad
+from ..sampling import Sampling
+from ..verify import chain_batch, check_draft
+from ..weights import Model as Handle
+from .base import Context, Draft, Drafter, laws, stack, uniforms
+from .model import Model
+
+
+class Cascade(Model):
+    """Draft with `middle`, for which `inner` drafts chains of up to `inner_k` tokens."""
+
+    def __init__(self, inner: Drafter, middle: Handle, inner_k: int = 4, sampling: Sampling | None = None):
+        if not (isinstance(inner_k, int) and inner_k >= 1):
+            raise ValueError(f"inner_k={inner_k!r}: give the inner drafter's draft length, a whole number ≥ 1")
+        if inner.vocab_size not in (None, middle.config.vocab_size):
+            raise ValueError(
+                f"inner speaks {inner.vocab_size} tokens and the middle model {middle.config.vocab_size}: "
+                "all models of a cascade need the same tokenizer"
+            )
+        if inner.hidden_layers:
+            raise ValueError(f"inner={type(inner).__name__} reads hidden states, which a cascade does not hand on")
+        super().__init__(middle, sampling)
+        self.inner, self.inner_k = inner, inner_k
+
+    @torch.inference_mode()
+    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        starts = [len(context.tokens) for context in contexts]
+        if k < 1 or max(starts) + k > self.draft.config.max_length:
+            return [Draft([]) for _ in contexts]
+        texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in contexts]
+        q: list[list[Tensor]] = [[] for _ in contexts]  # the middle model's laws of the tokens that are out
+        while rows := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
+            now = [texts[i] for i in rows]
+            # The middle model adds a token of its own, so with one missing `inner` is not asked.
+            room = [starts[i] + k - len(texts[i].tokens) - 1 for i in rows]
+            drafts = self._ask_inner(now, room)
+            p = self._read(now, drafts)  # [b, n + 1, V]
+            drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
+            q_inner = stack(drafts, p)
+            check_draft(drafted, q_inner, p.shape[-1], lengths)
+            u = uniforms(now, p.shape[1]).to(p.device)
+            verdicts = chain_batch(p, q_inner, drafted, lengths, u)
+            for j, (a, token) in enumerate(zip(*(verdict.tolist() for verdict in verdicts), strict=True)):
+                text = now[j]
+                self.read[text.row] = len(text.tokens) + a  # the last token and the accepted drafts
+                text.tokens += [*drafts[j].tokens[:a], token]
+                q[rows[j]].append(p[j, : a + 1])
+                if room[j]:
+                    self.inner.settle(text.row, range(a), token)
+        self.committed |= {context.row: start for context, start in zip(contexts, starts, strict=True)}
+        self.k = k
+        return [
+            Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(law))
+            for text, start, law in zip(texts, starts, q, strict=True)
+        ]
+
+    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+        start = self.committed.get(row)
+        super().settle(row, path, emitted)
+        if start is not None and len(path) < self.k:
+            self.inner.rewind(row, start + len(path))
+
+    def rewind(self, row: int, length: int) -> None:
+        super().rewind(row, length)
+        self.inner.rewind(row, length)
+
+    def forget(self, row: int) -> None:
+        super().forget(row)
+        self.inner.forget(row)
+
+    def _ask_inner(self, texts: Sequence[Context], room: Sequence[int]) -> list[Draft]:
+        """The inner drafter's chains, each cut to the room its row has. The cut does not look at what was drawn."""
+        asked = [text for text, n in zip(texts, room, strict=True) if n > 0]
+        proposed = iter(self.inner.propose(asked, min(self.inner_k, max(room)))) if asked else iter(())
+        drafts = [next(proposed) if n > 0 else Draft([]) for n in room]
+        if any(draft.parents is not None for draft in drafts):
+            raise ValueError(f"inner={type(self.inner).__name__} drafts trees: give a cascade a drafter of chains")
+        return [
+            Draft(draft.tokens[:n], None if draft.probs is None else draft.probs[:n])
+            for draft, n in zip(drafts, room, strict=True)
+        ]
+
+    def _read(self, texts: Sequence[Context], drafts: Sequence[Draft]) -> Tensor:
+        """The middle model's one pass over what it has not read: its laws after the last token and each draft."""
+        unread = {
+            text.row: [*text.tokens[self.read.get(text.row, 0) :], *draft.tokens]
+            for text, draft in zip(texts, drafts, strict=True)
+        }
+        longest = max(len(text.tokens) + len(draft.tokens) for text, draft in zip(texts, drafts, strict=True))
+        self._make_room(list(unread), longest, max(map(len, unread.values())))
+        tokens, counts = pad([unread.get(row, []) for row in self.order], self.draft.device)
+        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
+        place = {row: i for i, row in enumerate(self.order)}
+        at = torch.tensor([place[text.row] for text in texts], device=x.device)  # [b]
+        lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=x.device)
+        # The last token is followed by n drafts at most; a row with fewer is filled up with any place at all.
+        steps = torch.arange(max(len(draft.tokens) for draft in drafts) + 1, device=x.device)
+        asked = (counts[at] - 1 - lengths)[:, None] + steps  # [b, n + 1]
+        logits = self.draft.transformer.head(x[at[:, None], asked.clamp(max=x.shape[1] - 1)])
+        return laws(logits, [text.sampling for text in texts])

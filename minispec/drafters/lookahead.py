@@ -1,0 +1,99 @@
+"""Lookahead decoding: no draft at all. The target guesses its own future while it verifies, and keeps the good bits.
+
+Jacobi's idea: guess all the next tokens at once, let the model replace each by what it would say after the others, and
+repeat. Left alone, the tokens converge from the left, one or a few a pass. Lookahead keeps the history of that process:
+a window of W columns and N − 1 levels rides along in every pass of the target (as `Draft.scratch`, never accepted).
+
+    level 0, oldest     c    c+1  c+2 …     each number is the place of a token, counted from the last committed one;
+    level 1             c+1  c+2  c+3 …     column c = 1 … W
+    level N−2, newest   …
+
+A token sees its own column above it, and left of that column the oldest level, so that every place before its own is
+filled once. The pass predicts one token more for every column: with its N − 1 tokens an N-gram, made by the target
+itself. N-grams are pooled by their first token. Those that start with the last committed token are verified as branches
+of a tree in the same pass. Bad ones cost time, nothing else.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..tree import merge
+from ..weights import Model as Handle
+from .base import Context, Draft, Drafter, Scratch
+
+Guess = tuple[int, ...]  # the N − 1 tokens that may follow
+
+
+@dataclass
+class Row:
+    random: random.Random  # for tokens that fill up the window
+    levels: list[list[int]]  # N − 1 of W tokens each, oldest first; short until the next pass fills them up
+    pool: dict[int, list[Guess]] = field(default_factory=lambda: defaultdict(list))  # by first token, newest first
+
+
+class Lookahead(Drafter):
+    """Draft N-grams that the target itself produced, in a window of `window` columns, while verifying earlier ones.
+
+    A pass reads up to (window + guesses)·(ngram − 1) tokens beyond the last one, so this pays where the target has
+    arithmetic to spare. Drafts are at most ngram − 1 deep. The pool keeps the `guesses` latest N-grams of each first
+    token. `target` is only asked for its vocabulary: the model that looks ahead is the one that verifies.
+    """
+
+    def __init__(self, target: Handle | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
+        for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
+            if not (isinstance(value, int) and value >= least):
+                raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
+        self.vocab_size = target.config.vocab_size if target is not None else None
+        self.window, self.levels, self.guesses, self.seed = window, ngram - 1, guesses, seed
+        self.extra_slots = (window + guesses) * self.levels
+        self.offsets = [1 + column + level for level in range(self.levels) for column in range(window)]
+        self.mask = window_mask(window, self.levels)
+        self.rows: dict[int, Row] = {}
+
+    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        drafts = []
+        for context in contexts:
+            row = self.rows.get(context.row)
+            if row is None:
+                row = Row(random.Random(f"{self.seed} {context.row}"), [[] for _ in range(self.levels)])
+                self.rows[context.row] = row
+            for level in row.levels:  # places nobody has guessed yet: any token of the text will do
+                level += row.random.choices(context.tokens, k=self.window - len(level))
+            tree = merge([guess[:k] for guess in row.pool.get(context.tokens[-1], [])])
+            scratch = Scratch([token for level in row.levels for token in level], self.offsets, self.mask)
+            drafts.append(Draft(tree.tokens, None, tree.parents, scratch))
+        return drafts
+
+    def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
+        """Pool the window's new N-grams, and let the window move on by as many tokens as were emitted."""
+        if scratch is None:
+            return  # no pass with a window: the next one starts a little behind
+        state = self.rows[row]
+        state.levels.append(scratch[-self.window :].argmax(-1).tolist())  # one Jacobi step of the newest level
+        for first, *rest in reversed([*zip(*state.levels, strict=True)]):  # the nearest column is the newest entry
+            pool, guess = state.pool[first], tuple(rest)
+            if guess in pool:
+                pool.remove(guess)
+            pool.insert(0, guess)
+            del pool[self.guesses :]
+        # Without the oldest level every column starts one place further on, which is where one token more leaves it.
+        # For each accepted draft on top of that, the first column has become the past.
+        state.levels = [level[len(path) :] for level in state.levels[1:]]
+
+    def forget(self, row: int) -> None:
+        self.rows.pop(row, None)
+
+
+def window_mask(window: int, levels: int) -> Tensor:
+    """[s, s], who sees whom among the s = levels · window tokens, level by level: see the top of this file."""
+    level, column = torch.arange(levels * window) // window, torch.arange(levels * window) % window
+    same_column = (column[:, None] == column) & (level[:, None] >= level)
+    oldest_level = (level == 0) & (column[:, None] >= column)
+    return same_column | oldest_level

@@ -1,0 +1,66 @@
+"""Prompt lookup: when the last few tokens have been written before, guess that what followed then follows now.
+
+No model and no probabilities, yet hard to beat where the answer repeats its question: summaries, edits, quotations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .base import Context, Draft, Drafter
+
+
+class NGram(Drafter):
+    """Draft what followed the most recent earlier occurrence of the longest known suffix, of n_max … n_min tokens."""
+
+    def __init__(self, n_max: int = 3, n_min: int = 1):
+        if not (isinstance(n_max, int) and isinstance(n_min, int) and 1 <= n_min <= n_max):
+            raise ValueError(f"n_max={n_max!r}, n_min={n_min!r}: give whole numbers with 1 ≤ n_min ≤ n_max")
+        self.n_max, self.n_min = n_max, n_min
+        self.rows: dict[int, Index] = {}
+
+    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        return [Draft(self._lookup(context, k)) for context in contexts]
+
+    def rewind(self, row: int, length: int) -> None:
+        if row in self.rows:
+            self.rows[row].rewind(length)
+
+    def forget(self, row: int) -> None:
+        self.rows.pop(row, None)
+
+    def _lookup(self, context: Context, k: int) -> list[int]:
+        tokens = context.tokens
+        index = self.rows.setdefault(context.row, Index(self.n_min, self.n_max))
+        index.update(tokens)
+        for n in range(min(self.n_max, len(tokens)), self.n_min - 1, -1):
+            place = index.after.get(tuple(tokens[-n:]))
+            if place is not None:
+                return tokens[place : place + k]  # fewer than k where the text ends first
+        return []
+
+
+class Index:
+    """Where each n-gram of one text was last continued. Grows with the text, never looks at a token twice."""
+
+    def __init__(self, n_min: int, n_max: int):
+        self.lengths = range(n_min, n_max + 1)
+        self.after: dict[tuple[int, ...], int] = {}  # n-gram → position of the token after its latest occurrence
+        self.log: list[list[tuple]] = []  # for each token of the text: what it changed, as (n-gram, value before)
+
+    def update(self, tokens: Sequence[int]) -> None:
+        # An n-gram is entered when the token after it arrives. So the suffix at the end never finds itself.
+        for place in range(len(self.log), len(tokens)):
+            ngrams = [tuple(tokens[place - n : place]) for n in self.lengths if n <= place]
+            self.log.append([(ngram, self.after.get(ngram)) for ngram in ngrams])
+            self.after.update(dict.fromkeys(ngrams, place))
+
+    def rewind(self, length: int) -> None:
+        """Take back what the tokens from `length` on have changed."""
+        for changes in reversed(self.log[length:]):
+            for ngram, before in changes:
+                if before is None:
+                    del self.after[ngram]
+                else:
+                    self.after[ngram] = before
+        del self.log[length:]

@@ -1,0 +1,36 @@
+"""How every figure of the course looks: at home on a light page as on a dark one, and clear to colour-blind eyes."""
+
+from __future__ import annotations
+
+import plotly.graph_objects as go
+from plotly.colors import sample_colorscale
+
+GREY, GRID = "#7f8c9a", "rgba(128,128,128,.3)"
+# Okabe and Ito's palette, without its black and its yellow, which vanish on one of the two backgrounds.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+# How a token came about has the same colour everywhere.
+KINDS = {"accepted": "#009e73", "corrected": "#d55e00", "bonus": "#0072b2"}
+
+COLD_TO_HOT = ("#1f83c4", "#a08bb5", "#d9641c")
+
+_AXIS = dict(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True, title=dict(standoff=8))
+
+TEMPLATE = go.layout.Template(
+    layout=dict(
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font=dict(color=GREY, size=13),
+        colorway=PALETTE,
+        margin=dict(l=60, r=20, t=60, b=50),
+        height=400,
+        title=dict(x=0, xanchor="left", font=dict(size=15)),
+        legend=dict(bgcolor="rgba(0,0,0,0)"),
+        xaxis=_AXIS,
+        yaxis=_AXIS,
+    )
+)
+
+
+def shades(count: int) -> list[str]:
+    """Colours for values in order, cold to hot: from blue to orange, all of a brightness that both backgrounds bear."""
+    return sample_colorscale(COLD_TO_HOT, [i / max(1, count - 1) for i in range(count)])

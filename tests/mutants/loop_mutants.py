@@ -1,0 +1,263 @@
+"""Wrong draft/verify loops. Each function breaks one part of the loop, or of the model drafter, by a monkeypatch."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pytest import MonkeyPatch
+
+import minispec as ms
+from minispec import verify
+from minispec.drafters import Draft
+from minispec.drafters import model as drafter
+from minispec.drafters.base import laws
+
+loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+
+# ---- the target's cache --------------------------------------------------------------------------------------------
+
+
+def target_not_rewound(patch: MonkeyPatch) -> None:
+    """Leaves the rejected drafts in the target's cache: it goes on reading a text that nobody wrote."""
+    more_room(patch)
+    patch.setattr(loop, "keep", lambda cache, drafts, verdicts: None)
+
+
+def target_rewound_too_far(patch: MonkeyPatch) -> None:
+    """Forgets the last accepted draft as well, which is never read again."""
+
+    def keep(cache, drafts, verdicts):
+        right(cache, drafts, verdicts)
+        cache.rewind(cache.lengths - torch.tensor([verdict.accepted > 0 for verdict in verdicts]).long())
+
+    right = loop.keep
+    patch.setattr(loop, "keep", keep)
+
+
+def correction_fed_twice(patch: MonkeyPatch) -> None:
+    """Feeds the emitted token to the target when it is emitted, and again when it opens the next pass."""
+
+    def read(model, cache, rows, drafts, hidden_layers):
+        model.transformer(torch.tensor([[row.context.tokens[-1]] for row in rows]), cache)
+        return right(model, cache, rows, drafts, hidden_layers)
+
+    right = loop.read
+    more_room(patch)
+    patch.setattr(loop, "read", read)
+
+
+def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
+    """Drops a finished row from the batch but keeps its cache row: everyone below moves up into another's memory."""
+
+    def rows(cache, keep, capacity=None):
+        return right(cache, range(len(keep)), capacity)
+
+    right = ms.KVCache.rows
+    patch.setattr(ms.KVCache, "rows", rows)
+
+
+def more_room(patch: MonkeyPatch) -> None:
+    """Slots for mutants that waste them, so that they die of a wrong text and not of a full cache."""
+    right = loop.prefill
+    patch.setattr(loop, "prefill", lambda model, rows, room, layers: right(model, rows, room + 100, layers))
+
+
+# ---- the draft's cache ---------------------------------------------------------------------------------------------
+
+
+def draft_not_rewound(patch: MonkeyPatch) -> None:
+    """Leaves rejected tokens in the draft's cache and feeds the correction after them. The draft just guesses worse."""
+
+    def make_room(self, rows, longest, *rest):
+        before = self.cache and self.cache.lengths
+        right(self, rows, longest + 100, *rest)
+        if before is not None and len(before) == len(self.cache.lengths):
+            self.cache.lengths = before
+
+    right = drafter.Model._make_room
+    patch.setattr(drafter.Model, "_make_room", make_room)
+
+
+def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
+    """After a = k believes that the last draft was read too. Nothing bends: the draft just guesses worse."""
+
+    def settle(self, row, path, emitted, scratch=None):
+        if row in self.committed:
+            self.read[row] = self.committed[row] + len(path)
+
+    patch.setattr(drafter.Model, "settle", settle)
+
+
+def draft_reads_all_again(patch: MonkeyPatch) -> None:
+    """Throws the draft's cache away after every cycle: right, and slower with every token."""
+    patch.setattr(drafter.Model, "settle", lambda self, row, path, emitted, scratch=None: self.read.update({row: 0}))
+
+
+# ---- verification --------------------------------------------------------------------------------------------------
+
+
+def bonus_forgotten(patch: MonkeyPatch) -> None:
+    """Emits nothing after a draft that was accepted to its end: right, but every such cycle loses a token."""
+
+    def chain_batch(p, q, drafted, lengths, generator):
+        accepted, tokens = right(p, q, drafted, lengths, generator)
+        whole = (accepted == lengths) & (lengths > 0)
+        last = drafted.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1) if drafted.shape[1] else tokens
+        return torch.where(whole, accepted - 1, accepted), torch.where(whole, last, tokens)
+
+    right = verify.chain_batch
+    patch.setattr(verify, "chain_batch", chain_batch)
+
+
+def p_off_by_one(patch: MonkeyPatch) -> None:
+    """Compares each draft with the law of the token after it."""
+    right = loop.judge
+    patch.setattr(loop, "judge", lambda logits, *rest: right(torch.cat([logits[:, 1:], logits[:, -1:]], 1), *rest))
+
+
+def bonus_from_the_last_draft(patch: MonkeyPatch) -> None:
+    """Draws the bonus from the law that the last draft was compared with."""
+
+    def judge(logits, *rest):
+        return right(torch.cat([logits[:, :-1], logits[:, -2:-1]], 1) if logits.shape[1] > 1 else logits, *rest)
+
+    right = loop.judge
+    patch.setattr(loop, "judge", judge)
+
+
+def padding_is_verified(patch: MonkeyPatch) -> None:
+    """Ignores that some rows drafted less than others, and tests the padding."""
+    right = verify.chain_batch
+    patch.setattr(verify, "chain_batch", lambda p, q, drafted, lengths, u: right(p, q, drafted, None, u))
+
+
+def verifier_reuses_the_drafts_numbers(patch: MonkeyPatch) -> None:
+    """Tests each draft with the random number that drew it, as two generators of one seed would."""
+    drawn = []
+
+    def note(contexts, count):
+        drawn.append(right(contexts, count))
+        return drawn[-1]
+
+    def reuse(contexts, count):
+        u = right(contexts, count)
+        if drawn and count > 1:  # a greedy draft drew nothing
+            u[:, :-1] = drawn[-1][:, : count - 1]
+        return u
+
+    right = drafter.uniforms
+    patch.setattr(drafter, "uniforms", note)
+    patch.setattr(loop, "uniforms", reuse)
+
+
+def targets_law_reported_for_the_drafts(patch: MonkeyPatch) -> None:
+    """Draws at the draft's own temperature, but reports q at the target's (1 in these tests)."""
+    drawn_from = []
+
+    def report(logits, samplings):
+        drawn_from.append(laws(logits, samplings))
+        return laws(logits, [ms.Sampling(temperature=1.0)] * len(samplings))
+
+    right = drafter.pick
+    patch.setattr(drafter, "laws", report)
+    patch.setattr(drafter, "pick", lambda law, u: right(drawn_from.pop(), u))
+
+
+def unlikely_drafts_dropped(patch: MonkeyPatch) -> None:
+    """Cuts a draft before the first token that was a lucky draw. What is left was selected, and the law bends."""
+
+    def cut(draft, depth):
+        draft = right(draft, depth)
+        if draft.probs is None:
+            return draft
+        q = verify.at(draft.probs, torch.tensor(draft.tokens, dtype=torch.long)).tolist()
+        likely = next((i for i, probability in enumerate(q) if probability < 0.3), len(q))
+        return Draft(draft.tokens[:likely], draft.probs[:likely])
+
+    right = loop.cut
+    patch.setattr(loop, "cut", cut)
+
+
+# ---- the end of a text ---------------------------------------------------------------------------------------------
+
+
+def write_until(ends: Callable[[str | None], bool]):
+    def write(row, cycle):
+        for kept, token in enumerate(cycle.tokens, start=1):
+            row.context.tokens.append(token)
+            row.writer.write(token)
+            if ends(row.writer.finish):
+                cycle.kept = kept
+                break
+        row.trace.cycles.append(cycle)
+
+    return write
+
+
+def stop_ignored_inside_a_run(patch: MonkeyPatch) -> None:
+    """Looks for the end token only at the end of a cycle, so text follows it."""
+    patch.setattr(loop, "write", write_until(lambda finish: finish == "length"))
+
+
+def length_overshot(patch: MonkeyPatch) -> None:
+    """Drafts as if there were room, and writes whole cycles: up to k tokens more than were asked for."""
+    patch.setattr(loop.Row, "room", property(lambda row: row.writer.limit - len(row.writer.tokens)))
+    patch.setattr(loop, "write", write_until(lambda finish: finish == "stop"))
+
+
+def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
+    """Forgets rows where they end, but not when something goes wrong on the way."""
+    rewrite(patch, "for row in rows:  # none, unless something went wrong", "for row in []:")
+
+
+def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
+    """Forgets a finished row only when the last one is finished: until then the drafter keeps all it knows of it."""
+    rewrite(patch, "for row in finished:", "for row in everyone if not alive else []:")
+
+
+def rewrite(patch: MonkeyPatch, old: str, new: str) -> None:
+    """The function `speculate` itself with one line changed."""
+    source = inspect.getsource(loop.speculate)
+    assert source.count(old) == 1, f"speculate no longer says {old!r}: change this mutant too"
+    namespace = vars(loop) | {}
+    exec("from __future__ import annotations\n" + source.replace(old, new), namespace)
+    patch.setattr(ms, "speculate", namespace["speculate"])
+
+
+# ---- who catches whom ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutant:
+    install: Callable[[MonkeyPatch], None]
+    caught_by: tuple[str, ...]  # names in loop_checks.CHECKS
+    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
+
+
+MUTANTS = {
+    mutant.install.__name__: mutant
+    for mutant in (
+        Mutant(target_not_rewound, ("greedy", "law", "calls", "caches")),
+        Mutant(target_rewound_too_far, ("greedy", "law", "calls", "caches"), ("forgets",)),
+        Mutant(correction_fed_twice, ("greedy", "law", "calls", "caches")),
+        Mutant(finished_rows_stay_in_the_cache, ("greedy",), ("calls", "caches")),
+        Mutant(draft_not_rewound, ("calls", "caches"), ("greedy",)),
+        Mutant(draft_skips_its_last_token, ("calls", "caches"), ("greedy", "law")),
+        Mutant(draft_reads_all_again, ("calls", "caches"), ("greedy",)),
+        Mutant(bonus_forgotten, ("bonus", "calls"), ("greedy", "law")),
+        Mutant(p_off_by_one, ("greedy", "law", "calls")),
+        Mutant(bonus_from_the_last_draft, ("greedy", "law", "calls")),
+        Mutant(padding_is_verified, ("law", "ragged law"), ("calls", "length")),
+        Mutant(verifier_reuses_the_drafts_numbers, ("law",), ("greedy", "calls")),
+        Mutant(targets_law_reported_for_the_drafts, ("own temperature",), ("law", "greedy")),
+        Mutant(unlikely_drafts_dropped, ("law",), ("greedy", "calls")),
+        Mutant(stop_ignored_inside_a_run, ("stop", "greedy"), ("law", "length")),
+        Mutant(length_overshot, ("length", "greedy"), ("bonus",)),
+        Mutant(broken_runs_forget_nothing, ("forgets",), ("greedy",)),
+        Mutant(rows_forgotten_with_the_batch, ("forgets",), ("greedy",)),
+    )
+}

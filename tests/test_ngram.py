@@ -1,0 +1,138 @@
+"""Prompt lookup: the obvious search through the whole text is the reference, the growing index must equal it."""
+
+from __future__ import annotations
+
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minispec as ms
+from minispec.drafters import Context, NGram
+from minispec.drafters.ngram import Index
+
+texts = st.lists(st.integers(0, 3), min_size=1, max_size=60)  # four symbols, so that everything repeats
+
+
+def context(tokens: list[int], row: int = 0) -> Context:
+    return Context(row, tokens, ms.Sampling(), torch.Generator())
+
+
+def draft(drafter: NGram, tokens: list[int], k: int, row: int = 0) -> list[int]:
+    (proposal,) = drafter.propose([context(tokens, row)], k)
+    assert proposal.probs is None and proposal.parents is None and proposal.scratch is None
+    return proposal.tokens
+
+
+def by_hand(tokens: list[int], k: int, n_max: int, n_min: int = 1) -> list[int]:
+    """Look for ever shorter suffixes, each from the end of the text to its beginning."""
+    for n in range(n_max, n_min - 1, -1):
+        for start in range(len(tokens) - n - 1, -1, -1):
+            if tokens[start : start + n] == tokens[-n:]:
+                return tokens[start + n : start + n + k]
+    return []
+
+
+# ---------------------------------------------------------------- what is proposed
+
+
+@given(tokens=texts, k=st.integers(1, 8), n_min=st.integers(1, 4), more=st.integers(0, 4))
+def test_equals_the_search_by_hand(tokens, k, n_min, more):
+    assert draft(NGram(n_min + more, n_min), tokens, k) == by_hand(tokens, k, n_min + more, n_min)
+
+
+@given(pieces=st.lists(texts, min_size=1, max_size=6), n_max=st.integers(1, 5))
+def test_the_growing_index_equals_one_built_at_once(pieces, n_max):
+    drafter, tokens = NGram(n_max), []
+    for piece in pieces:
+        tokens.extend(piece)  # in place, as the loop does
+        assert draft(drafter, tokens, 4) == by_hand(tokens, 4, n_max)
+        assert draft(drafter, list(tokens), 4) == by_hand(tokens, 4, n_max)  # nothing new, and another list
+    fresh = Index(1, n_max)
+    fresh.update(tokens)
+    assert drafter.rows[0].after == fresh.after
+
+
+def test_the_longest_suffix_wins():
+    tokens = [1, 2, 3, 10, 7, 3, 11, 1, 2, 3]
+    assert draft(NGram(3), tokens, 1) == [10]
+    assert draft(NGram(1), tokens, 1) == [11]
+
+
+def test_the_most_recent_occurrence_wins():
+    assert draft(NGram(2), [1, 2, 10, 1, 2, 11, 1, 2], 2) == [11, 1]
+
+
+def test_shorter_where_the_text_ends():
+    assert draft(NGram(), [1, 2, 3, 1], 8) == [2, 3, 1]
+    assert draft(NGram(), [5, 5], 8) == [5]  # it overlaps the suffix itself
+
+
+def test_no_match_no_draft():
+    assert draft(NGram(), [1], 4) == []
+    assert draft(NGram(), [1, 2, 3, 4], 4) == []
+    assert draft(NGram(n_max=3, n_min=2), [1, 2, 3, 1], 4) == []  # one token matches, two were asked for
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@given(one=texts, two=texts)
+def test_rows_know_nothing_of_each_other(one, two):
+    drafter = NGram()
+    draft(drafter, one, 4, row=0)
+    draft(drafter, two[: len(two) // 2 + 1], 4, row=7)
+    first, second = drafter.propose([context(two, 7), context(one, 0)], 4)
+    assert first.tokens == by_hand(two, 4, 3) and second.tokens == by_hand(one, 4, 3)
+
+
+@given(before=texts, after=texts, keep=st.integers(0, 60), n_max=st.integers(1, 5))
+def test_a_rewound_row_never_saw_the_rest(before, after, keep, n_max):
+    drafter, kept = NGram(n_max), before[:keep]
+    drafter.rewind(0, 0)  # never seen: no harm
+    draft(drafter, before, 4)
+    drafter.rewind(0, len(kept))
+    fresh = Index(1, n_max)
+    fresh.update(kept)
+    assert drafter.rows[0].after == fresh.after
+    assert draft(drafter, kept + after, 4) == by_hand(kept + after, 4, n_max)
+
+
+def test_a_forgotten_row_is_gone_and_its_number_free():
+    drafter = NGram()
+    assert draft(drafter, [1, 2, 3, 1], 1) == [2]
+    index = weakref.ref(drafter.rows[0])
+    drafter.forget(0)
+    drafter.forget(0)  # twice, or never seen: no harm
+    assert index() is None and not drafter.rows
+    assert draft(drafter, [8, 1], 1) == []
+
+
+# ---------------------------------------------------------------- in the loop
+
+
+@pytest.fixture(scope="module")
+def parrot(make_model) -> ms.Model:
+    """A model of eight tokens, which soon repeats itself, but never for long."""
+    return make_model(vocab_size=8, seed=2)
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_greedy_equals_generate(parrot, k):
+    prompts = [[3, 1, 4, 1, 5], [6], [2, 7, 2, 7, 2, 7, 2]]
+    plain = ms.generate(parrot, prompts, max_new_tokens=40)
+    drafter = NGram()
+    fast = ms.speculate(parrot, prompts, drafter, k=k, max_new_tokens=40)
+    assert [out.tokens for out in fast] == [out.tokens for out in plain]
+    cycles = [cycle for out in fast for cycle in out.trace.cycles]
+    assert len(cycles) < 100  # of 120 tokens: drafts were accepted, so it was put to the test
+    assert any(not cycle.drafted for cycle in cycles) and any(not cycle.bonus for cycle in cycles)
+    assert not drafter.rows
+
+
+@pytest.mark.parametrize("arguments", [dict(n_max=0), dict(n_max=2.5), dict(n_max=2, n_min=3), dict(n_min=0)])
+def test_senseless_lengths_are_refused(arguments):
+    with pytest.raises(ValueError, match="n_max=.*n_min="):
+        NGram(**arguments)

@@ -1,0 +1,389 @@
+"""The draft/verify loop: same tokens when greedy, same law when sampling, tidy caches, and errors that leave nothing."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from all_drafters import ALL, NAMES
+from conftest import random_model
+from fakes import Given, continuation, scripted, whole_text, wrong_at
+from loop_checks import (
+    CHECKS,
+    LAW_PROMPT,
+    LAW_TOKENS,
+    ONE,
+    OTHER,
+    PROMPT,
+    PROMPTS,
+    SAMPLED,
+    assert_same,
+    assert_trace_fits,
+    check_greedy,
+    check_law,
+    check_ragged_law,
+    greedy_pair,
+    law_pair,
+    no_garbage_collection,
+    target_law,
+)
+from sequence_law import DRAWS, assert_follows, chi_square, joint_law, power
+
+import minispec as ms
+from minispec.drafters import Draft, Drafter
+
+
+def test_all_seven_drafters_are_there():
+    """THE LIST: whatever is missing here is not tested below either."""
+    assert [name for name in NAMES if not hasattr(ms.drafters, name)] == []
+
+
+# ---------------------------------------------------------------- how the models are called
+
+
+@pytest.mark.parametrize("check", [name for name in CHECKS if name not in (*SAMPLED, "greedy")])
+def test_the_loop(check):
+    CHECKS[check]()
+
+
+def test_a_ragged_batch_of_scripted_rows():
+    """Rows of different lengths, acceptances and ends: every pass sees each row's own text and nothing else."""
+    prompts = [PROMPT, [8], [5, 5, 5, 5, 5, 5]]
+    target, draft = scripted(whole_text), scripted(wrong_at(range(3, 60, 5)))
+    outs = ms.speculate(target, prompts, ms.drafters.Model(draft), 4, 11)
+    texts = [tuple([*prompt, *out.tokens]) for prompt, out in zip(prompts, outs, strict=True)]
+    assert [out.tokens for out in outs] == [continuation(prompt, 11) for prompt in prompts]
+    assert len({out.trace.target_passes for out in outs}) > 1
+    _, *passes = target.transformer.readings  # after the prefill
+    for reading in passes:
+        for held, tokens, positions, seen in zip(*reading, strict=True):
+            text = next(text for text in texts if seen[0] == text[: len(seen[0])])
+            assert held == len(seen[0]) - 1 and positions == [*range(held, held + len(tokens))]
+            assert [s[: held + 1] for s in seen] == [text[: held + 1]] * len(seen)
+            assert [s[held:] for s in seen] == [tuple(tokens[: i + 1]) for i in range(len(tokens))]
+
+
+def tree_draft(right: list[int], context, k: int) -> Draft:
+    """Two branches of which the second one is right: −1 → wrong → wrong', −1 → d₁ → (wrong, d₂ → d₃)."""
+    n = len(context.tokens)
+    d = (right[n : n + 3] + [1, 1, 1])[:3]
+    wrong = [1 + token % 15 for token in d]
+    return Draft([wrong[0], wrong[1], d[0], wrong[1], d[1], d[2]], None, [-1, 0, -1, 2, 2, 4])
+
+
+def test_a_tree_is_read_in_one_pass_and_its_path_kept_in_one_piece():
+    target, text = scripted(whole_text), [*PROMPT, *continuation(PROMPT, 40)]
+    kept = []
+    drafter = Given(lambda context, k: tree_draft(text, context, k))
+    drafter.extra_slots = 6
+    out = ms.speculate(target, PROMPT, drafter, 3, 9, on_cycle=lambda _: kept.append(target.transformer.contents()))
+    assert out.tokens == text[2:11]
+    first, second, third = out.trace.cycles
+    assert first.path == second.path == [2, 4, 5] and first.kept == 4 and first.bonus
+    assert drafter.settled == [(0, [2, 4, 5], text[5]), (0, [2, 4, 5], text[9])]
+    assert kept[:2] == [text[:5], text[:9]]
+    assert (third.drafted, third.tokens) == ([], [text[10]])  # room for one token, so for no draft
+    n = 2
+    for reading in target.transformer.readings[1:3]:
+        assert reading.positions == [[n - 1 + depth for depth in (0, 1, 2, 1, 2, 2, 3)]]
+        root, wrong, _, d1, rival, d2, d3 = (seen[n:] for seen in reading.texts[0])
+        assert root == () and len(wrong) == 1 and d3 == tuple(text[n : n + 3])
+        assert d1 == d3[:1] and rival[:1] == d1 and rival != d2 and d2 == d3[:2]
+        n += 4
+
+
+def test_a_draft_too_deep_is_cut_where_the_row_has_no_room():
+    text = [*PROMPT, *continuation(PROMPT, 40)]
+    for count in (1, 2, 3, 4, 5):
+        drafter = Given(lambda context, k: tree_draft(text, context, k))
+        drafter.extra_slots = 6
+        out = ms.speculate(scripted(whole_text), PROMPT, drafter, 3, count)
+        assert out.tokens == text[2 : 2 + count] and out.finish == "length"
+        assert max(len(cycle.path) for cycle in out.trace.cycles) == min(3, count - 1)
+
+
+@pytest.mark.parametrize("branching", [False, True])
+def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching):
+    """Over all cycles together: the residual stream of prompt and output, less the last token, in order."""
+    prompt, right = [3, 1, 4, 1, 5], ms.generate(tiny, [3, 1, 4, 1, 5], 12).tokens
+    text, states = [*prompt, *right], {0: [], 1: []}
+
+    def make(context, k):
+        for layer in states:
+            states[layer].append(context.hidden[layer])
+        n = len(context.tokens)
+        d = text[n : n + 2] if n != 8 else [63, 63]
+        return Draft([62, *d, 61][: 4 * len(d)], None, [-1, -1, 1, 1][: 4 * len(d)]) if branching else Draft(d)
+
+    drafter = Given(make)
+    drafter.hidden_layers, drafter.extra_slots = (0, 1), 4
+    out = ms.speculate(tiny, prompt, drafter, 2, 12)
+    assert out.tokens == right
+    expected = tiny.transformer(torch.tensor([text]), hidden_layers=(0, 1)).hidden
+    for layer, parts in states.items():
+        together = torch.cat(parts)  # up to the last cycle, which nobody was told about
+        assert len(together) >= len(text) - 4
+        assert torch.allclose(together, expected[layer][0, : len(together)], rtol=0, atol=1e-12)
+
+
+# ---------------------------------------------------------------- greedy: the same tokens
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_greedy_equals_generate(name):
+    check_greedy(ALL[name](*greedy_pair()), ks=(*range(1, 9), "auto"), count=16)
+
+
+def test_greedy_float32_differs_only_at_near_ties():
+    """Passes of different widths round differently, so two all but equal logits may change places. Nothing else may."""
+    target, draft = random_model(num_layers=3, dtype=torch.float32), random_model(num_layers=2, dtype=torch.float32)
+    for prompt in PROMPTS:
+        plain = ms.generate(target, prompt, 60).tokens
+        fast = ms.speculate(target, prompt, ms.drafters.Model(draft), 4, 60).tokens
+        if fast != plain:
+            at = next(i for i in range(60) if fast[i] != plain[i])
+            best = target.transformer(torch.tensor([[*prompt, *plain[:at]]])).logits[0, -1].topk(2).values
+            assert best[0] - best[1] < 1e-4
+
+
+def test_precision_of_the_draft_may_differ(tiny, make_model):
+    rough = ms.drafters.Model(make_model(num_layers=1, dtype=torch.float32))
+    assert ms.speculate(tiny, [1, 2], rough, 3, 12).tokens == ms.generate(tiny, [1, 2], 12).tokens
+    assert len(ms.speculate(tiny, [1, 2], rough, 3, 12, temperature=1.0, seed=0).tokens) == 12
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_a_prompt_of_one_token(tiny, tiny_draft, count):
+    out = ms.speculate(tiny, [7], ms.drafters.Model(tiny_draft), 4, count)
+    assert_same(out, ms.generate(tiny, [7], count))
+
+
+def test_the_models_length_can_be_used_up(make_model):
+    target, draft = make_model(max_length=24), make_model(max_length=24, num_layers=1)
+    for k in (1, 5, 23, "auto"):
+        for prompts in ([3] * 10, [[3] * 10, [4] * 3]):
+            outs, plain = (f(target, prompts, *rest, 14) for f, *rest in
+                           ((ms.speculate, ms.drafters.Model(draft), k), (ms.generate,)))  # fmt: skip
+            for out, expected in zip(*(o if isinstance(o, list) else [o] for o in (outs, plain)), strict=True):
+                assert_same(out, expected)
+
+
+@pytest.fixture(scope="module")
+def text_pair(tiny_text) -> tuple[ms.Model, Drafter]:
+    """A target with a tokenizer, and itself as a draft: long accepted runs for stop strings to fall into."""
+    return tiny_text, ms.drafters.Model(tiny_text)
+
+
+def test_stop_strings_and_streams_as_generate_has_them(text_pair):
+    target, drafter = text_pair
+    free = ms.generate(target, "The fox", 30).text
+    stops = [free[9:12], free[17], "never said", free[25:28]]
+    for k in (1, 3, 6):
+        for stop in ((), *stops, stops):
+            streamed, plain = [], []
+            out = ms.speculate(target, "The fox", drafter, k, 30, stop=stop, stream=streamed.append)
+            assert_same(out, ms.generate(target, "The fox", 30, stop=stop, stream=plain.append))
+            assert streamed == plain and "".join(streamed) == out.text
+    batch = ["The fox", "One day", "sea"]
+    for out, expected in zip(ms.speculate(target, batch, drafter, 4, 30, stop=stops),
+                             ms.generate(target, batch, 30, stop=stops), strict=True):  # fmt: skip
+        assert_same(out, expected)
+
+
+def test_chat_messages(text_pair):
+    target, drafter = text_pair
+    messages = [{"role": "user", "content": "see the sea"}]
+    assert_same(ms.speculate(target, messages, drafter, 4, 10), ms.generate(target, messages, 10))
+
+
+# ---------------------------------------------------------------- sampling: the same law
+
+SLOW = ("cascade", "cascade of models", "lookahead")  # seconds of bookkeeping for twenty thousand rows
+OTHERS_FIRST = ("ngram", "quantized, 8 bits", "early exit")
+VARIANTS = ("model, greedy", "skip the middle", "quantized, 4 bits")
+
+
+def law_cases():
+    """Every drafter at both settings. The quick suite takes one of the two, half the drafters each."""
+    for i, name in enumerate(ALL):
+        for knobs in (ONE, OTHER):
+            quick = name == "model" or (name not in (*SLOW, *VARIANTS) and (knobs is ONE) == (name not in OTHERS_FIRST))
+            yield pytest.param(name, knobs, i, marks=() if quick else pytest.mark.slow,
+                               id=f"{name}, T={knobs['temperature']}")  # fmt: skip
+
+
+@pytest.mark.parametrize("name, knobs, seed", law_cases())
+def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
+    check_law(ALL[name](*law_pair()), seed=seed, **knobs)
+
+
+@pytest.mark.slow
+def test_rows_that_draft_nothing_follow_it_too():
+    check_ragged_law()
+
+
+def test_the_laws_used_here_show_a_shift_of_six_percent():
+    for knobs in (ONE, OTHER):
+        law = target_law(**knobs)
+        assert math.isclose(sum(law.values()), 1, abs_tol=1e-9)
+        assert power(law, 0.06) > 0.99
+
+
+def test_the_check_itself():
+    """`generate` follows the law; one text in sixteen with a repeated token does not."""
+    target = law_pair()[0]
+    with no_garbage_collection():
+        texts = [
+            tuple(o.tokens) for o in ms.generate(target, [LAW_PROMPT] * DRAWS, LAW_TOKENS, temperature=1.0, seed=3)
+        ]
+    assert_follows(texts, target_law(**ONE))
+    bent = [(*text[:-1], text[-2]) if i % 16 == 0 else text for i, text in enumerate(texts)]
+    assert chi_square(bent, target_law(**ONE)) < 1e-6
+    with pytest.raises(AssertionError, match="impossible"):
+        assert_follows([(9, 9, 9, 9)], target_law(**ONE))
+
+
+def test_different_prompts_and_an_end_token():
+    """Rows of two lengths in one batch, texts that end early: each row follows its own law. 10,000 rows each."""
+    target, draft = law_pair()
+    ends = ms.Model("ends", target.transformer, None, [4])
+    prompts = ([2, 0, 1], [3])
+    with no_garbage_collection():
+        outs = ms.speculate(ends, list(prompts) * (DRAWS // 2), ms.drafters.Model(draft), 2, 3, temperature=1.0, seed=8)
+    for row, prompt in enumerate(prompts):
+        law = joint_law(ends, prompt, 3, ms.Sampling(temperature=1.0))
+        assert {len(text) for text in law} == {1, 2, 3} and math.isclose(sum(law.values()), 1, abs_tol=1e-9)
+        assert_follows([out.tokens for out in outs[row::2]], law)
+
+
+def test_a_seed_repeats_a_run_and_nobody_elses(tiny, tiny_draft):
+    run = lambda seed: ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), 3, 30, temperature=1.0, seed=seed)  # noqa: E731
+    assert run(5).tokens == run(5).tokens != run(6).tokens
+    assert run(None).tokens != run(None).tokens
+    state = torch.get_rng_state()
+    run(5), run(None)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_every_cycle_is_shown_as_it_ends(tiny, tiny_draft):
+    shown = []
+    out = ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), 3, 12, on_cycle=shown.append)
+    assert all(a is b for a, b in zip(shown, out.trace.cycles, strict=True))
+    assert_trace_fits(out)
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.fixture
+def idle(tiny_text):
+    """Has everything but weights: whoever runs it gets an AttributeError instead of a ValueError."""
+    shell = type("Shell", (), dict(config=tiny_text.config, device=tiny_text.device, dtype=tiny_text.dtype))()
+    return ms.Model("idle", shell, tiny_text.tokenizer, tiny_text.end_tokens)
+
+
+@pytest.mark.parametrize("k", [0, -1, 512, 10**6, 2.0, "four", None])
+def test_k_is_named(idle, k):
+    with pytest.raises(ValueError, match=r"k=.*1 to 511.*auto"):
+        ms.speculate(idle, [5], Given(None), k)
+
+
+def test_a_draft_of_another_vocabulary(idle, tiny_draft):
+    with pytest.raises(ValueError, match="64 tokens and the target 320"):
+        ms.speculate(idle, [5], ms.drafters.Model(tiny_draft))
+
+
+def test_a_model_is_no_drafter(idle, tiny_draft):
+    with pytest.raises(ValueError, match=r"drafters\.Model"):
+        ms.speculate(idle, [5], tiny_draft)
+
+
+def test_a_batch_has_no_stream(idle):
+    with pytest.raises(ValueError, match="stream"):
+        ms.speculate(idle, [[5], [6]], Given(None), stream=print)
+
+
+@pytest.mark.parametrize(
+    "knobs, named",
+    [
+        (dict(temperature=-1), "temperature=-1"),
+        (dict(top_p=0.0), "top_p"),
+        (dict(max_new_tokens=0), "max_new_tokens=0"),
+        (dict(max_new_tokens=512), "max_new_tokens=512"),
+        (dict(stop=""), "stop"),
+    ],
+)
+def test_arguments_are_checked_as_in_generate(idle, knobs, named):
+    with pytest.raises(ValueError, match=named):
+        ms.speculate(idle, [5], Given(None), **knobs)
+
+
+V = 64
+FLAT = torch.full((2, V), 1 / V, dtype=torch.float64)
+NEVER = FLAT.clone()
+NEVER[1, 7], NEVER[1, 8] = 0.0, 2 / V
+NEGATIVE = FLAT.clone()
+NEGATIVE[0, 0], NEGATIVE[0, 1] = -1 / V, 3 / V
+
+
+@pytest.mark.parametrize(
+    "draft, named",
+    [
+        (Draft([6, 7], FLAT * 1.01), "sums to 1.01"),
+        (Draft([6, 7], FLAT * math.nan), "sums to nan"),
+        (Draft([6, 7], NEGATIVE), "-0.0156"),
+        (Draft([6, 7], NEVER), "token 7 has probability 0 under q"),
+        (Draft([6, V]), f"token {V} is outside"),
+        (Draft([-1]), "token -1 is outside"),
+        (Draft([6, V], torch.full((2, V + 1), 1 / (V + 1))), r"shape \(2, 65\).*\(2, 64\)"),
+        (Draft([6, 7], FLAT[:1]), r"shape \(1, 64\).*\(2, 64\)"),
+        (Draft([6, 7], FLAT[0]), r"shape \(64,\).*\(2, 64\)"),
+        (Draft([6, 7], None, [-1, 1]), r"parents\[1\]=1"),
+    ],
+)
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_impossible_draft_is_refused_and_nothing_stays_behind(tiny, draft, named, at):
+    """Also in mid-run, also if it is one row's of several."""
+
+    def make(context, k):
+        return draft if context.row == 1 and len(drafter.asked) > 3 * at else Draft([5, 5], FLAT)
+
+    drafter = Given(make)
+    with pytest.raises(ValueError, match=named):
+        ms.speculate(tiny, [[1], [2, 3], [4]], drafter, 2, 40, temperature=1.0, seed=0)
+    assert sorted(drafter.forgotten) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_the_wrong_number_of_drafts(tiny, count):
+    drafter = Given(None)
+    drafter.propose = lambda contexts, k: [Draft([5])] * count
+    with pytest.raises(ValueError, match=f"{count} drafts for 2 rows"):
+        ms.speculate(tiny, [[1], [2]], drafter, 2)
+    assert sorted(drafter.forgotten) == [0, 1]
+
+
+def test_nothing_stays_behind_when_something_breaks_in_mid_run(tiny, tiny_draft):
+    """Whoever breaks it, the drafter's next run is as if nothing had happened."""
+    drafter = ms.drafters.Model(tiny_draft)
+
+    def broken(piece):
+        if isinstance(piece, ms.Cycle) and piece.committed > 6:
+            raise RuntimeError("a caller's mistake")
+
+    for prompt in ([1, 2], [[1, 2], [3]]):
+        with pytest.raises(RuntimeError, match="caller"):
+            ms.speculate(tiny, prompt, drafter, 3, 30, on_cycle=broken)
+        assert not drafter.read and not drafter.committed and drafter.cache is None
+    out = ms.speculate(tiny, [9, 8, 7], drafter, 3, 20)
+    assert_same(out, ms.generate(tiny, [9, 8, 7], 20))
+
+
+def test_a_damaged_target_is_an_error_not_a_token(make_model, tiny_draft):
+    model = make_model()
+    model.transformer.norm.weight[3] = math.nan
+    drafter = Given(lambda context, k: Draft([5]))
+    with pytest.raises(ValueError, match="NaN"):
+        ms.speculate(model, [1, 2, 3], drafter)
+    assert drafter.forgotten == [0]

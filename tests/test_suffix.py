@@ -1,0 +1,329 @@
+"""Suffix decoding: counting occurrences in the plain text is the reference, the growing trie must equal it."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minispec as ms
+from minispec.drafters import Context, Suffix
+from minispec.drafters.suffix import Node, Trie, walk
+
+texts = st.lists(st.integers(0, 2), min_size=1, max_size=50)  # three symbols, so that everything repeats
+loops = st.builds(lambda loop, times: loop * times, st.lists(st.integers(0, 2), min_size=1, max_size=5), st.just(8))
+sequences = texts | loops
+shapes = st.fixed_dictionaries(
+    dict(depth=st.integers(2, 12), factor=st.sampled_from([0.5, 1.0, 1.5, 4.0]), floor=st.sampled_from([0.0, 0.1, 0.4]))
+)
+
+
+def context(tokens: list[int], row: int = 0) -> Context:
+    return Context(row, tokens, ms.Sampling(), torch.Generator())
+
+
+def draft(drafter: Suffix, tokens: list[int], k: int, row: int = 0) -> list[int]:
+    (proposal,) = drafter.propose([context(tokens, row)], k)
+    assert proposal.probs is None and proposal.parents is None and proposal.scratch is None
+    return proposal.tokens
+
+
+def followers(texts: list[list[int]], string: list[int]) -> list[int]:
+    """Every token that comes right after the string, in the order of the texts."""
+    n = len(string)
+    return [text[i + n] for text in texts for i in range(len(text) - n) if text[i : i + n] == string]
+
+
+def continuation(texts, string, limit, floor) -> tuple[list[int], float]:
+    tokens, p, score = [], 1.0, 0.0
+    while len(tokens) < limit and (seen := followers(texts, string + tokens)):
+        latest = {token: i for i, token in enumerate(seen)}
+        token, count = max(Counter(seen).items(), key=lambda item: (item[1], latest[item[0]]))
+        p *= count / len(seen)
+        if p < floor:
+            break
+        tokens.append(token)
+        score += p
+    return tokens, score
+
+
+def by_hand(own: list[int], k: int, *, depth=64, factor=1.0, floor=0.1, past=()) -> list[int]:
+    best, best_score = [], 0.0
+    for known in ([own], list(past)):
+        for m in range(min(len(own), depth - 1), 0, -1):
+            tokens, score = continuation(known, own[-m:], min(k, int(factor * m), depth - m), floor)
+            if score > best_score:
+                best, best_score = tokens, score
+    return best
+
+
+def contents(trie: Trie) -> dict[tuple[int, ...], tuple]:
+    """String → (count, how often followed, most frequent child), leaves written out. And every node earns its place."""
+    found, stack = {}, [((), trie.root)]
+    while stack:
+        string, node = stack.pop()
+        assert node.count > 0
+        if len(string) == trie.depth:
+            assert node.children is None
+            found[string] = (node.count, None, None)
+            continue
+        if node.children is None:  # a leaf: look at a copy of it, unfolded
+            assert node.count == 1 and node.text in trie.texts
+            node = Node(node.token, node.text, node.end)
+            node.unfold()
+        if string:
+            found[string] = (node.count, node.followed, node.best and node.best.token)
+        stack.extend(((*string, token), child) for token, child in node.children.items())
+    return found
+
+
+def counted(texts: list[list[int]], depth: int) -> dict[tuple[int, ...], tuple]:
+    """The same from the plain texts."""
+    strings = Counter(
+        tuple(text[i:j])
+        for text in texts
+        for i in range(len(text))
+        for j in range(i + 1, min(i + depth, len(text)) + 1)
+    )
+    found = {}
+    for string, count in strings.items():
+        seen = followers(texts, list(string))
+        best = continuation(texts, list(string), 1, 0.0)[0]
+        found[string] = (count, *((None, None) if len(string) == depth else (len(seen), best[0] if best else None)))
+    return found
+
+
+# ---------------------------------------------------------------- the trie
+
+
+@settings(max_examples=100)
+@given(pieces=st.lists(sequences, min_size=1, max_size=4), depth=st.integers(2, 9))
+def test_the_growing_trie_holds_the_counts_of_its_text(pieces, depth):
+    trie, text = Trie(depth), []
+    trie.add([])
+    for piece in pieces:
+        for token in piece:
+            trie.append(token)
+        text += piece
+        assert contents(trie) == counted([text], depth)
+    fresh = Trie(depth)
+    fresh.add(text)
+    assert contents(fresh) == contents(trie) and len(fresh.open) == len(trie.open)
+
+
+@settings(max_examples=100)
+@given(outputs=st.lists(sequences, min_size=2, max_size=5), depth=st.integers(2, 9), data=st.data())
+def test_removing_the_oldest_takes_back_exactly_its_counts(outputs, depth, data):
+    trie = Trie(depth)
+    present = []
+    for output in outputs:
+        trie.add(output)
+        present.append(output)
+        while present and data.draw(st.booleans()):
+            trie.remove_oldest()
+            present.pop(0)
+            assert contents(trie) == counted(present, depth)
+    assert contents(trie) == counted(present, depth)
+
+
+@given(outputs=st.lists(sequences, min_size=1, max_size=3), string=texts)
+def test_find(outputs, string):
+    trie = Trie(8)
+    for output in outputs:
+        trie.add(output)
+    node, expected = trie.find(string[:7]), followers(outputs, string[:7])
+    ends = any(output[-len(string[:7]) :] == string[:7] for output in outputs)
+    assert (node is not None) == (bool(expected) or ends)
+    if node is not None:
+        assert walk(node, 1, 0.0) == continuation(outputs, string[:7], 1, 0.0)
+
+
+def test_a_text_without_repeats_costs_a_node_a_token():
+    trie = Trie(64)
+    trie.add(range(1000))
+    assert len(trie.root.children) == 1000 and all(node.children is None for node in trie.root.children.values())
+
+
+# ---------------------------------------------------------------- what is proposed
+
+
+@settings(max_examples=100)
+@given(pieces=st.lists(sequences, min_size=1, max_size=3), k=st.integers(1, 10), shape=shapes)
+def test_equals_counting_by_hand(pieces, k, shape):
+    drafter, tokens = Suffix(**shape), []
+    for piece in pieces:
+        tokens.extend(piece)  # in place, as the loop does
+        assert draft(drafter, tokens, k) == by_hand(tokens, k, **shape)
+        assert draft(drafter, list(tokens), k) == by_hand(tokens, k, **shape)  # nothing new, and another list
+
+
+@settings(max_examples=100)
+@given(own=sequences, outputs=st.lists(sequences, min_size=1, max_size=4), k=st.integers(1, 10), shape=shapes)
+def test_equals_counting_by_hand_with_memory(own, outputs, k, shape):
+    drafter = Suffix(**shape, memory=2)
+    for output in outputs:
+        drafter.remember(output)
+    assert draft(drafter, own, k) == by_hand(own, k, **shape, past=outputs[-2:])
+
+
+def test_score_and_stop_by_hand():
+    # After 1: 2 three times, 3 once. After 1 2: 4 twice, 5 once. The last 1 has nothing after it and does not count.
+    trie = Trie(8)
+    trie.add([1, 2, 4, 1, 2, 5, 1, 3, 1, 2, 4, 1])
+    assert walk(trie.open[1], 3, 0.1) == ([2, 4, 1], 3 / 4 + 1 / 2 + 1 / 2)
+    assert walk(trie.open[1], 3, 0.6) == walk(trie.open[1], 3, 0.75) == ([2], 3 / 4)  # not below the floor is enough
+    assert walk(trie.open[1], 0, 0.1) == ([], 0.0)
+
+
+def test_long_matches_may_propose_more():
+    tokens = [*range(10), *range(100, 110), *range(10)]
+    for m in range(1, 11):
+        seen = [*tokens[:20], *tokens[10 - m : 10]]
+        assert draft(Suffix(), seen, 64) == [*range(100, 100 + m)]
+        assert draft(Suffix(factor=2), seen, 64) == [*range(100, 110), *seen[20:]][: 2 * m]
+        assert draft(Suffix(factor=2), seen, 3) == [*range(100, 103)][: 2 * m]
+
+
+def test_match_and_continuation_fit_the_depth():
+    assert draft(Suffix(depth=5, factor=9), [*range(20), 0], 64) == [1, 2, 3, 4]
+    assert draft(Suffix(depth=5, factor=9), [*range(20), 0, 1, 2, 3], 64) == [4, 5, 6, 7]  # the match of one token's
+
+
+def test_of_equally_frequent_the_latest():
+    assert draft(Suffix(), [1, 2, 1, 3, 1], 1) == [3]
+    assert draft(Suffix(), [1, 2, 1, 2, 1, 3, 1], 1) == [2]
+
+
+def test_of_equal_scores_the_longer_match():
+    text = [1, 2, 10, 1, 2, 11, 2, 12, 2, 12]  # half of what followed 1 2 is 11, half of what followed 2 is 12
+    assert draft(Suffix(), [*text, 1, 2], 1) == [11]
+    drafter = Suffix(memory=1)
+    drafter.remember(text)
+    assert draft(drafter, [1, 2], 1) == [11]
+
+
+def test_no_match_no_draft():
+    assert draft(Suffix(memory=1), [1], 4) == []
+    assert draft(Suffix(memory=1), [1, 2, 3, 4], 4) == []
+    assert draft(Suffix(factor=0.5), [1, 2, 1], 4) == []  # a match of one is too short for half a token
+
+
+# ---------------------------------------------------------------- what is remembered
+
+
+@given(one=texts, two=texts)
+def test_rows_know_nothing_of_each_other(one, two):
+    drafter = Suffix()
+    draft(drafter, one, 4, row=0)
+    draft(drafter, two[: len(two) // 2 + 1], 4, row=7)
+    first, second = drafter.propose([context(two, 7), context(one, 0)], 4)
+    assert first.tokens == by_hand(two, 4) and second.tokens == by_hand(one, 4)
+    drafter.forget(7)
+    assert draft(drafter, [9, 1], 4, row=7) == [] and not drafter.past.texts
+
+
+def test_memory_holds_outputs_without_prompts_and_the_oldest_goes_first():
+    drafter = Suffix(memory=2)
+    for first in (10, 20, 30):
+        tokens = [1, 2, 3]  # the prompt
+        draft(drafter, tokens, 4)
+        tokens += [first, first + 1, first + 2]  # the last cycle: no proposal after it
+        drafter.forget(0)
+    assert draft(drafter, [99, 1], 4) == []  # 1 was in the prompts only
+    drafter.forget(0)  # an empty output pushes nobody out
+    assert [text.tokens for text in drafter.past.texts] == [[20, 21, 22], [30, 31, 32]]
+    assert [draft(drafter, [t], 1, row=t) for t in (10, 20, 30)] == [[], [21], [31]]
+    assert contents(drafter.past) == counted([[20, 21, 22], [30, 31, 32]], 64)
+
+
+def test_of_equally_frequent_the_latest_also_once_the_favourite_is_gone():
+    drafter = Suffix(memory=2)
+    for output in ([1, 9, 1, 9, 1, 9], [7, 7, 7, 7, 1, 2], [1, 3]):
+        drafter.remember(output)
+    assert draft(drafter, [1], 1) == [3]
+
+
+def test_own_text_before_memory_where_both_are_as_sure():
+    drafter = Suffix(memory=1)
+    drafter.remember([5, 6])
+    assert draft(drafter, [5, 7, 5], 1) == [7]
+    assert draft(drafter, [5, 7, 5, 8, 5], 1) == [6]  # own text: one half; memory: certain
+
+
+@given(before=texts, after=texts, keep=st.integers(0, 50))
+def test_a_rewound_row_never_saw_the_rest(before, after, keep):
+    drafter, kept = Suffix(), before[:keep]
+    drafter.rewind(0, 0)  # never seen: no harm
+    draft(drafter, before, 4)
+    drafter.rewind(0, len(kept))
+    assert draft(drafter, kept + after, 4) == by_hand(kept + after, 4)
+
+
+def test_what_was_rewound_is_not_remembered():
+    drafter = Suffix(memory=1)
+    draft(drafter, [1, 2], 4)  # the prompt
+    draft(drafter, [1, 2, 3, 4, 5], 4)
+    drafter.rewind(0, 4)
+    assert not drafter.past.texts
+    draft(drafter, [1, 2, 3, 4, 6], 4)
+    drafter.rewind(0, 4)
+    drafter.forget(0)
+    assert [text.tokens for text in drafter.past.texts] == [[3, 4]]
+
+
+def test_a_forgotten_row_is_gone():
+    drafter = Suffix()
+    draft(drafter, [1, 2, 1, 2, 1], 4)
+    row, trie, node = (weakref.ref(x) for x in (drafter.rows[0], drafter.rows[0].trie, drafter.rows[0].trie.texts[0]))
+    drafter.forget(0)
+    drafter.forget(0)  # twice, or never seen: no harm
+    assert row() is trie() is node() is None and not drafter.rows
+
+
+# ---------------------------------------------------------------- in the loop
+
+
+@pytest.fixture(scope="module")
+def parrot(make_model) -> ms.Model:
+    """A model of eight tokens, which soon repeats itself, but never for long."""
+    return make_model(vocab_size=8, seed=2)
+
+
+@pytest.mark.parametrize("k", range(1, 9))
+def test_greedy_equals_generate(parrot, k):
+    prompts = [[3, 1, 4, 1, 5], [6], [2, 7, 2, 7, 2, 7, 2]]
+    plain = ms.generate(parrot, prompts, max_new_tokens=40)
+    drafter = Suffix()
+    fast = ms.speculate(parrot, prompts, drafter, k=k, max_new_tokens=40)
+    assert [out.tokens for out in fast] == [out.tokens for out in plain]
+    cycles = [cycle for out in fast for cycle in out.trace.cycles]
+    assert len(cycles) < 100  # of 120 tokens: drafts were accepted, so it was put to the test
+    assert any(not cycle.drafted for cycle in cycles) and any(not cycle.bonus for cycle in cycles)
+    assert not drafter.rows
+
+
+def test_the_second_run_profits_from_the_first(parrot):
+    drafter, plain = Suffix(memory=4), ms.generate(parrot, [3, 1, 4], max_new_tokens=40)
+    first, second = (ms.speculate(parrot, [3, 1, 4], drafter, k=8, max_new_tokens=40) for _ in range(2))
+    assert first.tokens == second.tokens == plain.tokens
+    assert second.trace.target_passes < first.trace.target_passes
+    assert [text.tokens for text in drafter.past.texts] == [plain.tokens] * 2  # whole outputs, last cycle included
+
+
+@pytest.mark.parametrize(
+    "argument, values",
+    [
+        ("depth", [1, 0, 2.5]),
+        ("factor", [0, -1.0, float("nan"), float("inf")]),
+        ("floor", [-0.1, 1.1, float("nan")]),
+        ("memory", [-1, 0.5]),
+    ],
+)
+def test_senseless_arguments_are_refused(argument, values):
+    for value in values:
+        with pytest.raises(ValueError, match=f"{argument}={value!r}"):
+            Suffix(**{argument: value})
