@@ -15,9 +15,10 @@ from .trace import Cycle
 class AdaptiveLength:
     """Maximise E[N](k) / (k · t_draft + t_verify(k + 1)) over k, with running averages of all three."""
 
-    def __init__(self, longest: int = 8, memory: float = 0.9, explore_every: int = 24):
+    def __init__(self, longest: int = 8, memory: float = 0.97, explore_every: int = 24):
         self.longest, self.memory, self.explore_every = longest, memory, explore_every
         self.accept = [0.7] * longest  # β_i: acceptance at each position, given the ones before
+        self.tested = [0] * longest  # how many drafts at each position that knows of
         self.draft_seconds: dict[int, float] = {}  # k → seconds, as seen
         self.verify_seconds: dict[int, float] = {}  # k → seconds of the target's pass
         self.cycles = 0
@@ -28,8 +29,11 @@ class AdaptiveLength:
         if tries:
             return tries[0]
         best = max(range(self.longest + 1), key=self.speed)
-        if self.cycles % self.explore_every == 0:  # the neighbours may have become better
-            return min(self.longest, best + 1) if (self.cycles // self.explore_every) % 2 else max(0, best - 1)
+        if self.cycles % self.explore_every == 0:
+            if untried := [k for k in range(self.longest + 1) if k not in self.verify_seconds]:
+                return min(untried, key=lambda k: abs(k - best))  # so far a guess between its neighbours
+            longer = best == 0 or (best < self.longest and (self.cycles // self.explore_every) % 2)
+            return best + 1 if longer else best - 1  # the neighbours may have become better
         return best
 
     def speed(self, k: int) -> float:
@@ -42,10 +46,14 @@ class AdaptiveLength:
         self.cycles += 1
         for cycle in cycles:
             for i in range(min(cycle.accepted + (not cycle.bonus), self.longest)):
-                self.accept[i] += (1 - self.memory) * ((i < cycle.accepted) - self.accept[i])
+                self.tested[i] += 1
+                weight = max(1 - self.memory, 1 / (2 + self.tested[i]))  # first a plain average, then a running one
+                self.accept[i] += weight * ((i < cycle.accepted) - self.accept[i])
+        if self.cycles == 1:
+            return  # the draft read the prompt and everything was cold: no time to go by
         draft_seconds, verify_seconds = cycles[0].draft_seconds, cycles[0].verify_seconds
         for seen, seconds in ((self.draft_seconds, draft_seconds), (self.verify_seconds, verify_seconds)):
-            seen[k] = seconds + self.memory * (seen.get(k, seconds) - seconds)
+            seen[k] = seconds + 0.9 * (seen.get(k, seconds) - seconds)
 
     @staticmethod
     def _at(seen: dict[int, float], k: int) -> float:

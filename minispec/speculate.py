@@ -183,7 +183,8 @@ def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Dra
                              f"give one law over the target's vocabulary for each token, {needed}")  # fmt: skip
     tokens, counts = pad([[row.context.tokens[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)],
                          model.device)  # fmt: skip
-    verify.check_draft(tokens, None, V)  # before the pass: a GPU would not survive a token outside the embedding
+    if not all(0 <= token < V for draft in drafts for token in draft.tokens):  # a GPU would not survive the embedding
+        verify.check_draft(tokens, None, V)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
         return out.logits, out.hidden

@@ -286,6 +286,6 @@ def cascade_law(p, middle, q, *, accept=accept_probability, replace=residual) ->
 
 
 def as_law(name: str, law) -> Tensor:
-    law = torch.as_tensor(law)
+    law = law if isinstance(law, Tensor) else torch.as_tensor(law, dtype=torch.float64)
     check_law(name, law)
     return law.double()

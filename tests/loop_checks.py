@@ -95,16 +95,14 @@ def greedy_pair() -> tuple[ms.Model, ms.Model]:
     return ms.Model("ends", target.transformer, None, {42, 31}), draft
 
 
-def check_greedy(
-    drafter: Drafter | None = None, ks: Sequence[int | str] = (1, 2, 3, 5, "auto"), count: int = 24
-) -> None:
-    """Token for token what `generate` writes, one prompt at a time and as a ragged batch."""
+def check_greedy(drafter: Drafter | None = None, ks: Sequence[int | str] = (3, 1, 5, "auto"), count: int = 24) -> None:
+    """Token for token what `generate` writes, as a ragged batch, and for the first k one prompt at a time too."""
     target, draft = greedy_pair()
     drafter = drafter or ms.drafters.Model(draft)
     plain = ms.generate(target, list(PROMPTS), count)
+    for prompt, expected in zip(PROMPTS, plain, strict=True):
+        assert_same(ms.speculate(target, prompt, drafter, ks[0], count), expected)
     for k in ks:
-        for prompt, expected in zip(PROMPTS, plain, strict=True):
-            assert_same(ms.speculate(target, prompt, drafter, k, count), expected)
         for out, expected in zip(ms.speculate(target, list(PROMPTS), drafter, k, count), plain, strict=True):
             assert_same(out, expected)
 

@@ -268,3 +268,11 @@ def test_bad_draft_lengths_and_strange_drafts_are_refused(run, tiny_folder, tmp_
     with pytest.raises(SystemExit):
         cli.main(["demo", "--k", "many"])
     assert "--k" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(demo.shipped_draft("micro") is None, reason="micro and its draft are not in the package yet")
+def test_micro_is_drafted_for_by_its_own_draft(run):
+    code, out, err = run("demo", "--json", "--tokens", 16, "--temperature", 0)
+    facts = json.loads(out)
+    assert (code, err) == (0, "") and facts["drafter"] == "Model"
+    assert facts["accepted"] > 0 and facts["passes"] < facts["tokens"] == 16

@@ -31,7 +31,7 @@ def overlap(target: ms.Model, drafter: ms.drafters.Model, texts: list[list[int]]
     return float(torch.minimum(p, q).sum(-1).mean())
 
 
-@pytest.mark.parametrize("layers", [None, 3, [0, 3]], ids=str)
+@pytest.mark.parametrize("layers", [None, [0, 1, 3]], ids=str)
 def test_greedy_equals_generate(target, layers):
     plain = [out.tokens for out in ms.generate(target, PROMPTS, 16)]
     drafter = EarlyExit(target, layers)

@@ -1,4 +1,4 @@
-"""The draft/verify loop: same tokens when greedy, same law when sampling, tidy caches, and errors that leave nothing."""
+"""The draft/verify loop: same tokens when greedy, same law when sampling, tidy caches, errors that leave nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_the_loop(check):
 def test_a_ragged_batch_of_scripted_rows():
     """Rows of different lengths, acceptances and ends: every pass sees each row's own text and nothing else."""
     prompts = [PROMPT, [8], [5, 5, 5, 5, 5, 5]]
-    target, draft = scripted(whole_text), scripted(wrong_at(range(3, 60, 5)))
+    now_and_then, always = wrong_at(range(3, 60, 5)), wrong_at(range(64))
+    target, draft = scripted(whole_text), scripted(lambda text: (always if text[0] == 8 else now_and_then)(text))
     outs = ms.speculate(target, prompts, ms.drafters.Model(draft), 4, 11)
     texts = [tuple([*prompt, *out.tokens]) for prompt, out in zip(prompts, outs, strict=True)]
     assert [out.tokens for out in outs] == [continuation(prompt, 11) for prompt in prompts]
@@ -67,7 +68,7 @@ def test_a_ragged_batch_of_scripted_rows():
 def tree_draft(right: list[int], context, k: int) -> Draft:
     """Two branches of which the second one is right: −1 → wrong → wrong', −1 → d₁ → (wrong, d₂ → d₃)."""
     n = len(context.tokens)
-    d = (right[n : n + 3] + [1, 1, 1])[:3]
+    d = [*right[n : n + 3], 1, 1, 1][:3]
     wrong = [1 + token % 15 for token in d]
     return Draft([wrong[0], wrong[1], d[0], wrong[1], d[1], d[2]], None, [-1, 0, -1, 2, 2, 4])
 
@@ -132,7 +133,7 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching):
 
 @pytest.mark.parametrize("name", ALL)
 def test_greedy_equals_generate(name):
-    check_greedy(ALL[name](*greedy_pair()), ks=(*range(1, 9), "auto"), count=16)
+    check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 6, 7, 8, "auto"), count=20)
 
 
 def test_greedy_float32_differs_only_at_near_ties():
@@ -199,21 +200,17 @@ def test_chat_messages(text_pair):
 
 # ---------------------------------------------------------------- sampling: the same law
 
-SLOW = ("cascade", "cascade of models", "lookahead")  # seconds of bookkeeping for twenty thousand rows
-OTHERS_FIRST = ("ngram", "quantized, 8 bits", "early exit")
-VARIANTS = ("model, greedy", "skip the middle", "quantized, 4 bits")
+# The others take as long again and show little that these do not.
+QUICK = {("model", 1.0), ("model", 0.7), ("model, hotter", 1.0), ("ngram", 0.7), ("suffix", 1.0),
+         ("quantized, 8 bits", 0.7)}  # fmt: skip
+LAWS = [
+    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}",
+                 marks=() if (name, knobs["temperature"]) in QUICK else pytest.mark.slow)
+    for seed, name in enumerate(ALL) for knobs in (ONE, OTHER)
+]  # fmt: skip
 
 
-def law_cases():
-    """Every drafter at both settings. The quick suite takes one of the two, half the drafters each."""
-    for i, name in enumerate(ALL):
-        for knobs in (ONE, OTHER):
-            quick = name == "model" or (name not in (*SLOW, *VARIANTS) and (knobs is ONE) == (name not in OTHERS_FIRST))
-            yield pytest.param(name, knobs, i, marks=() if quick else pytest.mark.slow,
-                               id=f"{name}, T={knobs['temperature']}")  # fmt: skip
-
-
-@pytest.mark.parametrize("name, knobs, seed", law_cases())
+@pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
     check_law(ALL[name](*law_pair()), seed=seed, **knobs)
 
@@ -223,11 +220,11 @@ def test_rows_that_draft_nothing_follow_it_too():
     check_ragged_law()
 
 
-def test_the_laws_used_here_show_a_shift_of_six_percent():
+def test_the_laws_used_here_show_a_shift_of_five_percent():
     for knobs in (ONE, OTHER):
         law = target_law(**knobs)
         assert math.isclose(sum(law.values()), 1, abs_tol=1e-9)
-        assert power(law, 0.06) > 0.99
+        assert power(law, 0.05) > 0.99
 
 
 def test_the_check_itself():

@@ -4,14 +4,14 @@ Jacobi's idea: guess all the next tokens at once, let the model replace each by 
 repeat. Left alone, the tokens converge from the left, one or a few a pass. Lookahead keeps the history of that process:
 a window of W columns and N − 1 levels rides along in every pass of the target (as `Draft.scratch`, never accepted).
 
-    level 0, oldest     c    c+1  c+2 …     each number is the place of a token, counted from the last committed one;
-    level 1             c+1  c+2  c+3 …     column c = 1 … W
-    level N−2, newest   …
+    level 0, oldest    1  2  3  4     W = 4, N = 4. Each number is the place of a token, counted from the last
+    level 1            2  3  4  5     committed one, so a column holds guesses at neighbouring places,
+    level 2, newest    3  4  5  6     and the pass predicts what comes below it (4 5 6 7).
 
 A token sees its own column above it, and left of that column the oldest level, so that every place before its own is
-filled once. The pass predicts one token more for every column: with its N − 1 tokens an N-gram, made by the target
-itself. N-grams are pooled by their first token. Those that start with the last committed token are verified as branches
-of a tree in the same pass. Bad ones cost time, nothing else.
+filled once. With the predicted token a column is an N-gram, made by the target itself. N-grams are pooled by their
+first token. Those that start with the last committed token are verified as branches of a tree in the same pass. Bad
+ones cost time, nothing else.
 """
 
 from __future__ import annotations

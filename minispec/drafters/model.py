@@ -36,13 +36,14 @@ class Model(Drafter):
         longest = max(len(context.tokens) for context in contexts) + k
         if k < 1 or longest > self.draft.config.max_length:
             return [Draft([]) for _ in contexts]  # past its own length a draft has nothing to say
-        unread = [context.tokens[self.read.get(context.row, 0) :] for context in contexts]
-        self._make_room([context.row for context in contexts], longest, max(map(len, unread)))
+        rows = [context.row for context in contexts]
+        unread, counts = pad([c.tokens[self.read.get(c.row, 0) :] for c in contexts], self.draft.device)
+        self._make_room(rows, longest, unread.shape[1])
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms(contexts, k).to(self.draft.device)  # [B, k]
 
-        logits = self._forward(contexts, unread)
+        logits = self._forward(rows, unread, counts)
         tokens, probs = [], []
         for step in range(k):
             if greedy:
@@ -51,7 +52,7 @@ class Model(Drafter):
                 probs.append(laws(logits, samplings))  # [B, V]
                 tokens.append(pick(probs[-1], u[:, step]))
             if step < k - 1:  # nobody asks what follows the last draft, so it is not read
-                logits = self._forward(contexts, tokens[-1][:, None].tolist())
+                logits = self._forward(rows, tokens[-1][:, None], torch.ones_like(counts))
         for context in contexts:
             self.committed[context.row] = len(context.tokens)
             self.read[context.row] = len(context.tokens) + k - 1
@@ -75,18 +76,15 @@ class Model(Drafter):
         if not self.read:
             self.cache, self.order = None, []
 
-    def _forward(self, contexts: Sequence[Context], unread: list[list[int]]) -> Tensor:
-        """Read these tokens of these rows (none of the others), and score what follows: [B, V]."""
-        rows = [context.row for context in contexts]
-        if rows != self.order:
-            todo = dict(zip(rows, unread, strict=True))
-            unread = [todo.get(row, []) for row in self.order]
-        tokens, counts = pad(unread, self.draft.device)
-        logits = self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
-        if rows != self.order:
-            place = {row: i for i, row in enumerate(self.order)}
-            logits = logits[[place[row] for row in rows]]
-        return logits
+    def _forward(self, rows: list[int], tokens: Tensor, counts: Tensor) -> Tensor:
+        """Read these tokens [B, T] of these rows (none of the others), and score what follows: [B, V]."""
+        if rows == self.order:
+            return self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
+        place_of = {row: i for i, row in enumerate(self.order)}
+        place = torch.tensor([place_of[row] for row in rows], device=tokens.device)
+        all_tokens, all_counts = tokens.new_zeros(len(self.order), tokens.shape[1]), counts.new_zeros(len(self.order))
+        all_tokens[place], all_counts[place] = tokens, counts
+        return self.draft.transformer(all_tokens, self.cache, counts=all_counts, last_only=True).logits[place, -1]
 
     def _make_room(self, rows: list[int], longest: int, width: int) -> None:
         """A cache row for everyone, in order, long enough; rewound to what is still true of each row."""

@@ -1,0 +1,229 @@
+"""Adaptive draft length: finds the best k from what it measures, and bends no law on the way."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+
+import pytest
+import torch
+from fakes import Given, continuation, scripted, whole_text
+from loop_checks import ONE, check_law, law_pair
+
+import minispec as ms
+from minispec import laws as exact
+from minispec import theory, verify
+from minispec.adaptive import AdaptiveLength
+from minispec.drafters import Draft
+
+loop = sys.modules["minispec.speculate"]
+
+
+def cycle(k: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 1.0) -> ms.Cycle:
+    return ms.Cycle(drafted=[5] * k, parents=None, p=[1.0] * k, q=[1.0] * k, path=[*range(accepted)], token=5,
+                    bonus=accepted == k, kept=accepted + 1, committed=1, draft_seconds=draft_seconds,
+                    verify_seconds=verify_seconds)  # fmt: skip
+
+
+def simulate(
+    betas: Sequence[float], c: float, v: Callable[[int], float], cycles: int = 1500, seed: int = 0, adaptive=None
+) -> tuple[AdaptiveLength, list[int]]:
+    """Cycles with these acceptances by position and these times; the draft lengths that were chosen."""
+    adaptive, rng, chosen = adaptive or AdaptiveLength(), random.Random(seed), []
+    for _ in range(cycles):
+        k = adaptive.choose()
+        accepted = next((i for i in range(k) if rng.random() >= betas[i]), k)
+        adaptive.learn(k, [cycle(k, accepted, k * c, v(k))])
+        chosen.append(k)
+    return adaptive, chosen
+
+
+def flat(k: int) -> float:
+    return 1.0
+
+
+def steep(k: int) -> float:
+    return 1 + 0.15 * k
+
+
+def step(k: int) -> float:
+    """A GPU's: free up to four tokens, twice the time from there."""
+    return 1.0 if k < 4 else 2.0
+
+
+# ---------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize("v", [flat, steep, step])
+@pytest.mark.parametrize("c", [0.02, 0.1, 0.3])
+@pytest.mark.parametrize("alpha", [0.05, 0.3, 0.5, 0.7, 0.9, 0.97])
+def test_it_comes_within_a_few_percent_of_the_best_length(alpha, c, v):
+    """The chance of acceptance is learnt from coins, so k wavers around the best; the speed hardly does."""
+    betas = [alpha] * 8
+    _, chosen = simulate(betas, c, v)
+    last = chosen[-700:]
+    tokens = sum(theory.expected_tokens(alpha, k) for k in last)
+    seconds = sum(k * c + v(k) for k in last)
+    assert tokens / seconds >= 0.93 * theory.best_speedup(betas, c, v, longest=8)
+
+
+@pytest.mark.parametrize(
+    "alpha, c, v",
+    [(0.3, 0.1, flat), (0.5, 0.1, flat), (0.7, 0.1, flat), (0.8, 0.02, steep), (0.9, 0.02, flat), (0.7, 0.02, step),
+     (0.05, 0.1, flat), (0.3, 0.3, flat), (0.2, 0.1, steep)],
+)  # fmt: skip
+def test_with_a_long_memory_it_converges_to_theorys_best_k(alpha, c, v):
+    """Cases with a clear best: 3 % ahead of every other length but its neighbours."""
+    betas = [alpha] * 8
+    best = theory.best_k(betas, c, v, longest=8)
+    adaptive, chosen = simulate(betas, c, v, cycles=4000, adaptive=AdaptiveLength(memory=0.998))
+    (favourite, times), *_ = Counter(chosen[-1000:]).most_common(1)
+    assert abs(favourite - best) <= (best > 3) and times > 500
+    assert adaptive.accept[0] == pytest.approx(alpha, abs=0.06)
+
+
+def test_acceptance_may_differ_by_position():
+    betas, c = [0.95, 0.95, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1], 0.05
+    assert theory.best_k(betas, c, flat, longest=8) == 2
+    _, chosen = simulate(betas, c, flat)
+    assert Counter(chosen[-500:]).most_common(1)[0][0] == 2
+
+
+def test_it_stops_speculating_where_that_does_not_pay_and_keeps_an_eye_on_it():
+    adaptive, chosen = simulate([0.05] * 8, 0.15, flat)
+    last = Counter(chosen[-480:])
+    assert last[0] > 450 and last[1] >= 10  # explores now and then
+    _, chosen = simulate([0.95] * 8, 0.15, flat, cycles=600, adaptive=adaptive)  # the text has become predictable
+    assert Counter(chosen[-200:]).most_common(1)[0][0] >= 5
+
+
+def test_it_follows_a_change_for_the_worse():
+    adaptive, chosen = simulate([0.95] * 8, 0.1, flat, cycles=300)
+    assert Counter(chosen[-100:]).most_common(1)[0][0] >= 6
+    _, chosen = simulate([0.1] * 8, 0.3, flat, cycles=300, adaptive=adaptive)
+    assert Counter(chosen[-100:]).most_common(1)[0][0] == 0
+
+
+def test_it_tries_short_and_long_drafts_and_plain_decoding_first():
+    _, chosen = simulate([0.7] * 8, 0.1, flat, cycles=6)
+    assert {0, 1, 4, 8} <= set(chosen)
+    for longest in (1, 2, 3):
+        _, chosen = simulate([0.7] * longest, 0.1, flat, cycles=200, adaptive=AdaptiveLength(longest))
+        assert set(chosen) <= set(range(longest + 1)) and {0, longest} <= set(chosen)
+
+
+def test_neighbours_are_explored():
+    _, chosen = simulate([0.6] * 8, 0.1, flat, cycles=600)
+    favourite = Counter(chosen[-400:]).most_common(1)[0][0]
+    assert {favourite - 1, favourite + 1} <= set(chosen[-400:])
+
+
+def test_the_first_cycle_is_not_timed():
+    """In it the draft reads the whole prompt, and machines are cold."""
+    adaptive = AdaptiveLength()
+    k = adaptive.choose()
+    adaptive.learn(k, [cycle(k, 0, draft_seconds=1000.0, verify_seconds=1000.0)])
+    _, chosen = simulate([0.8] * 8, 0.1, flat, cycles=60, adaptive=adaptive)
+    assert max(adaptive.verify_seconds.values()) == 1.0
+    assert Counter(chosen[-30:]).most_common(1)[0][0] >= 3
+
+
+def test_times_between_measured_lengths_lie_on_a_line():
+    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 3) == 2.0
+    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 5) == 3.0
+    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 8) == 3.0
+    assert AdaptiveLength._at({2: 1.0}, 0) == 1.0
+
+
+def test_rows_of_a_batch_are_all_learnt_from():
+    adaptive = AdaptiveLength()
+    for _ in range(40):
+        adaptive.learn(2, [cycle(2, a) for a in (0, 1, 2, 2)])
+    assert adaptive.accept[0] == pytest.approx(0.75, abs=0.05)  # three of four rows passed the first draft
+    assert adaptive.accept[1] == pytest.approx(2 / 3, abs=0.06)  # two of these three the second
+    assert adaptive.tested[:3] == [160, 120, 0]
+
+
+# ---------------------------------------------------------------- nothing bends
+
+
+class Clock:
+    """Ticks by what a seeded generator says: times that have nothing to do with the text, the same on every machine."""
+
+    def __init__(self, seed: int):
+        self.rng, self.now = random.Random(seed), 0.0
+
+    def perf_counter(self) -> float:
+        self.now += self.rng.choice((0.1, 0.5, 1.0, 4.0))
+        return self.now
+
+
+def test_sampled_texts_follow_the_targets_law(monkeypatch):
+    monkeypatch.setattr(loop, "time", Clock(seed=1))
+    check_law(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)
+
+
+def test_a_fixed_clock_repeats_a_run(monkeypatch, tiny, tiny_draft):
+    def run() -> ms.Output:
+        monkeypatch.setattr(loop, "time", Clock(seed=3))
+        return ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), "auto", 80, temperature=1.0, seed=3)
+
+    first, second = run(), run()
+    assert first.tokens == second.tokens
+    assert len({len(cycle.drafted) for cycle in first.trace.cycles[:-3]}) > 3  # it really adapts
+
+
+def test_the_exact_law_with_a_choice_that_depends_on_the_past():
+    """Every branch of several cycles, each with a length chosen from the acceptances of the cycles before."""
+
+    @cache
+    def target(context, seed=1):
+        rng = random.Random(f"{seed} {context}")
+        weights = torch.tensor([0.1 + rng.random() for _ in range(2)], dtype=torch.float64)
+        return weights / weights.sum()
+
+    draft, chosen = partial(target, seed=2), set()
+
+    def program(random) -> tuple[int, ...]:
+        text, adaptive = (), AdaptiveLength(longest=2, memory=0.0, explore_every=1000)
+        adaptive.cycles = 1  # past the first cycle, with times that make the choice a close one
+        adaptive.draft_seconds, adaptive.verify_seconds = {0: 0.0, 1: 0.35, 2: 0.75}, {0: 1.0, 1: 1.0, 2: 1.0}
+        while len(text) < 4:
+            k = adaptive.choose()
+            chosen.add((len(text), k))
+            drafted, q = exact.propose_chain(draft, text, k, random)
+            p = torch.stack([target(text + drafted[:i]) for i in range(k + 1)])  # [k + 1, V]
+            verdict = verify.chain(p, q, drafted, [random() for _ in p])
+            adaptive.learn(k, [cycle(k, verdict.accepted, adaptive.draft_seconds[k])])
+            text += verdict.run(drafted)
+        return text[:4]
+
+    plain = exact.joint_law(lambda context: exact.plain_law(target, context), 4)
+    assert exact.total_variation(exact.exact_law(program), plain) <= 1e-12
+    assert max(Counter(written for written, _ in chosen).values()) > 1  # after as many tokens, different choices
+
+
+# ---------------------------------------------------------------- in the loop
+
+
+def test_a_useless_drafter_is_soon_left_alone(monkeypatch):
+    """One second a draft, one a pass, nothing ever accepted: plain decoding, but for a look now and then."""
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(loop, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
+    drafter = Given(lambda context, k: Draft([0] * k))  # never says 0
+    out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)
+    assert out.tokens == continuation([3], 150)
+    assert len(drafter.asked) < 25 and sum(len(c.drafted) == 0 for c in out.trace.cycles) > 120
+
+
+def test_a_perfect_and_free_drafter_is_used_to_the_full(monkeypatch):
+    ticks = iter(range(10**6))
+    monkeypatch.setattr(loop, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
+    text = [3, *continuation([3], 200)]
+    drafter = Given(lambda context, k: Draft(text[len(context.tokens) : len(context.tokens) + k]))
+    out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)
+    assert out.tokens == text[1:151]
+    assert Counter(len(c.drafted) for c in out.trace.cycles).most_common(1)[0][0] == 8

@@ -1,0 +1,206 @@
+"""The model drafter: its cache under any order of events, the laws it reports, and transformers' assisted decoding."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from fakes import continuation, scripted, whole_text
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minispec as ms
+from minispec.drafters import Context, Draft
+
+
+def context(row: int, tokens: list[int], sampling: ms.Sampling | None = None, seed: int = 0) -> Context:
+    return Context(row, list(tokens), sampling or ms.Sampling(), torch.Generator().manual_seed(seed))
+
+
+# ---------------------------------------------------------------- against transformers
+
+
+@pytest.fixture(scope="module")
+def hf_pair(tmp_path_factory):
+    """A target, and the same with noise on every weight as a draft, in transformers and in minispec, float64."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+                max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=None, pad_token_id=None,
+                tie_word_embeddings=False)  # fmt: skip
+    theirs, ours, generator = [], [], torch.Generator().manual_seed(4)
+    for role in ("target", "draft"):
+        hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_hidden_layers=2, **keys)).eval()
+        for name, parameter in hf.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            scale = 0.2 if parameter.ndim == 1 else 0.4 if "embed" in name else 1.5 / parameter.shape[1] ** 0.5
+            if role == "target":
+                parameter.data.copy_(scale * noise + ("norm" in name))
+            else:
+                parameter.data.copy_(dict(theirs[0].named_parameters())[name] + 0.06 * scale * noise)
+        folder = tmp_path_factory.mktemp("hf") / role
+        hf.save_pretrained(folder)
+        theirs.append(hf.double())
+        ours.append(ms.load(folder, device="cpu", dtype=torch.float64))
+    return theirs, ours
+
+
+@pytest.mark.parametrize("k", [1, 4, "auto"])
+@pytest.mark.parametrize("prompt", [[7], [3, 1, 4, 1, 5, 9, 2, 6], [11] * 20])
+def test_greedy_equals_transformers_assisted_generation(hf_pair, prompt, k):
+    (target, assistant), (ours, draft) = hf_pair
+    ids = torch.tensor([prompt])
+    options = dict(attention_mask=torch.ones_like(ids), max_new_tokens=40, do_sample=False)
+    expected = target.generate(ids, assistant_model=assistant, **options)[0, len(prompt) :].tolist()
+    assert expected == target.generate(ids, **options)[0, len(prompt) :].tolist()  # theirs is lossless here, too
+    out = ms.speculate(ours, prompt, ms.drafters.Model(draft), k, 40)
+    assert out.tokens == expected and len(expected) == 40
+    assert 0.05 < out.trace.acceptance_rate < 1  # neither a stranger nor a twin
+
+
+# ---------------------------------------------------------------- the laws it reports
+
+
+@pytest.mark.parametrize("own", [None, ms.Sampling(temperature=1.7, top_k=9), ms.Sampling(temperature=0.4, top_p=0.8)])
+def test_q_is_the_law_each_token_was_drawn_from(tiny_draft, own):
+    prompts, sampling = [[3, 1, 4], [1, 5, 9, 2, 6, 5]], ms.Sampling(temperature=0.9, top_p=0.95)
+    rows = [context(i, prompt, sampling, seed=i) for i, prompt in enumerate(prompts)]
+    for prompt, draft in zip(prompts, ms.drafters.Model(tiny_draft, own).propose(rows, 4), strict=True):
+        assert draft.parents is None and len(draft.tokens) == 4
+        logits = tiny_draft.transformer(torch.tensor([[*prompt, *draft.tokens]])).logits[0, len(prompt) - 1 : -1]
+        assert torch.allclose(draft.probs, (own or sampling).probs(logits), rtol=0, atol=1e-12)
+        assert all(draft.probs[i, token] > 0 for i, token in enumerate(draft.tokens))
+
+
+def test_rows_of_one_batch_may_sample_differently(tiny_draft):
+    knobs = [ms.Sampling(temperature=0.5), ms.Sampling(temperature=2.0, top_k=3), ms.Sampling()]
+    rows = [context(i, [3, 1, 4], sampling, seed=i) for i, sampling in enumerate(knobs)]
+    for sampling, draft in zip(knobs, ms.drafters.Model(tiny_draft).propose(rows, 3), strict=True):
+        logits = tiny_draft.transformer(torch.tensor([[3, 1, 4, *draft.tokens]])).logits[0, 2:-1]
+        assert torch.allclose(draft.probs, sampling.probs(logits), rtol=0, atol=1e-12)
+
+
+def test_a_greedy_draft_is_not_drawn_at_all(tiny_draft):
+    for sampling, own in ((ms.Sampling(), None), (ms.Sampling(temperature=1.0), ms.Sampling())):
+        row = context(0, [3, 1, 4], sampling)
+        before = row.generator.get_state()
+        (draft,) = ms.drafters.Model(tiny_draft, own).propose([row], 5)
+        assert draft.probs is None and draft.tokens == ms.generate(tiny_draft, [3, 1, 4], 5).tokens
+        assert torch.equal(row.generator.get_state(), before)
+
+
+def test_random_numbers_are_each_rows_own(tiny_draft):
+    """A row drafts the same tokens in whatever company."""
+    sampling = ms.Sampling(temperature=1.0)
+    together = [context(i, [3 + i, 1], sampling, seed=i) for i in range(3)]
+    drafts = ms.drafters.Model(tiny_draft).propose(together, 4)
+    for i, draft in enumerate(drafts):
+        (alone,) = ms.drafters.Model(tiny_draft).propose([context(i, [3 + i, 1], sampling, seed=i)], 4)
+        assert alone.tokens == draft.tokens
+
+
+# ---------------------------------------------------------------- its cache
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_order_of_events(data):
+    """Rows join, sit out, lose tokens, are not drafted for, and leave: every draft is still that of the whole text."""
+    draft = scripted(whole_text, max_length=200)
+    drafter, texts, fresh = ms.drafters.Model(draft), {}, iter(range(1000))
+    for _ in range(data.draw(st.integers(2, 8))):
+        for _ in range(data.draw(st.integers(0 if texts else 1, 2))):
+            texts[next(fresh)] = data.draw(st.lists(st.integers(0, 15), min_size=1, max_size=9))
+        chosen = data.draw(st.permutations(sorted(texts)))[: data.draw(st.integers(1, len(texts)))]
+        k = data.draw(st.integers(1, 4))
+        seen = len(draft.transformer.readings)
+        drafts = drafter.propose([context(row, texts[row]) for row in chosen], k)
+        assert [d.tokens for d in drafts] == [continuation(texts[row], k) for row in chosen]
+        for reading in draft.transformer.readings[seen + 1 :]:  # after what was unread, one token at a time
+            assert all(len(tokens) <= 1 for tokens in reading.tokens)
+        for row, proposed in zip(chosen, drafts, strict=True):
+            a = data.draw(st.integers(0, k))
+            correction = (proposed.tokens[a] + 1) % 16 if a < k else data.draw(st.integers(0, 15))
+            texts[row] += [*proposed.tokens[:a], correction]
+            drafter.settle(row, range(a), correction)
+        for row in [row for row in texts if row not in chosen]:  # plain decoding for the others
+            if data.draw(st.booleans()):
+                texts[row].append(data.draw(st.integers(0, 15)))
+                drafter.settle(row, [], texts[row][-1])
+        if len(texts) > 1 and data.draw(st.booleans()):
+            gone = data.draw(st.sampled_from(sorted(texts)))
+            del texts[gone]
+            drafter.forget(gone)
+    for row in texts:
+        drafter.forget(row)
+    assert drafter.cache is None and not drafter.order and not drafter.read and not drafter.committed
+
+
+def test_cycles_without_a_draft_cost_no_rereading():
+    """With k="auto" some cycles are not drafted for. The next draft reads what came since, and nothing twice."""
+    draft = scripted(whole_text)
+    drafter, text = ms.drafters.Model(draft), [3, 15]
+    (proposed,) = drafter.propose([context(0, text)], 3)
+    text += [*proposed.tokens[:2], 9]
+    drafter.settle(0, [0, 1], 9)
+    for token in (4, 2):
+        text.append(token)
+        drafter.settle(0, [], token)
+    drafter.propose([context(0, text)], 1)
+    assert draft.transformer.readings[-1].held == [4]  # the prompt and two drafts
+    assert draft.transformer.readings[-1].tokens == [[9, 4, 2]]
+
+
+def test_dead_rows_are_cleared_out():
+    """When most rows are finished the living move together, so that passes do not stay as wide as they began."""
+    drafter = ms.drafters.Model(scripted(whole_text))
+    rows = [context(i, [1 + i, 2]) for i in range(8)]
+    drafter.propose(rows, 2)
+    assert drafter.cache.batch == 8
+    for row in rows:
+        row.tokens.append(9)
+        drafter.settle(row.row, [], 9)
+    for row in range(5):
+        drafter.forget(row)
+    drafter.propose(rows[5:], 2)
+    assert drafter.cache.batch == 3
+
+
+def test_a_draft_shorter_than_its_target(make_model, tiny):
+    """Past its own length it proposes nothing, and decoding goes on without it."""
+    short = make_model(num_layers=1, max_length=16)
+    out = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(short), 4, 40)
+    assert out.tokens == ms.generate(tiny, [3, 1, 4], 40).tokens
+    drafted = [len(cycle.drafted) for cycle in out.trace.cycles]
+    assert drafted[0] == 4 and drafted[-1] == 0
+    assert all(cycle.committed + len(cycle.drafted) <= 16 for cycle in out.trace.cycles if cycle.drafted)
+
+
+def test_one_drafter_serves_run_after_run(tiny, tiny_draft):
+    drafter = ms.drafters.Model(tiny_draft)
+    for prompts in ([3, 1, 4], [[1], [5, 9, 2, 6]], [5]):
+        fresh = ms.speculate(tiny, prompts, ms.drafters.Model(tiny_draft), 3, 20, temperature=1.0, seed=1)
+        again = ms.speculate(tiny, prompts, drafter, 3, 20, temperature=1.0, seed=1)
+        pairs = zip(again, fresh, strict=True) if isinstance(fresh, list) else [(again, fresh)]
+        assert all(a.tokens == b.tokens for a, b in pairs)
+
+
+def test_a_target_drafting_for_itself_is_always_right(tiny):
+    out = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(tiny), 4, 20)
+    assert out.trace.acceptance_rate == 1 and out.trace.target_passes == 4
+    sampled = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(tiny), 4, 20, temperature=1.0, seed=0)
+    assert sampled.trace.acceptance_rate == 1 and all(cycle.bonus for cycle in sampled.trace.cycles)
+
+
+def test_a_reduced_draft_vocabulary_is_lossless_too(make_model, tiny):
+    """A draft that scores 16 of 64 tokens: q is 0 elsewhere, which the residual makes up for."""
+    small = make_model(num_layers=1, head_vocab=16)
+    out = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(small), 4, 40)
+    assert out.tokens == ms.generate(tiny, [3, 1, 4], 40).tokens
+    sampled = ms.speculate(tiny, [3, 1, 4], ms.drafters.Model(small), 4, 200, temperature=1.0, seed=0)
+    assert max(token for cycle in sampled.trace.cycles for token in cycle.drafted) < 16 <= max(sampled.tokens)
+
+
+def test_nothing_to_propose():
+    drafter = ms.drafters.Model(scripted(whole_text))
+    assert drafter.propose([context(0, [1, 2])], 0) == [Draft([])]
+    assert not drafter.read

@@ -1,0 +1,178 @@
+"""What a Trace says about a run: definitions on hand-made cycles, and that real cycles tell the truth."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+import torch
+from fakes import Given, continuation, scripted, whole_text, wrong_at
+from loop_checks import PROMPTS, assert_trace_fits, greedy_pair
+
+import minispec as ms
+from minispec import theory
+from minispec.drafters import Draft
+
+
+def cycle(drafted: int, accepted: int, kept: int | None = None, **more) -> ms.Cycle:
+    """`drafted` drafts 10, 11, …, of which `accepted` pass; the token after them is 99."""
+    path = [*range(accepted)]
+    kept = accepted + 1 if kept is None else kept
+    fields = dict(parents=None, p=[0.5] * drafted, q=[0.25] * drafted, path=path, token=99, bonus=accepted == drafted,
+                  kept=kept, committed=7)  # fmt: skip
+    return ms.Cycle(drafted=[*range(10, 10 + drafted)], **fields | more)
+
+
+HAND_MADE = ms.Trace([cycle(3, 1), cycle(3, 3), cycle(2, 0), cycle(0, 0)])
+
+# ---------------------------------------------------------------- definitions
+
+
+def test_tokens_and_kinds_of_a_cycle():
+    rejected, whole, plain = cycle(3, 1), cycle(3, 3), cycle(0, 0)
+    assert (rejected.tokens, rejected.kinds) == ([10, 99], ["accepted", "corrected"])
+    assert (whole.tokens, whole.kinds) == ([10, 11, 12, 99], ["accepted"] * 3 + ["bonus"])
+    assert (plain.tokens, plain.kinds) == ([99], ["bonus"])
+    ended = cycle(3, 3, kept=2)
+    assert (ended.tokens, ended.kinds, ended.accepted) == ([10, 11], ["accepted"] * 2, 3)
+    tree = cycle(4, 0, parents=[-1, -1, 1, 2], path=[1, 2], kept=3)
+    assert (tree.tokens, tree.kinds, tree.accepted) == ([11, 12, 99], ["accepted"] * 2 + ["corrected"], 2)
+
+
+def test_rates_on_hand_made_cycles():
+    assert HAND_MADE.target_passes == 4
+    assert HAND_MADE.tokens_per_cycle == (2 + 4 + 1 + 1) / 4
+    assert HAND_MADE.drafted_per_cycle == 8 / 4
+    # Tested: 2 of the first cycle (its third draft is never looked at), 3 of the second, 1 of the third, 0 of the last.
+    assert HAND_MADE.acceptance_rate == 4 / 6
+    assert HAND_MADE.acceptance_by_position == [2 / 3, 1 / 2, 1 / 1]
+
+
+def test_the_end_of_a_text_changes_no_rate():
+    """What was accepted was accepted, even if an end token before it threw it away."""
+    cut = ms.Trace([cycle(3, 1), cycle(3, 3, kept=1), cycle(2, 0), cycle(0, 0)])
+    for rate in ("tokens_per_cycle", "acceptance_rate", "acceptance_by_position"):
+        assert getattr(cut, rate) == getattr(HAND_MADE, rate)
+
+
+def test_an_empty_trace():
+    empty = ms.Trace()
+    assert (empty.target_passes, empty.tokens_per_cycle, empty.acceptance_rate, empty.drafted_per_cycle) == (0, 0, 0, 0)
+    assert empty.acceptance_by_position == [] and empty.seconds("draft") == 0
+    assert ms.Trace.from_json(empty.to_json()) == empty
+
+
+def test_seconds_by_part():
+    trace = ms.Trace([cycle(1, 1, draft_seconds=1.0, verify_seconds=2.0, sample_seconds=4.0)] * 3)
+    assert [trace.seconds(part) for part in ("draft", "verify", "sample")] == [3.0, 6.0, 12.0]
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def test_json_round_trip():
+    target, draft = greedy_pair()
+    trees = Given(lambda context, k: Draft([5, 6, 7], None, [-1, 0, 0]))
+    trees.extra_slots = 3
+    for drafter in (ms.drafters.Model(draft), trees):
+        trace = ms.speculate(target, [3, 1, 4], drafter, 3, 20, temperature=1.0, seed=0).trace
+        text = trace.to_json()
+        again = ms.Trace.from_json(text)
+        assert again == trace and again.to_json() == text
+        assert [c.tokens for c in again.cycles] == [c.tokens for c in trace.cycles]
+        assert isinstance(json.loads(text), list) and "NaN" not in text
+
+
+# ---------------------------------------------------------------- real runs
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("k", [1, 4, "auto"])
+def test_the_cycles_make_up_the_output(temperature, k):
+    target, draft = greedy_pair()  # two of the prompts run into an end token
+    outs = ms.speculate(target, list(PROMPTS), ms.drafters.Model(draft), k, 20, temperature=temperature, seed=2)
+    for out in outs:
+        assert_trace_fits(out)
+        assert sum(c.kept for c in out.trace.cycles) == len(out.tokens)
+        assert out.trace.target_passes == len(out.trace.cycles) <= len(out.tokens)
+        for c in out.trace.cycles:
+            assert c.kinds.count("accepted") == min(c.accepted, c.kept) and set(c.kinds[:-1]) <= {"accepted"}
+            assert c.bonus == (c.accepted == len(c.drafted))
+        assert all(c.kept == c.accepted + 1 for c in out.trace.cycles[:-1])
+
+
+def test_p_and_q_are_what_both_sides_gave_the_drafted_tokens():
+    target, draft = greedy_pair()
+    sampling, own = ms.Sampling(temperature=0.8, top_p=0.9), ms.Sampling(temperature=1.5)
+    prompt = PROMPTS[2]
+    out = ms.speculate(target, prompt, ms.drafters.Model(draft, own), 4, 20, temperature=0.8, top_p=0.9, seed=3)
+    text = [*prompt, *out.tokens]
+    for c in out.trace.cycles:
+        seen = torch.tensor([[*text[: c.committed], *c.drafted]])
+        for given, model, law in ((c.p, target, sampling), (c.q, draft, own)):
+            laws = law.probs(model.transformer(seen).logits[0, c.committed - 1 : -1])  # [k, V]
+            expected = [float(laws[i, token]) for i, token in enumerate(c.drafted)]
+            assert given == pytest.approx(expected, abs=1e-9)
+
+
+def test_p_of_a_tree_is_the_law_after_the_parent():
+    target = scripted(whole_text)
+    right = continuation([3, 15], 3)
+    wrong = [1 + token % 15 for token in right]
+    drafter = Given(lambda context, k: Draft([wrong[0], right[0], wrong[1], right[1]], None, [-1, -1, 1, 1]))
+    drafter.extra_slots = 4
+    (first, *_) = ms.speculate(target, [3, 15], drafter, 2, 3).trace.cycles
+    assert first.p == [0, 1, 0, 1] and first.q == [1] * 4
+    assert (first.path, first.token, first.bonus) == ([1, 3], right[2], True)
+
+
+def test_a_branch_that_ends_early_is_no_bonus():
+    """Nothing was drafted after a leaf: bonus. Something was, and was refused: correction."""
+    right = continuation([3, 15], 3)
+    for tokens, parents, path, bonus in (
+        ([right[0], 1 + right[1] % 15, 1 + right[0] % 15], [-1, 0, -1], [0], False),
+        ([1 + right[0] % 15, right[0]], [-1, -1], [1], True),
+    ):
+        drafter = Given(lambda context, k, tokens=tokens, parents=parents: Draft(tokens, None, parents))
+        drafter.extra_slots = 3
+        (first, *_) = ms.speculate(scripted(whole_text), [3, 15], drafter, 2, 4).trace.cycles
+        assert (first.path, first.bonus, first.kinds) == (path, bonus, ["accepted", "bonus" if bonus else "corrected"])
+
+
+def test_measured_tokens_per_cycle_is_the_sum_over_positions():
+    """E[N] = 1 + Σ Π β_j is an identity where every cycle drafted equally far."""
+    target, draft = greedy_pair()
+    outs = ms.speculate(target, list(PROMPTS), ms.drafters.Model(draft), 4, 60, temperature=1.0, seed=1)
+    trace = ms.Trace([c for out in outs for c in out.trace.cycles if len(c.drafted) == 4])
+    betas = trace.acceptance_by_position
+    assert len(betas) == 4 and 0.5 < betas[0] < 1
+    assert trace.tokens_per_cycle == pytest.approx(theory.expected_tokens_by_position(betas), abs=1e-12)
+
+
+def test_measured_acceptance_is_the_overlap_of_the_laws():
+    """Laws that do not depend on the text: β = Σ min(p, q) at every position. 400 rows, 4 standard deviations."""
+    p, q, k = [0.5, 0.3, 0.1, 0.1], [0.2, 0.3, 0.4, 0.1], 3
+    target, draft = (scripted(lambda text, law=law: law, vocab_size=4) for law in (p, q))
+    outs = ms.speculate(target, [[0]] * 400, ms.drafters.Model(draft), k, 12, temperature=1.0, seed=0)
+    trace = ms.Trace([c for out in outs for c in out.trace.cycles if len(c.drafted) == k])
+    beta, n = theory.acceptance(p, q), trace.target_passes
+    assert beta == pytest.approx(0.7)
+    for i, measured in enumerate(trace.acceptance_by_position):
+        assert abs(measured - beta) < 4 * (beta * (1 - beta) / (n * beta**i)) ** 0.5
+    assert abs(trace.acceptance_rate - beta) < 4 * (beta * (1 - beta) / n) ** 0.5
+    # N lies between 1 and k + 1, so its standard deviation is at most k / 2.
+    assert abs(trace.tokens_per_cycle - theory.expected_tokens(beta, k)) < 4 * k / 2 / n**0.5
+
+
+def test_times_are_shared_by_the_rows_of_a_pass(monkeypatch):
+    """A clock that ticks once a look: one second each for drafting, verifying and sampling."""
+    ticks = iter(range(10**6))
+    clock = type("Clock", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))})
+    monkeypatch.setattr(sys.modules["minispec.speculate"], "time", clock)
+    drafter = ms.drafters.Model(scripted(wrong_at(range(3, 60, 4))))
+    outs = ms.speculate(scripted(whole_text), [[3, 15], [8]], drafter, 3, 10)
+    for out in outs:
+        assert [out.trace.seconds(part) for part in ("draft", "verify", "sample")] == [out.trace.target_passes] * 3
+    passes = max(out.trace.target_passes for out in outs)
+    assert outs[0].seconds == outs[1].seconds == 4 * passes + 1  # four looks a pass, one before and one after all
