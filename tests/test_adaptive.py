@@ -29,7 +29,7 @@ def cycle(k: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: flo
 
 
 def simulate(
-    betas: Sequence[float], c: float, v: Callable[[int], float], cycles: int = 1500, seed: int = 0, adaptive=None
+    betas: Sequence[float], c: float, v: Callable[[int], float], cycles: int = 1000, seed: int = 0, adaptive=None
 ) -> tuple[AdaptiveLength, list[int]]:
     """Cycles with these acceptances by position and these times; the draft lengths that were chosen."""
     adaptive, rng, chosen = adaptive or AdaptiveLength(), random.Random(seed), []
@@ -58,13 +58,13 @@ def step(k: int) -> float:
 
 
 @pytest.mark.parametrize("v", [flat, steep, step])
-@pytest.mark.parametrize("c", [0.02, 0.1, 0.3])
-@pytest.mark.parametrize("alpha", [0.05, 0.3, 0.5, 0.7, 0.9, 0.97])
+@pytest.mark.parametrize("c", [0.02, 0.2])
+@pytest.mark.parametrize("alpha", [0.05, 0.4, 0.7, 0.9, 0.97])
 def test_it_comes_within_a_few_percent_of_the_best_length(alpha, c, v):
     """The chance of acceptance is learnt from coins, so k wavers around the best; the speed hardly does."""
     betas = [alpha] * 8
-    _, chosen = simulate(betas, c, v)
-    last = chosen[-700:]
+    _, chosen = simulate(betas, c, v, cycles=800)
+    last = chosen[-400:]
     tokens = sum(theory.expected_tokens(alpha, k) for k in last)
     seconds = sum(k * c + v(k) for k in last)
     assert tokens / seconds >= 0.93 * theory.best_speedup(betas, c, v, longest=8)
@@ -79,10 +79,11 @@ def test_with_a_long_memory_it_converges_to_theorys_best_k(alpha, c, v):
     """Cases with a clear best: 3 % ahead of every other length but its neighbours."""
     betas = [alpha] * 8
     best = theory.best_k(betas, c, v, longest=8)
-    adaptive, chosen = simulate(betas, c, v, cycles=4000, adaptive=AdaptiveLength(memory=0.998))
+    adaptive, chosen = simulate(betas, c, v, cycles=2500, adaptive=AdaptiveLength(memory=0.998))
     (favourite, times), *_ = Counter(chosen[-1000:]).most_common(1)
     assert abs(favourite - best) <= (best > 3) and times > 500
-    assert adaptive.accept[0] == pytest.approx(alpha, abs=0.06)
+    if best:
+        assert adaptive.accept[0] == pytest.approx(alpha, abs=0.06)
 
 
 def test_acceptance_may_differ_by_position():
