@@ -13,9 +13,9 @@ from functools import cache
 from itertools import islice
 
 import torch
-from conftest import random_model
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 from sequence_law import DRAWS, assert_follows, joint_law
+from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Context, Draft, Drafter

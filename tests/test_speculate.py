@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from all_drafters import ALL, NAMES
-from conftest import random_model
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 from loop_checks import (
     CHECKS,
@@ -29,6 +28,7 @@ from loop_checks import (
     target_law,
 )
 from sequence_law import DRAWS, assert_follows, chi_square, joint_law, power
+from tiny_models import random_model
 
 import minispec as ms
 from minispec.drafters import Draft, Drafter
