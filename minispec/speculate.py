@@ -97,7 +97,7 @@ def speculate(
                 cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = seconds
                 write(row, cycle)
                 states = {n: state[i, [0, *(node + 1 for node in verdict.path)]] for n, state in hidden.items()}
-                row.context.hidden = states
+                row.context.hidden = states if wanted else joined(row.context.hidden, states)
                 if on_cycle:
                     on_cycle(cycle)
                 if row.writer.finish is None:
@@ -145,6 +145,11 @@ def prefill(model: Model, rows: Sequence[Row], room: int, hidden_layers: Sequenc
         for i, row in enumerate(rows):
             row.context.hidden = {n: state[i, : len(prompts[i])] for n, state in hidden.items()}
     return cache
+
+
+def joined(earlier: dict[int, Tensor], states: dict[int, Tensor]) -> dict[int, Tensor]:
+    """Hidden states that the drafter was not asked about yet, and the newest behind them."""
+    return {n: torch.cat([earlier[n], state]) if n in earlier else state for n, state in states.items()}
 
 
 def propose(drafter: Drafter, rows: Sequence[Row], k: int) -> list[Draft]:

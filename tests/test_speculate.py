@@ -104,8 +104,9 @@ def test_a_draft_too_deep_is_cut_where_the_row_has_no_room():
         assert max(len(cycle.path) for cycle in out.trace.cycles) == min(3, count - 1)
 
 
+@pytest.mark.parametrize("k", [2, "auto"])  # "auto" has plain cycles, in which the drafter is not asked
 @pytest.mark.parametrize("branching", [False, True])
-def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching):
+def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k):
     """Over all cycles together: the residual stream of prompt and output, less the last token, in order."""
     prompt, right = [3, 1, 4, 1, 5], ms.generate(tiny, [3, 1, 4, 1, 5], 12).tokens
     text, states = [*prompt, *right], {0: [], 1: []}
@@ -119,7 +120,7 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching):
 
     drafter = Given(make)
     drafter.hidden_layers, drafter.extra_slots = (0, 1), 4
-    out = ms.speculate(tiny, prompt, drafter, 2, 12)
+    out = ms.speculate(tiny, prompt, drafter, k, 12)
     assert out.tokens == right
     expected = tiny.transformer(torch.tensor([text]), hidden_layers=(0, 1)).hidden
     for layer, parts in states.items():
