@@ -20,8 +20,7 @@ def acceptance(target: Model, draft: Model, corpus: Corpus, batch: int = 8) -> d
     for rows in order.split(batch):
         part = corpus[rows]
         tokens = part.tokens[:, : int(part.length.max())].long().to(target.device)
-        position = torch.arange(tokens.shape[1])
-        asked = ((position >= part.prompt[:, None] - 1) & (position < part.length[:, None] - 1)).to(target.device)
+        asked = part.asked(tokens.shape[1]).to(target.device)
         p, q = (m.transformer.head(m.transformer.body(tokens)[0][asked]).float() for m in (target, draft))  # [m, V]
         agree += float((p.argmax(-1) == q.argmax(-1)).sum())
         overlap += float(torch.minimum(p.softmax(-1), q.softmax(-1)).sum())

@@ -66,6 +66,11 @@ class Corpus:
     def new_tokens(self) -> int:
         return int((self.length - self.prompt).sum())
 
+    def asked(self, width: int) -> Tensor:
+        """[N, width], True where a reply token is predicted: position t is asked for token t + 1."""
+        position = torch.arange(width)
+        return (position >= self.prompt[:, None] - 1) & (position < self.length[:, None] - 1)
+
     def replies(self, writer: Model) -> list[str]:
         """The text after each prompt."""
         spans = zip(self.tokens.tolist(), self.prompt.tolist(), self.length.tolist(), strict=True)

@@ -63,11 +63,8 @@ class Lessons:
                 continue
             tokens = torch.nn.functional.pad(rows.tokens, (0, max(0, width - rows.tokens.shape[1])))[:, :width]
             tokens = tokens.long().to(device)  # [n, w]
-            position = torch.arange(width)
-            # Position t is asked for token t + 1, so the first question is the prompt's last token.
-            asked = (position >= rows.prompt[:, None] - 1) & (position < rows.length[:, None] - 1)
             states, log_z = self._answers(target, tokens, max(1, batch_tokens // width))
-            self.buckets.append((tokens, states, log_z, asked.to(device)))
+            self.buckets.append((tokens, states, log_z, rows.asked(width).to(device)))
         self.weights = [int(asked.sum()) for *_, asked in self.buckets]
 
     @torch.no_grad()
