@@ -10,10 +10,41 @@ speculative decoding lives on, is a change of one number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [B, H, T, D], k and v [B, Hkv, T, D] → [B, H, T, D]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(q kᵀ / √D + mask) v for q [B, H, T, D] over k, v [B, Hkv, S, D]; the mask as `per_query_head` makes it.
+
+    The G = H / Hkv query heads of one key/value head are just more queries: folded into T, so K and V are read once.
+    """
+    B, H, T, D = q.shape
+    Hkv = k.shape[1]
+    o = F.scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv * T, D), k, v, attn_mask=mask)  # [B, Hkv, G·T, D]
+    return o.reshape(B, H, T, D)
+
+
+def per_query_head(visible: Tensor, groups: int) -> Tensor:
+    """What each new token sees, [B, T, S], for every query head of a group: [B, 1, G·T, S]."""
+    return visible.repeat(1, groups, 1)[:, None]
+
+
+def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
+    """Which of the first `end` slots each new token sees, [B, T, S]: the committed prefix, then what `mask` allows."""
+    B, T = slots.shape
+    slot = torch.arange(end, device=slots.device)  # [S]
+    if mask is None:
+        return slot <= slots[..., None]
+    new = slot - slots[:, :1]  # [B, S]: which new token sits in a slot; negative: the prefix
+    among_new = mask.expand(B, T, T).gather(2, new.clamp(0, T - 1)[:, None].expand(B, T, end))
+    return torch.where(((new >= 0) & (new < T))[:, None], among_new, (new < 0)[:, None])
 
 
 class KVCache:
@@ -27,6 +58,7 @@ class KVCache:
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)  # [L, B, Hkv, S, D]
         self.lengths = torch.zeros(batch, device=device, dtype=torch.long)  # [B]
+        self.groups = config.num_heads // config.num_kv_heads
         # Fixed shapes: attend over every slot instead of the filled ones. A CUDA graph needs it.
         self.static = False
 
@@ -43,6 +75,20 @@ class KVCache:
         """2 · layers · kv_heads · head_dim · bytes: what one more token costs one row."""
         layers, _, heads, _, dim = self.keys.shape
         return 2 * layers * heads * dim * self.keys.element_size()
+
+    def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
+        """A pass of `count` new tokens a row begins: their slots [B, T], and the attention of its layers.
+
+        `mask` [T, T] or [B, T, T] says which new token sees which; None: each sees those before it.
+        """
+        slots, end = self.reserve(count)
+        # One token after its own past sees everything there is; any other pass needs to be told.
+        alone = self.batch == 1 and count == 1 and not self.static
+        seen = None if alone else per_query_head(visible_slots(slots, end, mask), self.groups)
+        return slots, partial(self._attend, slots, end, seen)
+
+    def _attend(self, slots: Tensor, end: int, seen: Tensor | None, layer: int, q: Tensor, k: Tensor, v: Tensor):
+        return attention(q, *self.extend(layer, slots, end, k, v), seen)
 
     def reserve(self, count: int) -> tuple[Tensor, int]:
         """Where the next `count` tokens of every row go, [B, T], and how many leading slots a pass then reads."""
@@ -99,7 +145,7 @@ class KVCache:
         chosen = object.__new__(KVCache)
         layers, _, heads, slots, dim = self.keys.shape
         shape = (layers, len(keep), heads, capacity or slots, dim)
-        chosen.static = self.static
+        chosen.static, chosen.groups = self.static, self.groups
         chosen.lengths = torch.where(old, self.lengths[source], 0)
         end = min(slots, shape[3])
         if old.any() and int(chosen.lengths.max()) > end:

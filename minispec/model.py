@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache
+from .cache import KVCache, attention, per_query_head
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -160,27 +160,22 @@ def rope_frequencies(config: Config, device: torch.device | None = None) -> Tens
     return keep * freq + (1 - keep) * freq / s.factor
 
 
+def rope_at(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every pair's angle at these positions [B, T]: [B, 1, T, D] each."""
+    angles = positions[:, None, :, None].float() * rope_frequencies(config, positions.device)  # [B, 1, T, D/2]
+    return tuple(f(angles).to(dtype).repeat(1, 1, 1, 2) for f in (torch.cos, torch.sin))
+
+
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """RoPE: turn each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
 
-def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
-    """Which of the first `end` slots each new token sees, [B, T, S]: the committed prefix, then what `mask` allows."""
-    B, T = slots.shape
-    slot = torch.arange(end, device=slots.device)  # [S]
-    if mask is None:
-        return slot <= slots[..., None]
-    new = slot - slots[:, :1]  # [B, S]: which new token sits in a slot; negative: the prefix
-    among_new = mask.expand(B, T, T).gather(2, new.clamp(0, T - 1)[:, None].expand(B, T, end))
-    return torch.where(((new >= 0) & (new < T))[:, None], among_new, (new < 0)[:, None])
-
-
 class Attention(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
-        self.head_dim, self.kv_heads, self.groups = c.head_dim, c.num_kv_heads, c.num_heads // c.num_kv_heads
+        self.head_dim = c.head_dim
         self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=c.qkv_bias)
         self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
@@ -188,16 +183,13 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, rope, mask, remember) -> Tensor:
+    def forward(self, x: Tensor, rope, attend) -> Tensor:
         B, T, _ = x.shape
         q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, H, T, D]
         k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, Hkv, T, D]
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        k, v = remember(rotate(k, *rope), v)  # now with everything cached: [B, Hkv, S, D]
-        # The G query heads of one key/value head are just more queries: fold them into T, and K, V are read once.
-        q = rotate(q, *rope).reshape(B, self.kv_heads, self.groups * T, self.head_dim)
-        o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)  # softmax(q kᵀ / √D + mask) v
-        return self.o_proj(o.reshape(B, -1, T, self.head_dim).transpose(1, 2).reshape(B, T, -1))
+        o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over everything remembered: [B, H, T, D]
+        return self.o_proj(o.transpose(1, 2).reshape(B, T, -1))
 
 
 class MLP(nn.Module):
@@ -219,8 +211,8 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.mlp = MLP(c)
 
-    def forward(self, x: Tensor, rope, mask, remember) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), rope, mask, remember)
+    def forward(self, x: Tensor, rope, attend) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
@@ -279,28 +271,22 @@ class Transformer(nn.Module):
 
         Padding costs time but changes nothing: padded keys land past the row's length, where nobody looks.
         """
-        B, T = tokens.shape
+        T = tokens.shape[1]
         layers = self.config.num_layers if layers is None else layers
         if cache is None:  # nothing remembered, nothing to remember: training, and the textbook's O(n²) loop
             slots = torch.arange(T, device=tokens.device)[None]
             visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril() if mask is None else mask
             visible = visible.expand(-1 if visible.ndim == 3 else 1, T, T)  # [B or 1, T, T]
+            among_new = per_query_head(visible, self.config.num_heads // self.config.num_kv_heads)
+            attend = lambda layer, q, k, v: attention(q, k, v, among_new)  # noqa: E731 (the other branch's twin)
         else:
-            slots, end = cache.reserve(T)  # [B, T]
-            # One token after its own past sees everything there is; any other pass needs to be told.
-            alone = B == 1 and T == 1 and not cache.static
-            visible = None if alone else visible_slots(slots, end, mask)  # [B, T, S]
-        positions = slots if positions is None else positions
-        angles = positions[:, None, :, None].float() * rope_frequencies(self.config, tokens.device)  # [B, 1, T, D/2]
-        rope = [f(angles).to(self.dtype).repeat(1, 1, 1, 2) for f in (torch.cos, torch.sin)]  # [B, 1, T, D]
-        groups = self.config.num_heads // self.config.num_kv_heads
-        attention_mask = None if visible is None else visible.repeat(1, groups, 1)[:, None]  # [B, 1, G·T, S]
+            slots, attend = cache.begin(T, mask)  # [B, T], and how each layer remembers and looks back
+        rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
 
         x = self.embed_tokens(tokens)  # [B, T, d]
         hidden = {0: x} if 0 in hidden_layers else {}
         for n, index in enumerate(range(layers) if isinstance(layers, int) else layers, start=1):
-            remember = (lambda k, v: (k, v)) if cache is None else partial(cache.extend, index, slots, end)
-            x = self.layers[index](x, rope, attention_mask, remember)
+            x = self.layers[index](x, rope, partial(attend, index))
             if n in hidden_layers:
                 hidden[n] = x
         if cache is not None:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 import minispec as ms
+from minispec.cache import visible_slots
 from minispec.drafters import Context, Draft, Drafter
-from minispec.model import Pass, visible_slots
+from minispec.model import Pass
 
 Text = tuple[int, ...]
 
