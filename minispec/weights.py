@@ -99,7 +99,7 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
     folder = Path(folder)
     if not (folder / "config.json").is_file():
         raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
-    raw = _read_json(folder / "config.json")
+    raw = read_json(folder / "config.json")
     try:
         config = Config.from_hf(raw)
     except KeyError as missing:
@@ -123,9 +123,9 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         if (folder / "chat_template.jinja").is_file():
             template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
         elif (folder / "tokenizer_config.json").is_file():
-            template = _read_json(folder / "tokenizer_config.json").get("chat_template")
+            template = read_json(folder / "tokenizer_config.json").get("chat_template")
     generation = folder / "generation_config.json"
-    end = _read_json(generation).get("eos_token_id") if generation.is_file() else None
+    end = read_json(generation).get("eos_token_id") if generation.is_file() else None
     end = raw.get("eos_token_id") if end is None else end
     end = [end] if isinstance(end, int) else end or []
     return Model(name or folder.name, transformer, tokenizer, end, template)
@@ -164,17 +164,13 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {key: value.detach().cpu().contiguous() for key, value in model.transformer.state_dict().items()}
+    tensors = model.transformer.state_dict()
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
         del tensors["embed_tokens.weight"]
-    for key in [key for key, value in tensors.items() if bits and value.ndim == 2]:
-        tensors[key], scale = quantize(tensors[key], bits)
-        tensors[f"{key}.scale"] = scale.contiguous()
-    if "head_ids" in tensors:
-        tensors["head_ids"] = tensors["head_ids"].to(torch.int32)
-    save_file({f"model.{key}" if key != "lm_head.weight" else key: value for key, value in tensors.items()},
+    packed = pack(tensors, bits)
+    save_file({key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()},
               folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
     raw = model.config.to_hf() | {"eos_token_id": sorted(model.end_tokens)}
     if embeddings_from:
@@ -187,12 +183,24 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
             (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
 
 
+def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:
+    """As they are stored: matrices in `bits` bits beside their scales (None: as they are), indices in 32."""
+    packed = {}
+    for key, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        if bits and value.ndim == 2:
+            value, scale = quantize(value, bits)
+            packed[f"{key}.scale"] = scale.contiguous()
+        packed[key] = value.to(torch.int32) if key == "head_ids" else value
+    return packed
+
+
 def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
     """All tensors of a folder by our names ("model." stripped), int8 ones expanded."""
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        shards = _read_json(index).get("weight_map")
+        shards = read_json(index).get("weight_map")
         if not isinstance(shards, dict):
             raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
         files = sorted({folder / shard for shard in shards.values()})
@@ -220,7 +228,7 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     return tensors
 
 
-def _read_json(file: Path) -> dict:
+def read_json(file: Path) -> dict:
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
         if not isinstance(data, dict):

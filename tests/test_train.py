@@ -14,6 +14,7 @@ from minispec.train import corpus as writing
 from minispec.train import draft as drafting
 from minispec.train import micro
 from minispec.train.corpus import Corpus
+from minispec.train.lessons import Lessons, frequent_tokens
 from minispec.train.loop import fit, learning_rate
 from minispec.weights import Model, load_folder, save_folder
 
@@ -129,10 +130,16 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 def test_lessons_hold_the_targets_laws(target, tmp_path):
     """What was computed once, from states and log Σ exp, equals the target's softmax where a reply token is asked."""
     corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
-    lessons = drafting.Lessons(target.transformer, corpus)
+    lessons = Lessons(target.transformer, corpus, hidden_layers=[1])
     ids = torch.arange(0, 64, 3)
-    tokens, asked, states, log_z = lessons.batch(0, 0, 2000)
-    p = lessons.law(states, log_z, ids)
+    batch = lessons.batch(0, 0, 2000)
+    tokens, asked, answers = batch.tokens, batch.asked, batch.answers
+    p = lessons.law(answers.states[asked], answers.log_z[asked], ids)
+    fresh = Lessons(target.transformer, corpus, hidden_layers=[1], keep=False).batch(0, 0, 2000)
+    assert torch.equal(fresh.tokens, tokens) and torch.equal(fresh.asked, asked)
+    for mine, other in ((answers.states, fresh.answers.states), (answers.log_z, fresh.answers.log_z),
+                        (answers.hidden[1], fresh.answers.hidden[1])):  # fmt: skip
+        assert (mine - other).abs().max() <= 1e-4
     expected = target.transformer(tokens).logits[asked].softmax(-1)[:, ids]
     assert p.shape == (int(asked.sum()), len(ids)) and (p - expected).abs().max() <= 1e-5
     for row, mask in zip(tokens, asked, strict=True):  # asked from the last prompt token to the last but one
@@ -145,14 +152,14 @@ def test_lessons_hold_the_targets_laws(target, tmp_path):
 def test_frequent_tokens_come_from_replies_and_keep_the_end(target):
     corpus = Corpus(torch.tensor([[9, 9, 9, 5, 5, 7], [9, 9, 9, 5, 3, 0]], dtype=torch.int32),
                     torch.tensor([3, 3]), torch.tensor([6, 5]), torch.zeros(2))  # fmt: skip
-    assert drafting.frequent_tokens(corpus, 64, 3, always=[0]).tolist()[:1] == [0]
-    assert 5 in drafting.frequent_tokens(corpus, 64, 2, always=[0])
-    assert 9 not in drafting.frequent_tokens(corpus, 64, 4, always=[0])
+    assert frequent_tokens(corpus, 64, 3, always=[0]).tolist()[:1] == [0]
+    assert 5 in frequent_tokens(corpus, 64, 2, always=[0])
+    assert 9 not in frequent_tokens(corpus, 64, 4, always=[0])
 
 
 def test_a_draft_learns_to_overlap_and_survives_storage(target, tmp_path):
     corpus = writing.write(target, PROMPTS, tmp_path / "text", rows=64, max_new_tokens=24, temperatures=[1.0], batch=32)
-    ids = drafting.frequent_tokens(corpus, 64, 40, always=[0])
+    ids = frequent_tokens(corpus, 64, 40, always=[0])
     draft = Model("draft", drafting.draft_from(target.transformer, [0], ids), end_tokens=[0])
     before = measuring.acceptance(target, draft, corpus)["acceptance"]
     drafting.distill(target.transformer, draft.transformer, corpus, steps=120, folder=tmp_path / "run", lr=5e-3,

@@ -34,6 +34,16 @@ FOLLOW_UPS = (
     "Are you sure? Check your answer step by step.",
 )
 
+ABOUT = (
+    "Summarize: {text}",
+    "Summarize the following article in a few sentences.\n\n{text}",
+    "{text}\n\nWhat are the main points of this text?",
+    "Read these documents, then answer the question.\n\n{text}\n\nQuestion: What are they about?",
+    "Here is some background:\n\n{text}\n\nUsing only this background, explain the topic in your own words.",
+    "Rewrite this text in simpler words:\n\n{text}",
+    "{text}\n\nList the people, places and things that are named above.",
+)
+
 
 @dataclass
 class Corpus:
@@ -268,9 +278,17 @@ def follow_ups(target: Model, corpus: Corpus, count: int, max_prompt: int, seed:
     return rows
 
 
+def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, seed: int = 0) -> list[list[int]]:
+    """Requests about a long text: some of the corpus's own replies, one after another, with an instruction."""
+    rng, replies = random.Random(seed), corpus.replies(target)
+    texts = ["\n\n".join(rng.choices(replies, k=rng.randint(1, 4))) for _ in range(2 * count)]  # some are too long
+    return encode_prompts(target, [rng.choice(ABOUT).format(text=text) for text in texts], max_prompt)[:count]
+
+
 def add_arguments(parser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines with a prompt each, or plain lines")
     parser.add_argument("--follow-up", type=Path, help="a corpus folder: continue its conversations by one more turn")
+    parser.add_argument("--about", type=Path, help="a corpus folder: ask about long texts made of its replies")
     parser.add_argument("--invent", type=int, default=0, metavar="N", help="add N prompts that the target asks itself")
     parser.add_argument(
         "--hold-out", type=int, default=0, metavar="N", help="leave N prompts of the file out, to measure on later"
@@ -284,9 +302,11 @@ def add_arguments(parser) -> None:
 
 
 def run(args, target: Model) -> None:
-    if (args.prompts is None) == (args.follow_up is None):
-        raise ValueError("give either --prompts FILE or --follow-up FOLDER")
-    if args.follow_up:
+    if sum(source is not None for source in (args.prompts, args.follow_up, args.about)) != 1:
+        raise ValueError("give one of --prompts FILE, --follow-up FOLDER and --about FOLDER")
+    if args.about:
+        prompts = long_prompts(target, Corpus.load(args.about), args.rows, args.max_prompt, args.seed)
+    elif args.follow_up:
         prompts = follow_ups(target, Corpus.load(args.follow_up), args.rows, args.max_prompt, args.seed)
     else:
         texts, _ = split(read_prompts(args.prompts), args.hold_out)
