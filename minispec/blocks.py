@@ -1,0 +1,371 @@
+"""Paging as bookkeeping: which block of memory holds which tokens. No tensors here, only lists and counters.
+
+The memory for keys and values is cut into `num_blocks` blocks of `block_size` slots, one slot per token. A request owns
+a *table*, the list of its blocks in order, and finds the token at position p in
+
+    slot = table[p // block_size] * block_size + p % block_size
+
+so its memory need not be contiguous, grows block by block, and wastes less than one block at its end. Blocks can be in
+several tables at once. A reference count says in how many; whoever wants to write into a shared one gets a copy first.
+
+One step of an engine, seen from here:
+
+    start(request, prompt)         once: the cached prefix by reference, fresh blocks for the rest
+    allocate(request, total)       before a pass: slots for what it reads, drafts included (the lookahead slots)
+    commit(request, tokens, n)     after it: n tokens are verified and kept; full blocks become findable by their hash
+    trim(request)                  the rest is forgotten, and blocks that hold nothing more are given back
+    free(request)                  at the end
+
+A block that nobody uses but that still holds a hashed prefix is *cached*: as free as the others, but given out last,
+the longest unused first. Nothing here waits or raises for want of memory: `start`, `allocate` and `fork` answer None.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+Copy = tuple[int, int]  # (source block, destination block): the tensors must follow, in the order given, before a pass
+
+
+class IntegrityError(AssertionError):
+    """The books do not balance: a bug, never a user's mistake."""
+
+
+@dataclass
+class Table:
+    """What one request holds."""
+
+    blocks: list[int]
+    length: int = 0  # tokens whose keys and values are verified and kept
+    reserved: int = 0  # positions that may be written; those from `length` on belong to this request alone
+    hashes: list[bytes] = field(default_factory=list)  # of its leading full blocks
+
+
+@dataclass
+class PoolStats:
+    """A snapshot of the pool, and what happened in it so far."""
+
+    used_blocks: int
+    free_blocks: int  # cached ones among them
+    cached_blocks: int
+    shared_blocks: int  # in more than one table
+    tokens: int  # Σ lengths: what the requests see
+    tokens_stored: int  # slots that hold them: fewer, where blocks are shared
+    waste: int  # slots of used blocks that hold nothing verified
+    prefix_queries: int  # requests started
+    prefix_hits: int  # those that found a cached prefix
+    prefix_tokens: int  # tokens they did not have to compute
+    evictions: int
+    copies: int
+
+    @property
+    def waste_fraction(self) -> float:
+        """Internal waste: which part of the memory in use holds nothing."""
+        slots = self.tokens_stored + self.waste
+        return self.waste / slots if slots else 0.0
+
+
+def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """Names a block by everything up to its end. SHA-256, because a collision would hand out somebody else's text."""
+    return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
+
+
+class BlockPool:
+    """All blocks, and the tables of all requests."""
+
+    def __init__(self, num_blocks: int, block_size: int = 16, prefix_sharing: bool = True):
+        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+        self.num_blocks, self.block_size, self.prefix_sharing = num_blocks, block_size, prefix_sharing
+        self.tables: dict[Hashable, Table] = {}
+        self.refcount = [0] * num_blocks
+        self.free_blocks = dict.fromkeys(reversed(range(num_blocks)))  # a set that remembers order; the last is next
+        self.cached_blocks: OrderedDict[int, None] = OrderedDict()  # free, but hashed; longest unused first
+        self.block_of: dict[bytes, int] = {}  # hash → the block that holds these tokens
+        self.hash_of: dict[int, bytes] = {}  # and back
+        self.counts: Counter[str] = Counter()
+
+    # ---- asking ----------------------------------------------------------------------------------------------------
+
+    @property
+    def num_free(self) -> int:
+        return len(self.free_blocks) + len(self.cached_blocks)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_free
+
+    @property
+    def max_tokens(self) -> int:
+        """How long a request may get that has the pool for itself."""
+        return self.num_blocks * self.block_size
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def table(self, request: Hashable) -> list[int]:
+        """A copy of the request's block table."""
+        return list(self._table(request).blocks)
+
+    def slots(self, request: Hashable, start: int, stop: int) -> list[int]:
+        """Where the tokens at positions start … stop − 1 are, or will be written."""
+        table, size = self._table(request), self.block_size
+        if not 0 <= start <= stop <= table.reserved:
+            raise ValueError(f"slots {start} to {stop}: request {request!r} has {table.reserved}; allocate first")
+        return [table.blocks[p // size] * size + p % size for p in range(start, stop)]
+
+    def match_prefix(self, tokens: Sequence[int]) -> list[int]:
+        """The blocks that already hold the beginning of `tokens`. Never all of it: the last token has to be computed,
+        since it is the pass over it that yields the law of the next."""
+        blocks: list[int] = []
+        parent = b""
+        for end in range(self.block_size, len(tokens), self.block_size) if self.prefix_sharing else ():
+            parent = block_hash(parent, tokens[end - self.block_size : end])
+            if parent not in self.block_of:
+                break
+            blocks.append(self.block_of[parent])
+        return blocks
+
+    # ---- a request's life ------------------------------------------------------------------------------------------
+
+    def start(self, request: Hashable, tokens: Sequence[int] = ()) -> int | None:
+        """Open a table with room for all of `tokens`; returns how many of them need no computing any more.
+
+        None: too few free blocks, and nothing has changed.
+        """
+        self._refuse_twice(request)
+        blocks = self.match_prefix(tokens)
+        fresh = self.blocks_for(len(tokens)) - len(blocks)
+        # Cached blocks that are about to be used count as free until then, and cannot serve as fresh ones too.
+        if fresh + sum(self.refcount[block] == 0 for block in blocks) > self.num_free:
+            return None
+        for block in blocks:
+            self._share(block)
+        length = len(blocks) * self.block_size
+        hashes = [self.hash_of[block] for block in blocks]
+        self.tables[request] = Table(blocks + [self._take() for _ in range(fresh)], length, len(tokens), hashes)
+        self.counts.update(prefix_queries=1, prefix_hits=bool(blocks), prefix_tokens=length)
+        return length
+
+    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+        """Make the positions from the request's length up to `total` writable: for the tokens of a pass and its drafts.
+
+        Returns the copies that the tensors must make first, or None: too few free blocks, and nothing has changed.
+        """
+        table = self._table(request)
+        total = max(total, table.reserved)
+        first = table.length // self.block_size  # the block that is written first; it may hold kept tokens too
+        partly = total > table.length and table.length % self.block_size > 0
+        shared = partly and self.refcount[table.blocks[first]] > 1
+        fresh = max(0, self.blocks_for(total) - len(table.blocks))
+        if fresh + shared > self.num_free:
+            return None
+        copies = []
+        if shared:  # copy on write: the others keep the old block
+            source, table.blocks[first] = table.blocks[first], self._take()
+            self._release(source)
+            copies.append((source, table.blocks[first]))
+            self.counts["copies"] += 1
+        elif partly:
+            self._forget_hash(table.blocks[first])  # after a rollback into it: it will not hold those tokens for long
+        table.blocks += [self._take() for _ in range(fresh)]
+        table.reserved = total
+        return copies
+
+    def commit(self, request: Hashable, tokens: Sequence[int], length: int | None = None) -> None:
+        """The first `length` of `tokens` (all, unless given) are verified, and their keys and values are in place.
+
+        Only now may full blocks be hashed: a draft that is refused later must not be found by anybody else.
+        """
+        table, size = self._table(request), self.block_size
+        length = len(tokens) if length is None else length
+        if not table.length <= length <= min(table.reserved, len(tokens)):
+            raise ValueError(
+                f"length={length}: request {request!r} has {table.length} tokens and slots for {table.reserved}, and "
+                f"{len(tokens)} tokens were given; trim to go back, allocate before the pass"
+            )
+        table.length = length
+        for i in range(len(table.hashes), length // size) if self.prefix_sharing else ():
+            name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])
+            table.hashes.append(name)
+            # Two requests may compute the same block side by side; the first one is the one to be found.
+            if name not in self.block_of:
+                self.block_of[name], self.hash_of[table.blocks[i]] = table.blocks[i], name
+
+    def trim(self, request: Hashable, length: int | None = None) -> None:
+        """Keep the first `length` tokens (all verified ones, unless given); give blocks back that hold none of them."""
+        table = self._table(request)
+        length = table.length if length is None else length
+        if not 0 <= length <= table.length:
+            raise ValueError(f"length={length}: request {request!r} keeps {table.length} tokens; trim to 0 … that many")
+        table.length = table.reserved = length
+        del table.hashes[length // self.block_size :]
+        self._give_back(table, self._kept_blocks(table))
+
+    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
+        """A second request that goes on from the parent's kept tokens and shares their blocks until one of them writes.
+        Returns the copies that the tensors must make at once: none here."""
+        self._refuse_twice(child)
+        table = self._table(parent)
+        blocks = table.blocks[: self.blocks_for(table.length)]
+        for block in blocks:
+            self._share(block)
+        self.tables[child] = Table(blocks, table.length, table.length, list(table.hashes))
+        return []
+
+    def free(self, request: Hashable) -> None:
+        """The request is over. Blocks that only it held are free; hashed ones stay findable until they are needed."""
+        self._give_back(self._table(request), 0)
+        del self.tables[request]
+
+    # ---- one block -------------------------------------------------------------------------------------------------
+
+    def _take(self) -> int:
+        """A free block: a blank one, or the cached one that was not used for the longest time."""
+        if self.free_blocks:
+            block, _ = self.free_blocks.popitem()
+        else:
+            block, _ = self.cached_blocks.popitem(last=False)
+            self._forget_hash(block)
+            self.counts["evictions"] += 1
+        self.refcount[block] = 1
+        return block
+
+    def _share(self, block: int) -> None:
+        if self.refcount[block] == 0:
+            del self.cached_blocks[block]
+        self.refcount[block] += 1
+
+    def _release(self, block: int) -> None:
+        self.refcount[block] -= 1
+        if self.refcount[block] == 0:
+            (self.cached_blocks if block in self.hash_of else self.free_blocks)[block] = None
+
+    def _forget_hash(self, block: int) -> None:
+        if block in self.hash_of:
+            del self.block_of[self.hash_of.pop(block)]
+
+    def _give_back(self, table: Table, keep: int) -> None:
+        """Release all blocks but the first `keep`, the last first: a prefix is of no use without its beginning."""
+        while len(table.blocks) > keep:
+            self._release(table.blocks.pop())
+
+    def _kept_blocks(self, table: Table) -> int:
+        return self.blocks_for(table.length)
+
+    def _table(self, request: Hashable) -> Table:
+        if request not in self.tables:
+            raise ValueError(f"request {request!r} has no blocks in this pool: start it first")
+        return self.tables[request]
+
+    def _refuse_twice(self, request: Hashable) -> None:
+        if request in self.tables:
+            raise ValueError(f"request {request!r} already has blocks in this pool: free it, or choose another id")
+
+    # ---- the books -------------------------------------------------------------------------------------------------
+
+    def stats(self) -> PoolStats:
+        filled: dict[int, int] = {}  # block → slots that hold something: the fullest view of it counts
+        for table in self.tables.values():
+            for i, block in enumerate(table.blocks):
+                tokens = max(0, min(self.block_size, table.length - i * self.block_size))
+                filled[block] = max(filled.get(block, 0), tokens)
+        stored = sum(filled.values())
+        events = ("prefix_queries", "prefix_hits", "prefix_tokens", "evictions", "copies")
+        return PoolStats(
+            used_blocks=self.num_used,
+            free_blocks=self.num_free,
+            cached_blocks=len(self.cached_blocks),
+            shared_blocks=sum(count > 1 for count in self.refcount),
+            tokens=sum(table.length for table in self.tables.values()),
+            tokens_stored=stored,
+            waste=len(filled) * self.block_size - stored,
+            **{event: self.counts[event] for event in events},
+        )
+
+    def check_integrity(self) -> None:
+        """Recount everything; raise IntegrityError at the first figure that does not agree."""
+        entries = Counter(block for table in self.tables.values() for block in table.blocks)
+        for block, count in enumerate(self.refcount):
+            require(count == entries[block], f"block {block} is in {entries[block]} tables, its refcount says {count}")
+        free, cached, used = set(self.free_blocks), set(self.cached_blocks), set(entries)
+        require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
+        require(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
+        require({b: h for h, b in self.block_of.items()} == self.hash_of, "the two directions of the hash map disagree")
+        require(len(self.block_of) == len(self.hash_of), "two hashes name one block")
+        require(cached <= self.hash_of.keys() and not free & self.hash_of.keys(), "cached must mean free and hashed")
+        for request, table in self.tables.items():
+            name, hashed = f"request {request!r}", table.length // self.block_size if self.prefix_sharing else 0
+            require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
+            require(table.length <= table.reserved <= len(table.blocks) * self.block_size, f"{name} has too few blocks")
+            require(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
+            for block, known in zip(table.blocks, table.hashes, strict=False):
+                require(self.hash_of.get(block, known) == known, f"{name} holds block {block} under another hash")
+            for block in table.blocks[self.blocks_for(table.length) :]:  # to be written in the coming pass
+                alone = self.refcount[block] == 1 and block not in self.hash_of
+                require(alone, f"{name} is about to write into block {block}, which others can see")
+
+
+class ContiguousPool(BlockPool):
+    """The way before paging: every request reserves one run of blocks for the longest text it could become.
+
+    Same surface, same tables, so that everything else works with it unchanged; nothing is shared, and nothing given
+    back before the end. `start` may reserve less than `max_length`: runs of different sizes then leave gaps too small
+    for the next (external fragmentation), beside the slots that never fill (internal).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, max_length: int = 1024):
+        super().__init__(num_blocks, block_size, prefix_sharing=False)
+        if not isinstance(max_length, int) or not 1 <= max_length <= num_blocks * block_size:
+            raise ValueError(f"max_length={max_length!r}: give a whole number from 1 to {num_blocks * block_size}")
+        self.max_length = max_length
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_length
+
+    def start(self, request: Hashable, tokens: Sequence[int] = (), reserve: int | None = None) -> int | None:
+        self._refuse_twice(request)
+        run = self.blocks_for(max(len(tokens), self.max_length if reserve is None else reserve))
+        gap = 0  # free blocks in a row, up to and including this one
+        for block in range(self.num_blocks):
+            gap = gap + 1 if self.refcount[block] == 0 else 0
+            if gap == run:  # the first gap that is wide enough
+                blocks = list(range(block - run + 1, block + 1))
+                for taken in blocks:
+                    del self.free_blocks[taken]
+                    self.refcount[taken] = 1
+                self.tables[request] = Table(blocks, 0, len(tokens))
+                return 0
+        return None
+
+    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+        table = self._table(request)
+        if total > len(table.blocks) * self.block_size:
+            return None
+        table.reserved = max(table.reserved, total)
+        return []
+
+    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
+        """Nothing can be shared between two runs: all of it is copied."""
+        source = self._table(parent)
+        if self.start(child, reserve=len(source.blocks) * self.block_size) is None:
+            return None
+        table = self.tables[child]
+        table.length = table.reserved = source.length
+        copies = list(zip(source.blocks, table.blocks, strict=True))[: self.blocks_for(source.length)]
+        self.counts["copies"] += len(copies)
+        return copies
+
+    def _kept_blocks(self, table: Table) -> int:
+        return len(table.blocks)
+
+
+def require(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise IntegrityError(otherwise)
