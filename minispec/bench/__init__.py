@@ -2,6 +2,7 @@
 
 minispec bench temperature --target micro --json FILE --html FILE       acceptance by the two temperatures
 minispec bench drafters --target smollm2 --json FILE                    every drafter's speed, beside plain decoding
+minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
     "drafters": "plain and speculative tokens per second, for every drafter and kind of text",
+    "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
 }
 
 
@@ -26,9 +28,8 @@ def add_arguments(parser) -> None:
             "--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)"
         )
         command.add_argument("--prompts", default="builtin", metavar="FILE", help="JSON lines (default: %(default)s)")
-        command.add_argument(
-            "--tokens", type=int, default=64, metavar="N", help="to write for each (default: %(default)s)"
-        )
+        command.add_argument("--tokens", "--max-new-tokens", type=int, default=64, metavar="N",
+                             help="to write for each (default: %(default)s)")  # fmt: skip
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
         module.add_arguments(command)

@@ -52,31 +52,36 @@ QUESTIONS = {  # for models that chat
 }
 
 
-def read_prompts(source: str | Path, model: Model, room: int) -> dict[str, list[list[int]]]:
-    """Category -> prompts as token ids: "builtin", or JSON lines with "prompt" (or "turns") and perhaps "category".
+def read_texts(source: str | Path, model: Model) -> list[tuple[str, str]]:
+    """(category, prompt) in the file's order: JSON lines with "prompt" (or "turns") and perhaps "category".
 
-    As chat where the model knows how to; `room` is what has to fit behind each of them.
+    Or "builtin": what suits the model. Of several turns the first is the prompt.
     """
-    texts: dict[str, list[str]] = {}
     if str(source) == "builtin":
-        texts = STORIES if model.chat_template is None else QUESTIONS
-    else:
-        try:
-            rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
-            for row in rows:
-                text = row["turns"][0] if "turns" in row else row["prompt"]
-                texts.setdefault(row.get("category", "all"), []).append(text)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(
-                f'prompts={str(source)!r} cannot be used ({error!r}): give a file with a line {{"prompt": "…"}} each'
-            ) from None
+        builtin = STORIES if model.chat_template is None else QUESTIONS
+        return [(category, text) for category, of_it in builtin.items() for text in of_it]
+    try:
+        rows = [json.loads(line) for line in Path(source).read_text(encoding="utf-8").splitlines() if line.strip()]
+        texts = [(row.get("category", "all"), row["turns"][0] if "turns" in row else row["prompt"]) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ValueError(
+            f'prompts={str(source)!r} cannot be used ({error!r}): give a file with a line {{"prompt": "…"}} each'
+        ) from None
     if not texts:
         raise ValueError(f"prompts={str(source)!r} is empty: give at least one prompt")
-    as_chat = model.chat_template is not None
-    prompts = {
-        category: [model.encode([{"role": "user", "content": t}] if as_chat else t) for t in of_it]
-        for category, of_it in texts.items()
-    }
+    return texts
+
+
+def encode(model: Model, text: str) -> list[int]:
+    """A prompt as token ids: as chat where the model knows how to."""
+    return model.encode(text if model.chat_template is None else [{"role": "user", "content": text}])
+
+
+def read_prompts(source: str | Path, model: Model, room: int) -> dict[str, list[list[int]]]:
+    """Category -> prompts as token ids; `room` is what has to fit behind each of them."""
+    prompts: dict[str, list[list[int]]] = {}
+    for category, text in read_texts(source, model):
+        prompts.setdefault(category, []).append(encode(model, text))
     longest = max(len(ids) for of_it in prompts.values() for ids in of_it)
     if longest + room > model.config.max_length:
         raise ValueError(
