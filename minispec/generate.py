@@ -22,8 +22,9 @@ class Output:
     text: str | None  # None for a model without a tokenizer
     prompt_tokens: int
     seconds: float  # wall clock of the whole call, prompt included, shared by the rows of a batch
-    finish: str  # "length", "stop" (an end token), or "stop string"
+    finish: str  # "length", "stop" (an end token), "stop string"; from an engine also "aborted" and "error"
     trace: Trace | None = None  # the cycles of a speculative run
+    error: Exception | None = None  # what an engine's request failed with; its tokens are those before that
 
     @property
     def tokens_per_second(self) -> float:
@@ -75,6 +76,12 @@ class Writer:
         if end > self.streamed:
             self.stream(self.text[self.streamed : end])
             self.streamed = end
+
+    def end(self, reason: str) -> None:
+        """Stop here, because somebody else says so. What is not streamed by now never will be."""
+        self.finish, self.stream = reason, None
+        if self.text is not None:
+            self.text = self.model.decode(self.tokens)
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
         return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish, trace)

@@ -89,7 +89,7 @@ def speculate(
             times.append(time.perf_counter())
             logits, hidden = read(model, cache, rows, drafts, drafter.hidden_layers)
             times.append(time.perf_counter())
-            verdicts, cycles = judge(logits, rows, drafts)
+            verdicts, cycles = judge(logits, rows, drafts, drafter.lossless)
             keep(cache, drafts, verdicts)
             times.append(time.perf_counter())
             seconds = [after - before for before, after in pairwise(times)]
@@ -124,6 +124,12 @@ def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -
     longest = model.config.max_length
     if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
         raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
+    check_drafter(model, drafter)
+    if streams_a_batch:
+        raise ValueError("stream works for one prompt, not for a batch: call speculate once per prompt")
+
+
+def check_drafter(model: Model, drafter: Drafter) -> None:
     if not isinstance(drafter, Drafter):
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
     if drafter.vocab_size not in (None, model.config.vocab_size):
@@ -131,8 +137,6 @@ def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -
             f"drafter speaks {drafter.vocab_size} tokens and the target {model.config.vocab_size}: "
             "they need the same tokenizer, so choose a draft of the target's family"
         )
-    if streams_a_batch:
-        raise ValueError("stream works for one prompt, not for a batch: call speculate once per prompt")
 
 
 def prefill(model: Model, rows: Sequence[Row], room: int, hidden_layers: Sequence[int]) -> KVCache:
@@ -152,14 +156,15 @@ def joined(earlier: dict[int, Tensor], states: dict[int, Tensor]) -> dict[int, T
     return {n: torch.cat([earlier[n], state]) if n in earlier else state for n, state in states.items()}
 
 
-def propose(drafter: Drafter, rows: Sequence[Row], k: int) -> list[Draft]:
-    """One draft per row, none deeper than the row has room for."""
+def propose(drafter: Drafter, rows: Sequence[Row], k: int, depths: Sequence[int] | None = None) -> list[Draft]:
+    """One draft per row, none deeper than the row's depth (None: than it has room for)."""
     if k < 1:
         return [Draft([]) for _ in rows]
     drafts = drafter.propose([row.context for row in rows], k)
     if len(drafts) != len(rows):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} rows: propose returns one for each")
-    return [cut(draft, row.room) for draft, row in zip(drafts, rows, strict=True)]
+    depths = [row.room for row in rows] if depths is None else depths
+    return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
 def cut(draft: Draft, depth: int) -> Draft:
@@ -181,39 +186,54 @@ def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Dra
 
     Scratch tokens sit at the end of the pass, after the padding, so that node i is always in place i + 1.
     """
-    V = model.config.vocab_size
-    for draft in drafts:
-        if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
-            raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
-                             f"give one law over the target's vocabulary for each token, {needed}")  # fmt: skip
+    check_shapes(drafts, model.config.vocab_size)
     tokens, counts = pad([[row.context.tokens[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)],
                          model.device)  # fmt: skip
-    if not all(0 <= token < V for draft in drafts for token in draft.tokens):  # a GPU would not survive the embedding
-        verify.check_draft(tokens, None, V)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
         return out.logits, out.hidden
     width, extra = tokens.shape[1], max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts)
     tokens = torch.nn.functional.pad(tokens, (0, extra))
-    mask = torch.eye(width + extra, dtype=torch.bool).repeat(len(drafts), 1, 1)  # [B, T, T]; padding sees itself
-    positions = cache.lengths.cpu()[:, None].repeat(1, width + extra)  # [B, T]
     for i, draft in enumerate(drafts):
-        parents = parents_of(draft)
-        n = len(parents) + 1
-        mask[i, :n, :n] = trees.verify_mask(parents)
-        positions[i, :n] += torch.tensor([0, *trees.depths(parents)])
         if draft.scratch:
-            s = len(draft.scratch.tokens)
-            tokens[i, -s:] = torch.tensor(draft.scratch.tokens, device=tokens.device)
-            mask[i, -s:, -s:] = draft.scratch.mask
-            mask[i, -s:, 0] = True  # the last committed token is text like the rest
-            positions[i, -s:] += torch.tensor(draft.scratch.offsets)
-    out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask.to(model.device),
-                            positions=positions.to(model.device))  # fmt: skip
+            scratch = torch.tensor(draft.scratch.tokens, device=tokens.device)
+            tokens[i, -len(scratch) :] = scratch
+    views = [view(draft, width + extra) for draft in drafts]
+    mask, offsets = (torch.stack(part).to(model.device) for part in zip(*views, strict=True))
+    out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask,
+                            positions=cache.lengths[:, None] + offsets)  # fmt: skip
     return out.logits, out.hidden
 
 
-def judge(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> tuple[list[verify.Verdict], list[Cycle]]:
+def check_shapes(drafts: Sequence[Draft], V: int) -> None:
+    """Refuse tokens and laws that are none of the target's: a GPU would not survive the embedding of such a token."""
+    for draft in drafts:
+        if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
+            raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
+                             f"give one law over the target's vocabulary for each token, {needed}")  # fmt: skip
+        if not all(0 <= token < V for token in draft.tokens):
+            verify.check_draft(torch.tensor(draft.tokens), None, V)
+
+
+def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
+    """Who sees whom [T, T], and how far behind the last token everyone is [T], in a row of T = size tokens:
+    [last token, drafts …, padding …, scratch …]."""
+    mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
+    parents = parents_of(draft)
+    n = len(parents) + 1
+    mask[:n, :n] = trees.verify_mask(parents)
+    offsets[:n] = torch.tensor([0, *trees.depths(parents)])
+    if draft.scratch:
+        s = len(draft.scratch.tokens)
+        mask[-s:, -s:] = draft.scratch.mask
+        mask[-s:, 0] = True  # the last committed token is text like the rest
+        offsets[-s:] = torch.tensor(draft.scratch.offsets)
+    return mask, offsets
+
+
+def judge(
+    logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft], lossless: bool = True
+) -> tuple[list[verify.Verdict], list[Cycle]]:
     """Turn logits into laws, test the drafts against them, and note what happened."""
     contexts = [row.context for row in rows]
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
@@ -221,8 +241,8 @@ def judge(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> tuple
     q = stack(drafts, p)  # [B, n, V], or None
     ragged = len({len(draft.tokens) for draft in drafts}) > 1
     verify.check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
-    u = uniforms(contexts, drafted.shape[1] + 1).to(p.device)  # [B, n + 1]
-    if all(draft.parents is None for draft in drafts):
+    u = uniforms(contexts, [len(draft.tokens) + 1 for draft in drafts]).to(p.device)  # [B, n + 1]
+    if lossless and all(draft.parents is None for draft in drafts):
         accepted, tokens = verify.chain_batch(p, q, drafted, lengths, u)
         pairs = zip(accepted.tolist(), tokens.tolist(), strict=True)
         verdicts = [verify.Verdict(list(range(count)), token) for count, token in pairs]
@@ -230,8 +250,12 @@ def judge(logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft]) -> tuple
         verdicts = []
         for i, draft in enumerate(drafts):
             n = len(draft.tokens)
-            verdicts.append(verify.tree(p[i, : n + 1], draft.probs, draft.tokens, parents_of(draft), u[i, : n + 1]))
-    return verdicts, describe(p, q, drafted, rows, drafts, verdicts)
+            law, parents, random = p[i, : n + 1], parents_of(draft), u[i, : n + 1]
+            if lossless:
+                verdicts.append(verify.tree(law, draft.probs, draft.tokens, parents, random))
+            else:
+                verdicts.append(verify.typical(law, draft.tokens, parents, random))
+    return verdicts, describe(p, q, drafted, rows, drafts, verdicts, lossless)
 
 
 def parents_of(draft: Draft) -> list[int]:
@@ -251,7 +275,7 @@ def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verd
     cache.rewind(start + kept)
 
 
-def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdicts) -> list[Cycle]:
+def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdicts, lossless: bool) -> list[Cycle]:
     """The cycles of one pass, with what both sides gave each drafted token."""
     before = p[:, :-1]  # a chain's draft is judged by the law after the one before it, a tree's by that of its parent
     if any(draft.parents is not None for draft in drafts):
@@ -276,6 +300,7 @@ def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdict
                 bonus=end not in parents_of(draft),  # nothing was drafted after the last accepted token
                 kept=verdict.accepted + 1,
                 committed=len(row.context.tokens),
+                lossless=lossless,
             )
         )
     return cycles

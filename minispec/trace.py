@@ -19,6 +19,7 @@ class Cycle:
     bonus: bool  # nothing was rejected on the way
     kept: int  # tokens of this cycle that are part of the output; fewer than accepted + 1 where the text ended
     committed: int  # tokens before the cycle, prompt included; the target's cache held one less
+    lossless: bool = True  # False: judged by typical acceptance, which bends the target's law
     draft_seconds: float = 0.0  # the three of them are shared by the rows of a batch
     verify_seconds: float = 0.0
     sample_seconds: float = 0.0

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+import torch
 
 import minispec as ms
+from minispec.train.eagle import new_head
 
 D = ms.drafters
-NAMES = ("Model", "NGram", "Suffix", "EarlyExit", "Quantized", "Cascade", "Lookahead")
+NAMES = ("Model", "NGram", "Suffix", "EarlyExit", "Quantized", "Cascade", "Lookahead", "Medusa", "Eagle", "DFlash")
 
 FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "model": ("Model", lambda target, draft: D.Model(draft)),
@@ -22,6 +26,11 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "cascade": ("Cascade", lambda target, draft: D.Cascade(D.NGram(), draft)),
     "cascade of models": ("Cascade", lambda target, draft: D.Cascade(D.Model(draft), D.Quantized(target, 4).draft)),
     "lookahead": ("Lookahead", lambda target, draft: D.Lookahead(target)),
+    "medusa": ("Medusa", lambda target, draft: D.Medusa(target, random_medusa(target), nodes=6)),
+    "medusa, chain": ("Medusa", lambda target, draft: D.Medusa(target, random_medusa(target), tree="chain")),
+    "eagle, tree": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), width=3, nodes=8)),
+    "eagle, chain": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), tree=False)),
+    "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target))),
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}
@@ -31,3 +40,34 @@ def skip_the_middle(target: ms.Model) -> list[int]:
     """First and last layer; of a target with two, only the last."""
     last = target.config.num_layers - 1
     return [0, last] if last > 1 else [last]
+
+
+def random_dflash(target: ms.Model, block: int = 4, seed: int = 0) -> D.DFlashHead:
+    """A block drafter of random weights that reads two depths of the target and proposes its first 64 tokens."""
+    generator = torch.Generator().manual_seed(seed)
+    head_ids = torch.arange(min(64, target.config.vocab_size))
+    heads = D.DFlashHead(replace(target.config, num_layers=2), head_ids, (1, target.config.num_layers), block)
+    for name, weight in heads.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        weight.data = 1 + 0.2 * noise if "norm" in name else noise / weight.shape[-1] ** 0.5
+    return heads.requires_grad_(False).eval().to(target.device, target.dtype)
+
+
+def random_medusa(target: ms.Model, count: int = 3, seed: int = 0, **options) -> D.MedusaHeads:
+    """Heads with random weights: right now and then."""
+    heads = D.MedusaHeads(target, count, **options).requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in (heads.weight, heads.bias):
+        parameter.copy_(torch.randn(parameter.shape, generator=generator) / target.config.hidden_size**0.5)
+    return heads
+
+
+def random_eagle(target: ms.Model, seed: int = 0, noise: float = 0.3, vocab: int = 48, **options) -> D.EagleHead:
+    """A head with noise on every weight that proposes the target's first 48 tokens: right now and then."""
+    head_ids = torch.arange(min(vocab, target.config.vocab_size))
+    head = new_head(target, head_ids, **options).requires_grad_(False)
+    generator = torch.Generator().manual_seed(seed)
+    for weight in head.parameters():
+        shift = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
+        weight += noise * shift.to(weight.device) / (weight.shape[-1] ** 0.5 if weight.ndim == 2 else 1)
+    return head

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from ..sampling import Sampling
 
@@ -51,6 +52,7 @@ class Drafter:
 
     hidden_layers: Sequence[int] = ()  # ask for the target's residual stream after these many layers
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
+    lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target's law
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
@@ -74,13 +76,21 @@ class Drafter:
         """The row is finished; drop what was kept for it."""
 
 
-def uniforms(contexts: Sequence[Context], count: int) -> Tensor:
-    """`count` random numbers in [0, 1) for every row, [B, count], each from its row's own generator."""
+def uniforms(contexts: Sequence[Context], counts: int | Sequence[int]) -> Tensor:
+    """Random numbers in [0, 1) for every row, [B, longest], each from its row's own generator.
+
+    A row with a generator of its own draws its own count and no more (zeros follow): which numbers it gets next must
+    not depend on how many somebody else needed.
+    """
+    counts = [counts] * len(contexts) if isinstance(counts, int) else counts
     first = contexts[0].generator
     if all(context.generator is first for context in contexts):
-        return torch.rand(len(contexts), count, generator=first, dtype=torch.float64, device=first.device)
-    own = [torch.rand(count, generator=c.generator, dtype=torch.float64, device=c.generator.device) for c in contexts]
-    return torch.stack(own)
+        return torch.rand(len(contexts), max(counts), generator=first, dtype=torch.float64, device=first.device)
+    own = [
+        torch.rand(count, generator=c.generator, dtype=torch.float64, device=c.generator.device)
+        for c, count in zip(contexts, counts, strict=True)
+    ]
+    return pad_sequence(own, batch_first=True)
 
 
 def laws(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

@@ -2,6 +2,7 @@
 
 minispec train corpus --prompts FILE --out runs/corpus          the target writes
 minispec train draft --corpus runs/corpus --out runs/draft      a draft learns to guess it
+minispec train medusa --corpus runs/corpus --out runs/medusa    heads on its last state learn to look ahead
 minispec train acceptance --draft runs/draft/model --prompts FILE --work runs/held-out
 minispec train micro --out runs/micro                           stories, and the embedded pair
 """
@@ -11,6 +12,9 @@ from __future__ import annotations
 COMMANDS = {
     "corpus": "let the target continue prompts and keep what it writes",
     "draft": "distil a small draft from the target's own text",
+    "medusa": "train Medusa's heads on the target's own text",
+    "eagle": "train EAGLE's head, which drafts on the target's own features",
+    "dflash": "train a drafter that fills in a whole block at once",
     "micro": "train the embedded pair on stories the target writes",
     "acceptance": "measure a stored draft on text the target writes",
 }

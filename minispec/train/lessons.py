@@ -94,6 +94,15 @@ class Lessons:
         return ((states @ head.T).float() - log_z[..., None]).exp()
 
 
+def split_rows(corpus: Corpus) -> tuple[Corpus, Corpus]:
+    """Rows to learn from, and every 50th held out (of a small corpus every 8th): some from each part of the corpus."""
+    if len(corpus) < 2:
+        raise ValueError(f"corpus has {len(corpus)} rows: give at least 2, to learn from and to measure on")
+    every = min(50 if len(corpus) >= 400 else 8, len(corpus))
+    held_out = torch.arange(len(corpus)) % every == every - 1
+    return corpus[~held_out], corpus[held_out]
+
+
 def frequent_tokens(corpus: Corpus, vocab_size: int, count: int, always: Sequence[int] = ()) -> Tensor:
     """The tokens a reduced draft vocabulary keeps: the most frequent ones of the replies, sorted by id."""
     position = torch.arange(corpus.tokens.shape[1])

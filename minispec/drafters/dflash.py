@@ -1,0 +1,191 @@
+"""DFlash: a whole block of tokens in one pass, by filling in blanks.
+
+The drafter reads [last token, MASK, …, MASK] and puts a token on every MASK at once: B − 1 drafts for one pass of a few
+layers, where a model that drafts token by token needs B − 1 passes. What it cannot do is to look at its own second
+token when it chooses the third. What makes up for that is what it knows: residual streams from several depths of the
+target, at every place the target has read, stand as keys and values in each layer of the drafter.
+
+    context      c_t = norm(fc [h_t from several depths])     for the places t < n that the target has read
+    block        x_n, MASK, …, MASK                           at the places n, n + 1, …, n + B − 1
+    attention    each place of the block sees the whole context and the whole block, ahead and behind
+    draft        d_j = argmax head(state at n + j)            j = 1 … B − 1
+
+The target has not read x_n yet, so the context ends one place before it. A context never changes, so its keys and
+values are kept, and a cycle adds only the places that were verified since the last one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from ..cache import KVCache
+from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
+from ..weights import Model as Handle
+from .base import Context, Draft, Drafter
+from .heads import fill, find_heads
+
+
+class DFlashHead(nn.Module):
+    """The drafter's own weights: `config` is the target's, with the drafter's number of layers and MLP width.
+
+    Embedding and LM head are the target's. Only the tokens `head_ids` are scored, with `own_head` by rows of its own.
+    """
+
+    def __init__(self, config: Config, head_ids: Tensor, hidden_layers: Sequence[int], block: int = 8,
+                 own_head: bool = False):  # fmt: skip
+        if block < 2:
+            raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
+        if not hidden_layers:
+            raise ValueError("hidden_layers is empty: name at least one depth of the target to read")
+        super().__init__()
+        d, eps = config.hidden_size, config.norm_eps
+        self.config, self.hidden_layers, self.block = config, tuple(hidden_layers), block
+        self.fc = nn.Linear(len(self.hidden_layers) * d, d, bias=False)
+        self.context_norm = RMSNorm(d, eps)
+        self.mask = nn.Parameter(torch.zeros(d))
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(d, eps)
+        self.lm_head = nn.Linear(d, len(head_ids), bias=False) if own_head else None
+        self.register_buffer("head_ids", head_ids.clone())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.norm.weight.dtype
+
+    def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values [B, Hkv, T, D] for every layer, of places [B, T] with the target's streams [B, T, d]."""
+        # Late streams are far louder than early ones: all to one size, so that fc starts out hearing each.
+        size, eps = self.norm.weight.shape, self.config.norm_eps
+        streams = [F.rms_norm(hidden[n].to(self.dtype), size, eps=eps) for n in self.hidden_layers]
+        context = self.context_norm(self.fc(torch.cat(streams, -1)).to(self.dtype))  # [B, T, d]
+        rope = rope_at(self.config, positions, self.dtype)
+        return [keys_values(layer.self_attn, layer.input_layernorm(context), rope) for layer in self.layers]
+
+    def forward(self, last: Tensor, positions: Tensor, attend) -> Tensor:
+        """Read blocks side by side: embedded last tokens [n, A, d], places [n, A·B] → normed states [n, A, B, d].
+
+        `attend(layer, q, k, v)` says what a place sees: its context, and its own block.
+        """
+        (n, A, _), B = last.shape, positions.shape[1] // last.shape[1]
+        blanks = self.mask.expand(n, A, B - 1, -1)  # [n, A, B − 1, d]
+        x = torch.cat([last[:, :, None].to(self.dtype), blanks], 2).flatten(1, 2)  # [n, A·B, d]
+        rope = rope_at(self.config, positions, self.dtype)
+        for i, layer in enumerate(self.layers):
+            x = layer(x, rope, partial(attend, i))
+        return self.norm(x).unflatten(1, (A, B))
+
+    def head_rows(self, target: Transformer) -> Tensor:
+        """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
+        return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
+
+
+def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
+    """What a layer remembers of normed streams [B, T, d]: [B, Hkv, T, D] each."""
+    heads = (-1, attn.head_dim)
+    k = attn.k_norm(attn.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
+    return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
+
+
+def load_head(target: Handle, folder: str | Path | None = None) -> DFlashHead:
+    """A stored drafter (None: the one that ships), on the target's device and in its precision."""
+    folder, settings = find_heads(target, "dflash", folder)
+    config = replace(target.config, num_layers=settings["layers"], intermediate_size=settings["mlp"])
+    head_ids = torch.zeros(settings["head_vocab"], dtype=torch.long)
+    head = DFlashHead(config, head_ids, settings["hidden_layers"], settings["block"], settings["own_head"])
+    head = head.to(target.device, target.dtype)
+    fill(head, folder)
+    return head
+
+
+class DFlash(Drafter):
+    """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
+
+    `block` may be shorter than the one it was trained for, for a cheaper pass.
+    """
+
+    def __init__(self, target: Handle, heads: DFlashHead | str | Path | None = None, block: int | None = None):
+        self.target = target
+        self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
+        if max(self.heads.hidden_layers) > target.config.num_layers:
+            raise ValueError(f"heads read layer {max(self.heads.hidden_layers)}, but the target has "
+                             f"{target.config.num_layers}: they were made for another one")  # fmt: skip
+        self.block = self.heads.block if block is None else block
+        if not 2 <= self.block <= self.heads.block:
+            raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
+        self.head_rows = self.heads.head_rows(target.transformer)
+        self.hidden_layers = self.heads.hidden_layers
+        self.vocab_size = target.config.vocab_size
+        self.cache: KVCache | None = None
+        self.order: list[int] = []  # the row that sits in each row of the cache
+        self.held: dict[int, range] = {}  # the places of each living row whose keys and values are there
+
+    @torch.inference_mode()
+    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        best = self.score(contexts)[:, :k].argmax(-1)  # [b, min(k, B − 1)]
+        return [Draft(row) for row in self.heads.head_ids[best].tolist()]
+
+    @torch.inference_mode()
+    def score(self, contexts: Sequence[Context]) -> Tensor:
+        """Take in what the target has read since the last call, then read every row's block: logits [b, B − 1, v]."""
+        head, device = self.heads, self.target.device
+        nothing = self.head_rows[:0]  # [0, d]: of a prompt of one token, nothing has been read
+        fresh = [{n: c.hidden.get(n, nothing).to(head.dtype) for n in self.hidden_layers} for c in contexts]
+        counts = [len(states[self.hidden_layers[0]]) for states in fresh]
+        for c, count in zip(contexts, counts, strict=True):
+            self._resume(c.row, len(c.tokens) - 1 - count)
+        self._make_room([c.row for c in contexts], max(counts) + self.block)
+        place_of = {row: i for i, row in enumerate(self.order)}
+        place = torch.tensor([place_of[c.row] for c in contexts], device=device)
+
+        # Rows that are not asked about ride along: what lands behind their length is never seen.
+        def everyone(values: Tensor) -> Tensor:
+            return values.new_zeros(len(self.order), *values.shape[1:]).index_copy_(0, place, values)
+
+        first = torch.tensor([self.held[row].start for row in self.order], device=device)[:, None]  # [B, 1]
+        padded = {n: pad_sequence([states[n] for states in fresh], batch_first=True) for n in head.hidden_layers}
+        hidden = {n: everyone(states) for n, states in padded.items()}  # [B, T, d] each
+        slots, end = self.cache.reserve(max(counts))
+        for layer, (keys, values) in enumerate(head.context(hidden, first + slots)):
+            self.cache.extend(layer, slots, end, keys, values)
+        self.cache.advance(everyone(torch.tensor(counts, device=device)))
+        for c in contexts:
+            self.held[c.row] = range(self.held[c.row].start, len(c.tokens) - 1)
+
+        whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
+        slots, attend = self.cache.begin(self.block, whole_block)
+        last = self.target.transformer.embed_tokens(torch.tensor([c.tokens[-1] for c in contexts], device=device))
+        states = head(everyone(last)[:, None], first + slots, attend)[place, 0, 1:]  # [b, B − 1, d]
+        return states @ self.head_rows.T
+
+    def forget(self, row: int) -> None:
+        self.held.pop(row, None)
+        if not self.held:
+            self.cache, self.order = None, []
+
+    def _resume(self, row: int, start: int) -> None:
+        """The row's next states are those of place `start`: keep what is held before it, if that reaches so far."""
+        held = self.held.get(row, range(start, start))
+        # With a gap between (states that nobody handed over), the context begins anew behind it.
+        self.held[row] = range(held.start, start) if held.start <= start <= held.stop else range(start, start)
+
+    def _make_room(self, rows: Sequence[int], width: int) -> None:
+        """A cache row for every living row, with `width` slots behind what it holds."""
+        old = {row: i for i, row in enumerate(self.order)}
+        order = [row for row in self.order if row in self.held] + [row for row in rows if row not in old]
+        longest = max(map(len, self.held.values())) + width
+        if self.cache is None:
+            self.cache = KVCache(self.heads.config, len(order), 2 * longest, device=self.target.device,
+                                 dtype=self.heads.dtype)  # fmt: skip
+        elif order != self.order or longest > self.cache.capacity:
+            capacity = self.cache.capacity if longest <= self.cache.capacity else 2 * longest
+            self.cache = self.cache.rows([old.get(row, -1) for row in order], capacity)
+        self.order = order
+        self.cache.lengths = torch.tensor([len(self.held[row]) for row in order], device=self.target.device)

@@ -1,0 +1,160 @@
+"""Medusa: extra heads on the target's last state guess several tokens ahead at once, without a draft model.
+
+The LM head reads the state h of position t and predicts token t + 1. Head k reads the same h and predicts token
+t + 1 + k:
+
+    z = h + SiLU(W₁h + b)        logits = W₂z
+
+W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
+At the start W₁ = 0 and b = 0, and every head says what the LM head says.
+
+The heads do not know what each other chose: head 2 answers for every token that head 1 may have meant. So several
+candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate i of head k
+was right on held-out text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..tree import Choice, Tree, best_tree, from_candidates
+from ..weights import Model as Handle
+from .base import Context, Draft, Drafter
+from .heads import fill, find_heads, heads_for, save_heads
+
+CANDIDATES = 10  # of each head, for which accuracies are kept
+
+
+class MedusaHeads(nn.Module):
+    """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
+
+    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads.
+
+    `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
+    measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
+    """
+
+    def __init__(self, target: Handle, count: int = 4, head_ids: Tensor | None = None, own_head: bool = False):
+        super().__init__()
+        if not (isinstance(count, int) and count >= 1):
+            raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
+        d = target.config.hidden_size
+        self.count = count
+        self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
+        self.bias = nn.Parameter(torch.zeros(count * d))
+        self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
+        rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
+        self.own_head = own_head
+        if own_head:
+            self.head = nn.Parameter(rows.clone())
+        else:
+            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
+        self.to(target.device, target.dtype)
+        self.accuracy = [[0.5 ** (i + 1) for i in range(min(CANDIDATES, len(rows)))] for _ in range(count)]
+
+    def features(self, h: Tensor) -> Tensor:
+        """What each head makes of the target's normed states [..., d]: z [..., K, d]."""
+        return h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Logits of every head on the reduced vocabulary, [..., K, v]."""
+        return self.features(h) @ self.head.T
+
+    def candidates(self, h: Tensor) -> Tensor:
+        """The likeliest tokens of every head, best first: [..., K, 10]."""
+        best = self(h).topk(len(self.accuracy[0])).indices
+        return best if self.head_ids is None else self.head_ids[best]
+
+    def save(self, target: Handle, folder: str | Path, bits: int | None = 8) -> None:
+        settings = {"heads": self.count, "head_vocab": None if self.head_ids is None else len(self.head_ids),
+                    "own_head": self.own_head, "accuracy": self.accuracy}  # fmt: skip
+        save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
+
+    @classmethod
+    def load(cls, target: Handle, folder: str | Path | None = None) -> MedusaHeads:
+        """Stored heads; None: those that ship with minispec."""
+        folder, settings = find_heads(target, "medusa", folder)
+        some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
+        heads = cls(target, settings["heads"], some, settings["own_head"])
+        fill(heads, folder)
+        if not heads.own_head:
+            heads.head = chosen_rows(target, heads.head_ids)  # only now it is known which
+        heads.accuracy = settings["accuracy"]
+        return heads
+
+
+def chosen_rows(target: Handle, head_ids: Tensor | None) -> Tensor:
+    """The LM head's rows for these tokens [v, d]."""
+    weight = target.transformer.lm_head.weight.detach()
+    return weight if head_ids is None else weight[head_ids.to(weight.device)]
+
+
+class Medusa(Drafter):
+    """Draft a static tree of the heads' best tokens.
+
+    `heads` are MedusaHeads, their folder, or None for those that ship. `tree` is "best" (the `nodes` nodes with the
+    most expected tokens, by the heads' accuracies), "chain" (the best token of each head), or a list of choices as
+    tree.from_candidates takes it.
+
+    With `lossless=False` drafts pass by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the text no
+    longer follows the target's law; greedy text stays the same.
+    """
+
+    def __init__(
+        self,
+        target: Handle,
+        heads: MedusaHeads | str | Path | None = None,
+        nodes: int = 24,
+        tree: str | Sequence[Choice] = "best",
+        lossless: bool = True,
+    ):
+        if not (isinstance(nodes, int) and nodes >= 1):
+            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        if isinstance(tree, str) and tree not in ("best", "chain"):
+            raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
+        self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
+        self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
+        if self.heads.weight.shape[1] != target.config.hidden_size:
+            raise ValueError(f"heads read states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
+                             f"{target.config.hidden_size}: make them for this target")  # fmt: skip
+        self.vocab_size = target.config.vocab_size
+        self.hidden_layers = (target.config.num_layers,)
+        self.shapes = {k: self._shape(k) for k in range(1, self.heads.count + 1)}
+        self.extra_slots = max(len(shape.parents) for shape in self.shapes.values())
+
+    def __repr__(self) -> str:
+        nodes = len(self.shapes[self.heads.count].parents)
+        what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
+        return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
+
+    def _shape(self, k: int) -> Tree:
+        """The tree of depth k at most, with places in the table of candidates [K · m] where its tokens will be."""
+        accuracy = self.heads.accuracy[:k]
+        if self.tree == "best":
+            choices = best_tree(accuracy, self.nodes)
+        elif self.tree == "chain":
+            choices = [(0,) * depth for depth in range(1, len(accuracy) + 1)]
+        else:
+            choices = [choice for choice in self.tree if len(choice) <= k]
+        m = len(accuracy[0])
+        return from_candidates([range(head * m, (head + 1) * m) for head in range(len(accuracy))], choices)
+
+    @torch.inference_mode()
+    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        (layers,) = self.hidden_layers
+        newest = {  # the state that predicted the last token; a prompt of one token has none yet
+            context.row: context.hidden[layers][-1] for context in contexts if len(context.hidden.get(layers, ()))
+        }
+        if k < 1 or not newest:
+            return [Draft([]) for _ in contexts]
+        h = self.target.transformer.norm(torch.stack(list(newest.values())))  # [B, d]
+        table = self.heads.candidates(h.to(self.heads.weight.dtype)).flatten(1)  # [B, K · m]
+        places, parents = self.shapes[min(k, self.heads.count)]
+        tokens = dict(zip(newest, table[:, places].tolist(), strict=True))
+        parents = None if self.tree == "chain" else parents
+        return [Draft(tokens[c.row], None, parents) if c.row in tokens else Draft([]) for c in contexts]

@@ -1,0 +1,156 @@
+"""Train Medusa's heads: head k, at position t, learns the law that the target has k positions later.
+
+loss = Σ_k 0.8^k · CE(p_{t+k}, head k at t). Near tokens weigh more, because a far one only counts when all nearer ones
+were right. The target is frozen. Its normed states are what the heads read, and k positions later they are what the
+heads should have said, so with `keep` no step runs the target at all.
+
+How good the candidates are is then measured on rows that were held out, for Medusa to choose its tree by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..drafters.medusa import MedusaHeads
+from ..tree import best_tree, expected_tokens
+from ..weights import Model
+from .corpus import BatchWriter, Corpus
+from .lessons import Batch, Lessons, frequent_tokens, split_rows
+from .loop import fit
+from .micro import HEROES, NATURES
+
+DECAY = 0.8
+
+
+def heads_loss(heads: MedusaHeads, lessons: Lessons, batch: Batch) -> Tensor:
+    """Σ_k 0.8^k · soft cross-entropy of head k, over positions with a reply token to predict on both ends."""
+    row, place = batch.asked.nonzero(as_tuple=True)  # m positions; those of one row are neighbours, in order
+    h, log_z = batch.answers.states[row, place], batch.answers.log_z[row, place]
+    with torch.no_grad():
+        p = lessons.law(h, log_z, heads.head_ids)  # [m, v], sums to less than one: the tail is missing
+    z = heads.features(h)  # [m, K, d]
+    loss = torch.zeros((), device=h.device)
+    for k in range(1, heads.count + 1):
+        same_row = row[k:] == row[:-k]  # [m − k], else k positions on is another text
+        log_q = (z[:-k, k - 1] @ heads.head.T).float().log_softmax(-1)  # [m − k, v]
+        cross_entropy = -(p[k:] * log_q).sum(-1) * same_row
+        loss = loss + DECAY**k * cross_entropy.sum() / same_row.sum().clamp(min=1)
+    return loss
+
+
+@torch.no_grad()
+def calibrate(target: Model, heads: MedusaHeads, corpus: Corpus, batch_tokens: int = 8192) -> list[list[float]]:
+    """accuracy[k][i]: how often candidate i of head k + 1 was the token that came, given that all before it came too.
+
+    Came too means: each nearer head had the right token among its candidates, so the text was still inside the tree.
+    """
+    lessons = Lessons(target.transformer, corpus, keep=False)
+    hits = torch.zeros(heads.count, len(heads.accuracy[0]), dtype=torch.float64, device=target.device)
+    tries = torch.zeros(heads.count, dtype=torch.float64, device=target.device)
+    for all_tokens, all_asked, _ in lessons.buckets:
+        size = max(1, batch_tokens // all_tokens.shape[1])
+        for tokens, asked in zip(all_tokens.split(size), all_asked.split(size), strict=True):
+            row, place = asked.nonzero(as_tuple=True)  # n positions, as in heads_loss
+            came = tokens[row, place + 1]  # [n]
+            h = lessons.answer(tokens).states[row, place]
+            candidates = heads.candidates(h.to(heads.weight.dtype))  # [n, K, m]
+            inside = torch.ones_like(came, dtype=torch.bool)
+            for k in range(1, heads.count + 1):
+                inside = inside[:-1] & (row[k:] == row[:-k])  # [n − k]
+                right = (candidates[:-k, k - 1] == came[k:, None]) & inside[:, None]  # [n − k, m]
+                hits[k - 1] += right.sum(0)
+                tries[k - 1] += inside.sum()
+                inside = right.any(-1)
+    return (hits / tries.clamp(min=1)[:, None]).tolist()
+
+
+def train_heads(
+    target: Model,
+    corpus: Corpus | None = None,
+    *,
+    steps: int = 600,
+    lr: float = 4e-3,
+    batch_tokens: int = 512,
+    count: int = 4,
+    head_vocab: int | None = 768,
+    own_head: bool = False,
+    keep: bool = True,
+    folder: str | Path | None = None,
+    seed: int = 0,
+    **options,
+) -> tuple[MedusaHeads, list[dict]]:
+    """Fresh heads, trained and calibrated on a corpus the target wrote, and the curve of their loss.
+
+    As it stands, `train_heads(ms.load("micro"))` is a lesson's live training: the target writes a few stories, and the
+    heads learn from them in under a minute on one CPU core. Most of a step is W₂, so they propose only the `head_vocab`
+    most frequent tokens (None: all). `folder` keeps checkpoints, to resume from.
+    """
+    corpus = tell_stories(target, seed=seed) if corpus is None else corpus
+    learnt, held_out = split_rows(corpus)
+    ids = None
+    if head_vocab and head_vocab < target.config.vocab_size:
+        ids = frequent_tokens(corpus, target.config.vocab_size, head_vocab, always=sorted(target.end_tokens))
+    heads = MedusaHeads(target, count, ids, own_head).float()
+    lessons = Lessons(target.transformer, learnt, keep=keep)
+    with tempfile.TemporaryDirectory() as scratch:
+        curve = fit(heads, lambda step: heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens)),
+                    steps=steps, lr=lr, folder=folder or Path(scratch) / "medusa", **options)  # fmt: skip
+    heads.requires_grad_(False).eval()
+    heads.accuracy = calibrate(target, heads, held_out)
+    return heads, curve
+
+
+def tell_stories(
+    target: Model,
+    rows: int = 128,
+    max_new_tokens: int = 192,
+    temperatures: Sequence[float] = (0.0, 0.5, 0.8, 1.0),
+    seed: int = 0,
+) -> Corpus:
+    """A small corpus in memory: stories of the target, each about a hero of its own."""
+    rng = random.Random(seed)
+    openings = [f"Once upon a time, there was a {rng.choice(NATURES)} {rng.choice(HEROES)}" for _ in range(rows)]
+    prompts = [target.encode(opening) for opening in openings]
+    writer = BatchWriter(target, rows, max(map(len, prompts)), max_new_tokens, seed)
+    return writer(prompts, rng.choices(temperatures, k=rows), seed)
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the heads can propose")
+    parser.add_argument("--own-head", action="store_true", help="also train a copy of the LM head, one for all heads")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--batch-tokens", type=int, default=20_000)
+    parser.add_argument("--lr", type=float, default=2e-3)
+    parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
+    parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True,
+                        help="ask the target once for all rows, or anew in every step")  # fmt: skip
+
+
+def run(args, target: Model) -> None:
+    corpus = Corpus.load(*args.corpus)
+    heads, _ = train_heads(target, corpus, steps=args.steps, lr=args.lr, batch_tokens=args.batch_tokens,
+                           count=args.heads, head_vocab=args.head_vocab, own_head=args.own_head, keep=args.keep,
+                           folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
+    folder = args.out / "model"
+    heads.save(target, folder)
+    stored = MedusaHeads.load(target, folder)
+    heads.accuracy = calibrate(target, stored, split_rows(corpus)[1])  # of what is stored: 8 bits, the target's dtype
+    heads.save(target, folder)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(f"saved {folder}: {size / 1e6:.1f} MB, {heads.count} heads")
+    print("right, given that all before was: best candidate, and any of the first ten")
+    for k, accuracy in enumerate(heads.accuracy, start=1):
+        print(f"  head {k}: {accuracy[0]:.3f}  {sum(accuracy):.3f}")
+    for nodes in (8, 16, 24, 32, 64):
+        tree = best_tree(heads.accuracy, nodes)
+        print(f"  best tree of {nodes} nodes: {expected_tokens(heads.accuracy, tree):.2f} tokens a cycle expected")
