@@ -13,11 +13,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..model import Transformer
+from ..model import MLP, Transformer
 from ..weights import Model, save_folder
 from .corpus import Corpus
 from .lessons import Lessons, frequent_tokens
 from .loop import fit
+
+
+def largest_neurons(mlp: MLP, count: int) -> Tensor:
+    """The neurons of an MLP that can say most: those with the largest weights, in and out."""
+    gate, up, down = mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight  # [m, d], [m, d], [d, m]
+    return (gate.norm(dim=1) * up.norm(dim=1) * down.norm(dim=0)).topk(count).indices
 
 
 def draft_from(target: Transformer, layers: Sequence[int], head_ids: Tensor, mlp: int | None = None) -> Transformer:
@@ -31,13 +37,10 @@ def draft_from(target: Transformer, layers: Sequence[int], head_ids: Tensor, mlp
     draft = Transformer(config).to(target.device)
     draft.embed_tokens.weight = torch.nn.Parameter(target.embed_tokens.weight.detach().float(), requires_grad=False)
     for mine, index in zip(draft.layers, layers, strict=True):
-        state = target.layers[index].state_dict()
-        parts = [state[f"mlp.{name}_proj.weight"] for name in ("gate", "up", "down")]  # [m, d], [m, d], [d, m]
-        size = parts[0].norm(dim=1) * parts[1].norm(dim=1) * parts[2].norm(dim=0)  # how much a neuron can say
-        kept = size.topk(mlp).indices
+        state, kept = target.layers[index].state_dict(), largest_neurons(target.layers[index].mlp, mlp)
         for key in [key for key in state if key.startswith(("mlp.gate", "mlp.up"))]:
             state[key] = state[key][kept]
-        state["mlp.down_proj.weight"] = parts[2][:, kept]
+        state["mlp.down_proj.weight"] = state["mlp.down_proj.weight"][:, kept]
         mine.load_state_dict(state)
     draft.norm.load_state_dict(target.norm.state_dict())
     with torch.no_grad():

@@ -21,6 +21,7 @@ from ..drafters.eagle import EagleHead
 from ..model import MLP
 from ..weights import Model
 from .corpus import Corpus
+from .draft import largest_neurons
 from .lessons import Batch, Lessons, frequent_tokens, split_rows
 from .loop import fit
 
@@ -60,9 +61,7 @@ def new_head(target: Model, head_ids: Tensor, *, seed: int = 0, **options) -> Ea
 def copy_neurons(given: MLP, mlp: MLP) -> None:
     """As many as there is room for, those with the largest weights; neurons beyond them say nothing yet."""
     state = given.state_dict()
-    parts = [state[f"{name}_proj.weight"] for name in ("gate", "up", "down")]  # [m, d], [m, d], [d, m]
-    size = parts[0].norm(dim=1) * parts[1].norm(dim=1) * parts[2].norm(dim=0)
-    kept = size.topk(min(len(size), mlp.gate_proj.out_features)).indices
+    kept = largest_neurons(given, min(given.gate_proj.out_features, mlp.gate_proj.out_features))
     for name, weight in mlp.state_dict().items():
         if name == "down_proj.bias":
             weight.copy_(state[name])

@@ -143,10 +143,10 @@ def verifier_reuses_the_drafts_numbers(patch: MonkeyPatch) -> None:
         drawn.append(right(contexts, count))
         return drawn[-1]
 
-    def reuse(contexts, count):
-        u = right(contexts, count)
-        if drawn and count > 1:  # a greedy draft drew nothing
-            u[:, :-1] = drawn[-1][:, : count - 1]
+    def reuse(contexts, counts):
+        u = right(contexts, counts)
+        if drawn and u.shape[1] > 1:  # a greedy draft drew nothing
+            u[:, :-1] = drawn[-1][:, : u.shape[1] - 1]
         return u
 
     right = drafter.uniforms
