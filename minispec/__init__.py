@@ -9,6 +9,7 @@ from importlib import import_module
 
 from . import drafters
 from .cache import KVCache
+from .engine import Engine
 from .generate import Output, generate
 from .model import Config, Transformer
 from .registry import load, models
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Config",
     "Cycle",
+    "Engine",
     "KVCache",
     "Model",
     "Output",

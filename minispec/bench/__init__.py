@@ -1,8 +1,10 @@
-"""`minispec bench …`: what drafts are worth, measured here, printed as a table and kept as JSON.
+"""`minispec bench …`: what drafts, batches and blocks are worth, measured here, printed as a table and kept as JSON.
 
 minispec bench temperature --target micro --json FILE --html FILE       acceptance by the two temperatures
 minispec bench drafters --target smollm2 --json FILE                    every drafter's speed, beside plain decoding
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
+minispec bench batching --target micro --json FILE                      continuous against static batching
+minispec bench memory --json FILE                                       memory that holds nothing, paged or contiguous
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
     "drafters": "plain and speculative tokens per second, for every drafter and kind of text",
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
+    "batching": "tokens per second of continuous and static batching, for requests of different lengths",
+    "memory": "how much memory for keys and values holds nothing, paged and contiguous",
 }
 
 
@@ -24,16 +28,19 @@ def add_arguments(parser) -> None:
     for name, help in COMMANDS.items():
         module = import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=help, description=module.__doc__)
-        command.add_argument(
-            "--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)"
-        )
-        command.add_argument("--prompts", default="builtin", metavar="FILE", help="JSON lines (default: %(default)s)")
-        command.add_argument("--tokens", "--max-new-tokens", type=int, default=64, metavar="N",
-                             help="to write for each (default: %(default)s)")  # fmt: skip
+        if not getattr(module, "WITHOUT_MODEL", False):
+            _add_model_arguments(command)
         command.add_argument("--seed", type=int, default=0)
         command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
         module.add_arguments(command)
         command.set_defaults(run=run, bench=module)
+
+
+def _add_model_arguments(command) -> None:
+    command.add_argument("--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)")
+    command.add_argument("--prompts", default="builtin", metavar="FILE", help="JSON lines (default: %(default)s)")
+    command.add_argument("--tokens", "--max-new-tokens", type=int, default=64, metavar="N",
+                         help="to write for each (default: %(default)s)")  # fmt: skip
 
 
 def run(args) -> None:

@@ -1,0 +1,161 @@
+"""Wrong engines. Each function breaks one part by a monkeypatch."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from pytest import MonkeyPatch
+
+from minispec import engine
+from minispec.engine import Engine
+
+loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def path_stays_where_it_is(patch: MonkeyPatch) -> None:
+    """Leaves the accepted nodes of a tree among the refused ones: the next pass reads its neighbours' keys."""
+    patch.setattr(Engine, "_keep", lambda self, turns: None)
+
+
+def path_moved_over_the_last_token(patch: MonkeyPatch) -> None:
+    """Moves the accepted nodes one slot too far to the left."""
+    rewrite(patch, "_keep", "turn.plan.start + turn.plan.count for", "turn.plan.start + turn.plan.count - 1 for")
+
+
+def siblings_follow_each_other(patch: MonkeyPatch) -> None:
+    """Gives tree nodes the positions of a chain."""
+    rewrite(patch, "_read", "positions=positions", "positions=None")
+
+
+def tree_without_a_mask(patch: MonkeyPatch) -> None:
+    """Lets every node see all nodes before it."""
+    rewrite(patch, "_read", "starts, counts, masks)", "starts, counts)")
+
+
+# ---- laws ----------------------------------------------------------------------------------------------------------
+
+
+def law_of_the_token_before(patch: MonkeyPatch) -> None:
+    """Takes each row's logits one token too early."""
+    rewrite(patch, "_read", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))")
+
+
+def one_sampling_for_all(patch: MonkeyPatch) -> None:
+    """Turns everybody's logits into laws the way the first in the batch wants it."""
+    right = loop.laws
+    patch.setattr(loop, "laws", lambda logits, samplings: right(logits, samplings[:1] * len(samplings)))
+
+
+def one_generator_for_all(patch: MonkeyPatch) -> None:
+    """Draws for all requests from one source: each text then depends on all others."""
+    shared = torch.Generator().manual_seed(0)
+    patch.setattr(engine, "generator_for", lambda device, seed: shared)
+
+
+def as_many_numbers_as_the_longest_draft(patch: MonkeyPatch) -> None:
+    """Lets every row draw what the longest draft of the batch needs. The law stays; the text depends on the others."""
+    right = loop.uniforms
+    patch.setattr(loop, "uniforms", lambda contexts, counts: right(contexts, max(counts)))
+
+
+# ---- the drafter ---------------------------------------------------------------------------------------------------
+
+
+def preemption_is_kept_secret(patch: MonkeyPatch) -> None:
+    """Does not tell the drafter that a request starts anew: it hears the beginning of the text a second time."""
+    rewrite(patch, "_begin", "self._forget(job)", "pass")
+
+
+def states_survive_a_preemption(patch: MonkeyPatch) -> None:
+    """Keeps states that the drafter was not told yet, although all are going to be read again."""
+    rewrite(patch, "_begin", "job.context.hidden = {}", "pass")
+
+
+def only_the_last_chunk_is_told(patch: MonkeyPatch) -> None:
+    """Forgets the states of a prompt's earlier chunks."""
+    patch.setattr(engine, "joined", lambda earlier, states: states)
+
+
+def refused_states_are_told(patch: MonkeyPatch) -> None:
+    """Tells the drafter the states of refused nodes too."""
+    rewrite(
+        patch, "_settle", "h[[*range(count), *(count + node for node in path)]]", "h[: count + len(turn.draft.tokens)]"
+    )
+
+
+def states_of_shared_blocks_are_missing(patch: MonkeyPatch) -> None:
+    """Skips cached prefixes although the drafter needs the states of every token."""
+    rewrite(patch, "__init__", "prefix_sharing and not self.hidden_layers", "prefix_sharing")
+
+
+# ---- trouble -------------------------------------------------------------------------------------------------------
+
+
+def all_fail_together(patch: MonkeyPatch) -> None:
+    """Blames everybody in the pass for what one of them did."""
+    rewrite(patch, "_attempt", "self._attempt(work, [turn])", "self._fail(turn.job, error)")
+
+
+def errors_are_swallowed(patch: MonkeyPatch) -> None:
+    """Goes on without a draft as if nothing had happened: nobody hears of the mistake."""
+    rewrite(patch, "_attempt", "self._fail(turns[0].job, error)", "pass")
+
+
+def the_ended_are_not_forgotten(patch: MonkeyPatch) -> None:
+    """Leaves finished requests in the drafter's memory."""
+    rewrite(patch, "_close", "self._forget(job)", "pass")
+
+
+def half_a_draft_is_trusted(patch: MonkeyPatch) -> None:
+    """Asks a drafter that broke again, without telling it to start afresh."""
+    rewrite(patch, "_draft", "self._forget(turn.job)", "pass")
+
+
+def rewrite(patch: MonkeyPatch, name: str, old: str, new: str) -> None:
+    """One method of the engine with one piece of its source changed."""
+    source = textwrap.dedent(inspect.getsource(getattr(Engine, name)))
+    assert source.count(old) == 1, f"Engine.{name} no longer says {old!r}: change this mutant too"
+    namespace: dict = {}
+    exec("from __future__ import annotations\n" + source.replace(old, new), vars(engine), namespace)
+    patch.setattr(Engine, name, namespace[name])
+
+
+# ---- who catches whom ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutant:
+    install: Callable[[MonkeyPatch], None]
+    caught_by: tuple[str, ...]  # names in engine_checks.CHECKS
+    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
+
+
+MUTANTS = {
+    mutant.install.__name__: mutant
+    for mutant in (
+        Mutant(path_stays_where_it_is, ("tree",), ("sharing",)),
+        Mutant(path_moved_over_the_last_token, ("tree",)),
+        Mutant(siblings_follow_each_other, ("tree",)),
+        Mutant(tree_without_a_mask, ("tree",)),
+        Mutant(law_of_the_token_before, ("greedy",)),
+        Mutant(one_sampling_for_all, ("law",), ("own seed",)),
+        Mutant(one_generator_for_all, ("own seed",), ("law",)),
+        Mutant(as_many_numbers_as_the_longest_draft, ("own seed",), ("law",)),
+        Mutant(preemption_is_kept_secret, ("hidden",), ("sharing",)),
+        Mutant(states_survive_a_preemption, ("hidden",), ("sharing",)),
+        Mutant(only_the_last_chunk_is_told, ("hidden",)),
+        Mutant(refused_states_are_told, ("hidden",)),
+        Mutant(states_of_shared_blocks_are_missing, ("hidden",)),
+        Mutant(all_fail_together, ("trouble",), ("tree",)),
+        Mutant(errors_are_swallowed, ("trouble",), ("tree",)),
+        Mutant(the_ended_are_not_forgotten, ("trouble",), ("tree",)),
+        Mutant(half_a_draft_is_trusted, ("trouble",), ("tree",)),
+    )
+}
