@@ -395,6 +395,9 @@ def run_machine(machine, examples: int, steps: int = 50, shrink: bool = False) -
             max_examples=examples,
             stateful_step_count=steps,
             phases=phases,
+            derandomize=True,  # a mutant is caught every time, or never
+            database=None,
+            deadline=None,
             suppress_health_check=list(HealthCheck),
             print_blob=False,
             report_multiple_bugs=False,
@@ -469,6 +472,19 @@ def check_drafts_are_not_hashed() -> None:
     assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
 
 
+def check_a_rewritten_block_loses_its_name() -> None:
+    """Rolled back into a full block and gone on differently: what stood there before is found no more."""
+    pool = blocks.BlockPool(8, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3, 4])
+    pool.trim("a", 3)
+    memory.copy(pool.allocate("a", 4))
+    memory.write("a", 3, [9])
+    assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
+    pool.commit("a", [1, 2, 3, 9])
+    assert len(pool.match_prefix([1, 2, 3, 9, 5])) == 2
+
+
 def check_nobody_overtakes() -> None:
     """A long prompt that must wait for blocks is not passed by a short one behind it."""
     server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
@@ -513,6 +529,7 @@ CHECKS = {
     "prefix end": check_the_end_of_a_prefix_goes_first,
     "cached once": check_cached_blocks_are_given_out_once,
     "drafts": check_drafts_are_not_hashed,
+    "rewritten": check_a_rewritten_block_loses_its_name,
     "overtaking": check_nobody_overtakes,
     "two": check_two_that_do_not_fit_together,
     "guesses last": check_guesses_are_served_last,

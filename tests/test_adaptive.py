@@ -162,6 +162,7 @@ class Clock:
         return self.now
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_the_targets_law(monkeypatch):
     monkeypatch.setattr(loop, "time", Clock(seed=1))
     check_law(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)

@@ -108,6 +108,7 @@ def test_greedy_equals_generate(models, inner):
         drafter.forget(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inner", "knobs"),
     [("model", dict(temperature=1.0)), ("parrot", dict(temperature=0.7, top_k=4, top_p=0.9))],
@@ -122,6 +123,7 @@ def test_sampled_texts_follow_the_law_of_the_target(small, inner, knobs):
     assert 0.2 < sum(out.trace.cycles[0].accepted for out in outs) / DRAWS < 1.9
 
 
+@pytest.mark.slow
 def test_drafts_follow_the_law_of_the_middle_model(small):
     """The draft alone, without a target: k tokens for each of many rows, corrected twice on the way."""
     middle, sampling = small[2], ms.Sampling(temperature=1.3, top_k=4, top_p=0.95)

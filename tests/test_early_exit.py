@@ -39,6 +39,7 @@ def test_greedy_equals_generate(target, layers):
         assert [out.tokens for out in ms.speculate(target, PROMPTS, drafter, k, 16)] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "knobs"), [([0, 2], dict(temperature=1.0)), (2, dict(temperature=0.7, top_k=4, top_p=0.9))], ids=str
 )

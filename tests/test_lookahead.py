@@ -67,7 +67,8 @@ def test_sampled_texts_follow_the_law_of_the_target(make_model):
     check_law(make_model(**SMALL), DRAWS, dict(temperature=1.4, top_k=4, top_p=0.9))
 
 
-def test_sampled_texts_follow_the_law_of_the_target_quick(make_model):
+@pytest.mark.slow
+def test_sampled_texts_follow_the_law_at_temperature_one(make_model):
     """A quarter of the texts: seen in 99 of 100 runs is now a law that is 0.1 away."""
     target, knobs = make_model(**SMALL), dict(temperature=1.0)
     assert power(joint_law(target, PROMPT, 3, ms.Sampling(**knobs)), 0.1, DRAWS // 4) > 0.99

@@ -31,6 +31,7 @@ def test_greedy_equals_generate(tiny, bits, group):
         assert [out.tokens for out in ms.speculate(tiny, PROMPTS, drafter, k, 16)] == plain
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bits", "knobs"), [(3, dict(temperature=1.0)), (2, dict(temperature=1.5, top_k=4, top_p=0.9))], ids=str
 )

@@ -157,6 +157,7 @@ def test_frequent_tokens_come_from_replies_and_keep_the_end(target):
     assert 9 not in frequent_tokens(corpus, 64, 4, always=[0])
 
 
+@pytest.mark.slow
 def test_a_draft_learns_to_overlap_and_survives_storage(target, tmp_path):
     corpus = writing.write(target, PROMPTS, tmp_path / "text", rows=64, max_new_tokens=24, temperatures=[1.0], batch=32)
     ids = frequent_tokens(corpus, 64, 40, always=[0])

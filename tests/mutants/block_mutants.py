@@ -236,7 +236,7 @@ MUTANTS = {
         Mutant(drafts_are_hashed, ("drafts",), ("pool",)),
         Mutant(prompts_are_hashed_before_they_are_read, ("scheduler",), ("pool",)),
         Mutant(eviction_keeps_the_name, ("pool", "scheduler", "lru"), ("whole prompt",)),
-        Mutant(rewritten_block_keeps_its_name, ("pool",), ("scheduler", "drafts")),
+        Mutant(rewritten_block_keeps_its_name, ("rewritten",), ("scheduler", "drafts")),
         Mutant(newest_evicted_first, ("lru",), ("pool", "scheduler")),
         Mutant(beginning_evicted_first, ("prefix end",), ("pool", "scheduler")),
         Mutant(surplus_is_kept, ("pool", "drafts"), ("lru",)),
