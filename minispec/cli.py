@@ -1,4 +1,4 @@
-"""The command line: minispec demo | lab | models | measure | bench | train | build.
+"""The command line: minispec demo | lab | check | hint | progress | reset | models | measure | bench | train | build.
 
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
@@ -63,6 +63,14 @@ def parser() -> argparse.ArgumentParser:
     sub = command("lab", lab, "open the course in JupyterLab")
     sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
     sub.add_argument("--port", type=int, default=8888, help="the next free one from here (default: %(default)s)")
+
+    sub = command("check", check, "check exercises that you have filled in, without opening them")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
+    sub = command("hint", hint, "the next hint to an exercise")
+    sub.add_argument("id", metavar="EXERCISE", help="such as 06.residual")
+    command("progress", progress, "all exercises, and which of them you have solved")
+    sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
     sub = command("models", models, "list the models that minispec knows by name")
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
@@ -143,6 +151,37 @@ def has_browser() -> bool:
         return False
 
 
+def check(args) -> int:
+    """0 when everything is right."""
+    from .classroom import terminal
+
+    results = []
+    for file in map(terminal.locate, args.names):
+        results += terminal.check_notebook(file)
+    print(terminal.table(results))
+    return 0 if all(result.outcome == "right" for result in results) else 1
+
+
+def hint(args) -> None:
+    from .classroom import hint
+
+    hint(args.id)
+
+
+def progress(args) -> None:
+    from .classroom.progress import table
+
+    print(table())
+
+
+def reset(args) -> None:
+    builder = import_builder()
+    for name in args.names:
+        job, kept = builder.reset(name)
+        said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
+        print(f"{job.target.relative_to(builder.ROOT)} is new again; {said}")
+
+
 def models(args) -> None:
     from .registry import table
 
@@ -166,13 +205,18 @@ def measure(args) -> None:
 
 
 def build(args) -> int | None:
-    try:
-        from .classroom import builder
-    except ModuleNotFoundError as error:
-        raise ValueError(f'building needs {error.name}: pip install -c constraints.txt -e ".[dev]"') from None
+    builder = import_builder()
     if args.check:
         complaints = builder.check(args.names)
         print("\n".join([*complaints, "run: minispec build NAME"] if complaints else ["every notebook is up to date"]))
         return 1 if complaints else 0
     for job in builder.build(args.names):
         print(f"built {job.target.relative_to(builder.ROOT)}")
+
+
+def import_builder():
+    try:
+        from .classroom import builder
+    except ModuleNotFoundError as error:
+        raise ValueError(f'building needs {error.name}: pip install -c constraints.txt -e ".[dev]"') from None
+    return builder

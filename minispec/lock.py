@@ -20,11 +20,11 @@ STALE_AFTER = 20  # seconds without a sign of life from whoever made the lock fi
 
 @contextlib.contextmanager
 def lock(file: Path, waiting: str) -> Iterator[None]:
-    """One process at a time; the others say `waiting` once, and wait."""
+    """One process at a time; the others say `waiting` once (nothing, if it is empty), and wait."""
     take = _lock_by_kernel if fcntl else _lock_by_name
     said = False
     while (release := take(file)) is None:
-        if not said:
+        if waiting and not said:
             print(waiting, file=sys.stderr, flush=True)
         said = True
         time.sleep(0.1)

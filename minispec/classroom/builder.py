@@ -1,8 +1,10 @@
 """Build the course's notebooks from their sources.
 
 A lesson is written as a Python file in jupytext's percent format, where it reads and diffs like code, and is published
-as an executed notebook. The way is one-way: source → notebook. The same source gives the same notebook, whoever builds
-it and where: cell ids come from the text of the cells, and nothing of the machine (time, paths, versions) is kept.
+as an executed notebook. A set of exercises is written the same way and published twice: with stubs to fill in and no
+outputs, and solved and executed (see cells.py). The way is one-way: source → notebook. The same source gives the same
+notebook, whoever builds it and where: cell ids come from the text of the cells, and nothing of the machine is kept (no
+time, no path, no version).
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from . import cells as exercise_cells
+
 ROOT = Path(__file__).resolve().parents[2]  # the clone this package is installed from
 WIDGET = "application/vnd.jupyter.widget-view+json"
 # Places that only the machine that built a notebook has. (A home of "/" would be found in every link.)
@@ -35,9 +39,15 @@ class Product:
 
     sources: str
     notebooks: str
+    kind: str  # "lesson", "exercise" (stubs, never run) or "solution"
 
 
-PRODUCTS = (Product("course/lessons", "notebooks"),)
+PRODUCTS = (
+    Product("course/lessons", "notebooks", "lesson"),
+    Product("course/exercises", "exercises", "exercise"),
+    Product("course/exercises", "solutions", "solution"),
+)
+ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Job:
     source: Path
     target: Path
     label: str  # the source's path inside the repository, as it is kept in the notebook
+    kind: str = "lesson"
 
     @property
     def name(self) -> str:
@@ -56,7 +67,7 @@ class Job:
 def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     """The notebooks to build: all of them, or those with these names ("00_start_here", or just "00")."""
     found = [
-        Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}")
+        Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}", product.kind)
         for product in PRODUCTS
         for source in sorted((root / product.sources).glob("[0-9]*.py"))
     ]
@@ -65,7 +76,8 @@ def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     chosen = [job for job in found if not names or any(job.name == n or job.name.split("_")[0] == n for n in names)]
     for name in names:
         if not any(name in (job.name, job.name.split("_")[0]) for job in chosen):
-            raise ValueError(f"name={name!r} is not a lesson; there are {', '.join(job.name for job in found)}")
+            known = ", ".join(dict.fromkeys(job.name for job in found))
+            raise ValueError(f"name={name!r} is neither a lesson nor a set of exercises; there are {known}")
     return chosen
 
 
@@ -81,8 +93,13 @@ def compose(job: Job) -> NotebookNode:
         }
     )
     notebook.nbformat, notebook.nbformat_minor = 4, 5
+    if job.kind != "lesson":
+        exercise_cells.dress(notebook, solved=job.kind == "solution")
     seen: dict[str, int] = {}
     for cell in notebook.cells:
+        if "role" in (own := cell.metadata.get("minispec", {})):
+            cell.id = exercise_cells.cell_id(own["exercise"], own["role"])
+            continue
         digest = hashlib.sha256(f"{job.name}\n{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
         seen[digest] = seen.get(digest, 0) + 1  # twins are told apart by their order
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
@@ -118,11 +135,54 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
     for job in jobs(names, root):
         job.target.parent.mkdir(parents=True, exist_ok=True)
         notebook = compose(job)
-        execute(notebook, job)
-        unfinished = job.target.with_suffix(".tmp")
-        unfinished.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
-        os.replace(unfinished, job.target)
+        if job.kind != "exercise":
+            execute(notebook, job)
+        elif job.target.is_file() and worked_on(job.target):
+            set_aside(job.target)  # nobody's work is built over
+        publish(notebook, job)
         yield job
+
+
+def publish(notebook: NotebookNode, job: Job) -> None:
+    unfinished = job.target.with_suffix(".tmp")
+    unfinished.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
+    os.replace(unfinished, job.target)
+
+
+def set_aside(file: Path) -> Path:
+    """Move an exercise notebook out of the way, to a name beside it that is still free."""
+    number = 1
+    while (kept := file.with_name(f"{file.stem}.attempt-{number}.ipynb")).exists():
+        number += 1
+    os.replace(file, kept)
+    return kept
+
+
+def worked_on(file: Path) -> bool:
+    """Whether somebody has worked in an exercise notebook: an answer that is no stub, an output, or no notebook now."""
+    try:
+        cells = nbformat.read(file, as_version=4).cells
+    except Exception:  # whatever this is, no build has made it
+        return True
+    answers = [cell.source for cell in cells if cell.metadata.get("minispec", {}).get("role") == "answer"]
+    untouched = bool(answers) and all(map(exercise_cells.is_stub, answers))
+    return not untouched or any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
+    """Make an exercise notebook new again. What differs from it is kept beside it: says where, if so."""
+    job = next((job for job in jobs([name], root) if job.kind == "exercise"), None)
+    if job is None:
+        raise ValueError(f"name={name!r} has no exercises")
+    notebook, kept = compose(job), None
+    if job.target.is_file():
+        try:
+            changed = stale(job)
+        except Exception:  # no notebook any more
+            changed = True
+        kept = set_aside(job.target) if changed else None
+    publish(notebook, job)
+    return job, kept
 
 
 def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
@@ -133,6 +193,7 @@ def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
         known = {job.target for job in found}
         for product in PRODUCTS:
             strangers = sorted(set((root / product.notebooks).glob("*.ipynb")) - known)
+            strangers = [file for file in strangers if not ATTEMPT.search(file.stem)]
             complaints += [f"{product.notebooks}/{file.name} has no source in {product.sources}" for file in strangers]
     return complaints
 
@@ -140,17 +201,22 @@ def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
 def stale(job: Job) -> str | None:
     """Why a notebook is not what its source would give; None if it is."""
     if not job.target.is_file():
-        return f"{job.name} was never built"
+        return f"{job.target.parent.name}/{job.name} was never built"
     wanted, there = compose(job), nbformat.read(job.target, as_version=4)
     if wanted.metadata.minispec != there.metadata.get("minispec"):
-        return f"{job.name} was built from another version of {job.label}"
+        return f"{job.target.parent.name}/{job.name} was built from another version of {job.label}"
     if wanted.metadata != there.metadata:
-        return f"{job.name} was edited by hand: its metadata differ from those of {job.label}"
+        return f"{job.target.parent.name}/{job.name} was edited by hand: its metadata differ from those of {job.label}"
     if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
-        return f"{job.name} was edited by hand: its cells differ from those of {job.label}"
+        return f"{job.target.parent.name}/{job.name} was edited by hand: its cells differ from those of {job.label}"
     counts = [cell.execution_count for cell in code_cells(there)]
+    if job.kind == "exercise":
+        clean = not any(counts) and not any(cell.outputs for cell in code_cells(there))
+        return None if clean else f"{job.target.parent.name}/{job.name} has outputs: an exercise is published without"
     if counts != list(range(1, len(counts) + 1)):
-        return f"{job.name} was not run from top to bottom: its cells carry the numbers {counts}"
+        return (
+            f"{job.target.parent.name}/{job.name} was not run from top to bottom: its cells carry the numbers {counts}"
+        )
     return None
 
 
