@@ -5,6 +5,10 @@ minispec bench drafters --target smollm2 --json FILE                    every dr
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
 minispec bench batching --target micro --json FILE                      continuous against static batching
 minispec bench memory --json FILE                                       memory that holds nothing, paged or contiguous
+minispec bench decode --shape 8b --json FILE                            plain decoding against the read bandwidth
+minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
+minispec bench speculate --shape 8b --json FILE                         a cycle as one launch, beside its prediction
+minispec bench attention --json FILE                                    attention against the machine's read bandwidth
 """
 
 from __future__ import annotations
@@ -18,6 +22,10 @@ COMMANDS = {
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
     "batching": "tokens per second of continuous and static batching, for requests of different lengths",
     "memory": "how much memory for keys and values holds nothing, paged and contiguous",
+    "decode": "plain decoding by CUDA graphs against the bandwidth, and transformers beside it",
+    "verify": "what a pass of M tokens costs, relative to a pass of one",
+    "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
+    "attention": "attention of a few new tokens over a long memory, against the read bandwidth",
 }
 
 

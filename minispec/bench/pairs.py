@@ -1,0 +1,130 @@
+"""A target of any size with random weights, and a draft that it agrees with now and then: real passes, real rejections.
+
+What a pass costs depends on shapes alone, so random weights time a model that nobody has to download. What a draft is
+worth does depend on weights. Here every layer after the first two writes only ε of what it would into the residual
+stream, and those two layers are the draft: the smaller ε, the closer its laws are to the target's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, replace
+
+import torch
+
+from .. import theory
+from ..graphs import FastTransformer, Recorded
+from ..measure import machine, read_bandwidth, weight_bytes
+from ..model import Config, Transformer
+from ..weights import Model, build
+
+SHAPES = {
+    "8b": Config(
+        vocab_size=128_256, hidden_size=4096, intermediate_size=14_336, num_layers=32, num_heads=32, num_kv_heads=8,
+        head_dim=128, max_length=8192, rope_theta=500_000.0,
+    ),  # Llama-3-8B
+    "toy": Config(
+        vocab_size=512, hidden_size=64, intermediate_size=96, num_layers=4, num_heads=4, num_kv_heads=2, head_dim=16,
+        max_length=2048,
+    ),
+}  # fmt: skip
+LAYERS = 2  # of the draft
+LAUNCHES = 8  # in one timing, so that starting the clock and waiting for the device do not count
+
+
+def random_pair(config: Config, device, epsilon: float = 0.05, seed: int = 0) -> tuple[Model, Model]:
+    """Target and draft, made where they live. Logits have a standard deviation of 4, as trained models' do."""
+    device = torch.device(device)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    generator = torch.Generator(device).manual_seed(seed)
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in Transformer(config).named_parameters()}
+    tensors = {}
+    for name, shape in shapes.items():
+        if len(shape) == 1:
+            tensors[name] = torch.ones(shape, device=device, dtype=dtype)
+            continue
+        tensors[name] = torch.randn(shape, generator=generator, device=device, dtype=dtype)
+        if name != "embed_tokens.weight":
+            damped = name.startswith("layers.") and int(name.split(".")[1]) >= LAYERS
+            writes = name.endswith(("o_proj.weight", "down_proj.weight"))
+            scale = 4.0 if name == "lm_head.weight" else epsilon if damped and writes else 1.0
+            tensors[name] *= scale / math.sqrt(shape[1])
+    first = replace(config, num_layers=LAYERS)
+    pair = [build(c, dict(tensors), where="a random model", device=device, dtype=dtype) for c in (config, first)]
+    return Model("random target", pair[0]), Model("its first layers", pair[1])
+
+
+def prompt_of(config: Config, length: int, seed: int = 0) -> list[int]:
+    return torch.randint(config.vocab_size, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def recorded_pass(transformer: FastTransformer, tokens: int, seed: int = 0) -> Recorded:
+    """A pass over so many tokens after what is remembered, which it leaves as it was."""
+    ids = torch.tensor([prompt_of(transformer.config, tokens, seed)], device=transformer.device)
+
+    def work() -> None:
+        transformer.step(ids)
+        transformer.lengths.sub_(tokens)
+
+    return Recorded(work, [transformer.lengths])
+
+
+def several(call, times: int = LAUNCHES):
+    """One call that makes several."""
+
+    def calls() -> None:
+        for _ in range(times):
+            call()
+
+    return calls
+
+
+def facts(args, name: str, target: Model) -> dict:
+    """What every result begins with: the question, the machine, and what it can do at best."""
+    return {
+        "benchmark": name,
+        "shape": args.shape,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "context": args.context,
+        "seed": args.seed,
+        "repeat": args.repeat,
+        "weight_bytes": weight_bytes(target),
+        "bandwidth": asdict(read_bandwidth(target.device)),
+        "machine": machine(),
+    }
+
+
+def floor_seconds(result: dict, config: Config, context: int) -> float:
+    """A pass at best: its bytes, weights and memory of the context, at the bandwidth measured."""
+    size = getattr(torch, result["dtype"]).itemsize
+    kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
+    return (result["weight_bytes"] + context * kept) / result["bandwidth"]["median"]
+
+
+def spread(timing: dict, scale: float = 1e3, digits: int = 2) -> str:
+    return "{:.{d}f} ({:.{d}f}–{:.{d}f})".format(*(scale * timing[key] for key in ("median", "low", "high")), d=digits)
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--shape", choices=SHAPES, default="8b", help="of the target (default: %(default)s)")
+    parser.add_argument("--context", type=int, default=500, metavar="N", help="tokens before (default: %(default)s)")
+    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default: %(default)s)")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--compile", default="yes", metavar="MODE",
+                        help="yes, no, or a mode of torch.compile (default: %(default)s)")  # fmt: skip
+
+
+def compile_mode(args) -> bool | str:
+    """--compile as FastTransformer takes it. On a CPU nothing is compiled: compiling takes longer than it saves."""
+    if torch.device(args.device).type != "cuda" or args.compile == "no":
+        return False
+    return True if args.compile == "yes" else args.compile
+
+
+def check(args, most_tokens: int) -> Config:
+    config = SHAPES[args.shape]
+    if args.repeat < 1 or not 1 <= args.context <= config.max_length - most_tokens:
+        raise ValueError(f"repeat={args.repeat}, context={args.context}: give one round at least, and a context from 1 "
+                         f"to {config.max_length - most_tokens}, which leaves room for what follows")  # fmt: skip
+    return config

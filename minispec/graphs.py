@@ -1,0 +1,300 @@
+"""A transformer in fixed shapes, and the recording of what it does as one launch.
+
+A decode step of a large model is a few hundred kernels of microseconds each, and Python needs longer to launch them
+than the GPU to run them. A CUDA graph records the launches once and replays them by one call. It replays the same
+shapes at the same addresses, and nobody may look at a number on the way. So memory is allocated once, every pass may
+see all slots of it (a mask says which count), and lengths live on the device.
+
+What remains is to read the weights as fast as memory allows:
+
+    one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
+    x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products
+    products and attention through hooks             `Products` and `attend`, for kernels better than the stock ones
+
+The arithmetic is model.py's, line by line; the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .cache import KVCache, attention, per_query_head, visible_slots
+from .model import Config, Transformer, rope_at, rotate
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [..., in], weight [out, in], bias → [..., out]
+Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
+
+
+def on_the_device(function):
+    """No gradients, and ordinary tensors even under inference mode: what a graph keeps outlives the call."""
+
+    @wraps(function)
+    def run(*args, **options):
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **options)
+
+    return run
+
+
+# ---- how a pass looks back -----------------------------------------------------------------------------------------
+# Called once a pass with the lengths [B] before it and the slots of its new tokens [B, T]; the result, by every layer.
+
+
+def masked(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """The reference's attention over all slots, with a mask."""
+    seen = per_query_head(visible_slots(slots, capacity, None), groups)  # [B, 1, G·T, S]
+    return lambda q, k, v: attention(q, k, v, seen)
+
+
+def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """The same as two batched products: for few queries on a GPU faster than a kernel made for many."""
+    hidden = ~per_query_head(visible_slots(slots, capacity, None), groups)
+
+    def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        scores = q.reshape(B, k.shape[1], -1, D) @ k.transpose(-1, -2) * D**-0.5  # [B, Hkv, G·T, S]
+        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights.to(q.dtype) @ v).reshape(B, H, T, D)
+
+    return look
+
+
+def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """A kernel that reads the filled slots alone, each once for all queries."""
+    from .flash_decode import flash_decode  # imports Triton
+
+    return lambda q, k, v: flash_decode(q, k, v, lengths)
+
+
+def best_attention(device: torch.device, dtype: torch.dtype):
+    if device.type != "cuda":
+        return masked
+    from .flash_decode import DTYPES, unavailable
+
+    return flash if dtype in DTYPES and unavailable(device) is None else two_products
+
+
+# ---- the transformer -----------------------------------------------------------------------------------------------
+
+
+class Products(NamedTuple):
+    """Who computes each product: cuBLAS, unless somebody reads that shape faster."""
+
+    qkv: Linear = F.linear
+    out: Linear = F.linear
+    gate_up: Linear = F.linear
+    down: Linear = F.linear
+    head: Linear = F.linear
+
+
+class Weights(NamedTuple):
+    """One layer, fused for reading."""
+
+    attention_norm: Tensor
+    qkv: tuple[Tensor, Tensor | None]  # [(H + 2·Hkv)·D, d], and its bias
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: tuple[Tensor, Tensor | None]
+    mlp_norm: Tensor
+    gate_up: tuple[Tensor, Tensor | None]  # [2·m, d]
+    down: tuple[Tensor, Tensor | None]
+
+
+def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One matrix for all that read the same input. They become views of it: no weight is stored twice."""
+    weight = torch.cat([linear.weight for linear in linears])
+    for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
+        linear.weight.data = part
+    return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config, qkv: Linear):
+    """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
+    x = x + delta  # [B, T, d]
+    heads = qkv(norm(x, w.attention_norm, c.norm_eps), *w.qkv).unflatten(-1, (-1, c.head_dim))
+    q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 2)  # [B, T, heads, D]
+    if w.q_norm is not None:
+        q, k = norm(q, w.q_norm, c.norm_eps), norm(k, w.k_norm, c.norm_eps)
+    # Two index tensors around a slice come out in front, hence [B, T, Hkv, D].
+    keys[rows, :, slots] = rotate(k, cos, sin)
+    values[rows, :, slots] = v
+    return x, rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
+
+
+def leave(x, o, w: Weights, c: Config, out: Linear, gate_up: Linear, down: Linear):
+    """From attention on. What the MLP adds is left to the next layer, where the sum is free."""
+    x = x + out(o.transpose(1, 2).flatten(2), *w.out)
+    gate, up = gate_up(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
+    return x, down(F.silu(gate) * up, *w.down)
+
+
+class FastTransformer:
+    """The weights of a Transformer, fused, with memory for `batch` rows of `capacity` slots.
+
+    `compile` fuses the small steps between the products; a string is torch.compile's mode. `attend` is one of the ways
+    to look back above, or yours; None: the best there is. `lengths` [B] says how much of each row's memory counts: to
+    rewind is to change it.
+    """
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
+                 compile: bool | str = False, products: Products | None = None, attend=None):  # fmt: skip
+        self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids
+        self.device, self.dtype = transformer.device, transformer.dtype
+        self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
+        self.norm = transformer.norm.weight
+        self.layers = [
+            Weights(
+                layer.input_layernorm.weight,
+                fuse(attn.q_proj, attn.k_proj, attn.v_proj),
+                getattr(attn.q_norm, "weight", None),
+                getattr(attn.k_norm, "weight", None),
+                (attn.o_proj.weight, attn.o_proj.bias),
+                layer.post_attention_layernorm.weight,
+                fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
+                (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
+            )
+            for layer in transformer.layers
+            for attn in [layer.self_attn]
+        ]
+        self.attend = attend or best_attention(self.device, self.dtype)
+        self.enter, self.leave = enter, leave
+        if compile:
+            options = dict(dynamic=False, mode=compile if isinstance(compile, str) else None)
+            self.enter, self.leave = torch.compile(enter, **options), torch.compile(leave, **options)
+        self.allocate(batch, capacity or self.config.max_length)
+
+    @on_the_device
+    def allocate(self, batch: int, capacity: int) -> None:
+        """New memory, empty. Recordings of the old one are void."""
+        capacity = -(-capacity // 64) * 64  # kernels like round numbers
+        self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
+        self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
+        self.places = torch.arange(capacity, device=self.device)
+        cos, sin = rope_at(self.config, self.places[None], self.dtype)  # [1, 1, S, D]
+        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+
+    @property
+    def batch(self) -> int:
+        return self.cache.batch
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.capacity
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.cache.lengths  # [B]
+
+    @on_the_device
+    def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:
+        """Read T new tokens a row, [B, T], remember all of them, and score what follows each: [B, T, V].
+
+        `last` [B] asks for one place of every row: [B, V]. No number is looked at: that all fits is for the caller.
+        """
+        x = self.body(tokens)
+        return self.head(x if last is None else x[self.rows[:, 0], last])
+
+    @on_the_device
+    def prefill(self, tokens: Tensor, counts: Tensor) -> None:
+        """Forget everything and read a prompt a row: the first `counts` [B] of tokens [B, T], T = 0 included."""
+        self.lengths.zero_()
+        if tokens.shape[1]:
+            self.body(tokens, prompt=True)
+            self.lengths.copy_(counts)
+
+    def body(self, tokens: Tensor, prompt: bool = False) -> Tensor:
+        """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
+        T, c, p = tokens.shape[1], self.config, self.products
+        slots = self.lengths[:, None] + self.places[:T]  # [B, T]
+        cos, sin = self.cos[slots], self.sin[slots]  # [B, T, 1, D]
+        look = (masked if prompt else self.attend)(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
+        first, second = (enter, leave) if prompt else (self.enter, self.leave)
+        x = F.embedding(tokens, self.embedding)
+        delta = torch.zeros_like(x)
+        for w, keys, values in zip(self.layers, self.cache.keys, self.cache.values, strict=True):
+            x, q = first(x, delta, w, keys, values, self.rows, slots, cos, sin, c, p.qkv)
+            x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
+        self.cache.advance(T)
+        return x + delta
+
+    def head(self, x: Tensor) -> Tensor:
+        """[..., d] → logits [..., V]."""
+        logits = self.products.head(norm(x, self.norm, self.config.norm_eps), self.lm_head, None)
+        if self.head_ids is None:
+            return logits
+        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return everywhere.index_copy_(-1, self.head_ids, logits)
+
+
+@lru_cache(maxsize=1)
+def why_not_compile() -> str | None:
+    """What stands in the way of torch.compile on this machine; None: it works. Triton needs a C compiler, say."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            x = torch.ones(8, device="cuda")
+            torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)
+    except Exception as error:  # whatever it is, the work can be done without
+        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    return None
+
+
+# ---- recording -----------------------------------------------------------------------------------------------------
+
+
+class Recorded:
+    """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
+
+    `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
+    chosen then), so they are put back afterwards; so is the generator.
+    """
+
+    pool = None  # scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later
+
+    def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
+        self.work, self.state, self.generator = work, state, generator
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @on_the_device
+    def __call__(self) -> None:
+        if not self.recordable():
+            self.work()
+            return
+        if self.graph is None:
+            self._record()
+        self.graph.replay()
+
+    def recordable(self) -> bool:
+        return self.state[0].device.type == "cuda"
+
+    def _record(self) -> None:
+        from torch._dynamo import config  # one compiled function serves passes of many shapes
+
+        before = [tensor.clone() for tensor in self.state]
+        numbers = None if self.generator is None else self.generator.get_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), config.patch(recompile_limit=64):
+            for _ in range(2):
+                self.work()
+                for tensor, value in zip(self.state, before, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self.generator is not None:
+            self.generator.set_state(numbers)
+            graph.register_generator_state(self.generator)
+        Recorded.pool = Recorded.pool or torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=Recorded.pool):
+            self.work()
+        self.graph = graph
