@@ -36,7 +36,7 @@ __all__ = [
     "speculate",
 ]
 
-LAZY = ("viz",)  # these need packages that the core does without
+LAZY = ("viz", "interview")  # these need packages that the core does without
 
 
 def __getattr__(name: str):
