@@ -395,7 +395,7 @@ def run_machine(machine, examples: int, steps: int = 50, shrink: bool = False) -
             max_examples=examples,
             stateful_step_count=steps,
             phases=phases,
-            derandomize=True,  # a mutant is caught every time, or never
+            derandomize=True,  # the same choices in every run
             database=None,
             deadline=None,
             suppress_health_check=list(HealthCheck),
@@ -406,11 +406,11 @@ def run_machine(machine, examples: int, steps: int = 50, shrink: bool = False) -
     return machine.steps
 
 
-def check_pool(examples: int = 30) -> None:
+def check_pool(examples: int = 100) -> None:
     run_machine(PoolMachine, examples)
 
 
-def check_scheduler(examples: int = 25) -> None:
+def check_scheduler(examples: int = 60) -> None:
     run_machine(SchedulerMachine, examples, steps=25)
 
 
@@ -472,6 +472,23 @@ def check_drafts_are_not_hashed() -> None:
     assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
 
 
+def check_forks_part_ways() -> None:
+    """Two texts that share a half-filled block and go on differently: both keep their own, and the books balance."""
+    pool = blocks.BlockPool(8, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3])
+    memory.copy(pool.fork("a", "b"))
+    for request, token in (("b", 9), ("a", 4)):
+        memory.copy(pool.allocate(request, 4))
+        memory.write(request, 3, [token])
+        pool.commit(request, [1, 2, 3, token])
+        pool.check_integrity()
+    assert memory.read("a", 4) == [1, 2, 3, 4] and memory.read("b", 4) == [1, 2, 3, 9]
+    assert pool.stats().copies == 1  # whoever comes second has the block for itself
+    pool.free("a"), pool.free("b")
+    assert pool.num_used == 0
+
+
 def check_a_rewritten_block_loses_its_name() -> None:
     """Rolled back into a full block and gone on differently: what stood there before is found no more."""
     pool = blocks.BlockPool(8, 2)
@@ -529,6 +546,7 @@ CHECKS = {
     "prefix end": check_the_end_of_a_prefix_goes_first,
     "cached once": check_cached_blocks_are_given_out_once,
     "drafts": check_drafts_are_not_hashed,
+    "forks": check_forks_part_ways,
     "rewritten": check_a_rewritten_block_loses_its_name,
     "overtaking": check_nobody_overtakes,
     "two": check_two_that_do_not_fit_together,

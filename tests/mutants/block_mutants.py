@@ -225,9 +225,9 @@ class Mutant:
 MUTANTS = {
     mutant.install.__name__: mutant
     for mutant in (
-        Mutant(writes_into_shared_blocks, ("pool",), ("scheduler", "lru")),
-        Mutant(copy_is_not_reported, ("pool",), ("scheduler",)),
-        Mutant(copied_block_keeps_a_reference, ("pool",), ("scheduler",)),
+        Mutant(writes_into_shared_blocks, ("forks",), ("scheduler", "lru")),
+        Mutant(copy_is_not_reported, ("forks",), ("scheduler",)),
+        Mutant(copied_block_keeps_a_reference, ("forks",), ("scheduler",)),
         Mutant(frees_what_others_hold, ("pool", "overtaking"), ("lru",)),
         Mutant(fork_without_references, ("pool",), ("scheduler",)),
         Mutant(block_named_without_its_parent, ("pool", "scheduler"), ("lru", "whole prompt")),
