@@ -278,6 +278,7 @@ def test_interrupted_download_from_the_index(world):
     assert works()
 
 
+@pytest.mark.slow
 def test_interrupted_download_from_the_hub(world, tiny_folder):
     world.serve_model("somebody/tiny", tiny_folder)
     world.fault = "cut"
@@ -566,6 +567,7 @@ def test_stale_lock_is_taken_over(kind, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_holder_that_takes_long_is_not_stale(kind, tmp_path):
     """Held for twice STALE_AFTER: signs of life keep it."""
     taken = threading.Event()

@@ -299,6 +299,7 @@ def test_training_sees_what_drafting_sees(target, corpus):
             assert draft.tokens == heads.candidates(states[t])[0].tolist()
 
 
+@pytest.mark.slow
 def test_heads_learn(make_model, tmp_path):
     """Five greedy texts of a target that is sure of itself: far better than chance, and than the LM head as it is."""
     target = make_model(dtype=torch.float32, end_tokens=[0])

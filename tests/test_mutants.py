@@ -32,6 +32,7 @@ def test_mutant_is_caught(name):
             pytest.fail(f"{check} does not notice {name}", pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
 def test_mutant_is_invisible_elsewhere(name):
     """Why one check is not enough: a missing bonus bends no law, a reused random number bends only the joint one."""

@@ -166,9 +166,8 @@ def micro() -> tuple[ms.Model, ms.Model]:
     return ms.load("micro", dtype=torch.float64), ms.load("micro-draft", dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "model" else pytest.mark.slow) for name in ALL]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALL)
 def test_greedy_on_micro(micro, name):
     target, _ = micro
     prompts = ["Once upon a time", "One day, a small bird found", "The"]
@@ -246,7 +245,7 @@ def test_chat_messages(text_pair):
 
 # ---------------------------------------------------------------- sampling: the same law
 
-QUICK = {("model", 1.0), ("model", 0.7), ("ngram", 0.7), ("quantized, 8 bits", 1.0)}  # a few seconds each, as the rest
+QUICK = {("model", 1.0)}  # a few seconds, as the rest
 LAWS = [
     pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}",
                  marks=() if (name, knobs["temperature"]) in QUICK else pytest.mark.slow)
