@@ -15,7 +15,6 @@ the second is padding unless a = k. Padding lands past the length and is overwri
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -26,23 +25,6 @@ from .graphs import FastTransformer, Recorded, on_the_device
 from .sampling import Sampling
 from .trace import Cycle
 from .verify import at, chain_batch, pick
-
-
-def law(logits: Tensor, sampling: Sampling) -> Tensor:
-    """`sampling.probs` of one that is not greedy, less its search for NaN: to look at a number is to wait for it."""
-    scores = logits.to(torch.promote_types(logits.dtype, torch.float32)) / sampling.temperature
-    if sampling.top_k:
-        kth_best = scores.topk(min(sampling.top_k, scores.shape[-1])).values[..., -1:]
-        scores = scores.masked_fill(scores < kth_best, -math.inf)
-    if sampling.top_p < 1:
-        ascending, order = scores.sort(dim=-1)
-        tail = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p
-        tail = torch.nn.functional.pad(tail[..., :-1], (0, 1))  # the best token always stays
-        scores = scores.masked_fill(tail.scatter(-1, order, tail), -math.inf)
-    if sampling.min_p:
-        p = scores.softmax(-1)
-        scores = scores.masked_fill(p < sampling.min_p * p.amax(-1, keepdim=True), -math.inf)
-    return scores.softmax(-1)
 
 
 class FastDecoder:
@@ -113,7 +95,7 @@ class FastDecoder:
             self.watch(logits)
             token = logits.argmax(-1)
         else:  # as torch.multinomial draws: an exponential race that token x wins with probability p(x)
-            p = law(logits, self.sampling)
+            p = self.sampling.law(logits)
             self.watch(p)
             token = (p / torch.empty_like(p).exponential_(generator=self.generator)).argmax(-1)
         self.append(token[:, None], torch.ones_like(self.count))
@@ -192,7 +174,7 @@ class FastSpeculator(FastDecoder):
             if sampling.greedy:
                 tokens.append(logits.argmax(-1))
             else:
-                laws.append(law(logits, sampling))
+                laws.append(sampling.law(logits))
                 tokens.append(self.inside(pick(laws[-1], u[:, i])))
             if i < self.k - 1:
                 logits = self.draft.step(tokens[-1][:, None])[:, -1]
@@ -206,7 +188,7 @@ class FastSpeculator(FastDecoder):
             right = best[:, :-1] == drafted
             accepted = right.long().cumprod(-1).sum(-1)
             return accepted, best.gather(1, accepted[:, None])[:, 0], right.double()
-        p = law(logits, self.sampling)  # [B, k + 1, V]
+        p = self.sampling.law(logits)  # [B, k + 1, V]
         self.watch(p)
         if q is not None:
             self.watch(q)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -44,6 +45,10 @@ class Sampling:
         """The law tokens are drawn from, [..., V], in float32 or better."""
         if not math.isfinite(logits.amax(-1).double().sum()):  # −inf forbids a token, but not all of a row
             raise ValueError("logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed")
+        return self.law(logits)
+
+    def law(self, logits: Tensor) -> Tensor:
+        """`probs` of logits that need no checking. It looks at no number: on a GPU, to look is to wait."""
         if self.greedy:
             best = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits, dtype=_precise(logits)).scatter_(-1, best, 1.0)
@@ -54,7 +59,7 @@ class Sampling:
         if self.top_p < 1:
             ascending, order = scores.sort(dim=-1)
             tail = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p  # mass of a token and of all below it
-            tail[..., -1] = False
+            tail = F.pad(tail[..., :-1], (0, 1))  # the best token always stays
             scores = scores.masked_fill(tail.scatter(-1, order, tail), -math.inf)
         if self.min_p:
             p = scores.softmax(-1)

@@ -11,6 +11,7 @@ from tiny_models import random_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
+from minispec import cli
 from minispec.registry import locate
 from minispec.weights import save_folder
 
@@ -110,3 +111,22 @@ def tiny_folder(tmp_path_factory, tokenizer):
 def tiny_text(tiny_folder) -> ms.Model:
     """A random target with tokenizer, chat template and end token, float64."""
     return ms.load(tiny_folder, device="cpu", dtype=torch.float64)
+
+
+@pytest.fixture(scope="session")
+def draft_folder(tmp_path_factory, make_model, tokenizer):
+    """The first layer of `tiny_text`, on disk."""
+    folder = tmp_path_factory.mktemp("tiny") / "draft"
+    save_folder(make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1), folder, bits=None)
+    return folder
+
+
+@pytest.fixture
+def run(capsys):
+    """run("demo", "--json") -> exit code, stdout, stderr."""
+
+    def call(*argv: object):
+        code = cli.main([str(a) for a in argv])
+        return code, *capsys.readouterr()
+
+    return call

@@ -9,31 +9,13 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec import cli, theory
+from minispec import theory
 from minispec.bench import drafters as racing
 from minispec.bench import temperature as warming
 from minispec.bench.prompts import QUESTIONS, STORIES, read_prompts
 from minispec.trace import Cycle, Trace
-from minispec.weights import save_folder
 
 PROMPTS = [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]]
-
-
-@pytest.fixture(scope="module")
-def draft_folder(tmp_path_factory, make_model, tokenizer):
-    """The first layer of `tiny_text`, on disk."""
-    folder = tmp_path_factory.mktemp("tiny") / "draft"
-    save_folder(make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1), folder, bits=None)
-    return folder
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object):
-        code = cli.main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-
-    return call
 
 
 # ---------------------------------------------------------------- temperature: the overlap

@@ -12,32 +12,13 @@ import torch
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 
 import minispec as ms
-from minispec import cli
 from minispec.bench import acceptance as bench
 from minispec.drafters import Draft
 from minispec.trace import Cycle, Trace
-from minispec.weights import save_folder
 
 D = ms.drafters
 PROMPTS = {"tales": [[5, 9, 2], [7], [1, 2, 3, 4, 5, 6]], "lists": [[3, 3, 3, 3], [8, 1]]}
 MT_BENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
-
-
-@pytest.fixture(scope="module")
-def draft_folder(tmp_path_factory, make_model, tokenizer):
-    """The first layer of `tiny_text`, on disk."""
-    folder = tmp_path_factory.mktemp("tiny") / "draft"
-    save_folder(make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1), folder, bits=None)
-    return folder
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object):
-        code = cli.main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-
-    return call
 
 
 @pytest.fixture

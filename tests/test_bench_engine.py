@@ -7,19 +7,8 @@ import json
 import pytest
 
 import minispec as ms
-from minispec import cli
 from minispec.bench import batching, memory
 from minispec.blocks import BlockPool, ContiguousPool
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object):
-        code = cli.main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-
-    return call
-
 
 # ---------------------------------------------------------------- memory
 

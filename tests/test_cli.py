@@ -11,17 +11,6 @@ import minispec as ms
 from minispec import cli
 
 
-@pytest.fixture
-def run(capsys):
-    """run("demo", "--json") -> exit code, stdout, stderr."""
-
-    def call(*argv: object):
-        code = cli.main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-
-    return call
-
-
 def test_no_command_prints_the_help(run):
     code, out, _ = run()
     assert code == 0

@@ -20,26 +20,9 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
-def draft_folder(tmp_path_factory, make_model, tokenizer):
-    """The first layer of `tiny_text`, on disk."""
-    folder = tmp_path_factory.mktemp("tiny") / "draft"
-    save_folder(make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1), folder, bits=None)
-    return folder
-
-
-@pytest.fixture(scope="module")
 def result(tiny_text, draft_folder):
     drafter = make_drafter("model", tiny_text, str(draft_folder))
     return demo.demo(tiny_text, drafter, "The fox", 24, 3, temperature=0.8, seed=1, repeat=2)
-
-
-@pytest.fixture
-def run(capsys):
-    def call(*argv: object):
-        code = cli.main([str(a) for a in argv])
-        return code, *capsys.readouterr()
-
-    return call
 
 
 def make_cycle(drafted, accepted, token=0, bonus=None, parents=None, **times):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
 from minispec import fast, flash_decode, graphs
-from minispec.decoders import FastDecoder, FastSpeculator, law
+from minispec.decoders import FastDecoder, FastSpeculator
 from minispec.graphs import FastTransformer, Products
 from minispec.weights import load_folder, save_folder
 
@@ -62,7 +62,7 @@ def test_laws_are_those_of_sampling(knobs):
     logits[1, :, 3:6] = logits[1].amax()  # ties
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         expected = ms.Sampling(**knobs).probs(logits.to(dtype))
-        assert torch.equal(law(logits.to(dtype), ms.Sampling(**knobs)), expected)
+        assert torch.equal(ms.Sampling(**knobs).law(logits.to(dtype)), expected)
 
 
 def test_texts_end_where_the_reference_s_do():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
-from inspect import getdoc
 
 import pytest
 from loop_checks import CHECKS, SAMPLED
 from mutants.loop_mutants import MUTANTS
+from mutants.patching import assert_caught, assert_unseen
 
 DEATHS = (AssertionError, ValueError)  # of a check, or of the cache's own guard when a rewind goes nowhere
 
@@ -18,32 +18,21 @@ def quick(check: str):
     return partial(CHECKS[check], **less)
 
 
+QUICK_CHECKS = {check: quick(check) for check in CHECKS}
+
+
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_correct_loop_passes(check):
-    quick(check)()
+    QUICK_CHECKS[check]()
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
-    for check in MUTANTS[name].caught_by:
-        with pytest.MonkeyPatch.context() as patch:
-            MUTANTS[name].install(patch)
-            with pytest.raises(DEATHS):
-                quick(check)()
-                pytest.fail(f"{check} does not notice {name}", pytrace=False)
+    assert_caught(name, MUTANTS[name], QUICK_CHECKS, DEATHS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
 def test_mutant_is_invisible_elsewhere(name):
     """Why one check is not enough: a lost bonus or a badly kept draft changes no token, a biased law no greedy one."""
-    for check in MUTANTS[name].passes:
-        with pytest.MonkeyPatch.context() as patch:
-            MUTANTS[name].install(patch)
-            quick(check)()
-
-
-def test_every_mutant_says_what_is_wrong_with_it():
-    assert len(MUTANTS) >= 14
-    for mutant in MUTANTS.values():
-        assert getdoc(mutant.install)
+    assert_unseen(MUTANTS[name], QUICK_CHECKS)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from pytest import MonkeyPatch
 
 from minispec import blocks, scheduler
 from minispec.blocks import BlockPool
 from minispec.scheduler import Scheduler, StaticScheduler
+
+from .patching import Mutant, rewrite
 
 # ---- the pool ------------------------------------------------------------------------------------------------------
 
@@ -202,24 +199,7 @@ def static_batch_is_joined(patch: MonkeyPatch) -> None:
     patch.setattr(StaticScheduler, "_open", Scheduler._open)
 
 
-def rewrite(patch: MonkeyPatch, owner: type, name: str, old: str, new: str) -> None:
-    """One method with one piece of its source changed."""
-    source = textwrap.dedent(inspect.getsource(getattr(owner, name)))
-    assert source.count(old) == 1, f"{owner.__name__}.{name} no longer says {old!r}: change this mutant too"
-    module = {BlockPool: blocks, Scheduler: scheduler}[owner]
-    namespace: dict = {}
-    exec("from __future__ import annotations\n" + source.replace(old, new), vars(module), namespace)
-    patch.setattr(owner, name, namespace[name])
-
-
 # ---- who catches whom ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mutant:
-    install: Callable[[MonkeyPatch], None]
-    caught_by: tuple[str, ...]  # names in block_checks.CHECKS
-    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
 
 
 MUTANTS = {

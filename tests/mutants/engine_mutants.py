@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-import textwrap
-from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from pytest import MonkeyPatch
 
 from minispec import engine
 from minispec.engine import Engine
+
+from .patching import Mutant, rewrite
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -26,17 +24,19 @@ def path_stays_where_it_is(patch: MonkeyPatch) -> None:
 
 def path_moved_over_the_last_token(patch: MonkeyPatch) -> None:
     """Moves the accepted nodes one slot too far to the left."""
-    rewrite(patch, "_keep", "turn.plan.start + turn.plan.count for", "turn.plan.start + turn.plan.count - 1 for")
+    rewrite(
+        patch, Engine, "_keep", "turn.plan.start + turn.plan.count for", "turn.plan.start + turn.plan.count - 1 for"
+    )
 
 
 def siblings_follow_each_other(patch: MonkeyPatch) -> None:
     """Gives tree nodes the positions of a chain."""
-    rewrite(patch, "_read", "positions=positions", "positions=None")
+    rewrite(patch, Engine, "_read", "positions=positions", "positions=None")
 
 
 def tree_without_a_mask(patch: MonkeyPatch) -> None:
     """Lets every node see all nodes before it."""
-    rewrite(patch, "_read", "starts, counts, masks)", "starts, counts)")
+    rewrite(patch, Engine, "_read", "starts, counts, masks)", "starts, counts)")
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------
@@ -44,7 +44,9 @@ def tree_without_a_mask(patch: MonkeyPatch) -> None:
 
 def law_of_the_token_before(patch: MonkeyPatch) -> None:
     """Takes each row's logits one token too early."""
-    rewrite(patch, "_read", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))")
+    rewrite(
+        patch, Engine, "_read", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))"
+    )
 
 
 def one_sampling_for_all(patch: MonkeyPatch) -> None:
@@ -70,12 +72,12 @@ def as_many_numbers_as_the_longest_draft(patch: MonkeyPatch) -> None:
 
 def preemption_is_kept_secret(patch: MonkeyPatch) -> None:
     """Does not tell the drafter that a request starts anew: it hears the beginning of the text a second time."""
-    rewrite(patch, "_begin", "self._forget(job)", "pass")
+    rewrite(patch, Engine, "_begin", "self._forget(job)", "pass")
 
 
 def states_survive_a_preemption(patch: MonkeyPatch) -> None:
     """Keeps states that the drafter was not told yet, although all are going to be read again."""
-    rewrite(patch, "_begin", "job.context.hidden = {}", "pass")
+    rewrite(patch, Engine, "_begin", "job.context.hidden = {}", "pass")
 
 
 def only_the_last_chunk_is_told(patch: MonkeyPatch) -> None:
@@ -86,13 +88,17 @@ def only_the_last_chunk_is_told(patch: MonkeyPatch) -> None:
 def refused_states_are_told(patch: MonkeyPatch) -> None:
     """Tells the drafter the states of refused nodes too."""
     rewrite(
-        patch, "_settle", "h[[*range(count), *(count + node for node in path)]]", "h[: count + len(turn.draft.tokens)]"
+        patch,
+        Engine,
+        "_settle",
+        "h[[*range(count), *(count + node for node in path)]]",
+        "h[: count + len(turn.draft.tokens)]",
     )
 
 
 def states_of_shared_blocks_are_missing(patch: MonkeyPatch) -> None:
     """Skips cached prefixes although the drafter needs the states of every token."""
-    rewrite(patch, "__init__", "prefix_sharing and not self.hidden_layers", "prefix_sharing")
+    rewrite(patch, Engine, "__init__", "prefix_sharing and not self.hidden_layers", "prefix_sharing")
 
 
 # ---- trouble -------------------------------------------------------------------------------------------------------
@@ -100,41 +106,25 @@ def states_of_shared_blocks_are_missing(patch: MonkeyPatch) -> None:
 
 def all_fail_together(patch: MonkeyPatch) -> None:
     """Blames everybody in the pass for what one of them did."""
-    rewrite(patch, "_attempt", "self._attempt(work, [turn])", "self._fail(turn.job, error)")
+    rewrite(patch, Engine, "_attempt", "self._attempt(work, [turn])", "self._fail(turn.job, error)")
 
 
 def errors_are_swallowed(patch: MonkeyPatch) -> None:
     """Goes on without a draft as if nothing had happened: nobody hears of the mistake."""
-    rewrite(patch, "_attempt", "self._fail(turns[0].job, error)", "pass")
+    rewrite(patch, Engine, "_attempt", "self._fail(turns[0].job, error)", "pass")
 
 
 def the_ended_are_not_forgotten(patch: MonkeyPatch) -> None:
     """Leaves finished requests in the drafter's memory."""
-    rewrite(patch, "_close", "self._forget(job)", "pass")
+    rewrite(patch, Engine, "_close", "self._forget(job)", "pass")
 
 
 def half_a_draft_is_trusted(patch: MonkeyPatch) -> None:
     """Asks a drafter that broke again, without telling it to start afresh."""
-    rewrite(patch, "_draft", "self._forget(turn.job)", "pass")
-
-
-def rewrite(patch: MonkeyPatch, name: str, old: str, new: str) -> None:
-    """One method of the engine with one piece of its source changed."""
-    source = textwrap.dedent(inspect.getsource(getattr(Engine, name)))
-    assert source.count(old) == 1, f"Engine.{name} no longer says {old!r}: change this mutant too"
-    namespace: dict = {}
-    exec("from __future__ import annotations\n" + source.replace(old, new), vars(engine), namespace)
-    patch.setattr(Engine, name, namespace[name])
+    rewrite(patch, Engine, "_draft", "self._forget(turn.job)", "pass")
 
 
 # ---- who catches whom ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mutant:
-    install: Callable[[MonkeyPatch], None]
-    caught_by: tuple[str, ...]  # names in engine_checks.CHECKS
-    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
 
 
 MUTANTS = {

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from pytest import MonkeyPatch
@@ -15,6 +13,8 @@ from minispec import verify
 from minispec.drafters import Draft
 from minispec.drafters import model as drafter
 from minispec.drafters.base import laws
+
+from .patching import Mutant, rewrite
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -211,31 +211,15 @@ def length_overshot(patch: MonkeyPatch) -> None:
 
 def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
     """Forgets rows where they end, but not when something goes wrong on the way."""
-    rewrite(patch, "for row in rows:  # none, unless something went wrong", "for row in []:")
+    rewrite(patch, ms, "speculate", "for row in rows:  # none, unless something went wrong", "for row in []:")
 
 
 def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
     """Forgets a finished row only when the last one is finished: until then the drafter keeps all it knows of it."""
-    rewrite(patch, "for row in finished:", "for row in everyone if not alive else []:")
-
-
-def rewrite(patch: MonkeyPatch, old: str, new: str) -> None:
-    """The function `speculate` itself with one line changed."""
-    source = inspect.getsource(loop.speculate)
-    assert source.count(old) == 1, f"speculate no longer says {old!r}: change this mutant too"
-    namespace = vars(loop) | {}
-    exec("from __future__ import annotations\n" + source.replace(old, new), namespace)
-    patch.setattr(ms, "speculate", namespace["speculate"])
+    rewrite(patch, ms, "speculate", "for row in finished:", "for row in everyone if not alive else []:")
 
 
 # ---- who catches whom ----------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Mutant:
-    install: Callable[[MonkeyPatch], None]
-    caught_by: tuple[str, ...]  # names in loop_checks.CHECKS
-    passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
 
 
 MUTANTS = {
