@@ -127,18 +127,20 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
 # ---- drafts
 
 
-def test_lessons_hold_the_targets_laws(target, tmp_path):
+@pytest.mark.parametrize("depth", [1, 2], ids=["a middle stream", "the last stream, which stands for the states"])
+def test_lessons_hold_the_targets_laws(target, tmp_path, depth):
     """What was computed once, from states and log Σ exp, equals the target's softmax where a reply token is asked."""
+    assert target.config.num_layers == 2
     corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
-    lessons = Lessons(target.transformer, corpus, hidden_layers=[1])
+    lessons = Lessons(target.transformer, corpus, hidden_layers=[depth])
     ids = torch.arange(0, 64, 3)
     batch = lessons.batch(0, 0, 2000)
     tokens, asked, answers = batch.tokens, batch.asked, batch.answers
     p = lessons.law(answers.states[asked], answers.log_z[asked], ids)
-    fresh = Lessons(target.transformer, corpus, hidden_layers=[1], keep=False).batch(0, 0, 2000)
+    fresh = Lessons(target.transformer, corpus, hidden_layers=[depth], keep=False).batch(0, 0, 2000)
     assert torch.equal(fresh.tokens, tokens) and torch.equal(fresh.asked, asked)
     for mine, other in ((answers.states, fresh.answers.states), (answers.log_z, fresh.answers.log_z),
-                        (answers.hidden[1], fresh.answers.hidden[1])):  # fmt: skip
+                        (answers.hidden[depth], fresh.answers.hidden[depth])):  # fmt: skip
         assert (mine - other).abs().max() <= 1e-4
     expected = target.transformer(tokens).logits[asked].softmax(-1)[:, ids]
     assert p.shape == (int(asked.sum()), len(ids)) and (p - expected).abs().max() <= 1e-5
@@ -223,7 +225,11 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, monkeypatch, caps
     assert len({tuple(p) for p, _ in rows_of(Corpus.load(tmp_path / "text"))}) == 6
     assert main(["train", "draft", *common, "--corpus", str(tmp_path / "text"), "--layers", "0", "--head-vocab", "100",
                  "--steps", "20", "--batch-tokens", "500", "--out", str(tmp_path / "run")]) == 0  # fmt: skip
-    assert main(["train", "acceptance", *common, "--draft", str(tmp_path / "run" / "model"), "--prompts", str(prompts),
+    again = ["train", "draft", *common, "--corpus", str(tmp_path / "text"), "--start", str(tmp_path / "run" / "model")]
+    assert main([*again, "--steps", "20", "--batch-tokens", "500", "--out", str(tmp_path / "more")]) == 0
+    first, more = (json.loads((tmp_path / run / "curve.json").read_text()) for run in ("run", "more"))
+    assert more[-1]["loss"] < first[-1]["loss"]
+    assert main(["train", "acceptance", *common, "--draft", str(tmp_path / "more" / "model"), "--prompts", str(prompts),
                  "--work", str(tmp_path / "work"), "--max-new-tokens", "8", "--json",
                  str(tmp_path / "table.json")]) == 0  # fmt: skip
     table = json.loads((tmp_path / "table.json").read_text())

@@ -280,8 +280,8 @@ def follow_ups(target: Model, corpus: Corpus, count: int, max_prompt: int, seed:
 
 def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, seed: int = 0) -> list[list[int]]:
     """Requests about a long text: some of the corpus's own replies, one after another, with an instruction."""
-    rng, replies = random.Random(seed), corpus.replies(target)
-    texts = ["\n\n".join(rng.choices(replies, k=rng.randint(1, 4))) for _ in range(2 * count)]  # some are too long
+    rng, replies, most = random.Random(seed), corpus.replies(target), max(4, max_prompt // 160)
+    texts = ["\n\n".join(rng.choices(replies, k=rng.randint(1, most))) for _ in range(2 * count)]  # some are too long
     return encode_prompts(target, [rng.choice(ABOUT).format(text=text) for text in texts], max_prompt)[:count]
 
 

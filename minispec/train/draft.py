@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..model import MLP, Transformer
-from ..weights import Model, save_folder
+from ..weights import Model, load_folder, save_folder
 from .corpus import Corpus
 from .lessons import Lessons, frequent_tokens
 from .loop import fit
@@ -92,6 +92,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 29], help="target layers to start from")
     parser.add_argument("--mlp", type=int, help="neurons kept in each layer's MLP (default: all of the target's)")
     parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the draft can propose")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored draft to go on from, with its own shape")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--batch-tokens", type=int, default=18_000)
     parser.add_argument("--lr", type=float, default=1.2e-3)
@@ -100,8 +101,12 @@ def add_arguments(parser) -> None:
 
 def run(args, target: Model) -> None:
     corpus = Corpus.load(*args.corpus)
-    ids = frequent_tokens(corpus, target.config.vocab_size, args.head_vocab, always=sorted(target.end_tokens))
-    draft = draft_from(target.transformer, args.layers, ids, args.mlp)
+    if args.start:
+        draft = load_folder(args.start, device=target.device, dtype=torch.float32).transformer.requires_grad_(True)
+        draft.embed_tokens.weight.requires_grad_(False)
+    else:
+        ids = frequent_tokens(corpus, target.config.vocab_size, args.head_vocab, always=sorted(target.end_tokens))
+        draft = draft_from(target.transformer, args.layers, ids, args.mlp)
     distill(target.transformer, draft, corpus, steps=args.steps, folder=args.out, lr=args.lr,
             batch_tokens=args.batch_tokens, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     stored = Model(f"{target.name}-draft", draft, end_tokens=target.end_tokens)

@@ -18,7 +18,8 @@ from tqdm import tqdm
 from ..model import Transformer
 from .corpus import Corpus
 
-WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024)  # rows are sorted into buckets, so that little is padding
+# Rows are sorted into buckets, so that little is padding.
+WIDTHS = (128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536)
 
 
 @dataclass
@@ -30,7 +31,8 @@ class Answers:
     hidden: dict[int, Tensor]  # layers → residual stream after that many layers [n, w, d]
 
     def __getitem__(self, rows) -> Answers:
-        return Answers(self.states[rows], self.log_z[rows], {n: state[rows] for n, state in self.hidden.items()})
+        states = None if self.states is None else self.states[rows]
+        return Answers(states, self.log_z[rows], {n: state[rows] for n, state in self.hidden.items()})
 
 
 @dataclass
@@ -69,13 +71,16 @@ class Lessons:
         return Answers(states, self.target.lm_head(states).float().logsumexp(-1), hidden)
 
     def _answer_all(self, tokens: Tensor, batch: int) -> Answers:
-        n, width = tokens.shape
-        empty = torch.empty(n, width, self.target.config.hidden_size, dtype=self.target.dtype, device=tokens.device)
-        hidden = {layers: torch.empty_like(empty) for layers in self.hidden_layers}
-        everything = Answers(empty, torch.empty(n, width, device=tokens.device), hidden)
+        (n, width), d, device = tokens.shape, self.target.config.hidden_size, tokens.device
+        room = lambda: torch.empty(n, width, d, dtype=self.target.dtype, device=device)  # noqa: E731
+        hidden = {layers: room() for layers in self.hidden_layers}
+        spare = self.target.config.num_layers in hidden  # the last stream is kept anyway, and the norm is cheap
+        everything = Answers(None if spare else room(), torch.empty(n, width, device=device), hidden)
         for i in tqdm(range(0, n, batch), desc=f"target reads rows of {width}", unit="batch", mininterval=2):
             part = self.answer(tokens[i : i + batch])
-            everything.states[i : i + batch], everything.log_z[i : i + batch] = part.states, part.log_z
+            everything.log_z[i : i + batch] = part.log_z
+            if not spare:
+                everything.states[i : i + batch] = part.states
             for layers, state in part.hidden.items():
                 hidden[layers][i : i + batch] = state
         return everything
@@ -86,7 +91,10 @@ class Lessons:
         tokens, asked, answers = rng.choices(self.buckets, self.weights)[0]
         rows = torch.tensor(rng.choices(range(len(tokens)), k=max(1, batch_tokens // tokens.shape[1])))
         rows = rows.to(tokens.device)
-        return Batch(tokens[rows], asked[rows], answers[rows] if answers else self.answer(tokens[rows]))
+        answers = answers[rows] if answers else self.answer(tokens[rows])
+        if answers.states is None:
+            answers.states = self.target.norm(answers.hidden[self.target.config.num_layers]).detach()
+        return Batch(tokens[rows], asked[rows], answers)
 
     def law(self, states: Tensor, log_z: Tensor, head_ids: Tensor | None) -> Tensor:
         """The target's p on a draft's vocabulary, [..., draft vocabulary], for states [..., d] and log_z [...]."""
