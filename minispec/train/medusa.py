@@ -21,7 +21,7 @@ from torch import Tensor
 from ..drafters.medusa import MedusaHeads
 from ..tree import best_tree, expected_tokens
 from ..weights import Model
-from .corpus import BatchWriter, Corpus
+from .corpus import BatchWriter, Corpus, write
 from .lessons import Batch, Lessons, frequent_tokens, split_rows
 from .loop import fit
 from .micro import HEROES, NATURES
@@ -107,6 +107,11 @@ def train_heads(
     return heads, curve
 
 
+def openings(target: Model, count: int, rng: random.Random) -> list[list[int]]:
+    heroes = (f"{rng.choice(NATURES)} {rng.choice(HEROES)}" for _ in range(count))
+    return [target.encode(f"Once upon a time, there was a {hero}") for hero in heroes]
+
+
 def tell_stories(
     target: Model,
     rows: int = 128,
@@ -116,14 +121,15 @@ def tell_stories(
 ) -> Corpus:
     """A small corpus in memory: stories of the target, each about a hero of its own."""
     rng = random.Random(seed)
-    openings = [f"Once upon a time, there was a {rng.choice(NATURES)} {rng.choice(HEROES)}" for _ in range(rows)]
-    prompts = [target.encode(opening) for opening in openings]
+    prompts = openings(target, rows, rng)
     writer = BatchWriter(target, rows, max(map(len, prompts)), max_new_tokens, seed)
     return writer(prompts, rng.choices(temperatures, k=rows), seed)
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
+    text = parser.add_mutually_exclusive_group(required=True)
+    text.add_argument("--corpus", type=Path, nargs="+", help="folders of `minispec train corpus`")
+    text.add_argument("--stories", type=int, metavar="N", help="instead, N stories that the target tells first (micro)")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the heads can propose")
@@ -137,7 +143,12 @@ def add_arguments(parser) -> None:
 
 
 def run(args, target: Model) -> None:
-    corpus = Corpus.load(*args.corpus)
+    if args.stories:
+        heroes = openings(target, args.stories, random.Random(args.seed))
+        corpus = write(target, heroes, args.out / "stories", rows=args.stories, max_new_tokens=192,
+                       batch=min(args.stories, 1024), seed=args.seed)  # fmt: skip
+    else:
+        corpus = Corpus.load(*args.corpus)
     heads, _ = train_heads(target, corpus, steps=args.steps, lr=args.lr, batch_tokens=args.batch_tokens,
                            count=args.heads, head_vocab=args.head_vocab, own_head=args.own_head, keep=args.keep,
                            folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
