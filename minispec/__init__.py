@@ -10,9 +10,10 @@ from importlib import import_module
 from . import drafters
 from .cache import KVCache
 from .engine import Engine
+from .fast import load
 from .generate import Output, generate
 from .model import Config, Transformer
-from .registry import load, models
+from .registry import models
 from .sampling import Sampling
 from .speculate import speculate
 from .trace import Cycle, Trace
@@ -36,7 +37,7 @@ __all__ = [
     "speculate",
 ]
 
-LAZY = ("viz", "interview")  # these need packages that the core does without
+LAZY = ("viz", "classroom", "interview")  # these need packages that the core does without
 
 
 def __getattr__(name: str):

@@ -109,7 +109,7 @@ def launches(writer: Writer, decoder: FastDecoder) -> int:
 
 def accelerate(model: Model, compile: bool | str | None = None) -> Fast:
     """The model's fast side, made on first use. Its big matrices are fused in place, and the model shares them."""
-    if getattr(model, "fast", None) is None:
+    if model.fast is None:
         model.fast = Fast(model, compile)
     return model.fast
 

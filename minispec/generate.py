@@ -134,6 +134,8 @@ def generate(
     prompts, batched = prepare(model, prompt, max_new_tokens)
     if batched and stream:
         raise ValueError("stream works for one prompt, not for a batch: call generate once per prompt")
+    if model.fast and not batched:
+        return model.fast.generate(prompts[0], max_new_tokens, sampling, seed, stop, stream)
     start = time.perf_counter()
     transformer, generator = model.transformer, generator_for(model.device, seed)
     writers = [Writer(model, max_new_tokens, stop, stream) for _ in prompts]

@@ -67,11 +67,14 @@ def speculate(
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
     random numbers are used, so a seed no longer repeats a sampled run). `on_cycle` is shown each Cycle as it ends. The
-    other arguments are those of `generate`. `out.trace` tells what happened.
+    other arguments are those of `generate`. `out.trace` tells what happened; where a GPU runs each cycle as one launch
+    (fast.py) its cycles have no times.
     """
     sampling = Sampling(temperature, top_k, top_p, min_p)
     prompts, batched = prepare(model, prompt, max_new_tokens)
     check(model, drafter, k, stream is not None and batched)
+    if model.fast and not batched and model.fast.takes(drafter, k):
+        return model.fast.speculate(prompts[0], drafter, k, max_new_tokens, sampling, seed, stop, stream, on_cycle)
     start = time.perf_counter()
     generator = generator_for(model.device, seed)
     everyone = [

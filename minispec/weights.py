@@ -28,6 +28,7 @@ class Model:
                  end_tokens: Sequence[int] = (), chat_template: str | None = None):  # fmt: skip
         self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
         self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
+        self.fast = None  # on a GPU, what decodes single prompts by CUDA graphs: see fast.py
 
     def __repr__(self) -> str:
         return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {self.dtype}, {self.device})"

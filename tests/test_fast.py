@@ -272,10 +272,28 @@ def test_under_inference_mode_and_outside_it_alternately(make_model):
             assert fast.speculate(model, [5, 9], ms.drafters.Model(draft), 2, 12).tokens == expected
 
 
+def test_a_model_with_a_fast_side_uses_it_for_single_prompts(make_model, monkeypatch):
+    """`ms.generate` and `ms.speculate` go there and nowhere else: same tokens, and no cycle's parts were timed."""
+    model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
+    drafter = ms.drafters.Model(draft)
+    expected = [ms.generate(model, [5, 9], 12).tokens, *(out.tokens for out in ms.generate(model, [[5, 9], [7]], 12))]
+    fast.accelerate(model)
+    asked = []
+    for name in ("generate", "speculate"):
+        real = getattr(model.fast, name)
+        monkeypatch.setattr(model.fast, name, lambda *a, real=real, name=name: asked.append(name) or real(*a))
+    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and asked == ["generate"]
+    out = ms.speculate(model, [5, 9], drafter, 3, 12)
+    assert out.tokens == expected[0] and asked == ["generate", "speculate"] and out.trace.seconds("verify") == 0
+    assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]  # a batch, and other drafters,
+    assert ms.speculate(model, [5, 9], ms.drafters.NGram(), 3, 12).tokens == expected[0]  # go the usual way
+    assert ms.speculate(model, [5, 9], drafter, "auto", 12).tokens == expected[0] and len(asked) == 2
+
+
 def test_load_says_when_it_cannot_be_fast(tiny_folder):
     with pytest.warns(UserWarning, match="needs a CUDA device"):
         model = fast.load(tiny_folder, device="cpu", fast=True)
-    assert getattr(model, "fast", None) is None
+    assert model.fast is None
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fast.load(tiny_folder, device="cpu")
