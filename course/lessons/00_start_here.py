@@ -1,14 +1,17 @@
 # %% [markdown]
-# # Start here
+# # 00 Start here
+#
+# *Time:* 20 minutes · *Before this:* nothing, some Python helps · *Practice:* guess before you run; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next lesson
 #
 # A language model writes one token at a time. Each token costs one pass through the whole model.
 # This course is about needing fewer passes, without changing what gets written.
 #
-# In a quarter of an hour you will be able to
+# You will be able to
 #
 # - let a model write, and make it repeat itself word for word;
 # - count the passes that a text costs, and time one on your own machine;
 # - name the one fact that all fast decoding rests on;
+# - watch a small model guess and a larger one check it;
 # - choose your way through the course.
 #
 # Run a cell with **Shift + Enter**. Go from top to bottom.
@@ -17,7 +20,7 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory
+from minispec import measure, theory, viz
 
 # %% [markdown]
 # ## A model that tells stories
@@ -91,10 +94,11 @@ print("tokens read in each pass:", *passes)
 # ## Predict
 #
 # A pass over five tokens does five times the arithmetic of a pass over one. How many times as long does it take?
-# Write down your guess before you go on. A guess you have committed to is one you learn from.
+# Type your guess and commit to it before you go on. A guess you have committed to is one you learn from.
 
-# %%
-my_guess = 5.0
+# %% tags=["nbval-ignore-output"]
+guess = viz.predict("A pass over 5 tokens takes how many times as long as a pass over 1?", "times")
+guess
 
 # %% [markdown]
 # ## Run
@@ -110,8 +114,7 @@ print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
 # ## Reveal
 
 # %% tags=["nbval-ignore-output"]
-print(f"your guess: {my_guess:.1f} times as long")
-print(f"measured:   {five.ratio:.1f} times as long")
+guess.reveal(five.ratio)
 print(f"a token alone costs {one.time.median * 1000:.2f} ms")
 print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
 print("on this machine:", measure.machine()["cpu"])
@@ -179,38 +182,68 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # turns the three numbers into a prediction, and checks it.
 
 # %% [markdown]
+# ## Watch it run
+#
+# `micro-draft` is a tenth of the size of `micro`. It guesses four tokens at a time.
+
+# %%
+draft = ms.load("micro-draft", device="cpu")
+question = "One day, a girl named Lily"
+fast = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40)
+slow = ms.generate(target, question, max_new_tokens=40)
+print("passes of the target, plain:", len(slow.tokens))
+print("fewer with a draft:", fast.trace.target_passes < len(slow.tokens))
+
+# %% tags=["nbval-ignore-output"]
+print("passes of the target, with a draft:", fast.trace.target_passes)
+print("the same text:", fast.tokens == slow.tokens)
+viz.cycle_stepper(target, draft, question, fast)
+
+# %% [markdown]
+# Press play. ✓ was guessed and accepted, → replaced a wrong guess, ✗ was thrown away, and + came on top where every guess
+# was right. Lesson 05 takes this loop apart.
+
+# %% [markdown]
 # ## Where the course goes
 #
 # | | lesson | afterwards you can |
 # |---|---|---|
 # | 00 | **start here** | say why a guess helps |
-# | 01 | **why decoding is slow** | tell whether memory or arithmetic is the limit, for any model and machine |
-# | 02 | **kv cache** | say what the cache saves, compute its size, rewind it |
-# | 03 | **paged blocks** | keep many caches in one memory without wasting it |
-# | 04 | **continuous batching** | schedule requests that come and go at every step |
-# | 05 | **draft and verify** | write the loop you saw above, cache included |
-# | 06 | **rejection sampling** | prove that sampling stays exact, and catch code that is not |
-# | 07 | **how fast** | predict the speed-up, choose the draft length, say when not to bother |
-# | 08 | **drafters** | pick one of seven ways to guess |
-# | 09 | **medusa** | train extra heads and verify a tree of guesses |
-# | 10 | **eagle and dflash** | draft from the target's own hidden states |
-# | 11 | **speculation in a server** | fit speculation into paging and batching, and see a large batch eat the gain |
-# | 12 | **fewer bytes** | quantise weights, compute attention tile by tile |
-# | 13 | **beyond one gpu** | split a model over several devices |
-# | 14 | **interview day** | explain all of it to somebody who asks back |
+# | 01 | [why decoding is slow](01_why_decoding_is_slow.ipynb) | tell whether memory or arithmetic is the limit, for any model and machine |
+# | 02 | [kv cache](02_kv_cache.ipynb) | say what the cache saves, compute its size, rewind it |
+# | 03 | [paged blocks](03_paged_blocks.ipynb) | keep many caches in one memory without wasting it |
+# | 04 | [continuous batching](04_continuous_batching.ipynb) | schedule requests that come and go at every step |
+# | 05 | [draft and verify](05_draft_and_verify.ipynb) | write the loop you saw above, cache included |
+# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | prove that sampling stays exact, and catch code that is not |
+# | 07 | [how fast](07_how_fast.ipynb) | predict the speed-up, choose the draft length, say when not to bother |
+# | 08 | [drafters](08_drafters.ipynb) | pick one of seven ways to guess |
+# | 09 | [medusa](09_medusa.ipynb) | train extra heads and verify a tree of guesses |
+# | 10 | [eagle and dflash](10_eagle_and_dflash.ipynb) | draft from the target's own hidden states |
+# | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | fit speculation into paging and batching, and see a large batch eat the gain |
+# | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
+# | 13 | [beyond one gpu](13_beyond_one_gpu.ipynb) | split a model over several devices |
+# | 14 | [interview day](14_interview_day.ipynb) | explain all of it to somebody who asks back |
 #
-# The lessons that are finished lie beside this notebook; the others are in preparation.
+# A word you do not know is in the [glossary](../docs/glossary.md). Which lesson needs which is drawn in the
+# [syllabus](../docs/syllabus.md).
 
 # %% [markdown]
 # ## Choose a path
 #
 # **On your own.** Take the lessons in order, one a sitting. Commit to every prediction before you run the next cell.
 #
-# **An interview in a week.** Day 1: 01 and 02. Day 2: 05. Day 3: 06, on paper too. Day 4: 07 and 08.
-# Day 5: 03, 04 and 11. Day 6: 12 and 13, and skim 09 and 10. Day 7: 14.
+# **An interview in a week.** Start with 01, 02 and 05; then 06, on paper too.
 #
-# **A class.** Lessons 01 to 08 are one session each and build on one another. Lessons 09 to 13 stand alone: good student
-# projects. Lesson 14 is a fine last session.
+# **A class.** Six weeks, two lessons a week, with homework that checks itself.
+#
+# All three are planned day by day in the [syllabus](../docs/syllabus.md).
+
+# %% [markdown]
+# ## In production
+#
+# All of this runs in the servers you may have used. In vLLM it is switched on with `speculative_config`, in SGLang with
+# `--speculative-algorithm`, in TensorRT-LLM with a `speculative_config` too. Hugging Face transformers calls it assisted
+# generation: `generate(…, assistant_model=draft)`. Prefill and decode have the same names everywhere.
 
 # %% [markdown]
 # ## Check yourself
@@ -231,3 +264,10 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # Three: two accepted ones and the correction. The fourth was judged as the continuation of a wrong third token, so it
 # has to go.
 # </details>
+
+# %% [markdown]
+# ## Next
+#
+# - [01 Why decoding is slow](01_why_decoding_is_slow.ipynb): where the time of a pass goes, on your machine and on any
+#   other.
+# - In a terminal, `minispec demo` shows the same loop writing a story, with the speed-up predicted and measured.

@@ -9,6 +9,7 @@ minispec bench decode --shape 8b --json FILE                            plain de
 minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
 minispec bench speculate --shape 8b --json FILE                         a cycle as one launch, beside its prediction
 minispec bench attention --json FILE                                    attention against the machine's read bandwidth
+minispec bench slower --json FILE                                       one sound set-up and five with a fault each
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ COMMANDS = {
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
     "attention": "attention of a few new tokens over a long memory, against the read bandwidth",
+    "slower": "one sound speculative set-up and five with a fault each, for the debugging lab of lesson 07",
 }
 
 

@@ -124,6 +124,11 @@ def judge(exercise: Exercise, answer: Callable) -> Judgement:
             else:
                 text = "Not the right answer, and none of the usual mistakes."
             return Judgement(WRONG, report(exercise, text, case, differences(expected, got)), mutant, number)
+    if exercise.trial:
+        attempt = exercise.trial()  # what it needs, a model say, is made ready in our time and not in the learner's
+        tried = run(lambda: attempt(answer), answer, exercise.seconds)
+        if isinstance(tried, Trouble):
+            return Judgement(WRONG, report(exercise, tried.text))
     cases = "1 case" if len(exercise.cases) == 1 else f"{len(exercise.cases)} cases"
     return Judgement(RIGHT, f"{exercise.id}: right, in {cases}. Compare with {exercise.code}.")
 
@@ -134,22 +139,28 @@ def diagnose(exercise: Exercise, answer: Callable, end: float) -> str | None:
     got = [observe(exercise, answer, case, end) for case in exercise.cases]
     failed = [i for i in range(len(got)) if not isinstance(got[i], Trouble) and not same(expected[i], got[i])]
     best, most = None, 0
-    for name, mutant in exercise.mutants.items():
-        agrees = [
-            same(exercise.observe(mutant.function, **deepcopy(case)), seen)
-            for case, seen in zip(exercise.cases, got, strict=True)
-        ]
+    for name in exercise.mutants:
+        agrees = [same(known, seen) for known, seen in zip(behaviour(exercise, name), got, strict=True)]
         if all(agrees[i] for i in failed) and sum(agrees) > most:
             best, most = name, sum(agrees)
     return best
+
+
+def behaviour(exercise: Exercise, name: str) -> list:
+    """What a mutant does with each case. It always does the same, so it is made to do it once."""
+    if name not in exercise.seen:
+        function = exercise.mutants[name].function
+        exercise.seen[name] = [exercise.observe(function, **deepcopy(case)) for case in exercise.cases]
+    return exercise.seen[name]
 
 
 def observe(exercise: Exercise, answer: Callable, case: dict[str, Any], end: float) -> Any:
     """What an answer does with a case, or a Trouble."""
     given = deepcopy(case)
     seen = run(lambda: exercise.observe(answer, **given), answer, end - monotonic(), exercise.seconds)
+    changed = getattr(answer, "changed", ())  # of an answer in another process: what it did to its copies
     for name in case:  # whatever else went wrong may well come from this
-        if not same(case[name], given[name]):
+        if not same(case[name], given[name]) or any(given[name] is argument for argument in changed):
             return Trouble(
                 f"Your function changes its argument {name}, which belongs to the caller. Work on a copy, or write the "
                 "result into something new."
@@ -178,6 +189,8 @@ def run(program: Callable, answer: Callable, seconds: float, allowed: float | No
 
 def where(error: BaseException, answer: Callable) -> str:
     """The last line of the learner's own code that an error came through."""
+    if hasattr(error, "where"):  # it happened in another process, which told us
+        return error.where
     file, line, frame = getattr(getattr(answer, "__code__", None), "co_filename", None), None, error.__traceback__
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == file:

@@ -62,7 +62,10 @@ class Exercise:
     observe: Callable = lambda answer, **case: answer(*case.values())
     picture: Callable | None = None  # answer → a figure or a text: what the learner's own function does
     seconds: float = 10.0  # for all of the learner's code in one check
+    joins: bool = False  # its answer calls the learner's own answers to earlier exercises: the capstone
+    trial: Callable | None = None  # () → (answer → None, or a Complaint): a last test, after all cases, with no mutants
     mutants: dict[str, Mutant] = field(default_factory=dict)
+    seen: dict[str, list] = field(default_factory=dict, repr=False)  # what each mutant does with the cases, once known
 
     def mutant(self, function: Callable) -> Callable:
         """Register a known wrong answer. Its name names it, its docstring is the diagnosis."""

@@ -59,10 +59,16 @@ class ScriptedModel:
                 "Every cycle has to add at least one token."
             )
         self.passes.append((self.length, tokens))
-        logits = torch.zeros(len(tokens), VOCABULARY)
-        for row, token in zip(logits, tokens, strict=True):
+        rows = []
+        for token in tokens:
             self.cache.append(token)
-            row[self.say(tuple(self.cache))] = 1.0
+            rows.append(self.logits(tuple(self.cache)))
+        return torch.stack(rows)
+
+    def logits(self, text: Text) -> Tensor:
+        """After this text, [V]."""
+        logits = torch.zeros(VOCABULARY)
+        logits[self.say(text)] = 1.0
         return logits
 
     def rewind(self, length: int) -> None:
@@ -71,3 +77,10 @@ class ScriptedModel:
                 f"rewind({length}): the {self.name}'s cache holds {self.length} tokens, it can only shrink."
             )
         del self.cache[length:]
+
+
+class LawModel(ScriptedModel):
+    """The same, but with an opinion on every token: `say` returns logits [V]."""
+
+    def logits(self, text: Text) -> Tensor:
+        return self.say(text)

@@ -33,7 +33,7 @@ class Panel(ipywidgets.VBox):
         self._html = ipywidgets.HTML(layout=WIDE)
         self._plot = ipywidgets.Output(layout=WIDE)
         self._caption = ipywidgets.HTML(layout=WIDE)
-        for control in self.controls.values():
+        for control in self._read().values():
             control.observe(self.redraw, names="value")
         self.redraw()
         picture = self._html if isinstance(self.picture, str) else self._plot
@@ -42,7 +42,11 @@ class Panel(ipywidgets.VBox):
 
     @property
     def values(self) -> dict[str, object]:
-        return {name: control.value for name, control in self.controls.items()}
+        return {name: control.value for name, control in self._read().items()}
+
+    def _read(self) -> dict[str, ipywidgets.Widget]:
+        """The controls that `draw` is told about: a play button only moves its slider, so it is shown and not read."""
+        return {name: control for name, control in self.controls.items() if not isinstance(control, ipywidgets.Play)}
 
     def redraw(self, _change: object = None) -> None:
         drawn = self.draw(**self.values)
@@ -71,6 +75,8 @@ def slider(label: str, value: float, low: float, high: float, step: float | None
 def choice(label: str, options: Mapping[str, object] | list | tuple, value: object = None) -> ipywidgets.Dropdown:
     """A menu. A mapping shows its keys and gives its values."""
     pairs = list(options.items()) if isinstance(options, Mapping) else list(options)
+    if not pairs:
+        raise ValueError(f"options={options!r}: a menu needs something to choose from")
     first = pairs[0][1] if isinstance(options, Mapping) else pairs[0]
     return ipywidgets.Dropdown(
         options=pairs,
@@ -86,7 +92,10 @@ def switch(label: str, value: bool = False) -> ipywidgets.Checkbox:
 
 
 def player(label: str, last: int, interval: int = 700) -> tuple[ipywidgets.Play, ipywidgets.IntSlider]:
-    """A play button and the slider it moves, over the steps 0 … last. The slider is the control; show both."""
+    """A play button and the slider it moves, over the steps 0 … last.
+
+    Both go into a panel's controls, `{"step": place, "play": play}`; `draw` is told the slider's value only.
+    """
     play = ipywidgets.Play(min=0, max=last, interval=interval, description=label)
     place = slider(label, 0, 0, last)
     ipywidgets.link((play, "value"), (place, "value"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from html import escape
+from numbers import Real
 
 import ipywidgets
 
@@ -29,7 +30,7 @@ class Prediction(ipywidgets.VBox):
         self.add_class("minispec-predict")
 
     def commit(self, guess: float) -> None:
-        if not math.isfinite(guess):
+        if isinstance(guess, bool) or not isinstance(guess, Real) or not math.isfinite(guess):
             raise ValueError(f"guess={guess!r} is not a number to compare with: commit a finite one")
         if self.guess is not None:
             return  # the first guess counts
@@ -65,8 +66,9 @@ def _number(x: float) -> str:
 def _verdict(guess: float, answer: float) -> str:
     if guess == answer or (answer and abs(guess / answer - 1) <= 0.1):
         return "within 10 %: you could have skipped the measurement"
-    if guess * answer <= 0:
-        return "not even the same sign: read on, this is the place to learn something"
-    ratio = max(guess / answer, answer / guess)
-    side = "high" if abs(guess) > abs(answer) else "low"
-    return f"too {side} by a factor of {_number(ratio)}"
+    side = "too high" if guess > answer else "too low"
+    if guess * answer < 0:
+        return f"{side}, not even the same sign: read on, this is the place to learn something"
+    if guess == 0 or answer == 0:
+        return side
+    return f"{side} by a factor of {_number(max(guess / answer, answer / guess))}"

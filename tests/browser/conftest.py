@@ -1,6 +1,7 @@
 """A real JupyterLab and a real Chromium, for the tests that look at the course as a learner does.
 
-The server works on copies of the notebooks, cleared of counts and outputs, and knows no settings but the course's.
+The server works on copies of the notebooks, cleared of counts and outputs. It knows the course's settings and one more:
+all cells are drawn at once, where JupyterLab would draw those in sight, so that every widget is there to be tried.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
+VIEW = {"width": 1280, "height": 860}
 QUIET = ["--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 READY = """() => {
     const session = window.jupyterapp?.shell.currentWidget?.sessionContext;
@@ -28,11 +30,69 @@ READY = """() => {
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
 
 
+WIDGET = "application/vnd.jupyter.widget-view+json"
+OWN = ".minispec-panel, .minispec-predict"
+CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .widget-text input, .widget-play button"
+DRAWN = """wanted => {
+    const all = (selector) => [...document.querySelectorAll(selector)];
+    const views = all('.jp-OutputArea-output > .jupyter-widgets');
+    const tops = views.filter(view => !view.parentElement.closest('.jupyter-widgets'));
+    return tops.length >= wanted
+        && all('.minispec-panel .widget-output').every(output => output.querySelector('.jp-OutputArea-output'))
+        && all('.minispec-panel .jp-RenderedPlotly').every(plot => plot.querySelector('.main-svg'));
+}"""
+# What a widget shows: its text and its drawing, less what every redrawing names anew. The controls, which are a panel's
+# first child, do not count: that a slider has moved says nothing about the picture.
+WATCH = """() => {
+    const names = /^(id|class|clip-path|data-.*|for|aria-.*id.*)$/;
+    window.minispecState = (widget) => {
+        const parts = widget.matches('.minispec-panel') ? [...widget.children].slice(1) : [widget];
+        const serial = (part) => {
+            const copy = part.cloneNode(true);
+            for (const node of [copy, ...copy.querySelectorAll('*')])
+                for (const {name, value} of [...node.attributes])
+                    if (names.test(name) || value.includes('url(')) node.removeAttribute(name);
+            for (const node of copy.querySelectorAll('style, defs, .hoverlayer, .modebar')) node.remove();
+            return copy.outerHTML;
+        };
+        return parts.map(serial).join('');
+    };
+    window.minispecWatch = (widget) => {  // milliseconds from the learner's hand to another picture
+        const before = window.minispecState(widget), watch = {after: null};
+        let start = null;
+        for (const event of ['keydown', 'change', 'click'])
+            widget.addEventListener(event, () => { start ??= performance.now(); }, {capture: true, once: true});
+        const look = () => {
+            if (start !== null && window.minispecState(widget) !== before) watch.after = performance.now() - start;
+            else requestAnimationFrame(look);
+        };
+        requestAnimationFrame(look);
+        window.minispecWatched = watch;
+    };
+}"""
+
+
 class Lab:
-    """JupyterLab in a browser window."""
+    """JupyterLab in a browser window, and what went wrong in it."""
 
     def __init__(self, url: str, page):
         self.url, self.page = url, page
+        self.strangers: list[str] = []  # requests to anybody but the server
+        self.failures: list[str] = []  # requests that it did not answer well
+        self.errors: list[str] = []  # on the browser's console, and exceptions nobody caught
+        page.on("request", lambda request: self._ask(request.url))
+        page.on("websocket", lambda socket: self._ask(socket.url.replace("ws", "http", 1)))
+        page.on("requestfailed", lambda request: self._fail(request, request.failure))
+        page.on("response", lambda answer: answer.status < 400 or self._fail(answer.request, answer.status))
+        page.on("console", lambda said: said.type != "error" or self.errors.append(f"{said.text} ({said.location})"))
+        page.on("pageerror", lambda error: self.errors.append(f"{error}\n{error.stack}"))
+
+    def _ask(self, url: str) -> None:
+        if not url.startswith((self.url, "data:", f"blob:{self.url}")):
+            self.strangers.append(url)
+
+    def _fail(self, request, why: object) -> None:
+        self.failures.append(f"{request.method} {request.url}: {why}")
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
@@ -53,6 +113,63 @@ class Lab:
             self.page.wait_for_timeout(200)
         raise TimeoutError(f"the notebook was still running after {timeout} s")
 
+    def widgets(self, cells: list[dict]) -> list:
+        """Every panel and every prediction on the page, once all widgets are drawn."""
+        wanted = sum(WIDGET in output.get("data", {}) for cell in cells for output in cell["outputs"])
+        self.page.wait_for_function(DRAWN, arg=wanted)
+        self.page.evaluate(WATCH)
+        return self.page.locator(OWN).all()
+
+    def settle(self, widget) -> str:
+        """Wait until a widget has come to rest; what it shows then."""
+        now = widget.evaluate("widget => window.minispecState(widget)")
+        for _ in range(100):
+            self.page.wait_for_timeout(150)
+            before, now = now, widget.evaluate("widget => window.minispecState(widget)")
+            if now == before:
+                return now
+        raise TimeoutError("a widget keeps changing by itself")
+
+    def move(self, widget, patience: float = 20) -> float | None:
+        """Move the first control by a step, as a learner would: milliseconds until the picture has followed.
+
+        None: it does not follow.
+        """
+        from playwright.sync_api import TimeoutError as Impatience
+
+        widget.scroll_into_view_if_needed()
+        self.settle(widget)
+        widget.evaluate("widget => window.minispecWatch(widget)")
+        control = widget.locator(CONTROLS).first
+        kind = control.evaluate("node => node.tagName + '.' + (node.type ?? node.className)")
+        if "noUi-handle" in kind:
+            at_end = control.evaluate("node => node.ariaValueNow === node.ariaValueMax")
+            control.press("ArrowLeft" if at_end else "ArrowRight")
+        elif kind.startswith("SELECT"):
+            place, count = control.evaluate("node => [node.selectedIndex, node.options.length]")
+            control.select_option(index=(place + 1) % count)
+        elif kind == "INPUT.checkbox":
+            control.click()
+        elif kind.startswith("INPUT"):  # a prediction: type a number, then commit
+            control.fill("3")
+            control.press("Tab")
+            widget.locator("button").first.click()
+        else:
+            control.click()
+        try:
+            self.page.wait_for_function("window.minispecWatched.after !== null", timeout=1000 * patience)
+        except Impatience:
+            return None
+        return self.page.evaluate("window.minispecWatched.after")
+
+    def theme(self, name: str) -> None:
+        """ "Light" or "Dark"."""
+        self.page.evaluate(
+            f"window.jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {name}'}})"
+        )
+        self.page.wait_for_function(f"document.body.dataset.jpThemeName === 'JupyterLab {name}'")
+        self.page.wait_for_timeout(400)  # plotly and the style sheets follow
+
     def show(self, text: str) -> None:
         """Scroll to the first cell that contains a text."""
         self.page.evaluate(
@@ -65,6 +182,14 @@ class Lab:
         )
         self.page.wait_for_timeout(500)
 
+    def close(self) -> None:
+        """End the kernels, and the page with them. From here on nobody listens: what is cut off has not failed."""
+        failures, errors = list(self.failures), list(self.errors)
+        self.theme("Light")  # the server remembers it
+        self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
+        self.page.close()
+        self.failures, self.errors = failures, errors
+
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
@@ -76,20 +201,30 @@ def chromium() -> str:
 
 
 @pytest.fixture(scope="session")
-def jupyter(chromium, tmp_path_factory):
-    """The address of a JupyterLab server over cleared copies of the notebooks."""
+def home(tmp_path_factory) -> Path:
+    """The server's folder. What lies in its "root" can be opened."""
     home = tmp_path_factory.mktemp("jupyter")
     (home / "root").mkdir()
+    return home
+
+
+@pytest.fixture(scope="session")
+def jupyter(chromium, home):
+    """The address of a JupyterLab server over cleared copies of the notebooks."""
     for file in (ROOT / "notebooks").glob("*.ipynb"):
         notebook = nbformat.read(file, as_version=4)
         for cell in notebook.cells:
             if cell.cell_type == "code":
                 cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, home / "root" / file.name)
+    settings = json.loads((ROOT / "course/jupyterlab/overrides.json").read_text(encoding="utf-8"))
+    settings["@jupyterlab/notebook-extension:tracker"] = {"windowingMode": "none"}
+    (home / "settings").mkdir()
+    (home / "settings/overrides.json").write_text(json.dumps(settings), encoding="utf-8")
     folders = {f"JUPYTER_{kind.upper()}_DIR": str(home / kind) for kind in ("config", "data", "runtime")}
     options = [
         "--no-browser", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={TOKEN}",
-        f"--ServerApp.root_dir={home / 'root'}", f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",
+        f"--ServerApp.root_dir={home / 'root'}", f"--LabApp.app_settings_dir={home / 'settings'}",
         "--expose-app-in-browser", "--allow-root",
     ]  # fmt: skip
     with open(home / "log", "w") as log:
@@ -122,14 +257,21 @@ def _address(server: subprocess.Popen, home: Path) -> str:
     pytest.fail("JupyterLab did not start:\n" + (home / "log").read_text()[-2000:])
 
 
-@pytest.fixture
-def lab(jupyter, chromium):
+@pytest.fixture(scope="session")
+def browser(chromium):
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0  # Chromium has none for root
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET, chromium_sandbox=sandbox)
-        page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.set_default_timeout(90_000)
-        yield Lab(jupyter, page)
+        yield browser
         browser.close()
+
+
+@pytest.fixture
+def lab(jupyter, browser):
+    page = browser.new_page(viewport=VIEW)
+    page.set_default_timeout(90_000)
+    lab = Lab(jupyter, page)
+    yield lab
+    lab.close()

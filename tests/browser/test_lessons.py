@@ -1,6 +1,8 @@
-"""Every lesson, opened in JupyterLab and run from top to bottom in a real browser.
+"""Every lesson, opened in JupyterLab and run from top to bottom in a real browser; every widget in it moved once.
 
-With MINISPEC_SCREENSHOTS=docs/images the pictures go there, for the README; otherwise to the test's own folder.
+With MINISPEC_SCREENSHOTS=docs/images the pictures go there, for the README, and those of the widgets, light and dark,
+to its folder "widgets"; otherwise to the test's own folder. How long each widget took to follow is printed (pytest -s)
+and kept as a property of the test. It is not judged: a busy machine is no bug.
 """
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import nbformat
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,15 +20,56 @@ SHOW = {"00_start_here.ipynb": "## Predict"}  # what is worth a picture; otherwi
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_in_the_browser(lab, name, tmp_path):
+def test_a_lesson_runs_in_the_browser(lab, name, tmp_path, record_property):
     lab.open(name)
     cells = lab.run_all()
     pictures = Path(os.environ.get("MINISPEC_SCREENSHOTS", tmp_path))
-    if name in SHOW:
-        lab.show(SHOW[name])
-    picture = pictures / f"{name.split('_', 1)[1].removesuffix('.ipynb')}.png"
-    lab.page.screenshot(path=picture)
-    assert picture.stat().st_size > 10_000
+    lesson = name.split("_", 1)[1].removesuffix(".ipynb")
+    lab.show(SHOW.get(name, "# "))
+    lab.page.screenshot(path=pictures / f"{lesson}.png")
+    assert (pictures / f"{lesson}.png").stat().st_size > 10_000
     assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+
+    widgets, still = lab.widgets(cells), []
+    for number, widget in enumerate(widgets, start=1):
+        milliseconds = lab.move(widget)
+        lab.settle(widget)
+        if milliseconds is None:
+            still.append(f"widget {number}: {widget.inner_text()[:100]!r}")
+        else:
+            record_property(f"widget {number}, ms", round(milliseconds))
+            print(f"{name}, widget {number}: {milliseconds:.0f} ms")
+    for theme in ("Light", "Dark"):
+        lab.theme(theme)
+        for number, widget in enumerate(widgets, start=1):
+            widget.screenshot(path=pictures / "widgets" / f"{name[:2]}-{number}-{theme.lower()}.png")
+    assert not still, "moving the first control changes nothing"
+
     assert lab.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # nothing stands in the learner's way
+    assert lab.strangers == [], "a lesson asks nobody but its own server"
+    assert lab.failures == []
+    assert lab.errors == []
+
+
+@pytest.mark.browser
+def test_a_widget_that_stands_still_is_noticed(lab, home):
+    """The test above can fail: a picture that is drawn again without a change is no change."""
+    panels = """
+import plotly.graph_objects as go
+from minispec.viz.panel import Panel, slider, choice, switch
+figure = lambda height: go.Figure(go.Bar(y=[height, 1]), layout={"title": "bars"})
+"""
+    draws = {
+        "Panel(lambda k: figure(k), {'k': slider('k', 2, 1, 9)})": True,
+        "Panel(lambda k: figure(2), {'k': slider('k', 2, 1, 9)})": False,
+        "Panel(lambda k: f'<b>{k}</b>', {'k': choice('k', [1, 2])})": True,
+        "Panel(lambda k: '<b>2</b>', {'k': choice('k', [1, 2])})": False,
+        "Panel(lambda k: ('<b>2</b>', str(k)), {'k': switch('k')})": True,
+    }
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (panels, *draws)])
+    notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    nbformat.write(notebook, home / "root" / "panels.ipynb")
+    lab.open("panels.ipynb")
+    widgets = lab.widgets(lab.run_all())
+    assert [lab.move(widget, patience=4) is not None for widget in widgets] == list(draws.values())

@@ -1,0 +1,58 @@
+"""The drill in a real notebook: one question answered, by keyboard as far as a keyboard goes, until the rubric is there."""
+
+from __future__ import annotations
+
+import json
+
+import nbformat
+import pytest
+
+from minispec.interview import load
+
+
+@pytest.mark.browser
+def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nimport minispec as ms"
+    cells = [setup, "ms.interview.drill(topics=['kv-cache'], minutes=4, seed=3)"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    nbformat.write(notebook, home / "root" / "drill.ipynb")
+    lab.open("drill.ipynb")
+    ran = lab.run_all()
+    assert not [output for cell in ran for output in cell["outputs"] if output["output_type"] == "error"]
+
+    page = lab.page
+    page.get_by_role("button", name="start").press("Enter")
+    drill = page.locator(".minispec-drill")
+    asked = drill.locator(".drill-ask").inner_text()
+    [question] = [q for q in load().values() if q.question == asked]
+    for spoken in (question, *question.follow_ups):
+        drill.locator(".drill-ask", has_text=spoken.question).wait_for()
+        drill.locator("textarea").click()
+        page.keyboard.type("a b dd x")  # in a notebook's command mode these would be commands
+        page.keyboard.press("Tab")  # to the button, and press it
+        page.keyboard.press("Enter")
+
+    drill.get_by_text(f"In short: {question.short[:40]}").wait_for()
+    assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
+    boxes = drill.get_by_role("checkbox")
+    lines = [*question.L4, *question.L5, *question.L6, *question.follow_ups, *question.raises, *question.sinks]
+    assert boxes.count() == len(lines)
+    for place in range(len(question.L4)):
+        boxes.nth(place).press("Space")
+    for point in (*question.L6, *question.raises, *question.sinks):
+        assert drill.get_by_text(point).is_visible()
+    clipped = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth + 1).length"
+    assert drill.locator(".widget-checkbox label").evaluate_all(clipped) == 0  # long lines wrap
+
+    colours = []
+    for theme in ("Light", "Dark"):
+        lab.theme(theme)
+        colours.append(drill.locator(".drill-ask").first.evaluate("node => getComputedStyle(node).color"))
+        drill.screenshot(path=tmp_path / f"{theme}.png")
+    assert colours[0] != colours[1]
+
+    drill.get_by_role("button", name="grade").press("Space")
+    drill.get_by_text("L4. It comes back in").wait_for()
+    assert list(json.loads((tmp_path / "drill.json").read_text())["cards"]) == [question.id]
+    assert lab.strangers == [] and lab.errors == [] and lab.failures == []
