@@ -59,6 +59,16 @@ def test_the_lanes_show_as_many_tokens_as_are_written(race, clock):
     assert "★" in html and f"First at the end: {race.winners('tale', clock)[0]}" in words
 
 
+def test_a_gap_stands_before_every_pass_but_the_first(race):
+    html, _ = viz.drafter_race_html(race, "tale")
+    assert html.count("margin-left:3px") == sum(r.finish("passes") - 1 for r in race.runners["tale"].values())
+
+
+def test_only_drafters_win(race):
+    slow = {name: race.runners["tale"][name] for name in ("plain", "good")}
+    assert Race("big", 3, race.pieces, {"tale": slow}).winners("tale", "seconds") == ["good"]  # plain took 6 s of its 9
+
+
 def test_text_of_the_model_is_escaped(race):
     html, _ = viz.drafter_race_html(race, "tale")
     assert 'title="&lt;"' in html and 'title="&amp;"' in html and 'title="<"' not in html
