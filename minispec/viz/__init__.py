@@ -13,6 +13,7 @@ from .memory_map import memory_map, memory_map_html
 from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
 from .panel import Panel
 from .places import real_places, toy_place
+from .positions import measure_positions, positions, positions_figure
 from .predict import Prediction, predict
 from .quantisation import effects_of, error_of, quantisation, quantisation_figure
 from .race import drafter_race, drafter_race_figure, drafter_race_html, run_race
@@ -22,6 +23,7 @@ from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
 from .timing import measure_here, timing, timing_figure
+from .tree import tree_figure, tree_viewer
 
 __all__ = [
     "BatchDot",
@@ -50,6 +52,7 @@ __all__ = [
     "laws_along",
     "measure_batches",
     "measure_here",
+    "measure_positions",
     "measure_race",
     "memory_map",
     "memory_map_html",
@@ -57,6 +60,8 @@ __all__ = [
     "online_softmax",
     "online_softmax_figure",
     "online_softmax_tiles",
+    "positions",
+    "positions_figure",
     "predict",
     "quantisation",
     "quantisation_figure",
@@ -74,4 +79,6 @@ __all__ = [
     "timing",
     "timing_figure",
     "toy_place",
+    "tree_figure",
+    "tree_viewer",
 ]

@@ -73,15 +73,14 @@ class BatchDot:
     batch: int
     k: int
     alpha: float
-    tokens: float  # a row and step, with drafts
     c: float  # one drafted token, in plain steps
     v: float  # a verifying step without its drafting, in plain steps
     measured: float  # speed-up, the median of the rounds
 
     @property
     def predicted(self) -> float:
-        """By the formula, from what was measured on the way."""
-        return theory.cycle_speedup(self.tokens, self.k, self.c, self.v)
+        """By the formula, which takes all drafts to be accepted alike, independently of one another."""
+        return theory.speedup(self.alpha, self.k, self.c, self.v)
 
 
 def measure_batches(
@@ -96,14 +95,14 @@ def measure_batches(
     length = len(target.encode(prompt) if isinstance(prompt, str) else prompt)
     deep = dict(drafter=drafter, k=k, draft_length=lambda k, rows, left: k)
 
-    def serve(batch: int, options: dict) -> tuple[list[dict], Trace]:
+    def serve(batch: int, turn: int, options: dict) -> tuple[list[dict], Trace]:
         """The steps of a full batch that decodes, and what became of all drafts."""
         engine = Engine(
             target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch, prefix_sharing=False,
             token_budget=batch * (length + k + 1), **options,
         )  # fmt: skip
-        for seed in range(batch):  # sampled, each with its own seed: equal texts would have equal luck
-            engine.add(prompt, new, temperature=0.8, seed=seed)
+        for row in range(batch):  # sampled, each with its own seed: equal texts would have equal luck
+            engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
         outputs = engine.run()
         steps = [s for s in engine.metrics()["steps"] if [r["phase"] != "prefill" for r in s["rows"]] == [True] * batch]
         return steps, Trace([cycle for out in outputs.values() if out.trace for cycle in out.trace.cycles])
@@ -113,16 +112,14 @@ def measure_batches(
         return sum(s["seconds"][part] for s in steps for part in parts or s["seconds"]) / len(steps)
 
     dots = []
+    serve(1, 0, {}), serve(1, 0, deep)  # warms up
     for batch in batches:
         rounds = []
-        for turn in range(repeat + 1):
-            (plain, _), (spec, trace) = serve(batch, {}), serve(batch, deep)
-            if turn == 0:
-                continue  # warms up
+        for turn in range(repeat):
+            (plain, _), (spec, trace) = serve(batch, turn, {}), serve(batch, turn, deep)
             one, cycle, drafting = mean(plain), mean(spec), mean(spec, "drafting")
-            tokens = sum(s["emitted"] for s in spec) / len(spec) / batch
-            rounds.append((trace.acceptance_rate, tokens, drafting / one / k, (cycle - drafting) / one,
-                           tokens * one / cycle))  # fmt: skip
+            tokens = sum(s["emitted"] for s in spec) / len(spec) / batch  # of a row
+            rounds.append((trace.acceptance_rate, drafting / one / k, (cycle - drafting) / one, tokens * one / cycle))
         dots.append(BatchDot(batch, k, *(median(column) for column in zip(*rounds, strict=True))))
     return dots
 
@@ -158,10 +155,11 @@ def batch_speedup_figure(
         rows = [dot.batch for dot in dots]
         seen = [[dot.alpha, dot.c, dot.v, dot.k] for dot in dots]
         about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
-        for name, values, symbol in (("measured here", [dot.measured for dot in dots], "circle"),
-                                     ("predicted from its α, c, v", [dot.predicted for dot in dots], "circle-open")):  # fmt: skip
+        told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
+        both = {"measured here": [dot.measured for dot in dots], "by the formula": [dot.predicted for dot in dots]}
+        for (name, values), symbol in zip(both.items(), ("circle", "circle-open"), strict=True):
             figure.add_scatter(x=rows, y=values, name=name, mode="markers", marker=look | dict(symbol=symbol),
-                               customdata=seen, hovertemplate=f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>")  # fmt: skip
+                               customdata=seen, hovertemplate=told)  # fmt: skip
         figure.add_scatter(x=rows, y=[dot.v for dot in dots], mode="markers", marker=look, showlegend=False,
                            name="v, measured here", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
                            row=1, col=2)  # fmt: skip

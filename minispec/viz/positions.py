@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from html import escape
 
 import plotly.graph_objects as go
@@ -11,7 +10,7 @@ from plotly.subplots import make_subplots
 
 from ..drafters import Drafter
 from ..speculate import speculate
-from ..trace import Cycle, Trace
+from ..trace import Trace
 from ..weights import Model
 from .panel import Panel, choice
 from .style import GREY, PALETTE, TEMPLATE
@@ -19,33 +18,13 @@ from .style import GREY, PALETTE, TEMPLATE
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
 
 
-@dataclass(frozen=True)
-class Position:
-    """One place of the drafts: how many cycles came so far, and in how many of them a draft was accepted there."""
+def reached(trace: Trace) -> list[int]:
+    """How many cycles came to place 1, 2, …: those with a draft there, and every one before it accepted.
 
-    reached: int
-    accepted: int
-
-    @property
-    def rate(self) -> float:
-        return self.accepted / self.reached
-
-
-def by_position(cycles: Iterable[Cycle]) -> list[Position]:
-    """P(a draft is accepted here | all before were), as counts, for chains and trees alike.
-
-    A cycle came as far as place i if i drafts were accepted and something was drafted after them. Of a tree one of
-    several siblings may then be the accepted one.
+    So `trace.acceptance_by_position` is a share of these. Of a tree, any of several siblings may be the accepted one.
     """
-    reached, accepted = [], []
-    for cycle in cycles:
-        for i in range(cycle.accepted + (not cycle.bonus)):
-            if i == len(reached):
-                reached.append(0)
-                accepted.append(0)
-            reached[i] += 1
-            accepted[i] += i < cycle.accepted
-    return [Position(*counts) for counts in zip(reached, accepted, strict=True)]
+    tested = [cycle.accepted + (not cycle.bonus) for cycle in trace.cycles]
+    return [sum(count > i for count in tested) for i in range(max(tested, default=0))]
 
 
 Runs = dict[tuple[str, float, str], Trace]  # text, temperature, drafter → all cycles of its prompts
@@ -93,19 +72,18 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
     figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.2), barmode="overlay")
     figure.update_annotations(font_size=14)
     for i, (name, trace) in enumerate(traces.items()):
-        places, colour = by_position(trace.cycles), PALETTE[i % len(PALETTE)]
+        rates, colour = trace.acceptance_by_position, PALETTE[i % len(PALETTE)]
         bright = drafter in (None, name)
         figure.add_scatter(
-            x=list(range(1, len(places) + 1)),
-            y=[place.rate for place in places],
-            customdata=[[place.accepted, place.reached] for place in places],
+            x=list(range(1, len(rates) + 1)),
+            y=rates,
+            customdata=reached(trace),
             name=name,
             mode="lines+markers",
             line=dict(color=colour, width=4 if drafter == name else 2),
             marker=dict(symbol=SYMBOLS[i % len(SYMBOLS)], size=9),
             opacity=1 if bright else 0.25,
-            hovertemplate=f"{escape(name)}<br>place %{{x}}: %{{customdata[0]}} of %{{customdata[1]}}, %{{y:.2f}}"
-            "<extra></extra>",
+            hovertemplate=f"{escape(name)}<br>place %{{x}}: %{{y:.2f}} of %{{customdata}} cycles<extra></extra>",
             row=1,
             col=1,
         )
@@ -134,13 +112,11 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
 
 def _words(traces: dict[str, Trace], text: str, temperature: float, drafter: str | None) -> str:
     best = max(traces, key=lambda name: traces[name].tokens_per_cycle)
-    said = (
-        f"{text}, temperature {temperature:g}: {best} writes most, {traces[best].tokens_per_cycle:.2f} tokens a pass. "
-    )
     name = best if drafter is None else drafter
-    places, trace = by_position(traces[name].cycles), traces[name]
-    rates = ", ".join(f"{place.rate:.2f}" for place in places)
-    return said + (
+    trace = traces[name]
+    rates = ", ".join(f"{rate:.2f}" for rate in trace.acceptance_by_position)
+    return (
+        f"{text}, temperature {temperature:g}: {best} writes most, {traces[best].tokens_per_cycle:.2f} tokens a pass. "
         f"{name}: accepted at place 1, 2, … {rates}; {trace.tokens_per_cycle:.2f} tokens a pass, "
         f"{trace.drafted_per_cycle:.1f} drafted, over {trace.target_passes} passes."
     )

@@ -79,14 +79,16 @@ def surface_figure(
     edge = [(k, theory.break_even(k, c, cost(k))) for k in lengths]
     edge = [(k, a) for k, a in edge if a <= 1]
     figure.add_scatter(
-        x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines", line=dict(color="white", width=2, dash="dot"),
-        name="no gain, no loss", hoverinfo="skip",
+        x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines+text", textposition="bottom right",
+        text=["no gain, no loss" if i == len(edge) // 3 else "" for i in range(len(edge))],
+        textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss", showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     best = [(theory.best_k(a, c, cost, LONGEST), a) for a in ALPHAS]
     best = [(k, a) for k, a in best if k]
     figure.add_scatter(
-        x=[k for k, _ in best], y=[a for _, a in best], mode="lines", line=dict(color="black", width=2, shape="vh"),
-        name="best K", hoverinfo="skip",
+        x=[k for k, _ in best], y=[a for _, a in best], mode="lines+text", textposition="bottom right",
+        text=["best K" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
+        line=dict(color="black", width=2, shape="vh"), name="best K", showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     figure.add_scatter(
         x=[1, LONGEST], y=[alpha, alpha], mode="lines", line=dict(color=GREY, width=1, dash="dash"),

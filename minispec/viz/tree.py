@@ -65,7 +65,7 @@ def tree_figure(
     accepted = {place + 1 for place in cycle.path} | {0}
 
     figure = make_subplots(1, 2, column_widths=[0.52, 0.48], horizontal_spacing=0.12,
-                           subplot_titles=("the tree", "the mask: number: token @position"))  # fmt: skip
+                           subplot_titles=("the tree", "the mask (number: token @position)"))  # fmt: skip
     figure.update_layout(template=TEMPLATE, showlegend=False, height=max(400, 120 + 18 * size))
     figure.update_annotations(font_size=14)
     _draw_tree(figure, parents, names, depth, chosen, accepted, reach)
@@ -95,7 +95,10 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
         y=rows,
         mode="markers+text",
         text=[f"<b>{name}</b>" if place in accepted else name for place, name in enumerate(names)],
-        textposition=["top right" if place - 1 in parents else "middle right" for place in range(len(rows))],
+        textposition=[
+            "top center",
+            *("top right" if node in parents else "middle right" for node in range(len(parents))),
+        ],
         textfont=dict(size=12),
         customdata=list(zip(paths, shown, strict=True)),
         hovertemplate="%{customdata[0]}%{customdata[1]}<extra></extra>",
