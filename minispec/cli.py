@@ -1,4 +1,4 @@
-"""The command line: minispec demo | lab | check | hint | progress | reset | models | measure | bench | train | build.
+"""The command line: minispec demo | lab | check | hint | progress | reset | exam | drill | mock | models | bench | …
 
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -72,6 +73,46 @@ def parser() -> argparse.ArgumentParser:
     sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
+    sub = command("exam", exam, "an exam: exercises that fit so many minutes, in a fresh notebook with a clock")
+    sub.add_argument("minutes", nargs="?", type=int, metavar="MINUTES", help="such as 45")
+    sub.add_argument("--seed", type=int, help="the same seed, the same exercises (default: another one every time)")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="sets, such as 05 06 (default: all)")
+    sub.add_argument("--level", choices=("E", "M", "H"), help="easy, medium or hard only")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="the notebook to write (default: exams/exam-N.ipynb)")
+    sub.add_argument("--grade", type=Path, metavar="FILE", help="grade an exam: a report, printed and kept beside it")
+
+    sub = command("drill", drill, "interview questions: those that are due first, then new ones")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
+    sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
+    sub.add_argument("--minutes", type=float, default=20, metavar="N", help="how long (default: %(default)s)")
+    _add_bank(sub)
+    sub = command("mock", mock, "a mock interview: questions, a derivation, an exercise; 45 minutes, then a report")
+    _add_bank(sub)
+    sub.add_argument("--out", type=Path, metavar="FILE", help="the report to write (default: exams/mock-N.md)")
+
+    sub = command("release", release, "student copies of sets of exercises, for a class")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
+    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where to put them")
+    sub.add_argument("--seed", type=int, help="a version of the numeric exercises that no published solution knows")
+    sub.add_argument("--students", type=Path, metavar="FILE", help="a name a line: a folder and a version for each")
+    sub.add_argument("--without-checks", action="store_true", help="without checks, hints and pictures, as for an exam")
+    sub.add_argument("--nbgrader", action="store_true", help="sources for nbgrader instead, below FOLDER/source")
+    sub = command("collect", collect, "sort what a class handed in by student")
+    sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
+    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
+    sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
+    sub.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="NAME.ipynb, or folders NAME with notebooks")
+    sub.add_argument(
+        "--out", type=Path, required=True, metavar="FILE", help="the CSV to write; a journal goes beside it"
+    )
+    sub.add_argument("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
+    sub.add_argument("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
+    sub.add_argument("--workers", type=int, default=1, metavar="N", help="processes that judge (default: %(default)s)")
+    sub.add_argument("--seed", type=int, help="that of minispec release, if it had one")
+    sub.add_argument("--per-student", action="store_true", help="it had --students, too")
+    sub.add_argument("--seconds", type=float, metavar="S", help="for one answer (default: what the exercise allows)")
+    sub.add_argument("--require-sandbox", action="store_true", help="refuse to grade without namespaces")
+
     sub = command("models", models, "list the models that minispec knows by name")
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
     get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
@@ -84,6 +125,10 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("--json", action="store_true", help="print the result as JSON")
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
+
+    from . import handover
+
+    handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
 
     if find_spec("minispec.train"):
         from . import train
@@ -98,6 +143,11 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_model(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
+
+
+def _add_bank(sub: argparse.ArgumentParser) -> None:
+    sub.add_argument("--bank", metavar="DIR", help="a folder of your own questions (YAML), asked beside ours")
+    sub.add_argument("--seed", type=int, help="the same seed, the same choice (default: another one every time)")
 
 
 # ---------------------------------------------------------------- the commands
@@ -180,6 +230,69 @@ def reset(args) -> None:
         job, kept = builder.reset(name)
         said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
         print(f"{job.target.relative_to(builder.ROOT)} is new again; {said}")
+
+
+def exam(args) -> int | None:
+    """Start an exam, or grade one: then 0 when everything is right."""
+    from .classroom import exam
+
+    if (args.minutes is None) == (args.grade is None):
+        raise ValueError("give MINUTES to start an exam, or --grade FILE to end one")
+    if args.grade is not None:
+        report, file = exam.grade(args.grade)
+        print(f"{report.markdown()}\nkept as {file}")
+        return 0 if report.reached == report.possible else 1
+    seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
+    file = exam.start(args.minutes, seed, args.topics, args.level, args.out)
+    print(exam.announcement(file))
+
+
+def drill(args) -> int:
+    from .interview import load, start, terminal
+
+    return terminal.drill(start(load(args.bank), args.topics, args.levels, args.minutes, args.seed))
+
+
+def mock(args) -> int:
+    from .interview import load, start_mock, terminal
+
+    return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
+
+
+def release(args) -> None:
+    from .classroom import release
+
+    if args.nbgrader:
+        written = release.nbgrader_sources(args.names, args.to)
+    else:
+        students = args.students.read_text(encoding="utf-8").splitlines() if args.students else None
+        students = [name.strip() for name in students if name.strip()] if students is not None else None
+        written = release.release(args.names, args.to, args.seed, students, not args.without_checks)
+    print("\n".join(map(str, written)))
+    if args.seed is not None:
+        own = " --per-student" * (args.students is not None)
+        print(f"to grade them: minispec grade SUBMISSIONS --out grades.csv --seed {args.seed}{own}")
+
+
+def collect(args) -> None:
+    from .classroom import release
+
+    written, left_out = release.collect(args.source, args.to)
+    print("\n".join([*map(str, written), *(f"left out: {line}" for line in left_out)]))
+
+
+def grade(args) -> None:
+    from .classroom import grade, gradebook
+    from .classroom.sandbox import Limits
+
+    options = grade.Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox, args.seed,
+                            args.per_student)  # fmt: skip
+    results = grade.grade(args.folder, args.out, args.sets, options)
+    print(gradebook.summary(results))
+    if args.html:
+        from .classroom import classreport
+
+        print(f"see {classreport.write(args.html, results)}")
 
 
 def models(args) -> None:

@@ -45,7 +45,7 @@ class BankError(ValueError):
 
 @dataclass(frozen=True)
 class Number:
-    """A number of the answer. `name` holds all that is given, so "What is {name}?" is a question of its own."""
+    """A number of the answer. `name` holds all that is given, so "Give a number: {name}" can be asked alone."""
 
     name: str
     expression: str

@@ -6,12 +6,14 @@
 from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, measure_batches
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
+from .compute_optimal import compute_optimal, compute_optimal_figure
 from .cycles import cycle_stepper, cycle_stepper_html, laws_along
 from .diagnose import diagnose, diagnose_html
 from .gantt import gantt, gantt_figure
 from .memory_map import memory_map, memory_map_html
 from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
 from .panel import Panel
+from .parallel_timelines import parallel_timelines, parallel_timelines_figure, stored_timelines
 from .places import real_places, toy_place
 from .positions import measure_positions, positions, positions_figure
 from .predict import Prediction, predict
@@ -38,6 +40,8 @@ __all__ = [
     "cache_race_html",
     "cache_size",
     "cache_size_figure",
+    "compute_optimal",
+    "compute_optimal_figure",
     "cycle_stepper",
     "cycle_stepper_html",
     "diagnose",
@@ -60,6 +64,8 @@ __all__ = [
     "online_softmax",
     "online_softmax_figure",
     "online_softmax_tiles",
+    "parallel_timelines",
+    "parallel_timelines_figure",
     "positions",
     "positions_figure",
     "predict",
@@ -74,6 +80,7 @@ __all__ = [
     "run_race",
     "scheduler_steps",
     "scheduler_steps_html",
+    "stored_timelines",
     "surface",
     "surface_figure",
     "timing",

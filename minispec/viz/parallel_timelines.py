@@ -1,6 +1,7 @@
 """Timelines of several ranks at work: tensor, pipeline and expert parallelism, from runs that really happened.
 
-    python -m minispec.viz.parallel_timelines --out FILE        records them anew: two processes, a minute
+    from minispec.viz.parallel_timelines import keep
+    keep()                                             # records them anew: two processes each, a minute in all
 
 Every rank is a process with one thread. Each run is repeated in the same processes, and the fastest is kept: it was
 disturbed least. What crosses between processes of one machine here crosses NVLink or a network elsewhere, so the
@@ -9,9 +10,7 @@ shape is to be looked at, not the milliseconds.
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -174,6 +173,13 @@ def stored_timelines(file: Path = STORED) -> list[Recording]:
     return [Recording(**run) for run in json.loads(Path(file).read_text(encoding="utf-8"))["runs"]]
 
 
+def keep(file: Path = STORED) -> None:
+    """Record all runs, here and now, and store them."""
+    lines = ",\n".join(json.dumps(asdict(run)) for run in record_timelines())
+    text = f'{{"machine": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n'
+    Path(file).write_text(text, encoding="utf-8")
+
+
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
@@ -230,18 +236,3 @@ def parallel_timelines(runs: Sequence[Recording] | None = None) -> Panel:
 
     controls = {"moment": slider("moment, %", 40, 0, 99), "cut": choice("cut", list(by_name))}
     return Panel(draw, controls)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    top = argparse.ArgumentParser(prog="python -m minispec.viz.parallel_timelines", description="Record timelines.")
-    top.add_argument("--out", type=Path, default=STORED, metavar="FILE", help="(default: %(default)s)")
-    args = top.parse_args(argv)
-    runs = record_timelines()
-    lines = ",\n".join(json.dumps(asdict(run)) for run in runs)
-    text = f'{{"machine": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n'
-    args.out.write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

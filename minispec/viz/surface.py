@@ -81,7 +81,8 @@ def surface_figure(
     figure.add_scatter(
         x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines+text", textposition="bottom right",
         text=["no gain, no loss" if i == len(edge) // 3 else "" for i in range(len(edge))],
-        textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss", showlegend=False, hoverinfo="skip",
+        textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss",
+        showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     best = [(theory.best_k(a, c, cost, LONGEST), a) for a in ALPHAS]
     best = [(k, a) for k, a in best if k]

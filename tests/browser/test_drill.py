@@ -1,4 +1,4 @@
-"""The drill in a real notebook: one question answered, by keyboard as far as a keyboard goes, until the rubric is there."""
+"""The drill in a real notebook: a question answered with the keyboard, up to the rubric and its grade."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     assert not [output for cell in ran for output in cell["outputs"] if output["output_type"] == "error"]
 
     page = lab.page
-    page.get_by_role("button", name="start").press("Enter")
+    page.get_by_role("button", name="start", exact=True).press("Enter")
     drill = page.locator(".minispec-drill")
     asked = drill.locator(".drill-ask").inner_text()
     [question] = [q for q in load().values() if q.question == asked]
@@ -34,6 +34,9 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
         page.keyboard.press("Enter")
 
     drill.get_by_text(f"In short: {question.short[:40]}").wait_for()
+    assert drill.get_by_text("You wrote: a b dd x", exact=True).count() == 1 + len(
+        question.follow_ups
+    )  # to the last letter
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
     boxes = drill.get_by_role("checkbox")
     lines = [*question.L4, *question.L5, *question.L6, *question.follow_ups, *question.raises, *question.sinks]

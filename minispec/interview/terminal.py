@@ -1,0 +1,186 @@
+"""The drill and the mock interview in a terminal: lines of at most 80 columns, and what was answered is never lost.
+
+Works as well when the answers come from a file or a pipe: where they end, the sitting ends.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+from pathlib import Path
+from textwrap import wrap
+
+from .drill import FOLLOW_UP, RAISES, SINKS, Figure, Said, Session, Talk, Task, read_number
+from .mock_interview import Mock
+from .summary import count, explained, grade_of, summary
+
+TITLES = {FOLLOW_UP: "follow-ups answered", RAISES: "raises you", SINKS: "sinks you (tick what you did say)"}
+WIDEST = 80
+
+
+class Quit(Exception):
+    """Enough for today."""
+
+
+class Skip(Exception):
+    """Not this one."""
+
+
+class Console:
+    """Lines out, replies in."""
+
+    def __init__(self, read: Callable[[str], str] = input, write: Callable[[str], None] = print):
+        self._read, self._write = read, write
+        self._unseen = read is input and not sys.stdin.isatty()  # replies from a pipe are not on the screen
+
+    def say(self, text: str = "", first: str = "", rest: str | None = None) -> None:
+        """A paragraph; `first` and `rest` stand before its first line and before the others."""
+        width = min(WIDEST, shutil.get_terminal_size().columns)
+        lines = wrap(text, max(width, 20), initial_indent=first, subsequent_indent=first if rest is None else rest)
+        for line in lines or [""]:
+            self._write(line)
+
+    def say_all(self, lines: Iterable[str]) -> None:
+        """Lines of Markdown: a list's continue under its text."""
+        for line in lines:
+            lead = re.match(r"\s*(- |> )?", line)[0]
+            self.say(line[len(lead) :], lead, " " * len(lead))
+
+    def ask(self) -> str:
+        """A reply. s skips, q ends, and so does the end of the input."""
+        try:
+            reply = self._read("> ").strip()
+            if self._unseen:
+                self._write("")
+        except EOFError:
+            self._write("")
+            raise Quit from None
+        if reply.lower() == "q":
+            raise Quit
+        if reply.lower() == "s":
+            raise Skip
+        return reply
+
+
+def read_ticks(text: str, boxes: int) -> set[int] | None:
+    """ "1 3 5-7" as places from 0; None if there is no such box."""
+    ticked: set[int] = set()
+    for part in filter(None, re.split(r"[\s,]+", text)):
+        found = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
+        first, last = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+        if not 1 <= first <= last <= boxes:
+            return None
+        ticked |= set(range(first - 1, last))
+    return ticked
+
+
+def shortest(file: Path) -> str:
+    return min(str(file), os.path.relpath(file), key=len)
+
+
+# ---- one item -------------------------------------------------------------------------------------------------------
+
+
+def talk(console: Console, session: Session, item: Talk) -> None:
+    texts = []
+    for number, asked in enumerate(item.asks):
+        console.say(asked, "Follow-up: " * bool(number), "")
+        texts.append(console.ask())
+    console.say()
+    console.say(item.question.short, "In short: ", "  ")
+    boxes, group = item.rubric, None
+    for number, box in enumerate(boxes, start=1):
+        if box.group != group:
+            group = box.group
+            console.say()
+            console.say(TITLES.get(group, group))
+        console.say(box.text, f"{number:4} ", " " * 5)
+    console.say()
+    console.say("What did you say? Numbers, such as 1 2 5-7; Enter if none of it.")
+    while (ticked := read_ticks(console.ask(), len(boxes))) is None:
+        console.say(f"Give numbers from 1 to {len(boxes)}, or just press Enter.")
+    said = session.ticked(ticked, texts)
+    console.say(f"{said.level}.{when(session, said)}")
+
+
+def when(session: Session, said: Said) -> str:
+    """When a question comes back."""
+    if session.schedule is None:
+        return ""
+    days = round((session.schedule.due(said.item.key) - session.schedule.now()) / timedelta(days=1))
+    return f" It comes back in {count(days, 'day') if days else 'your next sitting'}."
+
+
+def figure(console: Console, session: Session, item: Figure) -> None:
+    console.say(item.asks[0])
+    reply = console.ask()
+    while reply and read_number(reply) is None:
+        console.say("Give a number, or a sum such as 2*80*8*128; just Enter if you do not know.")
+        reply = console.ask()
+    result = session.computed(reply)
+    console.say(grade_of(result))
+    for line in explained(item.number):
+        console.say(line, "  ", "    ")
+
+
+def task(console: Console, session: Mock, item: Task) -> None:
+    file = session.begin()
+    console.say(f"Exercise {item.exercise}, {count(item.minutes, 'minute')}. Open this notebook (minispec lab), fill "
+                "in the function, save, then press Enter here to have it checked; s leaves it out.")  # fmt: skip
+    console.say(shortest(file), "  ")
+    console.ask()
+    console.say("Running it …")
+    for line in session.check().text.splitlines():
+        console.say(line, "  ")
+
+
+# ---- a sitting ------------------------------------------------------------------------------------------------------
+
+
+def run(console: Console, session: Session) -> int:
+    """Ask until the end, the time, q, the end of input (0) or Ctrl-C (130)."""
+    if session.schedule and session.schedule.notice:
+        console.say(f"Note: {session.schedule.notice}.")
+    console.say("Answer aloud or in writing, then press Enter. s skips, q ends.")
+    try:
+        while (item := session.current) is not None:
+            head = f"{session.place + 1} of {len(session.items)}"
+            subject = f" · {item.question.topic}" if item.question else ""
+            console.say()
+            console.say(f"── {head}{subject} · {session.elapsed:.0f} of {session.minutes:g} minutes ──")
+            if isinstance(session, Mock) and item is session.figures[0]:
+                console.say(f"A derivation. {session.derivation.given}")
+            try:
+                {Talk: talk, Figure: figure, Task: task}[type(item)](console, session, item)
+            except Skip:
+                session.skip()
+    except Quit:
+        return 0
+    except KeyboardInterrupt:
+        console.say()
+        return 130
+    return 0
+
+
+def drill(session: Session, console: Console | None = None) -> int:
+    console = console or Console()
+    code = run(console, session)
+    console.say()
+    console.say_all(summary(session))
+    return code
+
+
+def mock(session: Mock, console: Console | None = None, out: Path | None = None) -> int:
+    console = console or Console()
+    code = run(console, session)
+    console.say()
+    console.say_all(session.report().splitlines())
+    try:
+        console.say(f"kept as {shortest(session.keep(out))}")
+    except OSError as error:
+        console.say(f"the report is not kept: {error}")
+    return code
