@@ -243,7 +243,8 @@ viz.cycle_stepper(target, draft, question, fast)
 #
 # All of this runs in the servers you may have used. In vLLM it is switched on with `speculative_config`, in SGLang with
 # `--speculative-algorithm`, in TensorRT-LLM with a `speculative_config` too. Hugging Face transformers calls it assisted
-# generation: `generate(…, assistant_model=draft)`. Prefill and decode have the same names everywhere.
+# generation: `generate(…, assistant_model=draft)`. Prefill and decode are called so nearly everywhere; TensorRT-LLM says
+# context phase and generation phase.
 
 # %% [markdown]
 # ## Check yourself

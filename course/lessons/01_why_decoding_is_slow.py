@@ -312,11 +312,12 @@ viz.timing(here)
 # - vLLM and SGLang report **TTFT** (time to first token: queue and prefill) and **TPOT** or **ITL** (time per output
 #   token: decode) apart, because different resources limit them.
 # - `max_num_batched_tokens` in vLLM caps the tokens $B \cdot M$ of a step. A long prompt is cut into pieces that ride along
-#   with decode: **chunked prefill**, `--chunked-prefill-size` in SGLang. Compute-bound and memory-bound work share a pass.
+#   with decode: **chunked prefill**. Compute-bound and memory-bound work share a pass. In SGLang `--chunked-prefill-size`
+#   cuts the prompt, and with `--enable-mixed-chunk` its pieces share passes with decode.
 # - Large services run prefill and decode on different machines: **disaggregated prefill** in vLLM, **PD disaggregation**
 #   in SGLang.
-# - Overhead is fought with CUDA graphs: a whole pass is one launch. `--enforce-eager` in vLLM turns them off, and is a
-#   good way to see what they were worth.
+# - Overhead is fought with CUDA graphs: a whole pass is one launch. `--enforce-eager` in vLLM turns them off, together
+#   with `torch.compile`, and shows what both were worth.
 
 # %% [markdown]
 # ## Check yourself

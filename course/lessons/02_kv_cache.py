@@ -337,7 +337,7 @@ print("rows of", batch.lengths.tolist(), "tokens in one cache")
 # - vLLM takes a share of the card (`--gpu-memory-utilization`), subtracts weights and working memory, and fills the rest
 #   with cache. Its log then says how many tokens fit: the division you did above. SGLang's knob is
 #   `--mem-fraction-static`.
-# - `--kv-cache-dtype fp8` halves the cache in either of them.
+# - `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache in either of them.
 # - Neither keeps a cache in one piece, as ours is here. They cut it into blocks: lesson 03.
 # - A rewind is a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by what was rejected.
 # - DeepSeek's MLA goes further than GQA. It keeps one small vector per token and layer from which keys and values are

@@ -337,7 +337,7 @@ print("the same tables after every step:", [frame.holdings for frame in real] ==
 # other's full blocks by hash, so the current version needs no copy on write; the first one had it.
 #
 # **SGLang** keeps prefixes in a radix tree (*RadixAttention*), by default with a `page_size` of one token: it shares to
-# the last token, and wastes nothing at the end.
+# the last token, and wastes nothing at the end. Some attention backends need larger pages.
 #
 # **TensorRT-LLM** says `tokens_per_block`. Attention kernels take the table as an argument (`block_table` in
 # FlashAttention, page indices in FlashInfer), so nobody gathers first as our plain version does.

@@ -323,7 +323,7 @@ for bonus in (False, True):
 #
 # | here | vLLM | elsewhere |
 # |---|---|---|
-# | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps`, `--speculative-num-draft-tokens` |
+# | `k` | `num_speculative_tokens` in `speculative_config` | SGLang: `--speculative-num-steps`; `--speculative-num-draft-tokens` is one more in a chain |
 # | draft | `method` and `model` in `speculative_config`; the code says *proposer* | transformers: `assistant_model`, *assisted generation* |
 # | verify | one step of the scheduler, then `RejectionSampler` | |
 # | correction | *recovered token* | |

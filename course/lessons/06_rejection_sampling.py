@@ -564,15 +564,15 @@ else:
 # | minispec | vLLM | elsewhere |
 # |---|---|---|
 # | `verify.chain_batch` | `RejectionSampler` (v1/sample) | transformers: `_speculative_sampling` |
-# | the correction | *recovered token* | *resampled token* in papers |
-# | the bonus | *bonus token* | the same in SGLang |
-# | `q=None`, one-hot | no `draft_probs`: n-gram and greedy drafts | EAGLE in SGLang verifies against the target alone |
+# | the correction | *recovered token* | papers speak of *resampling* |
+# | the bonus | *bonus token* | SGLang says *bonus* for a correction, too |
+# | `q=None`, one-hot | no `draft_probs`: n-gram and greedy drafts | EAGLE in SGLang, by default: the target alone decides |
 # | greedy target | compares with the argmax, no coin | the same |
-# | `typical` (lossy) | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
+# | a lossy rule, like `typical` | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
 #
-# Production code does all rows and places in one kernel, draws the recovered token of every place in advance, and computes
-# the coin in float32 even where the model runs in bfloat16. The documentation promises what you can now read precisely:
-# lossless up to the numerics of the hardware.
+# Production code takes all rows at once, and computes $p$ in float32 even where the model runs in bfloat16. vLLM
+# draws the recovered token of every place in advance, and its coins in float64, because in float32 a coin of exactly 0
+# is too common. Its documentation promises what you can now read precisely: lossless up to the numerics of the hardware.
 #
 # Rules that accept more by bending the law exist and are used on purpose. Lesson 09 has one. They should say so.
 

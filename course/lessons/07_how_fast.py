@@ -329,12 +329,12 @@ print(f"α = {needed:.2f}, with K = {theory.best_k(needed, 0.1)}")
 #
 # | minispec | vLLM | elsewhere |
 # |---|---|---|
-# | $K$ | `num_speculative_tokens` | SGLang: `speculative_num_draft_tokens` |
-# | accepted over drafted | *draft acceptance rate*, in the log and in Prometheus | |
-# | $E[N]$ | *mean acceptance length* | SGLang: `accept length` |
-# | β by place | *per-position acceptance rate* | |
-# | `k="auto"` | K is fixed when the server starts | some engines adapt it to acceptance and batch |
-# | the cycle as one launch | CUDA graphs for uniform decode batches | the same in SGLang |
+# | $K$ | `num_speculative_tokens` | SGLang: `speculative_num_steps`; `speculative_num_draft_tokens` is $K + 1$ in a chain |
+# | accepted over drafted | *draft acceptance rate* in the log; in Prometheus two counters to divide | |
+# | $E[N]$ | *mean acceptance length* | SGLang: *accept length* |
+# | $\prod_{j \le i} \beta_j$ | *per-position acceptance rate*: not given that place $i$ was reached | |
+# | `k="auto"` | fixed, or by batch size: `num_speculative_tokens_per_batch_size` | by acceptance: `--speculative-adaptive` in SGLang |
+# | the cycle as one launch | a CUDA graph of the target's pass, for *uniform decode* batches | SGLang: graphs for draft and verify |
 #
 # Note the second row. What vLLM logs as acceptance rate is accepted over drafted; convert it before you use the formula.
 # Compare systems by tokens per target pass: it has one definition.

@@ -397,9 +397,10 @@ print("the hotter the target, the lower the best acceptance:", best == sorted(be
 # `"suffix"`, `"draft_model"`, `"medusa"`, `"eagle3"`, `"mtp"` and a few more; `num_speculative_tokens` is our $k$.
 # SGLang has `--speculative-algorithm` with `NGRAM`, `STANDALONE` (a small model) and `EAGLE3`.
 # Hugging Face transformers calls the small model `assistant_model`, early exit `assistant_early_exit`, and prompt lookup
-# `prompt_lookup_num_tokens`. TensorRT-LLM offers lookahead.
+# `prompt_lookup_num_tokens`. TensorRT-LLM had lookahead in its TensorRT backend, which current versions have dropped.
 #
-# All of them have one verify path, as here. A new drafter is a new proposer class.
+# vLLM and transformers have one verify path for all drafters, as here. A new one is a new proposer, or in transformers a
+# new `CandidateGenerator`.
 
 # %% [markdown]
 # ## Check yourself

@@ -322,9 +322,9 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # ## In production
 #
 # vLLM loads quantised checkpoints by their config (`compressed-tensors`, `awq`, `gptq`, `fp8`; `--quantization` names one)
-# and runs 4-bit weights through its Marlin kernels, which unpack in registers. The cache has `--kv-cache-dtype fp8`.
-# SGLang uses the same two option names. Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton. What
-# we call splits is known there as split-KV or flash-decoding.
+# and runs 4-bit weights through kernels such as Marlin, which unpack in registers. The cache has `--kv-cache-dtype fp8`.
+# SGLang uses the same two option names, but wants to know which fp8: `fp8_e4m3` or `fp8_e5m2`. Attention kernels come as
+# *backends*: FlashAttention, FlashInfer, Triton. What we call splits is known there as split-KV or flash-decoding.
 
 # %% [markdown]
 # ## Check yourself

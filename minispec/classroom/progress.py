@@ -87,7 +87,7 @@ def _update(id: str, note: Callable[[dict], None]) -> dict:
             known = read()
             entry = known.setdefault(id, entry)
             note(entry)
-            _replace(file, {"version": 1, "exercises": known})
+            write_atomically(file, {"version": 1, "exercises": known})
     except OSError:
         if entry == _sound(None):
             note(entry)
@@ -103,7 +103,7 @@ def _set_aside_if_broken(file: Path) -> None:
             os.replace(file, file.with_name(f"{file.name}.broken"))
 
 
-def _replace(file: Path, content: dict) -> None:
+def write_atomically(file: Path, content: dict) -> None:
     handle, unfinished = mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:

@@ -91,7 +91,7 @@ class Schedule:
             self.cards |= self._read()  # another notebook may have added to it
             self._note(key, rating)
             kept = {name: card.to_dict() for name, card in self.cards.items()}
-            progress._replace(self.file, {"version": 1, "cards": kept})
+            progress.write_atomically(self.file, {"version": 1, "cards": kept})
 
     def _note(self, key: str, rating: Rating) -> None:
         card = self.cards.get(key) or Card(card_id=0, due=self.now())
