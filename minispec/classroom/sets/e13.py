@@ -80,7 +80,7 @@ COLUMN_ROW = exercise(
         "parts = [relu(x @ a) @ b for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0))]; return "
         "all_reduce(parts) + bias. The bias comes after the sum, once.",
     ),
-    code="minispec.theory.tensor_parallel_bytes",
+    code="minispec.parallel.parallelize",
     reference=column_row,
     observe=observe_column_row,
     cases=[
