@@ -101,6 +101,9 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
     if not (folder / "config.json").is_file():
         raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
     raw = read_json(folder / "config.json")
+    if "kind" in raw:
+        raise ValueError(f"{folder} holds {raw['kind']} heads for {raw.get('target')!r}, not a model: "
+                         "they are for a drafter (minispec.drafters)")  # fmt: skip
     try:
         config = Config.from_hf(raw)
     except KeyError as missing:

@@ -24,7 +24,8 @@ def place(monkeypatch, tmp_path):
 def test_models_is_a_list_that_prints_as_a_table(place):
     listed = ms.models()
     assert isinstance(listed, list)
-    assert [e.name for e in listed] == ["micro", "micro-draft", "smollm2", "smollm2-draft"]
+    heads = ["micro-medusa", "micro-eagle", "micro-dflash"]
+    assert [e.name for e in listed] == ["micro", "micro-draft", *heads, "smollm2", "smollm2-draft"]
     assert ms.models.table() == str(listed) == repr(listed)
     head, rule, *rows = str(listed).splitlines()
     assert head.split()[0] == "name" and set(rule) == {"-", " "}
@@ -43,11 +44,12 @@ def test_table_tells_what_is_here(place, tiny_folder, tiny_text):
         assert entry.present() and not registry.KNOWN["micro-draft"].present()
         assert entry.parameters == tiny_text.num_parameters
         assert entry.size == sum(f.stat().st_size for f in tiny_folder.iterdir())
-    assert [row.split()[-1] for row in ms.models.table().splitlines()[2:]] == ["yes", "no", "yes", "no"]
+    here = lambda: {row.split()[0]: row.split()[-1] for row in ms.models.table().splitlines()[2:]}  # noqa: E731
+    assert here() == {name: "yes" if name in ("micro", "smollm2") else "no" for name in registry.KNOWN}
     (micro.folder / "model.safetensors").write_bytes(b"damaged")  # a table is drawn all the same
     assert micro.parameters is None
     (smollm2.folder / "model.safetensors").unlink()
-    assert [row.split()[-1] for row in ms.models.table().splitlines()[2:]] == ["yes", "no", "damaged", "no"]
+    assert here()["micro"] == "yes" and here()["smollm2"] == "damaged"
 
 
 def test_int8_weights_count_once(place, make_model):
@@ -74,6 +76,24 @@ def test_folder_wins_over_a_hub_id(place, tiny_folder, monkeypatch):
 def test_package_without_its_data(place, name):
     with pytest.raises(ValueError, match=f"'{name}'.*incomplete"):
         ms.load(name)
+
+
+@pytest.mark.parametrize("kind", ["Medusa", "Eagle", "DFlash"])
+def test_heads_that_ship_fit_micro(kind):
+    target = ms.load("micro", device="cpu", dtype=torch.float64)
+    prompt = "One day, a girl named Lily"
+    out = ms.speculate(target, prompt, getattr(ms.drafters, kind)(target), k=4, max_new_tokens=20)
+    assert out.tokens == ms.generate(target, prompt, max_new_tokens=20).tokens
+    assert out.trace.target_passes < 16  # untrained they save next to nothing
+    folder = registry.DATA / f"micro-{kind.lower()}"
+    accuracy = json.loads((folder / "config.json").read_text(encoding="utf-8"))["accuracy"]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert all(f"{row[0] if isinstance(row, list) else row:.3f}" in card for row in accuracy)
+
+
+def test_heads_are_no_model():
+    with pytest.raises(ValueError, match="medusa heads for 'micro', not a model"):
+        ms.load("micro-medusa", device="cpu")
 
 
 @pytest.mark.parametrize("name", ["smolm2", "", "a/b/c", "no such/folder", "../there", "~/there"])

@@ -58,7 +58,10 @@ def measure_positions(
 
 
 def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | None = None) -> tuple[go.Figure, str]:
-    """Left the chance at every place, right what a pass is worth and what it reads. `drafter`: the one to bring out."""
+    """Left the chance at every place, right what a pass is worth and what it reads. `drafter`: the one to bring out.
+
+    The fewer cycles came to a place, the smaller its mark.
+    """
     traces = {name: trace for (kind, T, name), trace in runs.items() if (kind, T) == (text, temperature)}
     if not traces:
         kinds, hot = sorted({kind for kind, _, _ in runs}), sorted({T for _, T, _ in runs})
@@ -72,16 +75,18 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
     figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.2), barmode="overlay")
     figure.update_annotations(font_size=14)
     for i, (name, trace) in enumerate(traces.items()):
-        rates, colour = trace.acceptance_by_position, PALETTE[i % len(PALETTE)]
+        rates, came, colour = trace.acceptance_by_position, reached(trace), PALETTE[i % len(PALETTE)]
         bright = drafter in (None, name)
         figure.add_scatter(
             x=list(range(1, len(rates) + 1)),
             y=rates,
-            customdata=reached(trace),
+            customdata=came,
             name=name,
             mode="lines+markers",
             line=dict(color=colour, width=4 if drafter == name else 2),
-            marker=dict(symbol=SYMBOLS[i % len(SYMBOLS)], size=9),
+            marker=dict(
+                symbol=SYMBOLS[i % len(SYMBOLS)], size=[5 + 9 * (n / came[0]) ** 0.5 for n in came], line=dict(width=0)
+            ),
             opacity=1 if bright else 0.25,
             hovertemplate=f"{escape(name)}<br>place %{{x}}: %{{y:.2f}} of %{{customdata}} cycles<extra></extra>",
             row=1,
@@ -94,8 +99,7 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
             text=[f"{trace.tokens_per_cycle:.2f} written, {trace.drafted_per_cycle:.0f} drafted"],
             textposition="outside",
             cliponaxis=False,
-            marker=dict(color=colour),
-            opacity=1 if bright else 0.25,
+            marker=dict(color=colour, opacity=1 if bright else 0.25),  # what is written beside a bar stays readable
             showlegend=False,
             hovertemplate=f"{escape(name)}: %{{x:.2f}} tokens a pass<extra></extra>",
             row=1,
@@ -104,7 +108,7 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
     figure.update_xaxes(title="place in the draft", dtick=1, row=1, col=1)
     figure.update_yaxes(range=[0, 1.03], title="share of the cycles", row=1, col=1)
     most = max(trace.tokens_per_cycle for trace in traces.values())
-    figure.update_xaxes(title="tokens written per pass of the target", range=[0, 1.9 * most], row=1, col=2)
+    figure.update_xaxes(title="tokens written per pass of the target", range=[0, 2.2 * most], row=1, col=2)
     figure.update_yaxes(autorange="reversed", row=1, col=2)
     figure.add_vline(x=1, line=dict(color=GREY, dash="dash", width=1), row=1, col=2)
     return figure, _words(traces, text, temperature, drafter)

@@ -96,7 +96,7 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
         mode="markers+text",
         text=[f"<b>{name}</b>" if place in accepted else name for place, name in enumerate(names)],
         textposition=[
-            "top center",
+            "middle left",
             *("top right" if node in parents else "middle right" for node in range(len(parents))),
         ],
         textfont=dict(size=12),
@@ -111,7 +111,7 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
         row=1,
         col=1,
     )
-    figure.update_xaxes(title="depth", range=[-0.2, max(depth) + 0.9], tickvals=list(range(max(depth) + 1)),
+    figure.update_xaxes(title="depth", range=[-0.7, max(depth) + 0.9], tickvals=list(range(max(depth) + 1)),
                         showgrid=False, zeroline=False, row=1, col=1)  # fmt: skip
     figure.update_yaxes(visible=False, autorange="reversed", row=1, col=1)
 
@@ -136,7 +136,7 @@ def _draw_mask(figure, parents, names, positions, node, chosen) -> None:
         col=2,
     )
     step = 1 + size // 12
-    figure.update_xaxes(title="seen: the text so far, then the tokens of the pass",
+    figure.update_xaxes(title="seen: the text, then the pass",
                         tickvals=[0, *range(1 + step, size + 1, step)], ticktext=["text", *range(step, size, step)],
                         tickangle=0, showgrid=False, zeroline=False, row=1, col=2)  # fmt: skip
     figure.update_yaxes(
