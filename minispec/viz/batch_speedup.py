@@ -163,8 +163,8 @@ def batch_speedup_figure(
         figure.add_scatter(x=rows, y=[dot.v for dot in dots], mode="markers", marker=look, showlegend=False,
                            name="v, measured here", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
                            row=1, col=2)  # fmt: skip
-    figure.update_xaxes(title="rows in the batch", type="log", tickvals=[2**n for n in range(10)],
-                        ticktext=[str(2**n) for n in range(10)])  # fmt: skip
+    figure.update_xaxes(title="rows in the batch", type="log", tickvals=[4**n for n in range(5)],
+                        ticktext=[str(4**n) for n in range(5)])  # fmt: skip
     top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in dots)])
     figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
     highest = max([LONGEST, *cost, *(d.v for d in dots)])

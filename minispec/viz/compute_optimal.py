@@ -12,7 +12,7 @@ from .. import theory
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE
 
-SIZES = (8.0, 12.5)  # log10 of the parameters shown
+SIZES = (8.5, 12.5)  # log10 of the parameters shown
 DATA = (9.0, 14.0)  # and of the tokens
 
 
@@ -23,6 +23,7 @@ class Trained:
     name: str
     parameters: float
     tokens: float
+    label: str = "top center"  # where its name stands
 
     @property
     def flops(self) -> float:
@@ -30,9 +31,9 @@ class Trained:
 
 
 KNOWN = (
-    Trained("GPT-3", 175e9, 300e9),
-    Trained("Gopher", 280e9, 300e9),
-    Trained("Chinchilla", 70e9, 1.4e12),
+    Trained("GPT-3", 175e9, 300e9, "bottom left"),
+    Trained("Gopher", 280e9, 300e9, "bottom right"),
+    Trained("Chinchilla", 70e9, 1.4e12, "top left"),
     Trained("LLaMA-2-7B", 6.7e9, 2e12),
     Trained("Llama-3-8B", 8.0e9, 15e12),
 )
@@ -60,7 +61,7 @@ def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, model
                        hovertemplate=f"{short(n)} parameters<br>{short(d)} tokens<extra></extra>")  # fmt: skip
     figure.add_scatter(
         x=[model.parameters for model in models], y=[model.tokens for model in models], mode="markers+text",
-        text=[model.name for model in models], textposition="top center", name="trained so",
+        text=[model.name for model in models], textposition=[model.label for model in models], name="trained so",
         marker=dict(size=10, color=PALETTE[1]), customdata=[f"{model.flops:.2g}" for model in models],
         hovertemplate="%{text}: %{x:.3s} parameters, %{y:.3s} tokens<br>%{customdata} FLOP<extra></extra>",
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Timelines of several ranks at work: tensor, pipeline and expert parallelism, from runs that really happened.
 
     from minispec.viz.parallel_timelines import keep
-    keep()                                             # records them anew: two processes each, a minute in all
+    keep()                                             # records them anew: two processes each, some minutes at most
 
 Every rank is a process with one thread. Each run is repeated in the same processes, and the fastest is kept: it was
 disturbed least. What crosses between processes of one machine here crosses NVLink or a network elsewhere, so the
@@ -140,8 +140,8 @@ def with_favourite(weights: Mixture, x: torch.Tensor, share: float) -> Mixture:
     return Mixture(router, weights.up, weights.down)
 
 
-def record_timelines(model: str = "micro", rows: int = 8, length: int = 64, repeat: int = 20) -> list[Recording]:
-    """All runs of the widget, on two fresh processes each. About a minute."""
+def record_timelines(model: str = "micro", rows: int = 8, length: int = 64, repeat: int = 60) -> list[Recording]:
+    """All runs of the widget, on two fresh processes each: a minute on an idle machine."""
     generator = torch.Generator().manual_seed(0)
     config = load_whole(model, device="cpu").config
     tokens = torch.randint(config.vocab_size, (rows, length), generator=generator)

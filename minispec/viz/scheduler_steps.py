@@ -124,7 +124,11 @@ def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | Non
     )
     cell = "padding:3px 10px 3px 0;text-align:left;vertical-align:middle"
     names = ("request", "reads", f"slots, in blocks of {size}", "tokens")
-    rows = "".join(f'<th style="{cell};font-weight:500;opacity:.75">{name}</th>' for name in names)
+    widths = ("auto", "76px", "auto", "auto")  # the second's texts differ in length, and the strips shall not jump
+    rows = "".join(
+        f'<th style="{cell};font-weight:500;opacity:.75;min-width:{width}">{name}</th>'
+        for name, width in zip(names, widths, strict=True)
+    )
     rows = f"<tr>{rows}</tr>"
     for part in moment.parts:
         texts = (f"<b>{letter(part.id)}</b>", _reads(part, show), _strip(part, show, size, slots),
