@@ -372,10 +372,10 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # ## In production
 #
 # - **vLLM**: `"method": "medusa"` in `speculative_config`. It takes the best token of each head, so it verifies a chain.
-# - **TensorRT-LLM** and the authors' code take a static tree as `medusa_choices`: tuples as above. The authors call ε
-#   `posterior_threshold` and δ `posterior_alpha`.
+# - The authors' code takes a static tree as `medusa_choices`, tuples as above; TensorRT-LLM's older backend did, too. The
+#   authors call ε `posterior_threshold` and δ `posterior_alpha`.
 # - **SGLang** verifies trees with a mask, for EAGLE: `--speculative-eagle-topk` is the width,
-#   `--speculative-num-draft-tokens` the number of nodes. FlashInfer calls the argument `custom_mask`.
+#   `--speculative-num-draft-tokens` the number of nodes, with the root. FlashInfer calls the argument `custom_mask`.
 # - **MTP** (multi-token prediction, as in DeepSeek-V3) trains such modules together with the model, one after the other
 #   instead of side by side, so that each knows what the one before it chose.
 #

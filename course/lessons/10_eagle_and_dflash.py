@@ -398,7 +398,7 @@ viz.positions(runs)
 # - **EAGLE-3** is the usual choice of servers. vLLM: `"method": "eagle3"` with the head as `model`; the streams are its
 #   *auxiliary hidden states*. SGLang: `--speculative-algorithm EAGLE3`, `--speculative-num-steps` (depth),
 #   `--speculative-eagle-topk` (width), `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table
-#   called `d2t`, draft to target: our `head_ids`.
+#   called `d2t`, draft to target, for our `head_ids`.
 # - **DFlash**: `"method": "dflash"` in vLLM, `--speculative-algorithm DFLASH` in SGLang. Five blanks cost no more passes
 #   than two, so its blocks are longer.
 # - **Training** is a tool of its own: *speculators* for vLLM, *SpecForge* for SGLang.

@@ -206,8 +206,8 @@ print("tokens an expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
 # %% [markdown]
 # ## Timelines
 #
-# The three cuts, recorded: two processes on two cores, the fastest of sixty tries each. Others were at work on that
-# machine, so compare shapes and shares, not the milliseconds of two runs. What crosses between processes there would
+# The three cuts, recorded: two processes on two cores, the fastest of sixty tries each. On CPUs the
+# operating system has its say, so compare shapes, not milliseconds. What crosses between processes there would
 # cross NVLink or a network elsewhere.
 
 # %% tags=["nbval-ignore-output"]

@@ -265,7 +265,7 @@ print("right" if figure.number.matches(3.5) else "wrong")
 # Interviewers who run such systems ask about what hurt them. The same themes come up, whatever the stack is called:
 # why a benchmark's speed-up vanished under load, what filled the memory, why the tail latency rose when the mean fell,
 # how a change was rolled out and taken back. Read the metrics page of one real server before the day. vLLM's counts
-# running and waiting requests, cache usage, preemptions, and drafted and accepted tokens by position. For each of these,
+# running and waiting requests, cache usage, preemptions, drafted tokens, and accepted ones by position. For each of these,
 # know what you would do if it doubled overnight.
 
 # %% [markdown]

@@ -29,6 +29,7 @@ from . import progress
 from .exercise import Complaint, Exercise, find
 from .guard import TimeUp, time_limit
 from .show import differences, kind, same, show
+from .variants import varied
 
 RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
 
@@ -60,9 +61,11 @@ class Judgement:
     case: int | None = None  # the first that failed
 
 
-def check(id: str, answer: Callable) -> None:
-    """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong."""
-    judgement = judge(find(id), answer)
+def check(id: str, answer: Callable, **parameters) -> None:
+    """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong.
+
+    parameters: those of a variant, as the notebook of a class gives them."""
+    judgement = judge(varied(id, parameters) if parameters else find(id), answer)
     progress.attempted(id, judgement.outcome)
     if judgement.outcome == WRONG:
         raise Wrong(judgement.text)

@@ -1,0 +1,1 @@
+"""What runs in a student's process, and the plain data that it speaks."""

@@ -1,0 +1,207 @@
+"""Hand a set out, and take it in again.
+
+    minispec release 03 05 --to handout/                    one copy of each, for everybody
+    minispec release 02 07 --to handout/ --seed 7           with a twist that the published solutions do not know
+    minispec release 02 07 --to handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
+    minispec release 06 --to course/ --nbgrader             sources for nbgrader's own pipeline
+    minispec collect downloads/ --to submissions/           one folder a student, ready for minispec grade
+
+What a copy withholds: the solutions, the seed, and the cases that the grader draws from it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import stat
+import zipfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbformat import NotebookNode
+
+from . import builder, submission, variants
+
+STRICT = '### BEGIN HIDDEN TESTS\nimport os\n\nos.environ["MINISPEC_STRICT"] = "1"\n### END HIDDEN TESTS\n'
+LATER = "# This one is checked after you have handed it in."
+MOST_ZIPPED = 2000  # files in an archive
+NO_NAME = "/\\:\0"
+
+
+# ---- out ------------------------------------------------------------------------------------------------------------
+
+
+def release(
+    names: Sequence[str],
+    to: Path,
+    seed: int | None = None,
+    students: Sequence[str] | None = None,
+    checks: bool = True,
+) -> list[Path]:
+    """Write student copies of these sets; with students, a folder for each. Returns the notebooks."""
+    if students is not None and seed is None:
+        raise ValueError("students are given but no seed: the copies would all be the same; give --seed too")
+    jobs = exercise_jobs(names)
+    written = []
+    for student in students or [None]:
+        if student is not None and (not student.strip() or student.startswith(".") or set(student) & set(NO_NAME)):
+            raise ValueError(f"students={student!r} cannot be the name of a folder")
+        for job in jobs:
+            place = (to / student if student else to) / f"{job.name}.ipynb"
+            if place.exists():
+                raise ValueError(f"{place} exists already: give another folder, or move it away")
+            notebook = builder.compose(job)
+            if seed is not None:
+                twist(notebook, seed, student)
+            if not checks:
+                withhold(notebook)
+            save(notebook, place)
+            written.append(place)
+    return written
+
+
+def exercise_jobs(names: Sequence[str]) -> list[builder.Job]:
+    jobs = [job for job in builder.jobs(names) if job.kind == "exercise"]
+    if not names or {job.name for job in jobs} != {job.name for job in builder.jobs(names)}:
+        raise ValueError(f"names={' '.join(names) or '(none)'}: give sets of exercises, such as 03 05")
+    return jobs
+
+
+def twist(notebook: NotebookNode, seed: int, student: str | None) -> None:
+    """Turn the exercises that have variants into those of this seed."""
+    texts = {cell.id: cell for cell in notebook.cells}
+    before: NotebookNode | None = None
+    for cell in texts.values():
+        own = cell.metadata.get("minispec", {})
+        if cell.cell_type == "markdown":
+            before = cell
+        elif own.get("exercise") in variants.VARIANTS:
+            values = variants.parameters(own["exercise"], seed, student)
+            if own["role"] == "answer":  # the text is the markdown cell in front of it
+                before.source += f"\n\n{variants.words(own['exercise'], values)}"
+            elif own["role"] == "check":
+                given = ", ".join(f"{name}={value!r}" for name, value in values.items())
+                cell.source = cell.source.rstrip().removesuffix(")") + f", {given})"
+
+
+def withhold(notebook: NotebookNode) -> None:
+    """Take the checks and hints out: an exam on paper, so to speak."""
+    for cell in notebook.cells:
+        own = cell.metadata.get("minispec", {})
+        if own.get("role") == "check":
+            cell.source = LATER
+            cell.metadata["minispec"] = {"exercise": own["exercise"], "role": "check"}
+    notebook.cells = [c for c in notebook.cells if c.metadata.get("minispec", {}).get("role") != "hint"]
+    notebook.cells = [c for c in notebook.cells if c.cell_type != "code" or not c.source.startswith("draw(")]
+
+
+def nbgrader_sources(names: Sequence[str], to: Path) -> list[Path]:
+    """Notebooks for nbgrader generate_assignment: to/source/NAME/NAME.ipynb, with the solutions between its marks.
+
+    A check that passes what was not attempted is for students. The hidden line makes it strict when nbgrader grades.
+    """
+    written = []
+    for job in exercise_jobs(names):
+        notebook = builder.compose(job)
+        raw = jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent")
+        solved = {
+            cell.metadata["exercise"]: cell.source
+            for cell in raw.cells
+            if "exercise" in cell.metadata and "### BEGIN SOLUTION" in cell.source
+        }
+        for cell in notebook.cells:
+            own = cell.metadata.get("minispec", {})
+            if own.get("role") == "answer":
+                cell.source = solved[own["exercise"]]
+            elif own.get("role") == "check":
+                cell.source = STRICT + cell.source
+        place = to / "source" / job.name / f"{job.name}.ipynb"
+        save(notebook, place)
+        written.append(place)
+    return written
+
+
+def save(notebook: NotebookNode, place: Path) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
+
+
+# ---- in -------------------------------------------------------------------------------------------------------------
+
+
+def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
+    """Sort what was handed in by student: to/STUDENT/NAME.ipynb. Returns what was written, and what was left out.
+
+    source is a folder or a zip archive, as a learning platform makes it: NAME/….ipynb, NAME_…/….ipynb or NAME_….ipynb.
+    A later file of the same name takes a number. Contents are neither believed nor changed; links are left out.
+    """
+    written, left_out = [], []
+    for name, data in handed_in(source, left_out):
+        parts = Path(name).parts
+        student = owner(parts)
+        if student is None:
+            left_out.append(f"{name}: does not say whose it is; put it into a folder with the student's name")
+            continue
+        place, number = to / student / parts[-1], 2
+        while place.exists() and place.read_bytes() != data:
+            place, number = place.with_name(f"{Path(parts[-1]).stem}-{number}.ipynb"), number + 1
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+        written.append(place)
+    return written, left_out
+
+
+def owner(parts: Sequence[str]) -> str | None:
+    """Whose file it is: "alice/06.ipynb", "Alice Ng_123_assignsubmission_file_/06.ipynb", "alice_06.ipynb"."""
+    first = parts[0]
+    if len(parts) > 1:
+        name = first.partition("_")[0] if "_assignsubmission_" in first else first
+    else:
+        name = first.removesuffix(".ipynb").partition("_")[0]
+    name = name.strip()
+    return None if not name or name.isdigit() or name.startswith(".") or set(name) & set(NO_NAME) else name
+
+
+def handed_in(source: Path, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+    """(path inside, content) of every notebook that is not too large."""
+    if source.is_dir():
+        for file in sorted(source.rglob("*.ipynb")):
+            name = file.relative_to(source).as_posix()
+            if any(part.startswith(".") for part in file.relative_to(source).parts):
+                continue
+            facts = os.lstat(file)
+            if not stat.S_ISREG(facts.st_mode) or facts.st_size > submission.MOST_BYTES:
+                left_out.append(f"{name}: a link, or larger than {submission.MOST_BYTES // 2**20} MiB")
+            else:
+                yield name, file.read_bytes()
+    elif zipfile.is_zipfile(source):
+        with zipfile.ZipFile(source) as archive:
+            entries = [e for e in archive.infolist() if e.filename.endswith(".ipynb")]
+            if len(entries) > MOST_ZIPPED:
+                raise ValueError(f"source={str(source)!r} holds {len(entries)} notebooks: unpack it yourself")
+            for entry in sorted(entries, key=lambda e: e.filename):
+                content = io.BytesIO()
+                with archive.open(entry) as stream:  # what the archive says about its size may be a lie
+                    shutil.copyfileobj(_AtMost(stream, submission.MOST_BYTES + 1), content)
+                parts = Path(entry.filename).parts
+                if ".." in parts or entry.filename.startswith("/") or content.tell() > submission.MOST_BYTES:
+                    left_out.append(f"{entry.filename}: larger than {submission.MOST_BYTES // 2**20} MiB, or misnamed")
+                else:
+                    yield entry.filename, content.getvalue()
+    else:
+        raise ValueError(f"source={str(source)!r}: give a folder, or a zip archive")
+
+
+class _AtMost:
+    """A stream that ends after so many bytes."""
+
+    def __init__(self, stream, left: int):
+        self.stream, self.left = stream, left
+
+    def read(self, size: int) -> bytes:
+        data = self.stream.read(min(size, self.left))
+        self.left -= len(data)
+        return data

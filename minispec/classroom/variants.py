@@ -1,0 +1,139 @@
+"""Variants of numeric exercises: the same question with a twist, whose numbers come from a seed.
+
+The solutions are public. A class, or each of its students, can get a version of its own: a parameter that the published
+answer does not know. The text says what it is, the check in the notebook is given its values, and the grader draws them
+again from the seed, together with cases that nobody has seen.
+
+A twist changes what goes into the formula. So the right answer is ours, with changed arguments, and so are the known
+mistakes. One is added: to have handed in the published answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from .exercise import Exercise, Mutant, find
+
+HIDDEN_CASES = 4
+
+
+@dataclass(frozen=True)
+class Variant:
+    words: str  # what the text says, with {names} for the parameters
+    draw: Callable[[Random], dict[str, float]]  # the parameters
+    twist: Callable[..., tuple]  # (parameters, *arguments) → the arguments as the published formula wants them
+    fresh: Callable[[Random], dict]  # one more case
+
+
+VARIANTS = {
+    "01.intensity": Variant(
+        "every row has a system prompt of {system} tokens in front of its context. The cache holds it too, so a pass "
+        "reads it for every row, in addition to `context`.",
+        lambda r: {"system": r.randrange(20, 400)},
+        lambda own, weights, bits, batch, tokens, context, kv_bytes: (
+            weights,
+            bits,
+            batch,
+            tokens,
+            context + own["system"],
+            kv_bytes,
+        ),
+        lambda r: dict(
+            weights=1000 * r.randrange(1, 50),
+            bits=r.choice([4, 8, 16]),
+            batch=r.randrange(1, 9),
+            tokens=r.randrange(1, 9),
+            context=r.randrange(1, 500),
+            kv_bytes=r.randrange(10, 200),
+        ),
+    ),
+    "02.kv_bytes": Variant(
+        "the cache is quantised in groups: every {group} numbers share one scale, which is kept beside them and takes "
+        "{scale_bits} bits of its own.",
+        lambda r: {"group": r.choice([16, 32, 64]), "scale_bits": r.choice([8, 16, 32])},
+        lambda own, layers, heads, kv_heads, head_dim, bits, batch, length: (
+            layers,
+            heads,
+            kv_heads,
+            head_dim,
+            bits + own["scale_bits"] / own["group"],
+            batch,
+            length,
+        ),
+        lambda r: dict(
+            layers=r.randrange(20, 90),
+            heads=8 * r.randrange(2, 9),
+            kv_heads=r.choice([4, 8]),
+            head_dim=r.choice([64, 128]),
+            bits=r.choice([4, 8]),
+            batch=r.randrange(2, 32),
+            length=r.randrange(1000, 30_000),
+        ),
+    ),
+    "07.speedup": Variant(
+        "every cycle also spends {overhead} of a target's pass on scheduling, besides the drafts and the verification. "
+        "(Plain decoding does not.)",
+        lambda r: {"overhead": r.randrange(5, 40) / 100},
+        lambda own, alpha, k, c, v: (alpha, k, c, v + own["overhead"]),
+        lambda r: dict(
+            alpha=r.randrange(20, 95) / 100,
+            k=r.randrange(1, 9),
+            c=r.randrange(1, 40) / 100,
+            v=r.randrange(100, 180) / 100,
+        ),
+    ),
+    "13.compute_optimal": Variant(
+        "training takes {flops} FLOPs a parameter and token, not 6: part of the forward pass is computed again on "
+        "the way back.",
+        lambda r: {"flops": r.choice([7, 8, 9, 10])},
+        lambda own, flops, tokens_per_parameter: (flops * 6 / own["flops"], tokens_per_parameter),
+        lambda r: dict(flops=r.randrange(10, 99) * 1e21, tokens_per_parameter=float(r.randrange(10, 60))),
+    ),
+}
+
+
+def parameters(id: str, seed: int, student: str | None = None) -> dict:
+    """The values of a class, or of one student in it. The same seed gives the same ones, on every machine."""
+    return VARIANTS[id].draw(Random(f"{seed}/{id}/{student or ''}"))
+
+
+def words(id: str, own: dict) -> str:
+    """What the text of the exercise says in addition."""
+    return f"**In your version** {VARIANTS[id].words.format(**own)}"
+
+
+def varied(id: str, own: dict, hidden: Random | None = None) -> Exercise:
+    """The exercise with this twist; with cases that are not in the notebook, if they are to be drawn."""
+    if id not in VARIANTS:
+        raise ValueError(f"id={id!r} has no variants; these have: {', '.join(VARIANTS)}")
+    variant, exercise = VARIANTS[id], find(id)
+    if own.keys() != variant.draw(Random(0)).keys():
+        raise ValueError(f"parameters {sorted(own)} of {id}: it takes {', '.join(variant.draw(Random(0)))}")
+
+    def twisted(function: Callable) -> Callable:
+        return lambda *args: function(*variant.twist(own, *args))
+
+    published = Mutant(
+        "as_published",
+        exercise.reference,
+        f"This is the answer to the published exercise. {words(id, own).replace('**', '')}",
+    )
+    mutants = {m.name: replace(m, function=twisted(m.function)) for m in exercise.mutants.values()}
+    cases = [*exercise.cases, *(variant.fresh(hidden) for _ in range(HIDDEN_CASES if hidden else 0))]
+    return replace(
+        exercise,
+        reference=twisted(exercise.reference),
+        cases=cases,
+        mutants={"as_published": published, **mutants},
+        seen={},
+        picture=None,
+    )
+
+
+def graded(id: str, seed: int | None, student: str | None = None) -> Exercise:
+    """The exercise as the grader judges it."""
+    if seed is None or id not in VARIANTS:
+        return find(id)
+    return varied(id, parameters(id, seed, student), hidden=Random(f"{seed}/{id}/{student or ''}/hidden"))
