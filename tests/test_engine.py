@@ -61,11 +61,15 @@ LARGE += [(name, False) for name in (None, "model", "lookahead")]  # those that 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, sharing", LARGE)
 def test_three_hundred_requests_in_a_small_pool(name, sharing):
-    """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random."""
+    """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random.
+
+    A third of it for drafters that are to the engine what others are: they draft chains, or trees, as these do.
+    """
     drafter = ALL[name](*pair()) if name else None
-    some = asks(300, 400, 128)
-    check_greedy(drafter, some, 30, aborts=0.02, block_size=16, num_blocks=56, max_num_seqs=16, token_budget=512,
-                 max_chunk=128, prefix_sharing=sharing)  # fmt: skip
+    count = 300 if name in (None, "model", "lookahead", "eagle, tree") else 100
+    some = asks(count, 400, 128)
+    check_greedy(drafter, some, count // 10, aborts=0.02, block_size=16, num_blocks=56, max_num_seqs=16,
+                 token_budget=512, max_chunk=128, prefix_sharing=sharing)  # fmt: skip
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
@@ -117,8 +121,8 @@ def test_sampled_texts_follow_the_law():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, *ALL])
-def test_sampled_texts_follow_the_law_with_every_drafter(name):
+@pytest.mark.parametrize("name", [None, *(name for name in ALL if name not in (*SIMILAR, "early exit", "suffix"))])
+def test_sampled_texts_follow_the_law_with_every_kind_of_drafter(name):
     check_law(name and ALL[name], draws=20_000, seed=10_000)
 
 

@@ -189,7 +189,7 @@ def test_greedy_on_smollm2(smollm2, name):
     target, _ = smollm2
     prompt = target.encode([{"role": "user", "content": "Count from one to ten, then count from one to ten again."}])
     plain, drafter = ms.generate(target, prompt, 16).tokens, ALL[name](*smollm2)
-    for k in range(1, 9):
+    for k in (1, 2, 4, 8):  # on micro all lengths are tried
         assert_same_but_for_ties(target, prompt, ms.speculate(target, prompt, drafter, k, 16).tokens, plain)
 
 
