@@ -153,7 +153,7 @@ print(f"speed-up: predicted {here.predicted:.2f}, measured {here.measured:.2f}")
 print("on", measure.machine()["cpu"])
 
 # %% [markdown]
-# The two speed-ups are close, not equal. The formula knows nothing of the sampler and of the Python between the passes. And
+# On a quiet machine the two speed-ups are close, not equal. The formula knows nothing of the sampler and of the Python between the passes. And
 # it takes one α for all places.
 #
 # By bytes the draft should be far cheaper than it is. A draft reads about a tenth of what the target reads:
