@@ -33,6 +33,9 @@ DRAFTERS = {  # by their names on the command line
     "quantized": lambda target, draft: drafters.Quantized(target),
     "cascade": lambda target, draft: drafters.Cascade(drafters.NGram(), draft),
     "lookahead": lambda target, draft: drafters.Lookahead(target),
+    "medusa": lambda target, draft: drafters.Medusa(target),  # heads that come with some targets
+    "eagle": lambda target, draft: drafters.Eagle(target),
+    "dflash": lambda target, draft: drafters.DFlash(target),
 }
 
 

@@ -183,16 +183,27 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 # ---------------------------------------------------------------- drafters by name
 
 
+HEADS = {"medusa", "eagle", "dflash"}
+
+
 @pytest.mark.parametrize("name", demo.DRAFTERS)
-def test_every_drafter_can_be_watched(name, tiny_text, draft_folder):
-    drafter = make_drafter(name, tiny_text, str(draft_folder))
+def test_every_drafter_can_be_watched(name, tiny_text, draft_folder, request):
+    target = request.getfixturevalue("micro") if name in HEADS else tiny_text
+    drafter = make_drafter(name, target, str(draft_folder))
     assert type(drafter).__name__.lower() == name.replace("-", "")
-    result = demo.demo(tiny_text, drafter, "The fox", 8, 2, temperature=0.0, repeat=1)
-    assert result.out.tokens == ms.generate(tiny_text, "The fox", 8).tokens
+    result = demo.demo(target, drafter, "The fox", 8, 2, temperature=0.0, repeat=1)
+    assert result.out.tokens == ms.generate(target, "The fox", 8).tokens
     json.dumps(result.facts())
 
 
+@pytest.fixture(scope="module")
+def micro():
+    return ms.load("micro", device="cpu")
+
+
 def test_unknown_drafters_and_missing_drafts_are_named(tiny_text):
+    with pytest.raises(ValueError, match="micro"):
+        make_drafter("eagle", tiny_text)
     with pytest.raises(ValueError, match="oracle.*ngram"):
         make_drafter("oracle", tiny_text)
     for name in ("model", "cascade"):

@@ -24,8 +24,9 @@ def place(monkeypatch, tmp_path):
 def test_models_is_a_list_that_prints_as_a_table(place):
     listed = ms.models()
     assert isinstance(listed, list)
-    heads = ["micro-medusa", "micro-eagle", "micro-dflash"]
-    assert [e.name for e in listed] == ["micro", "micro-draft", *heads, "smollm2", "smollm2-draft"]
+    of = lambda target, *kinds: [target, *(f"{target}-{kind}" for kind in kinds)]  # noqa: E731
+    kinds = ("draft", "medusa", "eagle")
+    assert [e.name for e in listed] == [*of("micro", *kinds, "dflash"), *of("smollm2", *kinds)]
     assert ms.models.table() == str(listed) == repr(listed)
     head, rule, *rows = str(listed).splitlines()
     assert head.split()[0] == "name" and set(rule) == {"-", " "}

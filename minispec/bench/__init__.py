@@ -8,14 +8,19 @@ minispec bench memory --json FILE                                       memory t
 minispec bench decode --shape 8b --json FILE                            plain decoding against the read bandwidth
 minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
 minispec bench speculate --shape 8b --json FILE                         a cycle as one launch, beside its prediction
+minispec bench batch --shape 8b --json FILE                             a server, and drafts against its batch size
 minispec bench attention --json FILE                                    attention against the machine's read bandwidth
 minispec bench slower --json FILE                                       one sound set-up and five with a fault each
+minispec bench report --from FOLDER --out FOLDER                        all results as a page, beside what theory says
 """
 
 from __future__ import annotations
 
 import json
+from datetime import date
 from pathlib import Path
+
+from .. import __version__
 
 COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
@@ -26,8 +31,10 @@ COMMANDS = {
     "decode": "plain decoding by CUDA graphs against the bandwidth, and transformers beside it",
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
+    "batch": "tokens per second of a server beside transformers' own, and the batch size at which drafts stop paying",
     "attention": "attention of a few new tokens over a long memory, against the read bandwidth",
     "slower": "one sound speculative set-up and five with a fault each, for the debugging lab of lesson 07",
+    "report": "results as a page: measured beside predicted, with pictures",
 }
 
 
@@ -40,8 +47,9 @@ def add_arguments(parser) -> None:
         command = commands.add_parser(name, help=help, description=module.__doc__)
         if not getattr(module, "WITHOUT_MODEL", False):
             _add_model_arguments(command)
-        command.add_argument("--seed", type=int, default=0)
-        command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+        if getattr(module, "MEASURES", True):
+            command.add_argument("--seed", type=int, default=0)
+            command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
         module.add_arguments(command)
         command.set_defaults(run=run, bench=module)
 
@@ -54,11 +62,11 @@ def _add_model_arguments(command) -> None:
 
 
 def run(args) -> None:
-    """Every benchmark: its result is a dict that goes to JSON as it is, its table is made from that dict."""
+    """Every benchmark: its result is a dict that goes to JSON with day and version, its table is made from that."""
     for option, file in vars(args).items():
         if option in ("json", "html") and file and not file.absolute().parent.is_dir():
             raise ValueError(f"{option}={str(file)!r}: there is no folder {file.absolute().parent}, make it first")
-    result = args.bench.run(args)
+    result = {"date": date.today().isoformat(), "minispec": __version__} | args.bench.run(args)
     print(args.bench.text(result))
     if args.json:
         args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,231 @@
+"""The results of benchmarks as a page: tables with measured beside predicted, and a picture for each.
+
+Reads every JSON file of a folder that `minispec bench … --json FILE` wrote, and makes benchmarks.md with its pictures
+in images/. The same files make the same bytes. What the folder does not have is not on the page; files that are no
+result, or of a benchmark that the page knows nothing about, are named and left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from .sections import SECTIONS, Section, cell, table
+
+WITHOUT_MODEL = True
+MEASURES = False  # on the command line: no seed, no JSON of its own
+DATA = Path(__file__).resolve().parent.parent / "data"
+SHIPPED, LESSON = DATA / "benchmarks", DATA / "traces" / "speculate_h200.json"  # lesson 07 shows that run, too
+DOCS = DATA.parent.parent / "docs"
+PAGE, IMAGES = "benchmarks.md", "images"
+
+INTRODUCTION = """# Benchmarks
+
+Made by `minispec bench report`; not for editing.
+
+Times and rates are medians, and in brackets the quartiles between which the middle half of all rounds lies. What is
+compared took turns in one run. Predicted is what the formulas of `minispec/theory.py` say, given what the same run
+measured: the bandwidth, the cost c of a draft, the cost v of a verify pass, the acceptance α. Where they know the bytes
+and the bandwidth alone, no machine beats them: a ratio of 1 is the limit."""
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(file: Path) -> dict:
+    """A result of `minispec bench …`, or a ValueError that says why it is none."""
+
+    def no_number(name: str):
+        raise ValueError(f"{name} is no measurement")
+
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"), parse_constant=no_number)
+    except UnicodeDecodeError:
+        raise ValueError("not a text file") from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON ({error})") from None
+    if not isinstance(result, dict) or not isinstance(result.get("benchmark"), str):
+        raise ValueError('no result of minispec bench: it has no "benchmark"')
+    if result["benchmark"] not in SECTIONS:
+        raise ValueError(f"the page knows no benchmark {result['benchmark']!r}, only {', '.join(SECTIONS)}")
+    return result
+
+
+def collect(folder: Path | None = None) -> tuple[dict[str, tuple[dict, Section]], dict[str, str]]:
+    """{file's stem: (result, what the page says about it)} in the page's order, and {file: why it is left out}.
+
+    Without a folder: what comes with the package.
+    """
+    if folder is not None and not Path(folder).is_dir():
+        raise ValueError(f"from={str(folder)!r} is no folder: give one with results that minispec bench --json wrote")
+    found, skipped = {}, {}
+    files = sorted((SHIPPED if folder is None else Path(folder)).glob("*.json"))
+    for file in [*files, LESSON] if folder is None else files:
+        try:
+            result = read(file)
+            if file == LESSON and any(other["benchmark"] == result["benchmark"] for other, _ in found.values()):
+                continue  # a result of its own is there
+            found[file.stem] = result, SECTIONS[result["benchmark"]](result)
+        except (KeyError, IndexError, TypeError, AttributeError, ArithmeticError) as error:
+            skipped[file.name] = f"an incomplete result of minispec bench {result['benchmark']} ({error!r})"
+        except (ValueError, OSError) as error:
+            skipped[file.name] = str(error)
+    if not found:
+        left_out = "".join(f"; {name}: {reason}" for name, reason in skipped.items())
+        raise ValueError(f"from={str(folder)!r}: no result to report there{left_out}")
+    order = list(SECTIONS)
+    return dict(sorted(found.items(), key=lambda item: (order.index(item[1][0]["benchmark"]), item[0]))), skipped
+
+
+# ---------------------------------------------------------------- how a result came about
+
+
+def command(result: Mapping) -> str:
+    """The command line that asks the same again, from what the result recorded."""
+    name, options = result["benchmark"], {}
+    for option, key in (("target", "target"), ("shape", "shape"), ("device", "device"), ("dtype", "dtype"),
+                        ("requests", "requests"), ("batch", "batch"), ("blocks", "num_blocks"), ("context", "context"),
+                        ("block-size", "block_size"), ("capacity", "capacity"), ("lengths", "lengths"),
+                        ("prompts", "prompts_from"), ("per-group", "per_group"), ("k", "k"), ("epsilon", "epsilon"),
+                        ("temperature", "temperature"), ("tokens", "new_tokens"), ("repeat", "repeat"),
+                        ("seed", "seed")):  # fmt: skip
+        if key in result and result[key] is not None and option in OPTIONS[name].split():
+            options[option] = result[key]
+    if name == "verify":
+        options["sizes"] = [row["tokens"] for row in result["results"]]
+    elif name == "attention":
+        pairs = [(f"{case['batch']}x{case['context']}", case["tokens"]) for case in result["cases"]]
+        options["cases"], options["new-tokens"] = (list(dict.fromkeys(some)) for some in zip(*pairs, strict=True))
+        options["heads"] = list(result["shape"].values())
+    elif name == "batching":
+        options["tokens"] = result["longest"]
+        if result["drafter"]:
+            options |= {"drafter": re.sub(r"(?<=[a-z])(?=[A-Z])", "-", result["drafter"]).lower(), "k": result["k"]}
+    elif name == "acceptance":
+        own = {entrant: row["k"] for entrant, row in result["drafters"].items()}
+        options["drafters"] = [f"{one}:{k}" if k and ":" not in one else one for one, k in own.items()]
+    elif name == "drafters":
+        options["drafters"] = [one for one in next(iter(result["results"].values())) if one != "plain"]
+    elif name == "batch":
+        parts = {part: result[part] for part in ("serving", "speculation") if result[part]}
+        options["parts"] = list(parts)
+        if served := parts.get("serving"):
+            for option in "requests max_num_seqs token_budget draft_budget prompt_lengths output_lengths".split():
+                options[option.replace("_", "-")] = served[option]
+            labels = " ".join([*served["trials"], *served["skipped"]])
+            if tried := re.findall(r"transformers (\w+), (\d+) at a time", labels):
+                options["peers"], options["peer-seqs"] = (
+                    list(dict.fromkeys(some)) for some in zip(*tried, strict=True)
+                )
+            elif served["peer"] is None:
+                options["peers"] = []  # none was asked for
+        if "speculation" in parts:
+            options |= {"sizes": [row["batch"] for row in parts["speculation"]["results"]],
+                        "tokens": parts["speculation"]["new_tokens"],
+                        "temperature": parts["speculation"]["temperature"]}  # fmt: skip
+    if name in ("decode", "speculate"):
+        tried = [*result["results" if name == "decode" else "seconds"], *result["skipped"]]
+        options["peers"] = [one.removeprefix("transformers ") for one in tried if one.startswith("transformers ")]
+    words = ["minispec", "bench", name]
+    for option, value in options.items():
+        words += [f"--{option}", *map(str, value if isinstance(value, list | tuple) else [value])]
+    return shlex.join(words)
+
+
+OPTIONS = {  # those that a result records under a name of its own
+    "decode": "shape context tokens repeat seed",
+    "verify": "shape context repeat seed",
+    "memory": "requests lengths blocks block-size seed",
+    "attention": "device block-size capacity repeat seed",
+    "batching": "target requests batch repeat seed",
+    "speculate": "shape context k epsilon temperature tokens repeat seed",
+    "acceptance": "target prompts per-group tokens batch dtype seed",
+    "drafters": "target k tokens temperature repeat seed",
+    "batch": "shape context k epsilon repeat seed",
+}
+
+
+def facts(result: Mapping) -> list[str]:
+    """Everything a number has to be read with."""
+    machine, lines = result.get("machine"), []
+    if machine:
+        gpus = "".join(f"{gpu['name']} ({gpu['memory_bytes'] / 2**30:.0f} GiB), " for gpu in machine["gpus"])
+        lines.append(f"hardware: {gpus}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores used, "
+                     f"{machine['system']}")  # fmt: skip
+    if "bandwidth" in result:
+        low, median, high = (f"{result['bandwidth'][key] / 1e9:,.0f}" for key in ("low", "median", "high"))
+        lines.append(f"read bandwidth, measured in the same run: {median} GB/s ({low}–{high})")
+    versions = [f"{name} {source[name]}" for source, name in ((result, "minispec"), (machine or {}, "torch"),
+                (machine or {}, "python"), (result, "transformers")) if name in source]  # fmt: skip
+    if versions:
+        lines.append(f"versions: {', '.join(versions)}")
+    if "repeat" in result:
+        lines.append(f"rounds: {result['repeat']}")
+    if machine or "date" in result:
+        lines.append(f"date: {result.get('date', 'not recorded')}")
+    return [*(cell(line) for line in lines), f"command: `{command(result)}`"]
+
+
+# ---------------------------------------------------------------- the page
+
+
+def picture_name(stem: str, chart: str = "") -> str:
+    """Of a result's file, and of its chart if it has several; odd characters are written as their codes."""
+    plain = re.sub(r"[^A-Za-z0-9_-]", lambda odd: f"-{ord(odd[0]):x}-", stem)
+    return f"bench_{plain}{f'_{chart}' if chart else ''}.svg"
+
+
+def anchor(heading: str) -> str:
+    """Where GitHub puts a heading: lower case, words joined by hyphens, no punctuation."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def page(found: Mapping[str, tuple[dict, Section]]) -> dict[str, str]:
+    """Every file of the report, by its path below the folder it goes to."""
+    files, parts, summary, used = {}, [], [], set()
+    for stem, (result, section) in found.items():
+        pictures = []
+        for name, chart in section.charts.items():
+            image = f"{IMAGES}/{picture_name(stem, name)}"
+            files[image] = chart
+            alt = cell(re.search(r"<title[^>]*>(.*?)</title>", chart)[1]).replace("]", "\\]")
+            pictures.append(f"![{alt}]({image})")
+        heading = section.title if anchor(section.title) not in used else f"{section.title} ({stem})"
+        used.add(anchor(heading))
+        figure, *numbers = section.headline
+        summary.append([f"[{cell(heading)}](#{anchor(heading)})", cell(figure), *numbers])
+        known = "\n".join(f"- {line}" for line in (f"result: `{stem}.json`", *facts(result)))
+        notes = (cell(note) for note in section.notes)
+        parts += [f"## {cell(heading)}", section.about, *pictures, *section.tables, *notes, known]
+    head = table(["benchmark", "figure", "measured", "predicted", "measured / predicted"], summary, (0, 1))
+    files[PAGE] = "\n\n".join([INTRODUCTION, head, *parts]) + "\n"
+    return files
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--from", type=Path, dest="source", metavar="FOLDER",
+                        help="with results as JSON (default: those that come with the package)")  # fmt: skip
+    parser.add_argument("--out", type=Path, default=DOCS, metavar="FOLDER",
+                        help=f"for {PAGE} and {IMAGES}/ (default: docs/ of the repository)")  # fmt: skip
+    parser.set_defaults(json=None)
+
+
+def run(args) -> dict:
+    if not args.out.is_dir():
+        raise ValueError(f"out={str(args.out)!r} is no folder: make it first, or name another with --out")
+    found, skipped = collect(args.source)
+    files = page(found)
+    for name, content in files.items():
+        file = args.out / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(content.encode())  # bytes: the same on every system
+    return {"written": [str(args.out / name) for name in files], "skipped": skipped}
+
+
+def text(result: dict) -> str:
+    """What was written, and what was left out."""
+    left_out = [f"left out: {name}: {reason}" for name, reason in result["skipped"].items()]
+    return "\n".join([*result["written"], *left_out])

@@ -1,0 +1,100 @@
+"""Sections on what drafts are worth: acceptance, drafters."""
+
+from __future__ import annotations
+
+from ... import theory
+from .. import pairs, svg
+from ..drafters import PLAIN
+from .base import NONE, Section, quartiles, ratio, table, where
+
+
+def expected_tokens(row: dict, k: int | str | None) -> float | None:
+    """E[N] of the measured α, for chains that are nearly always k long; None for others: the formula is not theirs."""
+    if not isinstance(k, int) or row["acceptance"] is None or not 0.9 * k <= row["drafted_per_pass"] <= k:
+        return None
+    return theory.expected_tokens(row["acceptance"], k)
+
+
+def acceptance(result: dict) -> Section:
+    drafters, groups = result["results"], [*result["prompts"], "overall"]
+    by_group = {name: [*row["groups"].values(), row["overall"]] for name, row in drafters.items()}
+    rows, series = [], []
+    for name, row in drafters.items():
+        overall, k = row["overall"], result["drafters"][name]["k"]
+        predicted = expected_tokens(overall, k)
+        rows.append([name, k or "its own", f"{overall['drafted_per_pass']:.1f}", f"{overall['acceptance']:.3f}",
+                     f"{overall['tokens_per_pass']:.3f}", NONE if predicted is None else f"{predicted:.3f}",
+                     ratio(overall["tokens_per_pass"], predicted), overall["differing"]])  # fmt: skip
+        series.append(svg.Series(name, [one["tokens_per_pass"] for one in by_group[name]]))
+    texts, source = sum(result["prompts"].values()), result.get("prompts_from", "builtin")
+    best = max(drafters, key=lambda name: drafters[name]["overall"]["tokens_per_pass"])
+    top = drafters[best]["overall"]
+    guess = expected_tokens(top, result["drafters"][best]["k"])
+    counts = [["prompts", *result["prompts"].values(), texts]]
+    cells = [[name, *(f"{one['tokens_per_pass']:.2f}" for one in row)] for name, row in by_group.items()]
+    notes = [f"{row['overall']['differing']} of {texts} texts by {name} differ from plain decoding's; where they part, "
+             f"the target's two logits are up to {max(d['gap'] for d in row['differences']):.2g} apart."
+             for name, row in drafters.items() if row["differences"]]  # fmt: skip
+    if not notes:
+        notes = ["Every text is token for token that of plain decoding."]
+    notes += [f"without {name}: {reason}" for name, reason in result.get("skipped", {}).items()]
+    notes += [f"{count} prompts of {group} are too long for the model and left out."
+              for group, count in result.get("too_long", {}).items() if count]  # fmt: skip
+    return Section(
+        f"Tokens per pass, {result['target']}",
+        f"{texts} {'built-in prompts' if source == 'builtin' else f'prompts of {source}'}, {result['new_tokens']} "
+        f"tokens each, greedy, {result['dtype']}. Counts, which depend on models and texts and not on the "
+        "machine, so they have no spread. Predicted is E[N] = 1 + α + … + α^k, for drafters that always draft k tokens "
+        "in a row.",
+        (f"tokens a pass, {best}", f"{top['tokens_per_pass']:.2f}", NONE if guess is None else f"{guess:.2f}",
+         ratio(top["tokens_per_pass"], guess)),
+        [table(["tokens a pass", *groups], cells + counts),
+         table(["overall", "k", "drafted a pass", "α", "tokens a pass", "predicted", "measured / predicted",
+                "texts that differ"], rows)],
+        {"": svg.columns(
+            "Tokens that one pass of the target is worth",
+            f"{result['target']}, greedy, {texts} prompts; plain decoding writes one a pass",
+            groups, series, "tokens a pass", {"plain decoding": 1},
+        )},
+        notes,
+    )  # fmt: skip
+
+
+def drafters(result: dict) -> Section:
+    results, tables = result["results"], []
+    for category, rows in results.items():
+        lines = []
+        for name, row in rows.items():
+            predicted, tokens = expected_tokens(row, result["k"]), row["tokens_per_pass"]
+            alpha = NONE if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+            lines.append([name, pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1, 2), alpha,
+                          f"{tokens:.2f}", NONE if predicted is None else f"{predicted:.2f}", ratio(tokens, predicted),
+                          f"{row['speedup']['median'] / tokens:.0%}"])  # fmt: skip
+        tables.append(table([category, "tokens/s", "speed-up", "α", "tokens a pass", "predicted",
+                             "measured / predicted", "of the ceiling"], lines))  # fmt: skip
+    series = []
+    for name in [name for name in next(iter(results.values())) if name != PLAIN]:
+        gains = [rows[name]["speedup"] for rows in results.values()]
+        series.append(svg.Series(name, [gain["median"] for gain in gains], *quartiles(gains)))
+    gain, category, name = max((row["speedup"]["median"], category, name) for category, rows in results.items()
+                               for name, row in rows.items())  # fmt: skip
+    how = f"temperature {result['temperature']:g}" if result["temperature"] else "greedy"
+    other = [f"{name} ({category})" for category, rows in results.items() for name, row in rows.items()
+             if not row["same_text"]]  # fmt: skip
+    notes = [f"without {name}: {reason}" for name, reason in result.get("skipped", {}).items()]
+    if other and not result["temperature"]:
+        notes.append(f"Texts that are not token for token plain decoding's: {', '.join(other)}.")
+    return Section(
+        f"Every drafter, {result['target']} on {where(result['machine'])}",
+        f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt; plain decoding and all "
+        "drafters take turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
+        "The ceiling is tokens a pass: the speed-up if drafts cost nothing and longer passes no more than short ones.",
+        (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
+        tables,
+        {"": svg.columns(
+            "How much faster than plain decoding, by drafter",
+            f"{result['target']}, {how}, k = {result['k']}, on {where(result['machine'])}; bars are quartiles",
+            list(results), series, "speed-up", {"plain decoding": 1},
+        )},
+        notes,
+    )  # fmt: skip

@@ -1,0 +1,194 @@
+"""Sections on many requests at once: memory, batching, batch."""
+
+from __future__ import annotations
+
+from ... import theory
+from .. import batching, memory, pairs, svg
+from .base import NONE, Section, quartiles, ratio, table, where
+
+
+def memory_use(result: dict) -> Section:
+    predicted = memory_predictions(result)
+    rows = [[name] for name, _ in memory.ROWS.values()]
+    for row, (key, (_, form)) in zip(rows, memory.ROWS.items(), strict=True):
+        for kind in ("paged", "contiguous"):
+            measured, guess = result[kind][key], predicted.get((kind, key))
+            row += [form.format(measured), NONE if guess is None else form.format(guess), ratio(measured, guess)]
+    shares = {"tokens": [], "given away, empty": [], "free": []}  # of all memory
+    for kind in ("paged", "contiguous"):
+        held = result[kind]["memory_holding_tokens"]
+        used = held / (1 - result[kind]["waste"])
+        for name, value in zip(shares, (held, used - held, 1 - used), strict=True):
+            shares[name].append(100 * value)
+    series = [svg.Series(name, values, predicted=name == "free", colour=svg.GREY if name == "free" else None)
+              for name, values in shares.items()]  # fmt: skip
+    low, high = result["lengths"]
+    waste = result["paged"]["waste"]
+    return Section(
+        "Memory for keys and values",
+        f"{result['requests']} requests with prompts and answers of {low} to {high} tokens, in "
+        f"{result['num_blocks']:,} blocks of {result['block_size']}; contiguous memory reserves "
+        f"{result['max_length']:,} slots for each. Predicted from the lengths alone: half a block a request is empty "
+        "when paged, the unused rest of the reservation when not.",
+        ("slots in use that hold nothing, paged", f"{waste:.2%}", f"{predicted['paged', 'waste']:.2%}",
+         ratio(waste, predicted["paged", "waste"])),
+        [table(["", "paged", "predicted", "measured / predicted", "contiguous", "predicted", "measured / predicted"],
+               rows)],
+        {"": svg.stacks(
+            "Where the memory for keys and values goes",
+            f"{result['requests']} requests in the same {result['num_blocks']:,} blocks, on average over all steps",
+            ["paged", "contiguous"], series, "% of the memory", "{:.0f} %",
+        )},
+        ["Counts of one simulated run: no machine, no spread."],
+    )  # fmt: skip
+
+
+def memory_predictions(result: dict) -> dict[tuple[str, str], float]:
+    """Waste, and how many requests fit, from the workload: a request is as long as its prompt and half its answer."""
+    work = memory.workload(result["requests"], *result["lengths"], result["seed"])
+    steps = sum(new for _, new in work)  # a long answer is met more often
+    length = sum(new * (prompt + new / 2) for prompt, new in work) / steps
+    empty = theory.block_waste(length, result["block_size"])  # slots for each one that holds a token
+    slots = result["num_blocks"] * result["block_size"]
+    return {
+        ("paged", "waste"): empty / (1 + empty),
+        ("contiguous", "waste"): theory.contiguous_waste(round(length), result["max_length"]),
+        ("contiguous", "most_running"): slots // result["max_length"],
+    }
+
+
+def batching_section(result: dict) -> Section:
+    idle, results = static_idle(result), result["results"]
+    rows = []
+    for name, row in results.items():
+        waiting = 1 - result["tokens"] / (result["batch"] * row["steps"])
+        guess = idle if name in (batching.PADDED, batching.STATIC) else None
+        rows.append([name, pairs.spread(row["tokens_per_second"], 1, 0), pairs.spread(row["over_static"], 1, 2),
+                     f"{row['steps']:,}", f"{waiting:.1%}", NONE if guess is None else f"{guess:.1%}",
+                     NONE if guess is None else ratio(waiting, guess)])  # fmt: skip
+    rates = [row["tokens_per_second"] for row in results.values()]
+    series = svg.Series("tokens/s", [rate["median"] for rate in rates], *quartiles(rates))
+    gain = results[batching.CONTINUOUS]["over_static"]["median"]
+    most = None if idle is None else 1 / (1 - idle)
+    notes = []
+    if most is not None:
+        notes = [f"Were every step full and equally long, continuous batching would gain 1 / (1 − idle) = {most:.2f}. "
+                 "A step with fewer rows takes less time, so idle rows cost less than that, and the last requests "
+                 "leave rows idle in any case."]  # fmt: skip
+    return Section(
+        f"Continuous batching, {result['target']} on {where(result['machine'])}",
+        f"{result['requests']} requests of very different lengths, {result['tokens']:,} tokens to write, "
+        f"{result['batch']} at a time. A row is idle in a step in which it writes nothing. Predicted from the lengths: "
+        "in a static batch all rows wait for the longest.",
+        ("continuous over static, tokens/s", f"{gain:.2f}", NONE if most is None else f"at most {most:.2f}",
+         ratio(gain, most)),
+        [table(["", "tokens/s", "× static", "steps", "rows idle", "predicted", "measured / predicted"], rows)],
+        {"": svg.bars(
+            f"Continuous batching: {gain:.2f} times the tokens per second of static batches",
+            f"{result['target']}, {result['requests']} requests, {result['batch']} at a time, on "
+            f"{where(result['machine'])}; bars are quartiles",
+            list(results), [series], "tokens per second", "{:,.0f}",
+        )},
+        notes,
+    )  # fmt: skip
+
+
+def static_idle(result: dict) -> float | None:
+    """Idle share of row-steps in static batches, by the lengths; None where these cannot be drawn again."""
+    work = batching.workload([()], result["requests"], result["longest"], result["seed"])
+    lengths = [length for _, length in work]
+    if sum(lengths) != result["tokens"]:
+        return None
+    some = [lengths[first : first + result["batch"]] for first in range(0, len(lengths), result["batch"])]
+    steps = [max(one) * len(one) for one in some]
+    return sum(theory.static_batch_idle(one) * n for one, n in zip(some, steps, strict=True)) / sum(steps)
+
+
+def batch(result: dict) -> Section:
+    """Two parts, of which a run may have measured one alone."""
+    parts = [part for part in (_serving(result), _full_batches(result)) if part]
+    return Section(
+        f"A server, {result['shape']} on {where(result['machine'])}",
+        " ".join(part.about for part in parts),
+        parts[0].headline,
+        [one for part in parts for one in part.tables],
+        {name: chart for part in parts for name, chart in part.charts.items()},
+        [note for part in parts for note in part.notes],
+    )
+
+
+def _serving(result: dict) -> Section | None:
+    if not (part := result["serving"]):
+        return None
+    best, rows = part["floor_tokens_per_second"], []
+    for name, row in part["results"].items():
+        rate = row["tokens_per_second"]
+        over = pairs.spread(row["over_peer"], 1) if row["over_peer"] else NONE
+        alpha = NONE if row.get("acceptance") is None else f"{row['acceptance']:.2f}"
+        rows.append([name, "{median:,.0f} ({low:,.0f}–{high:,.0f})".format(**rate), f"{best:,.0f}",
+                     ratio(rate["median"], best), over, alpha])  # fmt: skip
+    rates = [row["tokens_per_second"] for row in part["results"].values()]
+    first, (low, high), (least, most) = next(iter(part["results"])), part["prompt_lengths"], part["output_lengths"]
+    notes = [f"without {name}: {reason}" for name, reason in part["skipped"].items()]
+    if peer := part["peer"]:
+        notes.append(f"transformers {peer['transformers']}: continuous batching of {peer['max_num_seqs']} at a time, "
+                     f"{peer['attention']} attention, {'' if any(peer['cuda_graphs']) else 'no '}CUDA graphs, "
+                     f"{'' if peer['compiled'] else 'not '}compiled.")  # fmt: skip
+    return Section(
+        "",
+        f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to write after each, "
+        f"{part['max_num_seqs']} at a time. Predicted is plain decoding at best: weights once a pass, and of every row "
+        "what it remembers.",
+        (f"tokens/s, {first}", f"{rates[0]['median']:,.0f}", f"{best:,.0f}", ratio(rates[0]["median"], best)),
+        [table(["serving", "tokens/s", "predicted", "measured / predicted", "× transformers", "α"], rows)],
+        {"serving": svg.bars(
+            "A server's tokens per second",
+            f"{result['shape']} shape in {result['dtype']}, {part['requests']} requests, {part['max_num_seqs']} at a "
+            f"time, on {where(result['machine'])}",
+            list(part["results"]), [svg.Series("tokens/s", [rate["median"] for rate in rates], *quartiles(rates))],
+            "tokens per second", "{:,.0f}", {"plain, at best": best},
+        )},
+        notes,
+    )  # fmt: skip
+
+
+def _full_batches(result: dict) -> Section | None:
+    if not (part := result["speculation"]):
+        return None
+    rows, k = part["results"], result["k"]
+    formula = [theory.speedup(row["acceptance"], k, row["c"], row["v"]) for row in rows]
+    gains = [row["speedup"] for row in rows]
+    lines = [
+        [row["batch"], f"{row['plain_tokens_per_second']['median']:,.0f}", f"{row['tokens_per_second']['median']:,.0f}",
+         f"{row['acceptance']:.2f}", f"{row['c']:.2f}", f"{row['v']:.2f}", pairs.spread(row["speedup"], 1),
+         f"{guess:.2f}", ratio(row["speedup"]["median"], guess), f"{row['roofline_speedup']:.2f}",
+         ratio(row["speedup"]["median"], row["roofline_speedup"])]
+        for row, guess in zip(rows, formula, strict=True)
+    ]  # fmt: skip
+    said = {name: f"none up to {rows[-1]['batch']} rows" if at is None else f"{at:.0f} rows"
+            for name, at in part["crossover"].items()}  # fmt: skip
+    series = [
+        svg.Series("measured", [gain["median"] for gain in gains], *quartiles(gains)),
+        svg.Series("formula with measured α, c, v", formula, predicted=True),
+        svg.Series("roofline with measured α", [row["roofline_speedup"] for row in rows], predicted=True,
+                   colour=svg.COLOURS[1]),
+    ]  # fmt: skip
+    how = f"temperature {part['temperature']:g}" if part["temperature"] else "greedy"
+    return Section(
+        "",
+        f"Speculation: full batches, every row after {result['context']} tokens, {how}, the engine with {k} drafts a "
+        "row against the engine without. Predicted by the formula with α, c and v as these steps had them, and by the "
+        "roofline, which knows α, the shapes, the bandwidth and the FLOP/s alone.",
+        (f"speed-up by drafts, {rows[0]['batch']} row{'s' * (rows[0]['batch'] > 1)}", f"{gains[0]['median']:.2f}",
+         f"{formula[0]:.2f}", ratio(gains[0]["median"], formula[0])),
+        [table(["rows", "plain/s", "drafting/s", "α", "c", "v", "speed-up", "formula", "measured / formula", "roofline",
+                "measured / roofline"], lines)],
+        {"": svg.lines(
+            "What drafts are worth as the batch grows",
+            f"{result['shape']} shape in {result['dtype']}, k = {k}, {how}, on {where(result['machine'])}; bars are "
+            "quartiles",
+            [row["batch"] for row in rows], series, ("rows in the batch", "speed-up"), {"no gain": 1}, log=True,
+        )},
+        [f"Crossover, from which on drafts do not pay: {said['measured']} measured, {said['predicted']} by the "
+         f"formula, {said['roofline']} by the roofline."],
+    )  # fmt: skip
