@@ -18,13 +18,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .generate import pad
 from .graphs import FastTransformer, Recorded, on_the_device
 from .sampling import Sampling
 from .trace import Cycle
-from .verify import at, chain_batch, pick
+from .verify import at, chain_batch
+
+PAGE = 256  # numbers of a law that `pick_by_page` sums at once
+
+
+def pick_by_page(law: Tensor, u: Tensor) -> Tensor:
+    """verify.pick for laws [B, V] and u [B], without one long running total, which a GPU is slow at.
+
+    First the page on which the total passes u, from the sums of all pages, then the place on that page.
+    """
+    pages = F.pad(law.double(), (0, -law.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
+    sums = pages.sum(-1)  # [B, n]
+    totals = sums.cumsum(-1)
+    goal = u[:, None] * totals[:, -1:]  # [B, 1]
+    page = torch.searchsorted(totals, goal, right=True).clamp(max=sums.shape[1] - 1)
+    numbers = pages.gather(1, page[..., None].expand(-1, -1, PAGE))[:, 0]  # [B, PAGE]
+    before = (totals - sums).gather(1, page)
+    place = torch.searchsorted(numbers.cumsum(-1), goal - before, right=True)  # [B, 1]
+    # Summed in another order the page may end a hair below the goal: then it is its last possible token.
+    last = torch.where(numbers > 0, torch.arange(PAGE, device=law.device), 0).amax(-1, keepdim=True)
+    return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
 
 
 class FastDecoder:
@@ -175,7 +196,7 @@ class FastSpeculator(FastDecoder):
                 tokens.append(logits.argmax(-1))
             else:
                 laws.append(sampling.law(logits))
-                tokens.append(self.inside(pick(laws[-1], u[:, i])))
+                tokens.append(self.inside(pick_by_page(laws[-1], u[:, i])))
             if i < self.k - 1:
                 logits = self.draft.step(tokens[-1][:, None])[:, -1]
         return torch.stack(tokens, 1), torch.stack(laws, 1) if laws else None
@@ -192,7 +213,7 @@ class FastSpeculator(FastDecoder):
         self.watch(p)
         if q is not None:
             self.watch(q)
-        accepted, token = chain_batch(p, q, drafted, None, self.uniforms(self.k + 1))
+        accepted, token = chain_batch(p, q, drafted, None, self.uniforms(self.k + 1), pick=pick_by_page)
         return accepted, self.inside(token), at(p[:, :-1], drafted).double()
 
     def inside(self, tokens: Tensor) -> Tensor:

@@ -94,13 +94,20 @@ def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_prob
     return Verdict(list(range(len(drafted))), pick(p[-1], u[-1]))  # the bonus
 
 
+def greedy(best: Sequence[int], drafted: Sequence[int]) -> Verdict:
+    """`chain` where neither side draws: only the target's likeliest tokens pass, best [γ+1]."""
+    accepted = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
+    return Verdict(list(range(accepted)), best[accepted])
+
+
 def chain_batch(
-    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator
+    p: Tensor, q: Tensor | None, drafted: Tensor, lengths: Tensor | None, generator, *, pick=pick
 ) -> tuple[Tensor, Tensor]:
     """`chain` for all rows at once: p [B, γ+1, V], q [B, γ, V] or None, drafted [B, γ] → accepted [B], token [B].
 
     A row may have drafted fewer than γ, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may be
     any token id, what pads q any number. The same random numbers give the same verdicts as `chain`, row by row.
+    Another way to `pick` may be faster on some device.
     """
     B, K = drafted.shape
     _check_shapes(p, q, (B, K))

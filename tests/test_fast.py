@@ -14,8 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
 from minispec import fast, flash_decode, graphs
-from minispec.decoders import FastDecoder, FastSpeculator
+from minispec.decoders import FastDecoder, FastSpeculator, pick_by_page
 from minispec.graphs import FastTransformer, Products
+from minispec.verify import pick
 from minispec.weights import load_folder, save_folder
 
 # ---------------------------------------------------------------- equal to the reference
@@ -63,6 +64,24 @@ def test_laws_are_those_of_sampling(knobs):
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         expected = ms.Sampling(**knobs).probs(logits.to(dtype))
         assert torch.equal(ms.Sampling(**knobs).law(logits.to(dtype)), expected)
+
+
+def test_to_pick_by_page_is_to_pick():
+    """For laws of all lengths, with gaps and with everything on one token, and for u at and between the steps."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 5, 255, 256, 257, 1000, 4096):
+        law = torch.rand(64, size, generator=generator, dtype=torch.float64) ** 8
+        law[:, torch.rand(size, generator=generator) < 0.4] = 0.0
+        law[torch.arange(64), torch.randint(size, (64,), generator=generator)] = 1.0
+        law[:8] = torch.eye(size, dtype=torch.float64)[torch.randint(size, (8,), generator=generator)]
+        law /= law.sum(-1, keepdim=True)
+        for u in (torch.rand(64, generator=generator, dtype=torch.float64), torch.zeros(64), torch.full((64,), 0.5)):
+            assert torch.equal(pick_by_page(law, u.double()), pick(law, u.double()))
+        top = pick_by_page(law, torch.full((64,), 1 - 2**-53, dtype=torch.float64))
+        assert bool((law.gather(1, top[:, None]) > 0).all())  # rounding never lands on an impossible token
+    dyadic = torch.tensor([[0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
+    steps = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert pick_by_page(dyadic.expand(4, 4), steps).tolist() == [0, 2, 3, 3]
 
 
 def test_texts_end_where_the_reference_s_do():

@@ -1,0 +1,139 @@
+"""The skinny product of a GPU: its twin against torch, its kernel against the twin, and what the compiler makes of it.
+
+The kernel's own tests are in skinny_checks.py, run here in a process of its own: in Triton's interpreter, or on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from packaging.version import Version
+from test_flash_decode import Recorder, compiled
+
+from minispec import flash_decode as fd
+from minispec import skinny as sk
+
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+
+
+def test_the_twin_is_an_mlp():
+    """norm → gate, up → silu(gate)·up, and a residual, as model.py writes them."""
+    generator = torch.Generator().manual_seed(0)
+    x, w, gain = (torch.randn(*shape, generator=generator, dtype=torch.float64) for shape in ((3, 8), (10, 8), (8,)))
+    normed = x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * gain
+    gate, up = normed @ w[:5].T, normed @ w[5:].T
+    expected = gate / (1 + torch.exp(-gate)) * up
+    torch.testing.assert_close(sk.skinny_torch(x, w, norm=gain, eps=1e-5, swiglu=True), expected)
+    residual = torch.randn(3, 10, generator=generator, dtype=torch.float64)
+    torch.testing.assert_close(sk.skinny_torch(x, w, residual=residual), residual + F.linear(x, w))
+
+
+def run_checks(**environment) -> None:
+    file = Path(__file__).with_name("skinny_checks.py")
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
+                          env=os.environ | environment, capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.skipif(fd.triton is not None and Version(fd.triton.__version__) < Version("3.7"),
+                    reason="the interpreter of Triton before 3.7 stumbles over NumPy 2.4")  # fmt: skip
+def test_the_kernel_is_its_twin_in_tritons_interpreter():
+    run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+
+
+@needs_triton
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_the_kernel_is_its_twin_on_a_gpu():
+    run_checks(TRITON_INTERPRET="0")
+
+
+@pytest.fixture
+def launch(monkeypatch):
+    """launch(rows, width, …): grid, arguments and options with which a product of five tokens would be launched."""
+
+    def call(rows, width, swiglu=False, norm=False, residual=False, tokens=5, early=False):
+        kernel = Recorder()
+        monkeypatch.setattr(sk, "_product", kernel)
+        monkeypatch.setattr(sk, "unavailable", lambda device: None)
+        out = rows // 2 if swiglu else rows
+        x, w = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((tokens, width), (rows, width)))
+        sk.skinny(x, w, norm=x[0] if norm else None, swiglu=swiglu, early=early,
+                  residual=torch.empty(tokens, out, dtype=torch.bfloat16) if residual else None)  # fmt: skip
+        return kernel.calls[0]
+
+    return call
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("early", [False, True])
+def test_the_kernel_compiles_for_a_hopper_gpu(launch, monkeypatch, tmp_path, early):
+    """Weights through the matrix units, asked for ahead of time; an early start asks before it waits."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    product = sk._product
+    for shape in (dict(rows=6144, width=4096, norm=True), dict(rows=28672, width=4096, norm=True, swiglu=True),
+                  dict(rows=4096, width=14336, residual=True)):  # fmt: skip
+        _, args, options = launch(**shape, early=early)
+        kernel = compiled(product, args, options)
+        ptx = kernel.asm["ptx"]
+        assert "mma" in ptx and "cp.async.cg.shared.global" in ptx
+        assert kernel.metadata.shared <= 227 * 1024 / 2  # two programs at least find room on a multiprocessor
+        if early:
+            assert ptx.index("prefetch.global.L2") < ptx.index("griddepcontrol.wait") < ptx.index("cp.async")
+        else:
+            assert "griddepcontrol" not in ptx
+
+
+@needs_triton
+def test_every_multiprocessor_gets_programs(launch):
+    """132 of them on an H200, and at least one program each for every product of the 8B shape."""
+    for rows, width, swiglu in ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)):
+        (programs,), _, options = launch(rows, width, swiglu)
+        assert programs >= 132 and programs * options["ROWS"] >= rows // (2 if swiglu else 1)
+
+
+def test_what_fits(monkeypatch):
+    monkeypatch.setattr(sk, "unavailable", lambda device: None)
+    w = torch.zeros(32, 16)
+    assert sk.fits(torch.zeros(2, 8, 16), w) and not sk.fits(torch.zeros(17, 16), w)
+    assert not sk.fits(torch.zeros(1, 16, dtype=torch.float64), w) and not sk.fits(torch.zeros(1, 32), w.T)
+    monkeypatch.undo()
+    if not fd.INTERPRETED:
+        assert not sk.fits(torch.zeros(1, 16), w)  # a CPU
+
+
+@pytest.mark.parametrize(
+    "change, phrase",
+    [
+        (dict(x=torch.zeros(17, 16)), "17 tokens"),
+        (dict(x=torch.zeros(0, 16)), "0 tokens"),
+        (dict(x=torch.zeros(2, 16, dtype=torch.float64)), "bfloat16, float16 or float32"),
+        (dict(weight=torch.zeros(31, 8)), "weight is"),
+        (dict(weight=torch.zeros(16, 32).T), "contiguous"),
+        (dict(weight=torch.zeros(31, 16), swiglu=True), "even number"),
+        (dict(bias=torch.zeros(16)), "bias"),
+        (dict(norm=torch.zeros(32)), "norm"),
+        (dict(residual=torch.zeros(2, 16)), "residual"),
+        (dict(residual=torch.zeros(2, 32), swiglu=True), "residual"),
+    ],
+)
+def test_wrong_arguments_are_named(change, phrase, monkeypatch):
+    monkeypatch.setattr(sk, "unavailable", lambda device: None)
+    with pytest.raises(ValueError, match=phrase):
+        sk.skinny(**dict(x=torch.zeros(2, 16), weight=torch.zeros(32, 16)) | change)
+
+
+@pytest.mark.skipif(fd.INTERPRETED, reason="acts the kernel out")
+def test_without_a_gpu_the_error_names_the_twin():
+    with pytest.raises(ValueError, match="skinny_torch"):
+        sk.skinny(torch.zeros(2, 16), torch.zeros(32, 16))
