@@ -15,6 +15,9 @@ When something raises in mid-step, it is tried again for each row alone. Whoever
 finish="error" and the exception in `Output.error`; the others do not notice. The drafter is told to forget all rows of
 a call that broke, since nobody knows how far it came: it starts afresh, which costs it time and changes no law.
 
+Where nobody reads a prompt and all drafts are chains, which is most steps, a GPU does the pass by one launch: see
+buckets.py.
+
 A seed belongs to its request. Without a drafter a request's text does not depend on what else is in the batch, sampled
 or not. With one, sampled texts follow the same law, but how many random numbers are used depends on how deep the batch
 allowed to draft. Greedy texts are the same in any case.
@@ -33,11 +36,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .blocks import BlockPool, require
+from .buckets import memory_for
 from .drafters.base import Context, Draft, Drafter
 from .generate import Output, Writer, prepare
 from .measure import synchronize
 from .metrics import PARTS, Clock, Metrics, RequestMetrics, StepMetrics
-from .paged import PagedKVCache, split
+from .paged import split
 from .sampling import Sampling, generator_for
 from .scheduler import FINISHED, RUNNING, Request, Result, Scheduler, StaticScheduler, Step, at_least
 from .scheduler import Row as PlannedRow
@@ -96,10 +100,16 @@ class Turn:
     asked: bool = False  # whether the drafter was
     count: int = 0  # tokens that it read, scratch included
     draft: Draft = field(default_factory=lambda: Draft([]))
-    logits: Tensor | None = None  # [1 + drafts + scratch, V], from the last certain token on
+    logits: Tensor | None = None  # [1 + drafts + scratch, V], from the last certain token on; or else
+    bucket: tuple[Tensor, int] | None = None  # the logits of its whole pass [B, T, V], and which row is its own
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layers → states of all its tokens [n, d]
     verdict: Verdict | None = None
     cycle: Cycle | None = None
+
+    @property
+    def decodes(self) -> bool:
+        """It reads its last token and a chain after it, if anything: no prompt, no tree, no scratch."""
+        return self.plan.count == 1 and self.plan.emits and not self.branches
 
     @property
     def branches(self) -> bool:
@@ -117,7 +127,7 @@ class Engine:
     full: `draft_budget` tokens are shared among all rows, and once there are more rows than that, nobody drafts.
     `draft_length(k, rows, budget)` may decide otherwise. With `prefix_sharing` a prompt that begins like an earlier one
     reuses its blocks; a drafter that reads hidden states needs those of every token, so it turns that off. Metrics keep
-    the last `history` steps and requests.
+    the last `history` steps and requests. `fast` passes (None: on a GPU) have fixed shapes, recorded where they can be.
     """
 
     def __init__(
@@ -136,6 +146,7 @@ class Engine:
         draft_budget: int = 64,
         draft_length: Callable[[int, int, int], int] = share_evenly,
         history: int = 1024,
+        fast: bool | None = None,
     ):
         for name, value, least in (("k", k, 0), ("draft_budget", draft_budget, 0), ("history", history, 0)):
             at_least(name, value, least)
@@ -151,7 +162,9 @@ class Engine:
             extra_slots=drafter.extra_slots if drafter else 0,
             draft_length=lambda k, rows, left: draft_length(k, rows, min(left, draft_budget)),
         )  # fmt: skip
-        self.cache = PagedKVCache(target.config, num_blocks, block_size, device=target.device, dtype=target.dtype)
+        self.cache, self.buckets = memory_for(
+            target, num_blocks, block_size, max_num_seqs, k if drafter else 0, self.hidden_layers, fast
+        )
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
@@ -254,7 +267,7 @@ class Engine:
         """Abort everybody and give the memory back. Outputs can still be taken; nothing can be added any more."""
         for id in list(self.jobs):
             self.abort(id)
-        self.closed, self.cache = True, None
+        self.closed, self.cache, self.buckets = True, None, None
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
@@ -345,6 +358,9 @@ class Engine:
         """One pass over [text …, drafts …, scratch …] of every row, end to end; logits only where somebody asks."""
         transformer, device = self.target.transformer, self.target.device
         rows = [turn.reads() for turn in turns]
+        if self.buckets and all(turn.decodes for turn in turns) and self.buckets.takes(rows):
+            self._read_bucket(clock, turns, rows)
+            return
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting row reads one certain token, as a verify pass does
@@ -374,10 +390,22 @@ class Engine:
             turn.count = counts[i]
             turn.job.tokens_read += counts[i]
 
+    def _read_bucket(self, clock: Clock, turns: list[Turn], rows: list[list[int]]) -> None:
+        """The same in a fixed shape, for rows that decode."""
+        tables = [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
+        clock.lap("scheduling")
+        logits, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
+        if len(turns) == 1:  # after trouble everybody reads alone, one after the other, before anybody is judged
+            logits, hidden = logits.clone(), {n: states.clone() for n, states in hidden.items()}
+        synchronize(self.target.device)
+        for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
+            turn.bucket, turn.hidden = (logits, i), {n: states[i, : len(row)] for n, states in hidden.items()}
+            turn.count = len(row)
+            turn.job.tokens_read += len(row)
+
     def _judge(self, turns: list[Turn]) -> None:
         drafts, jobs = [turn.draft for turn in turns], [turn.job for turn in turns]
-        logits = pad_sequence([turn.logits[: len(turn.draft.tokens) + 1] for turn in turns], batch_first=True)
-        verdicts, cycles = judge(logits, jobs, drafts, self.drafter is None or self.drafter.lossless)
+        verdicts, cycles = judge(side_by_side(turns), jobs, drafts, self.drafter is None or self.drafter.lossless)
         for turn, verdict, cycle in zip(turns, verdicts, cycles, strict=True):
             turn.verdict, turn.cycle = verdict, cycle
 
@@ -456,6 +484,17 @@ class Engine:
             for state in job.context.hidden.values():
                 held = job.request.num_computed_tokens
                 require(len(state) <= held, f"request {id!r}: {len(state)} states of {held} tokens")
+
+
+def side_by_side(turns: list[Turn]) -> Tensor:
+    """Their logits at the last certain token and the drafts, [B, n + 1, V]; shorter drafts are followed by padding."""
+    longest = 1 + max(len(turn.draft.tokens) for turn in turns)
+    if all(turn.bucket and turn.bucket[0] is turns[0].bucket[0] for turn in turns):  # they are already
+        together, rows = turns[0].bucket[0], [turn.bucket[1] for turn in turns]
+        return (together if len(rows) == len(together) else together[rows])[:, :longest]
+    each = [turn.bucket[0][turn.bucket[1]] if turn.bucket else turn.logits for turn in turns]
+    own = [logits[: len(turn.draft.tokens) + 1] for turn, logits in zip(turns, each, strict=True)]
+    return pad_sequence(own, batch_first=True)
 
 
 def running(turns: list[Turn]) -> list[Turn]:

@@ -57,9 +57,10 @@ def flash_decode_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, mask: T
     new = lengths.long()[:, None] + torch.arange(T, device=q.device)  # [B, T]: where the new tokens lie
     seen = visible_slots(new, S, mask)  # [B, T, S]
     filled = torch.arange(S, device=q.device) <= new[:, -1:]  # [B, S]
+    exact = torch.promote_types(q.dtype, torch.float32)
     # What was never written may be NaN, and 0 · NaN is NaN: not seeing it is not enough.
-    k, v = (torch.where(filled[:, None, :, None], x, 0).float() for x in (k, v))  # [B, Hkv, S, D]
-    queries = q.reshape(B, Hkv, H // Hkv, T, D).float()
+    k, v = (torch.where(filled[:, None, :, None], x, 0).to(exact) for x in (k, v))  # [B, Hkv, S, D]
+    queries = q.reshape(B, Hkv, H // Hkv, T, D).to(exact)
     scores = torch.einsum("bhgtd, bhsd -> bhgts", queries, k) / D**0.5
     weights = scores.masked_fill(~seen[:, None, None], -torch.inf).softmax(-1).nan_to_num()  # sees nothing: all zero
     return torch.einsum("bhgts, bhsd -> bhgtd", weights, v).reshape(B, H, T, D).to(q.dtype)

@@ -17,18 +17,20 @@ The arithmetic is model.py's, line by line; the tests hold the two against each 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache, wraps
+from functools import lru_cache, partial, wraps
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from . import model
 from .cache import KVCache, attention, per_query_head, visible_slots
 from .model import Config, Transformer, rope_at, rotate
 
 Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [..., in], weight [out, in], bias → [..., out]
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
+Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
 
 
 def on_the_device(function):
@@ -108,10 +110,28 @@ class Weights(NamedTuple):
 
 def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
     """One matrix for all that read the same input. They become views of it: no weight is stored twice."""
-    weight = torch.cat([linear.weight for linear in linears])
-    for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
-        linear.weight.data = part
+    weight = as_one([linear.weight.data for linear in linears])
+    if weight is None:
+        weight = torch.cat([linear.weight for linear in linears])
+        for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
+            linear.weight.data = part
     return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+
+
+def as_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """The matrix that these were cut from, one right below the other; None: they lie elsewhere."""
+    first, end = parts[0], parts[0].storage_offset()
+    for part in parts:
+        alike = part.is_contiguous() and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or part.storage_offset() != end:
+            return None
+        end += part.numel()
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
+
+
+def ordinary(transformer: Transformer) -> bool:
+    """Whether its products are those of model.py. One that is cut up, or computes otherwise, must not be fused."""
+    return all(type(module) is model.Linear for module in transformer.modules() if isinstance(module, nn.Linear))
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -121,14 +141,19 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config, qkv: Linear):
     """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
     x = x + delta  # [B, T, d]
-    heads = qkv(norm(x, w.attention_norm, c.norm_eps), *w.qkv).unflatten(-1, (-1, c.head_dim))
+    return x, turn(qkv(norm(x, w.attention_norm, c.norm_eps), *w.qkv), w, keys, values, rows, slots, cos, sin, c)
+
+
+def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
+    """RoPE, and k, v into memory: [B, T, (H + 2·Hkv)·D] → the queries."""
+    heads = qkv.unflatten(-1, (-1, c.head_dim))
     q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 2)  # [B, T, heads, D]
     if w.q_norm is not None:
         q, k = norm(q, w.q_norm, c.norm_eps), norm(k, w.k_norm, c.norm_eps)
     # Two index tensors around a slice come out in front, hence [B, T, Hkv, D].
     keys[rows, :, slots] = rotate(k, cos, sin)
     values[rows, :, slots] = v
-    return x, rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
+    return rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
 
 
 def leave(x, o, w: Weights, c: Config, out: Linear, gate_up: Linear, down: Linear):
@@ -138,17 +163,21 @@ def leave(x, o, w: Weights, c: Config, out: Linear, gate_up: Linear, down: Linea
     return x, down(F.silu(gate) * up, *w.down)
 
 
-class FastTransformer:
-    """The weights of a Transformer, fused, with memory for `batch` rows of `capacity` slots.
+class Fused:
+    """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
 
-    `compile` fuses the small steps between the products; a string is torch.compile's mode. `attend` is one of the ways
-    to look back above, or yours; None: the best there is. `lengths` [B] says how much of each row's memory counts: to
-    rewind is to change it.
+    `compile` fuses the small steps between the products; a string is torch.compile's mode. With `lean`, passes over few
+    tokens on a GPU go through the products of skinny.py, which take the small steps along; "early" starts each of them
+    before the one before it has ended.
     """
 
+    dynamic: bool | None = False  # torch.compile's: a version for each shape
+
     @on_the_device
-    def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
-                 compile: bool | str = False, products: Products | None = None, attend=None):  # fmt: skip
+    def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
+                 lean: bool | str = False):  # fmt: skip
+        if lean and products:
+            raise ValueError("products and lean: both say who computes the products, give one of them")
         self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids
         self.device, self.dtype = transformer.device, transformer.dtype
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
@@ -167,11 +196,75 @@ class FastTransformer:
             for layer in transformer.layers
             for attn in [layer.self_attn]
         ]
-        self.attend = attend or best_attention(self.device, self.dtype)
-        self.enter, self.leave = enter, leave
+        self.enter, self.leave, self.turn, self.skinny = enter, leave, turn, None
         if compile:
-            options = dict(dynamic=False, mode=compile if isinstance(compile, str) else None)
-            self.enter, self.leave = torch.compile(enter, **options), torch.compile(leave, **options)
+            options = dict(dynamic=self.dynamic, mode=compile if isinstance(compile, str) else None)
+            self.enter, self.leave, self.turn = (torch.compile(step, **options) for step in (enter, leave, turn))
+        if lean:
+            from . import skinny  # imports Triton
+
+            self.skinny, self.fits = partial(skinny.skinny, early=lean == "early"), skinny.fits
+
+    def number(self, positions: int) -> None:
+        """What RoPE does at each of so many positions."""
+        self.places = torch.arange(positions, device=self.device)
+        cos, sin = rope_at(self.config, self.places[None], self.dtype)  # [1, 1, S, D]
+        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+
+    def through(
+        self, tokens: Tensor, positions: Tensor, memory: Memory, rows: Tensor, slots: Tensor, look: Look, *,
+        hidden_layers: Sequence[int] = (), compiled: bool = True,
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
+        c, p = self.config, self.products
+        cos, sin = self.cos[positions], self.sin[positions]  # [B, T, 1, D]
+        first, second = (self.enter, self.leave) if compiled else (enter, leave)
+        x = F.embedding(tokens, self.embedding)
+        delta, lean = torch.zeros_like(x), compiled and self.is_lean(x)
+        hidden = {0: x} if 0 in hidden_layers else {}
+        for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
+            if lean:  # four products, and between the first two RoPE and attention
+                qkv = self.skinny(x, *w.qkv, norm=w.attention_norm, eps=c.norm_eps)
+                o = look(self.turn(qkv, w, keys, values, rows, slots, cos, sin, c), keys, values)
+                x = self.skinny(o.transpose(1, 2).flatten(2), *w.out, residual=x)
+                swiglu = self.skinny(x, *w.gate_up, norm=w.mlp_norm, eps=c.norm_eps, swiglu=True)
+                x = self.skinny(swiglu, *w.down, residual=x)
+            else:
+                x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c, p.qkv)
+                x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
+            if n in hidden_layers:
+                hidden[n] = x if lean else x + delta
+        return x if lean else x + delta, hidden
+
+    def is_lean(self, x: Tensor) -> bool:
+        return self.skinny is not None and self.fits(x, self.lm_head)
+
+    def head(self, x: Tensor) -> Tensor:
+        """[..., d] → logits [..., V]."""
+        eps = self.config.norm_eps
+        if self.is_lean(x):
+            logits = self.skinny(x, self.lm_head, norm=self.norm, eps=eps)
+        else:
+            logits = self.products.head(norm(x, self.norm, eps), self.lm_head, None)
+        if self.head_ids is None:
+            return logits
+        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return everywhere.index_copy_(-1, self.head_ids, logits)
+
+
+class FastTransformer(Fused):
+    """A fused Transformer with memory for `batch` rows of `capacity` slots.
+
+    `attend` is one of the ways to look back above, or yours; None: the best there is. `lengths` [B] says how much of
+    each row's memory counts: to rewind is to change it.
+    """
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
+                 compile: bool | str = False, products: Products | None = None, lean: bool | str = False,
+                 attend=None):  # fmt: skip
+        super().__init__(transformer, compile=compile, products=products, lean=lean)
+        self.attend = attend or best_attention(self.device, self.dtype)
         self.allocate(batch, capacity or self.config.max_length)
 
     @on_the_device
@@ -180,9 +273,7 @@ class FastTransformer:
         capacity = -(-capacity // 64) * 64  # kernels like round numbers
         self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
         self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
-        self.places = torch.arange(capacity, device=self.device)
-        cos, sin = rope_at(self.config, self.places[None], self.dtype)  # [1, 1, S, D]
-        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+        self.number(capacity)
 
     @property
     def batch(self) -> int:
@@ -215,26 +306,13 @@ class FastTransformer:
 
     def body(self, tokens: Tensor, prompt: bool = False) -> Tensor:
         """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
-        T, c, p = tokens.shape[1], self.config, self.products
+        T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
-        cos, sin = self.cos[slots], self.sin[slots]  # [B, T, 1, D]
         look = (masked if prompt else self.attend)(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
-        first, second = (enter, leave) if prompt else (self.enter, self.leave)
-        x = F.embedding(tokens, self.embedding)
-        delta = torch.zeros_like(x)
-        for w, keys, values in zip(self.layers, self.cache.keys, self.cache.values, strict=True):
-            x, q = first(x, delta, w, keys, values, self.rows, slots, cos, sin, c, p.qkv)
-            x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
+        memory = self.cache.keys, self.cache.values
+        x, _ = self.through(tokens, slots, memory, self.rows, slots, look, compiled=not prompt)
         self.cache.advance(T)
-        return x + delta
-
-    def head(self, x: Tensor) -> Tensor:
-        """[..., d] → logits [..., V]."""
-        logits = self.products.head(norm(x, self.norm, self.config.norm_eps), self.lm_head, None)
-        if self.head_ids is None:
-            return logits
-        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return everywhere.index_copy_(-1, self.head_ids, logits)
+        return x
 
 
 @lru_cache(maxsize=1)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -44,7 +46,7 @@ class Sampling:
     def probs(self, logits: Tensor) -> Tensor:
         """The law tokens are drawn from, [..., V], in float32 or better."""
         if not math.isfinite(logits.amax(-1).double().sum()):  # −inf forbids a token, but not all of a row
-            raise ValueError("logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed")
+            raise ValueError(NOT_FINITE)
         return self.law(logits)
 
     def law(self, logits: Tensor) -> Tensor:
@@ -69,6 +71,14 @@ class Sampling:
 
 def _precise(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+
+def likeliest(logits: Tensor) -> list[list[int]]:
+    """The best token at every place of logits [B, T, V]: what greedy laws come to, for one look at the device."""
+    best = torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1).tolist()
+    if any(-1 in row for row in best):
+        raise ValueError(NOT_FINITE)
+    return best
 
 
 def draw(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -26,7 +26,7 @@ from .adaptive import AdaptiveLength
 from .cache import KVCache
 from .drafters.base import Context, Draft, Drafter, laws, stack, uniforms
 from .generate import Output, Writer, pad, prepare
-from .sampling import Sampling, generator_for
+from .sampling import Sampling, generator_for, likeliest
 from .trace import Cycle, Trace
 from .weights import Model
 
@@ -239,13 +239,21 @@ def judge(
 ) -> tuple[list[verify.Verdict], list[Cycle]]:
     """Turn logits into laws, test the drafts against them, and note what happened."""
     contexts = [row.context for row in rows]
+    chains = lossless and all(draft.parents is None for draft in drafts)
+    if chains and all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
+        # Nothing is drawn: the best tokens are all there is to know, and the rest is done without the device.
+        best = likeliest(logits[:, : 1 + max(len(draft.tokens) for draft in drafts)])  # [B, n + 1]
+        verdicts = [verify.greedy(tokens, draft.tokens) for tokens, draft in zip(best, drafts, strict=True)]
+        given = [[float(a == b) for a, b in zip(draft.tokens, tokens, strict=False)]
+                 for tokens, draft in zip(best, drafts, strict=True)]  # fmt: skip
+        return verdicts, describe(given, None, rows, drafts, verdicts, lossless)
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = laws(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
     ragged = len({len(draft.tokens) for draft in drafts}) > 1
     verify.check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
     u = uniforms(contexts, [len(draft.tokens) + 1 for draft in drafts]).to(p.device)  # [B, n + 1]
-    if lossless and all(draft.parents is None for draft in drafts):
+    if chains:
         accepted, tokens = verify.chain_batch(p, q, drafted, lengths, u)
         pairs = zip(accepted.tolist(), tokens.tolist(), strict=True)
         verdicts = [verify.Verdict(list(range(count)), token) for count, token in pairs]
@@ -258,7 +266,9 @@ def judge(
                 verdicts.append(verify.tree(law, draft.probs, draft.tokens, parents, random))
             else:
                 verdicts.append(verify.typical(law, draft.tokens, parents, random))
-    return verdicts, describe(p, q, drafted, rows, drafts, verdicts, lossless)
+    p_drafted = verify.at(in_place(p, drafts), drafted).tolist()  # [B, n]
+    q_drafted = verify.at(q, drafted).tolist() if q is not None else None
+    return verdicts, describe(p_drafted, q_drafted, rows, drafts, verdicts, lossless)
 
 
 def parents_of(draft: Draft) -> list[int]:
@@ -278,16 +288,18 @@ def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verd
     cache.rewind(start + kept)
 
 
-def describe(p: Tensor, q: Tensor | None, drafted: Tensor, rows, drafts, verdicts, lossless: bool) -> list[Cycle]:
-    """The cycles of one pass, with what both sides gave each drafted token."""
-    before = p[:, :-1]  # a chain's draft is judged by the law after the one before it, a tree's by that of its parent
-    if any(draft.parents is not None for draft in drafts):
-        place = [[parent + 1 for parent in parents_of(d)] + [0] * (drafted.shape[1] - len(d.tokens)) for d in drafts]
-        before = p[
-            torch.arange(len(drafts), device=p.device)[:, None], torch.tensor(place, dtype=torch.long, device=p.device)
-        ]
-    p_drafted = verify.at(before, drafted).tolist()  # [B, n]
-    q_drafted = verify.at(q, drafted).tolist() if q is not None else None
+def in_place(p: Tensor, drafts: Sequence[Draft]) -> Tensor:
+    """The law that judges each draft, [B, n, V]: the one after the draft before it, or after its parent in a tree."""
+    if all(draft.parents is None for draft in drafts):
+        return p[:, :-1]
+    n = p.shape[1] - 1
+    place = [[parent + 1 for parent in parents_of(d)] + [0] * (n - len(d.tokens)) for d in drafts]
+    rows = torch.arange(len(drafts), device=p.device)[:, None]
+    return p[rows, torch.tensor(place, dtype=torch.long, device=p.device)]
+
+
+def describe(p_drafted, q_drafted, rows, drafts, verdicts, lossless: bool) -> list[Cycle]:
+    """The cycles of one pass, with what both sides gave each drafted token, [B, n] (no q: nothing was drawn)."""
     cycles = []
     for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
         n = len(draft.tokens)

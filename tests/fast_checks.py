@@ -357,6 +357,8 @@ def main() -> None:
         "attention": lambda: check_attention(**cuda),
         "logits, float32": lambda: check_logits(**cuda),
         "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
+        "logits, lean": lambda: check_logits("cuda", torch.bfloat16, lean=True),
+        "logits, early": lambda: check_logits(**cuda, lean="early"),
         "greedy": lambda: check_greedy(**cuda),
         "end tokens": lambda: check_end_is_a_cut(**cuda),
         "lengths": lambda: check_lengths(**cuda),

@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
-from minispec import fast, flash_decode, graphs
+from minispec import fast, flash_decode, graphs, skinny
 from minispec.decoders import FastDecoder, FastSpeculator, pick_by_page
 from minispec.graphs import FastTransformer, Products
 from minispec.verify import pick
@@ -35,6 +35,24 @@ def test_the_kernel_is_told_the_right_lengths(monkeypatch):
     """On a GPU the kernel attends; here its twin in torch takes its place."""
     monkeypatch.setattr(flash_decode, "flash_decode", flash_decode.flash_decode_torch)
     checks.check_logits(dtype=torch.float32, attend=graphs.flash)
+
+
+@pytest.mark.parametrize("lean", [True, "early"])
+def test_the_lean_way_is_the_same_way(lean, monkeypatch):
+    """On a GPU a kernel computes its products; here its twin in torch takes the kernel's place."""
+    calls = []
+
+    def twin(*args, early, **given):
+        calls.append((early, frozenset(name for name, value in given.items() if value is not None)))
+        return skinny.skinny_torch(*args, **given)
+
+    monkeypatch.setattr(skinny, "skinny", twin)
+    monkeypatch.setattr(skinny, "fits", lambda x, weight: x.shape[:-1].numel() <= 6)  # larger passes go the other way
+    checks.check_logits(lean=lean)
+    assert {early for early, _ in calls} == {lean == "early"}
+    assert len({given for _, given in calls}) == 3  # normed, normed with SwiGLU, added
+    with pytest.raises(ValueError, match="lean"):
+        FastTransformer(checks.pair()[0].transformer, lean=lean, products=Products())
 
 
 def test_greedy_tokens_are_the_reference_s():

@@ -24,9 +24,9 @@ PACKAGE = ROOT / "minispec"
 # From the ground up. A module imports from its own layer and from those below.
 LAYERS = [
     "model cache weights gguf fetch lock registry sampling generate trace verify tree laws blocks quantize kernels "
-    "flash_decode theory scaling adaptive measure",
+    "flash_decode skinny theory scaling adaptive measure",
     "drafters paged scheduler metrics",
-    "engine speculate fast graphs decoders parallel pipeline experts handover train",
+    "engine buckets speculate fast graphs decoders parallel pipeline experts handover train",
     "viz classroom interview bench demo cli",
 ]
 LAYER = {unit: height for height, units in enumerate(LAYERS) for unit in units.split()}

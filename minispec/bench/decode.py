@@ -27,7 +27,7 @@ def run(args) -> dict:
     target, draft = pairs.random_pair(config, args.device, seed=args.seed)
     prompt = pairs.prompt_of(config, args.context, args.seed)
     result = pairs.facts(args, "decode", target) | {"new_tokens": args.tokens}
-    target.fast = Fast(target, pairs.compile_mode(args))
+    target.fast = Fast(target, **pairs.fast_options(args))
     theirs, skipped = peers.transformers_peers(args.peers, target, draft, prompt, args.tokens, 4, 0.0, args.seed)
     decoder = FastDecoder(target.fast.reserve(args.context + args.tokens))
     reference = Model(target.name, target.transformer)  # without a fast side

@@ -87,6 +87,7 @@ def facts(args, name: str, target: Model) -> dict:
         "shape": args.shape,
         "dtype": str(target.dtype).removeprefix("torch."),
         "context": args.context,
+        "lean": vars(args).get("lean"),  # how products were computed, where that can be chosen
         "seed": args.seed,
         "repeat": args.repeat,
         "weight_bytes": weight_bytes(target),
@@ -113,13 +114,15 @@ def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", default="yes", metavar="MODE",
                         help="yes, no, or a mode of torch.compile (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--lean", choices=("no", "yes", "early"), default="no",
+                        help="products that take the small steps along (default: %(default)s)")  # fmt: skip
 
 
-def compile_mode(args) -> bool | str:
-    """--compile as FastTransformer takes it. On a CPU nothing is compiled: compiling takes longer than it saves."""
-    if torch.device(args.device).type != "cuda" or args.compile == "no":
-        return False
-    return True if args.compile == "yes" else args.compile
+def fast_options(args) -> dict:
+    """--compile and --lean as FastTransformer takes them. On a CPU to compile takes longer than it saves."""
+    modes = {"no": False, "yes": True}
+    on_gpu = torch.device(args.device).type == "cuda"
+    return {"compile": on_gpu and modes.get(args.compile, args.compile), "lean": modes.get(args.lean, args.lean)}
 
 
 def check(args, most_tokens: int) -> Config:

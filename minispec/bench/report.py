@@ -90,8 +90,8 @@ def command(result: Mapping) -> str:
                         ("requests", "requests"), ("batch", "batch"), ("blocks", "num_blocks"), ("context", "context"),
                         ("block-size", "block_size"), ("capacity", "capacity"), ("lengths", "lengths"),
                         ("prompts", "prompts_from"), ("per-group", "per_group"), ("k", "k"), ("epsilon", "epsilon"),
-                        ("temperature", "temperature"), ("tokens", "new_tokens"), ("repeat", "repeat"),
-                        ("seed", "seed")):  # fmt: skip
+                        ("temperature", "temperature"), ("tokens", "new_tokens"), ("lean", "lean"),
+                        ("repeat", "repeat"), ("seed", "seed")):  # fmt: skip
         if key in result and result[key] is not None and option in OPTIONS[name].split():
             options[option] = result[key]
     if name == "verify":
@@ -136,12 +136,12 @@ def command(result: Mapping) -> str:
 
 
 OPTIONS = {  # those that a result records under a name of its own
-    "decode": "shape context tokens repeat seed",
-    "verify": "shape context repeat seed",
+    "decode": "shape context lean tokens repeat seed",
+    "verify": "shape context lean repeat seed",
     "memory": "requests lengths blocks block-size seed",
     "attention": "device block-size capacity repeat seed",
     "batching": "target requests batch repeat seed",
-    "speculate": "shape context k epsilon temperature tokens repeat seed",
+    "speculate": "shape context lean k epsilon temperature tokens repeat seed",
     "acceptance": "target prompts per-group tokens batch dtype seed",
     "drafters": "target k tokens temperature repeat seed",
     "batch": "shape context k epsilon repeat seed",

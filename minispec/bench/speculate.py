@@ -32,8 +32,8 @@ def run(args) -> dict:
     prompt, sampling = pairs.prompt_of(config, args.context, args.seed), Sampling(args.temperature)
     result = pairs.facts(args, "speculate", target)
     result |= {"k": args.k, "epsilon": args.epsilon, "temperature": args.temperature, "new_tokens": args.tokens}
-    room, mode = args.context + most, pairs.compile_mode(args)
-    big, small = (FastTransformer(model.transformer, 1, room, compile=mode) for model in (target, draft))
+    room, options = args.context + most, pairs.fast_options(args)
+    big, small = (FastTransformer(model.transformer, 1, room, **options) for model in (target, draft))
     plain, cycles = FastDecoder(big, sampling), FastSpeculator(big, small, args.k, sampling)
     trace = acceptance(cycles, prompt, args.cycles, args.texts)
     theirs, skipped = peers.transformers_peers(

@@ -25,7 +25,7 @@ def run(args) -> dict:
     config = pairs.check(args, max(sizes))
     target, _ = pairs.random_pair(config, args.device, seed=args.seed)
     result = pairs.facts(args, "verify", target)
-    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), compile=pairs.compile_mode(args))
+    quick = FastTransformer(target.transformer, 1, args.context + max(sizes), **pairs.fast_options(args))
     prompt = pairs.prompt_of(config, args.context, args.seed)
     ids = quick.places.new_tensor([prompt])
     quick.prefill(ids, quick.places.new_tensor([len(prompt)]))

@@ -97,7 +97,13 @@ def laws(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Logits [B, ..., V] to laws, each row by its own Sampling."""
     if all(sampling == samplings[0] for sampling in samplings):
         return samplings[0].probs(logits)
-    return torch.stack([sampling.probs(row) for sampling, row in zip(samplings, logits, strict=True)])
+    p: Tensor | None = None
+    for sampling in dict.fromkeys(samplings):  # not row by row: `probs` looks at the numbers, and a GPU would wait
+        rows = [row for row, other in enumerate(samplings) if other == sampling]
+        law = sampling.probs(logits[rows])
+        p = law.new_empty(logits.shape) if p is None else p
+        p[rows] = law
+    return p
 
 
 def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:

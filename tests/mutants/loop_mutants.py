@@ -109,8 +109,14 @@ def bonus_forgotten(patch: MonkeyPatch) -> None:
         last = drafted.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1) if drafted.shape[1] else tokens
         return torch.where(whole, accepted - 1, accepted), torch.where(whole, last, tokens)
 
-    right = verify.chain_batch
+    def greedy(best, drafted):
+        verdict = right_greedy(best, drafted)
+        whole = drafted and verdict.accepted == len(drafted)
+        return verify.Verdict(verdict.path[:-1], drafted[-1]) if whole else verdict
+
+    right, right_greedy = verify.chain_batch, verify.greedy
     patch.setattr(verify, "chain_batch", chain_batch)
+    patch.setattr(verify, "greedy", greedy)
 
 
 def p_off_by_one(patch: MonkeyPatch) -> None:
