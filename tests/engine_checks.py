@@ -151,7 +151,7 @@ def check_tree() -> None:
 def check_law(make: Callable | None = ALL["model"], draws: int = 1500, seed: int = 0) -> None:
     """Sampled texts follow the target's joint law, under two samplings in one batch, each request from its own seed.
 
-    Half the draws each. In 99 of 100 runs, 750 texts show a total variation of 0.25 and 10,000 one of 0.07.
+    Half the draws each. In 99 of 100 runs, 750 texts show a total variation of 0.25, 10,000 one of 0.07.
     """
     drafter = make and make(*law_pair())
     engine = ms.Engine(law_pair()[0], drafter, num_blocks=2048, block_size=4, max_num_seqs=512, token_budget=8192,

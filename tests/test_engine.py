@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
-import tracemalloc
+import sys
 from random import Random
 
 import pytest
@@ -54,8 +54,9 @@ def test_other_sizes_and_policies(policy, block_size):
 
 
 SIMILAR = ("model, hotter", "model, greedy", "skip the middle", "quantized, 4 bits", "cascade of models")
+KINDS = (None, "model", "lookahead", "eagle, tree")  # no draft, a chain of its own law, a given one, a tree
 LARGE = [(name, True) for name in (None, *ALL) if name not in SIMILAR]
-LARGE += [(name, False) for name in (None, "model", "lookahead")]  # those that read hidden states share nothing anyway
+LARGE += [(name, False) for name in KINDS[:3]]  # those that read hidden states share nothing anyway
 
 
 @pytest.mark.slow
@@ -63,12 +64,13 @@ LARGE += [(name, False) for name in (None, "model", "lookahead")]  # those that 
 def test_three_hundred_requests_in_a_small_pool(name, sharing):
     """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random.
 
-    A third of it for drafters that are to the engine what others are: they draft chains, or trees, as these do.
+    A third of it, in half the pool, for drafters that are to the engine what others are: they draft chains, or trees,
+    as these do.
     """
     drafter = ALL[name](*pair()) if name else None
-    count = 300 if name in (None, "model", "lookahead", "eagle, tree") else 100
-    some = asks(count, 400, 128)
-    check_greedy(drafter, some, count // 10, aborts=0.02, block_size=16, num_blocks=56, max_num_seqs=16,
+    count, size = (300, 2) if name in KINDS else (100, 1)
+    some = asks(300, 400, 128)[:count]
+    check_greedy(drafter, some, count // 10, aborts=0.03, block_size=16, num_blocks=112 * size, max_num_seqs=16 * size,
                  token_budget=512, max_chunk=128, prefix_sharing=sharing)  # fmt: skip
 
 
@@ -123,14 +125,15 @@ def test_sampled_texts_follow_the_law():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, *(name for name in ALL if name not in (*SIMILAR, "early exit", "suffix"))])
 def test_sampled_texts_follow_the_law_with_every_kind_of_drafter(name):
-    check_law(name and ALL[name], draws=20_000, seed=10_000)
+    """20,000 texts of a chain and of a tree, 6,000 of whatever else goes through the same lines of the engine."""
+    check_law(name and ALL[name], draws=20_000 if name in ("model", "eagle, tree") else 6_000, seed=10_000)
 
 
 def test_the_power_of_the_law_test():
-    """A total variation of 0.25 shows in 99 of 100 quick runs, one of 0.07 in 99 of 100 slow ones."""
+    """In 99 of 100 runs a total variation of 0.25 shows in the quick test, one of 0.1 in 6,000, 0.07 in 20,000."""
     for knobs in (ONE, OTHER):
-        assert power(target_law(**knobs), 0.25, 750) > 0.99
-        assert power(target_law(**knobs), 0.07, 10_000) > 0.99
+        for total_variation, draws in ((0.25, 1_500), (0.1, 6_000), (0.07, 20_000)):
+            assert power(target_law(**knobs), total_variation, draws // 2) > 0.99
 
 
 def test_a_seed_repeats_a_text_and_no_seed_does_not():
@@ -519,33 +522,37 @@ def test_metrics_of_those_who_never_ran():
     assert request["goodput"] == 0
 
 
+def bytes_held() -> int:
+    """All containers with their places, and all tensors: whatever leaks is kept in one of them."""
+    gc.collect()
+    things = gc.get_objects()
+    return sum(sys.getsizeof(thing, 0) + (thing.nbytes if type(thing) is torch.Tensor else 0) for thing in things)
+
+
 @pytest.mark.slow
 def test_a_soak_in_constant_memory():
-    """3,000 requests with aborts, preemptions and failures: the last thousand need no more memory than the second."""
+    """3,000 requests with aborts, preemptions and failures: the last thousand leave not fifty bytes each behind."""
     target, random = pair()[0], Random(0)
     drafter = Moody(pair()[1], "propose", 2)
-    engine = ms.Engine(target, drafter, num_blocks=60, block_size=4, max_num_seqs=12, token_budget=96, history=50)
+    engine = ms.Engine(target, drafter, num_blocks=120, block_size=4, max_num_seqs=24, token_budget=192, history=50)
     beginnings = [random.choices(range(64), k=24) for _ in range(3)]
     held, outs = [], 0
-    tracemalloc.start()
     for i in range(3000):
         drafter.forgotten.clear(), drafter.lengths.clear()
         prompt = random.choice(beginnings)[: random.randint(0, 24)] + random.choices(range(64), k=random.randint(1, 30))
         engine.add(prompt, random.randint(1, 16), temperature=random.choice((0.0, 1.0)), seed=i)
-        while len(engine.jobs) > 20:
+        while len(engine.jobs) > 40:
             engine.step()
-            if random.random() < 0.05:
+            if random.random() < 0.1:
                 engine.abort(random.choice(list(engine.jobs)))
             outs += len(engine.take())
         if i % 50 == 0:
             engine.check_integrity()
         if i % 1000 == 999:
-            gc.collect()
-            held.append(tracemalloc.get_traced_memory()[0])
-    tracemalloc.stop()
-    outs += len(serve(engine))
+            outs += len(serve(engine))
+            held.append(bytes_held())
     totals = engine.metrics()["totals"]
     assert outs == totals["requests"] == 3000 and totals["preemptions"] >= 30
     assert totals["finished"]["aborted"] > 50
-    assert held[2] < 1.1 * held[1] + 50_000
+    assert held[2] < held[1] + 50_000
     assert_idle(engine)

@@ -195,17 +195,17 @@ def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[s
     return outcomes
 
 
-def filled(folder: Path, source: Path, name: str, answers: dict[str, str], outputs_of_solution: bool = False) -> Path:
-    """An exercise notebook with these answers in it, as a learner would save it; or with the solution's outputs."""
+def filled(source: Path, answers: dict[str, str]) -> nbformat.NotebookNode:
+    """An exercise notebook with these answers in it."""
     nb = notebook("exercises", source)
     for id, cell in cells_of(nb, "answer").items():
         cell.source = answers.get(id, cell.source)
-    if outputs_of_solution:
-        for cell, solved in zip(nb.cells, notebook("solutions", source).cells, strict=True):
-            if cell.cell_type == "code":
-                cell.outputs, cell.execution_count = solved.outputs, solved.execution_count
-    nbformat.write(nb, folder / f"{name}.ipynb")
-    return folder / f"{name}.ipynb"
+    return nb
+
+
+def saved(nb: nbformat.NotebookNode, file: Path) -> Path:
+    nbformat.write(nb, file)
+    return file
 
 
 def failures(outcomes: set[str]) -> set[str]:
@@ -216,21 +216,22 @@ def failures(outcomes: set[str]) -> set[str]:
 @pytest.mark.slow
 @each_set
 def test_nbval_is_green_for_right_and_unsolved_and_red_for_wrong(source: Path, tmp_path: Path):
-    answers = {id: cell.source for id, cell in cells_of(notebook("solutions", source), "answer").items()}
+    """Right: an exercise notebook with the reference's answers, against the outputs of the solutions."""
+    solution = notebook("solutions", source)
+    answers = {id: cell.source for id, cell in cells_of(solution, "answer").items()}
     wrong = [wrong for wrong in WRONG_ANSWERS if wrong.exercise in answers][-1]
-    solutions = ROOT / "solutions" / f"{source.stem}.ipynb"
-    solution = tmp_path / "solution.ipynb"
-    solution.write_bytes(solutions.read_bytes())
+    right = filled(source, answers)
+    for cell, solved in zip(builder.code_cells(right), builder.code_cells(solution), strict=True):
+        assert (cell.source, cell.metadata.get("tags")) == (solved.source, solved.metadata.get("tags"))
+        cell.outputs, cell.execution_count = solved.outputs, solved.execution_count
     outcomes = nbval(
         tmp_path,
-        solution,
-        filled(tmp_path, source, "unsolved", {}),
-        filled(tmp_path, source, "reference", answers, outputs_of_solution=True),
-        filled(tmp_path, source, "mutant", {**answers, wrong.exercise: wrong.source}),
+        saved(right, tmp_path / "right.ipynb"),  # the same code and outputs as the solutions: these are green too
+        saved(filled(source, {}), tmp_path / "unsolved.ipynb"),
+        saved(filled(source, {**answers, wrong.exercise: wrong.source}), tmp_path / "mutant.ipynb"),
     )
-    assert not failures(outcomes["solution"])
+    assert not failures(outcomes["right"])
     assert not failures(outcomes["unsolved"])
-    assert not failures(outcomes["reference"])
     assert len(failures(outcomes["mutant"])) == 1  # its check, and no other exercise
 
 
@@ -238,5 +239,5 @@ def test_nbval_is_green_for_right_and_unsolved_and_red_for_wrong(source: Path, t
 def test_under_strict_an_untouched_notebook_is_red(tmp_path: Path):
     """The teacher's way: red where nothing was handed in, once for each exercise."""
     source = SOURCES[0]
-    outcomes = nbval(tmp_path, filled(tmp_path, source, "untouched", {}), MINISPEC_STRICT="1")
+    outcomes = nbval(tmp_path, saved(filled(source, {}), tmp_path / "untouched.ipynb"), MINISPEC_STRICT="1")
     assert len(failures(outcomes["untouched"])) == len(cells_of(notebook("exercises", source), "check"))

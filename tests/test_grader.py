@@ -478,7 +478,10 @@ def test_a_class_of_200_gets_every_mark_right_across_an_interruption(tmp_path):
     def lines() -> int:
         return len(journal.read_text().splitlines()) if journal.exists() else 0
 
-    first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # A job in the background of a shell ignores Ctrl-C, and its children would too.
+    listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True,
+                             preexec_fn=listen)  # fmt: skip
     while lines() < 250 and first.poll() is None:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does it: to the whole group

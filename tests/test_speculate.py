@@ -162,35 +162,39 @@ def test_greedy_float32_differs_only_at_near_ties():
 
 
 @pytest.fixture(scope="module")
-def micro() -> tuple[ms.Model, ms.Model]:
-    return ms.load("micro", dtype=torch.float64), ms.load("micro-draft", dtype=torch.float64)
+def micro() -> tuple[tuple[ms.Model, ms.Model], list[str], list[ms.Output]]:
+    """The pair in float64, prompts, and what the target writes after them."""
+    target, draft = (ms.load(name, dtype=torch.float64) for name in ("micro", "micro-draft"))
+    prompts = ["Once upon a time", "One day, a small bird found", "The"]
+    return (target, draft), prompts, ms.generate(target, prompts, 16)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_greedy_on_micro(micro, name):
-    target, _ = micro
-    prompts = ["Once upon a time", "One day, a small bird found", "The"]
-    plain = ms.generate(target, prompts, 24)
+    pair, prompts, plain = micro
+    drafter = ALL[name](*pair)
     for k in range(1, 9):
-        for out, expected in zip(ms.speculate(target, prompts, ALL[name](*micro), k, 24), plain, strict=True):
+        for out, expected in zip(ms.speculate(pair[0], prompts, drafter, k, 16), plain, strict=True):
             assert_same(out, expected)
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> tuple[ms.Model, ms.Model]:
-    return ms.load("smollm2", dtype=torch.float32), ms.load("smollm2-draft", dtype=torch.float32)
+def smollm2() -> tuple[tuple[ms.Model, ms.Model], list[int], list[int]]:
+    """The pair in float32, a prompt that lookups can use for some tokens, and what the target writes after it."""
+    target, draft = (ms.load(name, dtype=torch.float32) for name in ("smollm2", "smollm2-draft"))
+    prompt = target.encode("One, two, three, four. One, two, three, four. One, two,")
+    return (target, draft), prompt, ms.generate(target, prompt, 12).tokens
 
 
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_greedy_on_smollm2(smollm2, name):
-    target, _ = smollm2
-    prompt = target.encode([{"role": "user", "content": "Count from one to ten, then count from one to ten again."}])
-    plain, drafter = ms.generate(target, prompt, 16).tokens, ALL[name](*smollm2)
-    for k in (1, 2, 4, 8):  # on micro all lengths are tried
-        assert_same_but_for_ties(target, prompt, ms.speculate(target, prompt, drafter, k, 16).tokens, plain)
+    pair, prompt, plain = smollm2
+    drafter = ALL[name](*pair)
+    for k in (1, 4, 8):  # on micro all lengths are tried
+        assert_same_but_for_ties(pair[0], prompt, ms.speculate(pair[0], prompt, drafter, k, 12).tokens, plain)
 
 
 def test_precision_of_the_draft_may_differ(tiny, make_model):
@@ -267,7 +271,7 @@ def test_the_laws_used_here_show_a_shift_of_five_percent():
     for knobs in (ONE, OTHER):
         law = target_law(**knobs)
         assert math.isclose(sum(law.values()), 1, abs_tol=1e-9)
-        assert power(law, 0.05) > 0.99
+        assert power(law, 0.05, DRAWS) > 0.99
 
 
 def test_the_check_itself():

@@ -1,11 +1,11 @@
 """Timelines of several ranks at work: tensor, pipeline and expert parallelism, from runs that really happened.
 
     from minispec.viz.parallel_timelines import keep
-    keep()                                             # records them anew: two processes each, some minutes at most
+    keep()                                             # records them anew: a minute on an idle machine
 
-Every rank is a process with one thread. Each run is repeated in the same processes, and the fastest is kept: it was
-disturbed least. What crosses between processes of one machine here crosses NVLink or a network elsewhere, so the
-shape is to be looked at, not the milliseconds.
+Every rank is a process with one thread. Each run is repeated, and the fastest is kept: it was disturbed least. What
+crosses between processes of one machine here crosses NVLink or a network elsewhere, so the shape is to be looked at,
+not the milliseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -141,31 +141,37 @@ def with_favourite(weights: Mixture, x: torch.Tensor, share: float) -> Mixture:
 
 
 def record_timelines(model: str = "micro", rows: int = 8, length: int = 64, repeat: int = 60) -> list[Recording]:
-    """All runs of the widget, on two fresh processes each: a minute on an idle machine."""
+    """All runs of the widget, one after the other on the same two processes, which take seconds to start."""
     generator = torch.Generator().manual_seed(0)
     config = load_whole(model, device="cpu").config
     tokens = torch.randint(config.vocab_size, (rows, length), generator=generator)
     about = f"{model}, {rows} rows of {length} tokens, one pass"
-    runs = [_best("tensor parallel", "tensor", about, tensor_rank, model, tokens, repeat)]
+    runs = [Recording("tensor parallel", "tensor", RANKS, about, [])]
+    work = [(tensor_rank, (model, tokens, repeat))]
     for m in (1, 2, 4, 8):
-        name = f"pipeline, {m} micro-batch{'es' if m > 1 else ''}"
-        runs.append(_best(name, "pipeline", about, pipeline_rank, model, tokens, m, repeat, microbatches=m))
+        runs.append(Recording(f"pipeline, {m} micro-batch{'es' if m > 1 else ''}", "pipeline", RANKS, about, [], m))
+        work.append((pipeline_rank, (model, tokens, m, repeat)))
     weights = Mixture.random(RANKS, hidden=256, neurons=2048)
     x = torch.randn(1024, 256, generator=generator, dtype=torch.float64)
     x[:, 0] = 1.0  # a constant feature, so that a router can have a favourite
     for name, share in (("experts, even load", 0.5), ("experts, one popular", 0.85)):
         skewed = with_favourite(weights, x, share)
         said = f"{len(x):,} tokens, {(skewed.route(x)[0] == 0).float().mean():.0%} of them to the first expert"
-        runs.append(_best(name, "experts", said, expert_rank, skewed, x, repeat))
-    return runs
+        runs.append(Recording(name, "experts", RANKS, said, []))
+        work.append((expert_rank, (skewed, x, repeat)))
+    by_rank = launch(one_by_one, RANKS, work)
+    return [replace(run, entries=_fastest(*timelines)) for run, *timelines in zip(runs, *by_rank, strict=True)]
 
 
-def _best(name: str, cut: str, about: str, function: Callable, *arguments, microbatches: int = 1) -> Recording:
-    by_rank = launch(function, RANKS, *arguments)
+def one_by_one(work: Sequence[tuple[Callable, tuple]]) -> list[list[Timeline]]:
+    """What a rank does: all the work, and for each piece the timelines of its repetitions."""
+    return [function(*arguments) for function, arguments in work]
+
+
+def _fastest(*by_rank: Sequence[Timeline]) -> list[dict]:
     merged = [Timeline.merge(timelines) for timelines in zip(*by_rank, strict=True)]
     entries = min(merged, key=lambda entries: max(entry["end"] for entry in entries))
-    short = [entry | {key: round(entry[key], 7) for key in ("start", "end")} for entry in entries]
-    return Recording(name, cut, RANKS, about, short, microbatches)
+    return [entry | {key: round(entry[key], 7) for key in ("start", "end")} for entry in entries]
 
 
 def stored_timelines(file: Path = STORED) -> list[Recording]:

@@ -28,7 +28,12 @@ READY = """() => {
         && session.session.kernel.status === 'idle';
 }"""
 NOTEBOOK = "window.jupyterapp.shell.currentWidget.content"
-
+RAN = f"""() => {{
+    const cells = {NOTEBOOK}.widgets.map(cell => cell.model).filter(model => model.type === 'code');
+    const outputs = (model) => [...Array(model.outputs.length).keys()].map(place => model.outputs.get(place));
+    return cells.every(model => model.executionCount)
+        || cells.some(model => outputs(model).some(output => output.type === 'error'));  // an error ends the run
+}}"""
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 OWN = ".minispec-panel, .minispec-predict"
@@ -103,15 +108,9 @@ class Lab:
     def run_all(self, timeout: float = 300) -> list[dict]:
         """Run the whole notebook; its code cells afterwards, as nbformat writes them."""
         self.page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            cells = self.page.evaluate(f"{NOTEBOOK}.model.toJSON().cells")
-            cells = [cell for cell in cells if cell["cell_type"] == "code"]
-            failed = any(output["output_type"] == "error" for cell in cells for output in cell["outputs"])
-            if failed or all(cell["execution_count"] for cell in cells):  # an error ends the run
-                return cells
-            self.page.wait_for_timeout(200)
-        raise TimeoutError(f"the notebook was still running after {timeout} s")
+        self.page.wait_for_function(RAN, timeout=1000 * timeout, polling=200)
+        cells = self.page.evaluate(f"{NOTEBOOK}.model.toJSON().cells")
+        return [cell for cell in cells if cell["cell_type"] == "code"]
 
     def widgets(self, cells: list[dict]) -> list:
         """Every panel and every prediction on the page, once all widgets are drawn."""
@@ -264,13 +263,13 @@ def browser(chromium):
     with sync_playwright() as playwright:
         sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0  # Chromium has none for root
         browser = playwright.chromium.launch(executable_path=chromium, args=QUIET, chromium_sandbox=sandbox)
-        yield browser
+        yield browser.new_context(viewport=VIEW)  # one for all pages: JupyterLab's scripts stay in its cache
         browser.close()
 
 
 @pytest.fixture
 def lab(jupyter, browser):
-    page = browser.new_page(viewport=VIEW)
+    page = browser.new_page()
     page.set_default_timeout(90_000)
     lab = Lab(jupyter, page)
     yield lab
