@@ -30,7 +30,8 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "medusa, chain": ("Medusa", lambda target, draft: D.Medusa(target, random_medusa(target), tree="chain")),
     "eagle, tree": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), width=3, nodes=8)),
     "eagle, chain": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), tree=False)),
-    "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target))),
+    "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=False)),
+    "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
 }
 
 ALL = {name: make for name, (kind, make) in FACTORIES.items() if getattr(D, kind, None) is not None}

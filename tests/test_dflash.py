@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.cli import main
+from minispec.cli import main, parser
 from minispec.drafters import Context, DFlash, DFlashHead
 from minispec.drafters.dflash import load_head
 from minispec.drafters.heads import heads_for, save_heads
@@ -22,7 +23,8 @@ from minispec.model import rope_at, rotate
 from minispec.train import corpus as writing
 from minispec.train import dflash as training
 from minispec.train.corpus import Corpus
-from minispec.train.lessons import Batch, Lessons, frequent_tokens
+from minispec.train.lessons import Batch, Lessons, frequent_tokens, split_rows
+from minispec.tree import best_tree, depths, from_candidates, path_to
 
 PROMPTS = [[i, 3 * i % 64, 5 * i % 64][: 1 + i % 3] for i in range(1, 40)]
 
@@ -85,7 +87,7 @@ def test_it_computes_what_the_definition_says(tiny, heads, text):
     expected = by_hand(tiny, heads, text)
     assert torch.allclose(drafter.score([whole(tiny, heads, text)])[0], expected, rtol=0, atol=1e-10)
     for k in (1, 2, 3, 9):  # never more than the block has blanks
-        (draft,) = DFlash(tiny, heads).propose([whole(tiny, heads, text)], k)
+        (draft,) = DFlash(tiny, heads, tree=False).propose([whole(tiny, heads, text)], k)
         assert draft.tokens == heads.head_ids[expected[:k].argmax(-1)].tolist()
         assert len(draft.tokens) == min(k, 3) and draft.probs is None and draft.parents is None
 
@@ -108,6 +110,49 @@ def test_only_the_chosen_tokens_are_proposed(tiny):
     assert torch.allclose(drafter.score([whole(tiny, heads, text)])[0], by_hand(tiny, heads, text), rtol=0, atol=1e-10)
     seen = {token for i in range(20) for token in drafter.propose([whole(tiny, heads, [i, 2 * i])], 3)[0].tokens}
     assert len(seen) > 1 and seen <= {5, 17, 40}
+
+
+@pytest.mark.parametrize("nodes", [1, 5, 40])
+def test_the_tree_is_the_likeliest_paths(tiny, heads, nodes):
+    """Of all rows at once: the tokens and the shape of tree.best_tree, with the marginals for accuracies."""
+    texts = [[7], [7, 1], [3, 1, 4, 1, 5, 9, 2, 6], [9, 9, 9]]
+    for k in (1, 2, 3, 9):  # never deeper than the block has blanks
+        drafter = DFlash(tiny, heads, tree=True, nodes=nodes)
+        drafts = drafter.propose([whole(tiny, heads, text, row) for row, text in enumerate(texts)], k)
+        for text, draft in zip(texts, drafts, strict=True):
+            q, best = by_hand(tiny, heads, text)[:k].softmax(-1).sort(-1, descending=True)  # [min(k, 3), 64]
+            expected = from_candidates(heads.head_ids[best].tolist(), best_tree(q.tolist(), nodes))
+            assert branches(draft) == branches(expected) and len(draft.tokens) == len(branches(draft)) == nodes
+            assert draft.probs is None and max(depths(draft.parents)) <= min(k, 3)
+
+
+def branches(tree) -> set[tuple[int, ...]]:
+    """The path to every node, in tokens."""
+    return {tuple(tree.tokens[i] for i in path_to(tree.parents, node)) for node in range(len(tree.tokens))}
+
+
+def test_a_tree_of_everything(tiny):
+    """Fewer paths than nodes were asked for: all of them."""
+    heads = random_dflash(tiny, block=3)
+    heads.head_ids = torch.tensor([5, 17])
+    (draft,) = DFlash(tiny, heads, tree=True, nodes=32).propose([whole(tiny, heads, [3, 1, 4])], 8)
+    assert branches(draft) == {(5,), (17,), (5, 5), (5, 17), (17, 5), (17, 17)}
+
+
+def test_a_tree_accepts_more_than_a_chain(tiny, heads):
+    """The same text in fewer passes of the target."""
+    prompts = [[i, 2 * i % 64, 7] for i in range(1, 13)]
+    plain = [out.tokens for out in ms.generate(tiny, prompts, 16)]
+    passes = []
+    for options in (dict(tree=False), dict(tree=True, nodes=40)):
+        outs = ms.speculate(tiny, prompts, DFlash(tiny, heads, **options), 3, 16)
+        assert [out.tokens for out in outs] == plain
+        passes.append(sum(out.trace.target_passes for out in outs))
+    assert passes[1] < passes[0]
+    assert DFlash(tiny, heads, tree=True, nodes=9).extra_slots == 9 and DFlash(tiny, heads, tree=False).extra_slots == 0
+    for nodes in (0, 2.5):
+        with pytest.raises(ValueError, match=f"nodes={nodes}"):
+            DFlash(tiny, heads, tree=True, nodes=nodes)
 
 
 @settings(max_examples=15)
@@ -178,7 +223,7 @@ def test_the_states_it_reads_come_from_the_loop(tiny, heads):
             texts.extend((list(c.tokens), draft.tokens) for c, draft in zip(contexts, drafts, strict=True))
             return drafts
 
-    ms.speculate(tiny, [[3, 1, 4], [1], [5, 9, 2, 6, 5]], Watched(tiny, heads), 3, 12)
+    ms.speculate(tiny, [[3, 1, 4], [1], [5, 9, 2, 6, 5]], Watched(tiny, heads, tree=False), 3, 12)
     assert len(texts) > 20
     for text, tokens in texts:
         expected = by_hand(tiny, heads, text)
@@ -304,7 +349,7 @@ def test_calibration_counts_what_the_drafter_gets_right(tiny, heads, lesson):
     """With an anchor at every place of the replies, against drafts made one at a time."""
     _, batch = lesson
     rows = [batch.tokens[i, :n].tolist() for i, n in enumerate((30, 11, 24))]
-    drafter = DFlash(tiny, heads)
+    drafter = DFlash(tiny, heads, tree=False)
     for row in (0, 2):  # texts the drafter agrees with here and there
         for place in range(10, len(rows[row]) - 3, 5):
             drafter.forget(0)
@@ -365,9 +410,14 @@ def test_the_command_trains_stores_and_measures(target, stored, folder, tmp_path
 
     settings = json.loads((tmp_path / "whole" / "model" / "config.json").read_text())
     assert settings["block"] == 4 and len(settings["accuracy"]) == len(settings["accuracy_alone"]) == 3
-    assert settings["accuracy"][0] > 0.2 and str(settings["tokens_per_pass"]) in printed  # chance is 1/48
+    assert str(settings["tokens_per_pass"]) in printed
     trained = ms.load(stored, device="cpu", dtype=torch.float32)
-    drafter = DFlash(trained, tmp_path / "whole" / "model")
+    drafter = DFlash(trained, tmp_path / "whole" / "model", tree=False)
+    learnt, unseen = split_rows(Corpus.load(folder))
+    accuracy, held_out = (
+        training.calibrate(trained.transformer, drafter.heads, rows, every=4)["accuracy"] for rows in (learnt, unseen)
+    )
+    assert accuracy[0] > 0.2 and held_out == settings["accuracy"]  # chance is 1/48, for a random target's other texts
     for key, value in drafter.heads.state_dict().items():
         step = once[key].abs().amax(-1, keepdim=True) / 127 if value.ndim == 2 else torch.zeros(1)
         assert bool(((value - once[key]).abs() <= step / 2 + 1e-6).all())
@@ -381,10 +431,34 @@ def test_the_command_trains_stores_and_measures(target, stored, folder, tmp_path
 def test_options_of_the_command(target, stored, folder, tmp_path):
     """Narrower layers, other depths, an own head, written tokens as teachers, states kept in memory."""
     run(stored, folder, tmp_path, "--mlp", "16", "--layers", "1", "--hidden-layers", "0", "2", "--own-head", "--hard",
-        "--keep", "--decay", "3", "--stop-after", "3")  # fmt: skip
+        "--keep", "--keep-bits", "8", "--decay", "3", "--stop-after", "3")  # fmt: skip
     heads = load_head(ms.load(stored, device="cpu", dtype=torch.float32), tmp_path / "model")
     assert heads.hidden_layers == (0, 2) and len(heads.layers) == 1 and heads.lm_head.weight.shape == (48, 32)
     assert heads.layers[0].mlp.gate_proj.weight.shape == (16, 32)
+
+
+def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
+    """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
+    given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
+    start, sizes = tmp_path / "given", training.shape_of(given)
+    save_heads(given, start, heads_for(target, "dflash") | sizes)
+    before = load_head(target, start).state_dict()
+    run(stored, folder, tmp_path / "still", "--start", start, "--stop-after", 2, "--lr", 1e-9)
+    run(stored, folder, tmp_path / "moved", "--start", start, "--stop-after", 2)
+    still, moved = (torch.load(tmp_path / n / "checkpoint.pt", weights_only=True)["module"] for n in ("still", "moved"))
+    for name, weight in before.items():
+        assert torch.allclose(still[name], weight, rtol=0, atol=1e-7)
+    assert not torch.allclose(moved["fc.weight"], before["fc.weight"], rtol=0, atol=1e-4)
+    assert sizes.items() <= json.loads((tmp_path / "moved" / "model" / "config.json").read_text()).items()
+    wrong = {"block": 5, "head_vocab": 47, "mlp": 17, "own_head": True, "layers": 2, "hidden_layers": [1]}
+    flags = [["--block", 5], ["--head-vocab", 47], ["--mlp", 17], ["--own-head"], ["--layers", 0, 1],
+             ["--hidden-layers", 1]]  # fmt: skip
+    places = ["--target", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu", "--start", start]
+    for (name, value), flag in zip(wrong.items(), flags, strict=True):
+        args = parser().parse_args(["train", "dflash", *map(str, [*places, *flag])])
+        with pytest.raises(ValueError, match=f"{name}={re.escape(str(value))}"):
+            training.run(args, target)
+    assert not (tmp_path / "none").exists()
 
 
 def test_depths_are_spread_from_early_to_last():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -385,6 +386,26 @@ def test_a_resumed_run_equals_an_uninterrupted_one(lesson, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+def test_training_goes_on_from_a_stored_head(lesson, tmp_path):
+    """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
+    target, corpus = lesson
+    options = dict(steps=4, batch_tokens=512, unroll=2)
+    given = random_eagle(target, vocab=20, layers=2, mlp=20, own_head=True, hidden_layers=(0, 2))
+    given.save(target, tmp_path / "given")
+    stored, start = EagleHead.load(target, tmp_path / "given"), tmp_path / "given"
+    still, _ = training.train_head(target, corpus, start=start, lr=1e-9, folder=tmp_path / "a", layers=2, **options)
+    assert torch.equal(still.head_ids, given.head_ids) and still.hidden_layers == (0, 2) and still.own_head
+    for name, weight in still.state_dict().items():
+        assert torch.allclose(weight, stored.state_dict()[name], rtol=0, atol=1e-7)
+    moved, curve = training.train_head(target, corpus, start=start, lr=1e-2, folder=tmp_path / "b", **options)
+    assert curve[-1]["step"] == 4 and not torch.allclose(moved.fc.weight, stored.fc.weight, rtol=0, atol=1e-3)
+    wrong = {"layers": 1, "mlp": 21, "own_head": False, "hidden_layers": [0, 1], "head_vocab": 19}
+    for name, value in wrong.items():
+        with pytest.raises(ValueError, match=f"{name}={re.escape(str(value))}"):
+            training.train_head(target, corpus, start=start, folder=tmp_path / "c", **options, **{name: value})
+    assert not (tmp_path / "c").exists()
+
+
 def test_the_command_line(tiny_folder, tmp_path, capsys):
     from minispec.cli import main
 
@@ -399,3 +420,8 @@ def test_the_command_line(tiny_folder, tmp_path, capsys):
     assert "MB" in capsys.readouterr().out and (tmp_path / "run" / "curve.json").is_file()
     out = ms.speculate(target, [5, 6, 7], Eagle(target, tmp_path / "run" / "model"), 4, 20)
     assert out.tokens == ms.generate(target, [5, 6, 7], 20).tokens
+    assert main(["train", "eagle", "--target", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
+                 "--out", str(tmp_path / "more"), "--steps", "2", "--batch-tokens", "300", "--keep", "--keep-bits", "8",
+                 "--unroll", "2", "--start", str(tmp_path / "run" / "model")]) == 0  # fmt: skip
+    first, more = (EagleHead.load(target, tmp_path / name / "model") for name in ("run", "more"))
+    assert torch.equal(first.head_ids, more.head_ids) and more.own_head and not torch.equal(first.head, more.head)

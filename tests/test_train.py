@@ -9,12 +9,13 @@ import torch
 
 import minispec as ms
 from minispec.cli import main
+from minispec.generate import pad
 from minispec.train import acceptance as measuring
 from minispec.train import corpus as writing
 from minispec.train import draft as drafting
 from minispec.train import micro
 from minispec.train.corpus import Corpus
-from minispec.train.lessons import Lessons, frequent_tokens
+from minispec.train.lessons import Float8, Lessons, frequent_tokens, split_rows
 from minispec.train.loop import fit, learning_rate
 from minispec.weights import Model, load_folder, save_folder
 
@@ -149,6 +150,101 @@ def test_lessons_hold_the_targets_laws(target, tmp_path, depth):
         assert where == list(range(where[0], where[-1] + 1))
         match = [(p, r) for p, r in rows_of(corpus) if [*p, *r] == row[: len(p) + len(r)].tolist()]
         assert any(where[0] == len(p) - 1 and len(where) == len(r) for p, r in match)
+
+
+def rows_with_prompts(prompts: list[list[int]]) -> Corpus:
+    """One row a prompt, each with a reply that tells which row it is."""
+    tokens, lengths = pad([[*prompt, i] for i, prompt in enumerate(prompts)], "cpu")
+    return Corpus(tokens.int(), (lengths - 1).int(), lengths.int(), torch.zeros(len(prompts)))
+
+
+def prompts_of(corpus: Corpus) -> set[tuple[int, ...]]:
+    return {tuple(prompt) for prompt, _ in rows_of(corpus)}
+
+
+def test_rows_are_held_out_by_prompt():
+    """No prompt on both sides, every row on one, about one prompt in 50, and the same ones whatever else is there."""
+    prompts = [[i % 700, 5, 6][: 1 + i % 3] for i in range(6000)]  # 2,100 different ones, beginnings of each other
+    corpus = rows_with_prompts(prompts)
+    learnt, held_out = split_rows(corpus)
+    assert not prompts_of(learnt) & prompts_of(held_out)
+    assert sorted(r[0] for part in (learnt, held_out) for _, r in rows_of(part)) == list(range(6000))
+    assert 21 <= len(prompts_of(held_out)) <= 70  # 42 are expected, 6.4 the standard deviation
+    shuffled = corpus[torch.randperm(6000, generator=torch.Generator().manual_seed(0))]
+    assert prompts_of(split_rows(shuffled)[1]) == prompts_of(held_out)
+    some = corpus[:1000]
+    assert prompts_of(some) < prompts_of(corpus)
+    assert prompts_of(split_rows(some)[1]) == prompts_of(held_out) & prompts_of(some)
+    wide = Corpus(torch.nn.functional.pad(corpus.tokens, (0, 9)), corpus.prompt, corpus.length, corpus.temperature)
+    assert prompts_of(split_rows(wide)[1]) == prompts_of(held_out)  # padding is no part of a prompt
+
+
+@pytest.mark.parametrize("count", [2, 3, 40, 200])
+def test_of_few_prompts_both_sides_get_some(count):
+    for first in range(10):
+        corpus = rows_with_prompts([[first + i % count] for i in range(3 * count)])
+        learnt, held_out = split_rows(corpus)
+        assert len(learnt) and len(held_out) and not prompts_of(learnt) & prompts_of(held_out)
+        assert count < 40 or len(prompts_of(held_out)) <= count / 3
+    with pytest.raises(ValueError, match="1 different prompts"):
+        split_rows(rows_with_prompts([[7, 8]] * 9))
+
+
+def test_streams_kept_in_8_bits(target, tmp_path):
+    """One byte a number and a scale a token; what heads read, the direction, is off by 1/16 of each number at most."""
+    corpus = writing.write(target, PROMPTS, tmp_path, rows=10, max_new_tokens=12, temperatures=[1.0], batch=10)
+    whole, small = (Lessons(target.transformer, corpus, (0, 1, 2), keep_bits=bits) for bits in (16, 8))
+    for (tokens, _, _), (_, _, kept) in zip(whole.buckets, small.buckets, strict=True):
+        for layers in (0, 1):
+            store = kept.hidden[layers]
+            assert isinstance(store, Float8) and store.bytes.dtype == torch.uint8 and store.bytes.element_size() == 1
+            assert store.bytes.shape == (*tokens.shape, 32) and store.scale.shape == (*tokens.shape, 1)
+            assert store.bytes.untyped_storage().nbytes() == tokens.numel() * 32
+        assert kept.states is None and kept.hidden[2].dtype == target.dtype  # the last stream is the target's law
+    exact, read = (lessons.batch(0, 0, 2000) for lessons in (whole, small))
+    for layers in (0, 1):
+        x, y = exact.answers.hidden[layers], read.answers.hidden[layers]
+        assert y.dtype == x.dtype and not torch.equal(x, y)
+        assert ((x - y).abs() <= x.abs() / 16 + x.abs().amax(-1, keepdim=True) / 448 * 2**-10).all()
+        assert ((x - y).norm(dim=-1) <= 0.04 * x.norm(dim=-1)).all()
+    assert torch.equal(exact.answers.hidden[2], read.answers.hidden[2])
+    assert torch.equal(exact.answers.states, read.answers.states) and torch.equal(exact.tokens, read.tokens)
+    with pytest.raises(ValueError, match="keep_bits=4"):
+        Lessons(target.transformer, corpus, keep_bits=4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_8_bits_bear_any_size(dtype):
+    """Tiny and huge streams, a token that is zero, one number far above the rest, and the scale's own rounding."""
+    x = torch.randn(5, 7, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x *= torch.tensor([1e-30, 1e-3, 1.0, 1e4, 1e30]).to(dtype)[:, None, None]
+    x[0, 0], x[1, 0, 5] = 0.0, 1e5
+    store = Float8(x.shape, dtype, x.device)
+    store[0:3], store[3:5] = x[0:3], x[3:5]
+    rows = torch.tensor([4, 0, 2, 2, 1])
+    y = store[rows]
+    assert y.dtype == dtype and y.isfinite().all() and not y[1, 0].any()
+    off = (y - x[rows]).double().norm(dim=-1) / x[rows].double().norm(dim=-1).clamp(min=1e-300)
+    assert off.max() < 0.04 and off.mean() > 0.01
+
+
+def test_what_is_kept_is_never_there_twice(target, monkeypatch):
+    """One room for each stream, made before the target reads and filled a batch at a time."""
+    rooms, filled = [], []
+
+    class Watched(Float8):
+        def __init__(self, *shape):
+            super().__init__(*shape)
+            rooms.append(self)
+
+        def __setitem__(self, rows, x):
+            super().__setitem__(rows, x)
+            filled.append(len(x))
+
+    monkeypatch.setattr("minispec.train.lessons.Float8", Watched)
+    corpus = Corpus(torch.full((10, 100), 7, dtype=torch.int32), *(torch.full((10,), n) for n in (5, 100, 0)))
+    ((tokens, _, kept),) = Lessons(target.transformer, corpus, (0, 1), keep_bits=8, batch_tokens=4 * 128).buckets
+    assert tokens.shape == (10, 128) and list(kept.hidden.values()) == rooms and filled == [4, 4, 4, 4, 2, 2]
 
 
 def test_frequent_tokens_come_from_replies_and_keep_the_end(target):

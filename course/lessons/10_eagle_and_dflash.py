@@ -231,7 +231,10 @@ def passes_for(drafter, layer) -> float:
 
 
 print("EAGLE, passes of its layer a cycle:", round(passes_for(D.Eagle(target, head), head.self_attn)))
-print("DFlash:                            ", round(passes_for(D.DFlash(target, blocks), blocks.layers[0].self_attn)))
+print(
+    "DFlash:                            ",
+    round(passes_for(D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn)),
+)
 
 # %% [markdown]
 # ## Anchors
@@ -288,6 +291,9 @@ print("blocks that a change of places 21 to 23 touches:",
 #
 # A wrong token makes everything behind it worthless. So in the loss the j-th blank weighs $e^{-(j-1)/\gamma_0}$: the near
 # blanks count most, as they did for Medusa and EAGLE.
+#
+# One pass gives every blank a whole law, not only a best token. So a tree costs the drafter nothing more: `D.DFlash` sends
+# the likeliest combinations to the target together, unless you ask for the chain of best tokens (`tree=False`).
 
 # %% [markdown]
 # ## What training buys
@@ -306,12 +312,12 @@ with torch.no_grad():
         "Medusa": D.Medusa(target, D.MedusaHeads(target, 4), tree="chain"),
         "EAGLE": D.Eagle(target, new_head(target, everything, mlp=512), tree=False),
         "DFlash": D.DFlash(target, block_training.head_from(target.transformer, everything, layers=[0, 5], mlp=384,
-                                                            hidden_layers=[2, 4, 6], block=6).double()),
+                                                            hidden_layers=[2, 4, 6], block=6).double(), tree=False),
     }  # fmt: skip
 trained = {
     "Medusa": D.Medusa(target, tree="chain"),
     "EAGLE": D.Eagle(target, head, tree=False),
-    "DFlash": D.DFlash(target, blocks),
+    "DFlash": D.DFlash(target, blocks, tree=False),
 }
 
 
@@ -363,6 +369,9 @@ print(f"the small model, a chain of 5: {tokens_a_pass(D.Model(draft)):.2f} token
 # why minutes on a CPU bring them so far. Published heads learn for days on GPUs, from the target's own answers to hundreds
 # of thousands of prompts, and accept more than a small model does. What you see below is the shape of things, not their
 # height.
+#
+# `smollm2` has heads that learnt on a GPU, if only for minutes: see `minispec demo --model smollm2 --drafter eagle`, and
+# [the benchmarks](../docs/benchmarks.md) for what a pass is worth with them, by kind of text.
 
 # %% [markdown]
 # ## Play: acceptance by position
@@ -378,7 +387,8 @@ drafters = {
     "Medusa tree": D.Medusa(quick, nodes=24),
     "EAGLE chain": D.Eagle(quick, tree=False),
     "EAGLE tree": D.Eagle(quick, nodes=24),
-    "DFlash": D.DFlash(quick),
+    "DFlash chain": D.DFlash(quick, tree=False),
+    "DFlash tree": D.DFlash(quick, nodes=24),
 }
 runs = viz.measure_positions(quick, drafters, STORIES, k=5, new_tokens=32)
 viz.positions(runs)
@@ -386,8 +396,9 @@ viz.positions(runs)
 # %% [markdown]
 # Try this:
 #
-# 1. Bring out DFlash and the EAGLE chain in turn. Which line falls faster with the place, and why that one?
-# 2. Compare EAGLE's chain and its tree. What does the tree add at place 1, and how many more tokens are read for it?
+# 1. Bring out the DFlash chain and the EAGLE chain in turn. Which line falls faster with the place, and why that one?
+# 2. Compare EAGLE's chain and its tree, then DFlash's. What does a tree add at place 1, and how many more tokens are read
+#    for it?
 # 3. Go to temperature 1. A tree and a block take the best guess, the small model and EAGLE's chain draw theirs. Who loses
 #    most?
 # 4. Change the text. Is the order of the drafters the same?

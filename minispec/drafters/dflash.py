@@ -1,14 +1,15 @@
 """DFlash: a whole block of tokens in one pass, by filling in blanks.
 
-The drafter reads [last token, MASK, …, MASK] and puts a token on every MASK at once: B − 1 drafts for one pass of a few
+The drafter reads [last token, MASK, …, MASK] and puts a law on every MASK at once: B − 1 drafts for one pass of a few
 layers, where a model that drafts token by token needs B − 1 passes. What it cannot do is to look at its own second
-token when it chooses the third. What makes up for that is what it knows: residual streams from several depths of the
-target, at every place the target has read, stand as keys and values in each layer of the drafter.
+token when it chooses the third, so the likeliest combinations are tried together, as a tree. What makes up for the
+rest is what it knows: residual streams from several depths of the target, at every place the target has read, stand as
+keys and values in each layer of the drafter.
 
     context      c_t = norm(fc [h_t from several depths])     for the places t < n that the target has read
     block        x_n, MASK, …, MASK                           at the places n, n + 1, …, n + B − 1
     attention    each place of the block sees the whole context and the whole block, ahead and behind
-    draft        d_j = argmax head(state at n + j)            j = 1 … B − 1
+    laws         q_j = softmax head(state at n + j)           j = 1 … B − 1
 
 The target has not read x_n yet, so the context ends one place before it. A context never changes, so its keys and
 values are kept, and a cycle adds only the places that were verified since the last one.
@@ -30,6 +31,7 @@ from ..cache import KVCache
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
 from ..weights import Model as Handle
 from .base import Context, Draft, Drafter
+from .eagle import likeliest
 from .heads import fill, find_heads
 
 
@@ -108,11 +110,24 @@ def load_head(target: Handle, folder: str | Path | None = None) -> DFlashHead:
 class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
+    likeliest beginnings of the block go to the target together, as a token tree. It costs the drafter nothing, since
+    one pass has scored every blank; more nodes accept a little more and cost the target a wider pass. Without, a chain:
+    the likeliest token of each blank. Nothing is drawn, so q is one-hot even where the target samples.
     """
 
-    def __init__(self, target: Handle, heads: DFlashHead | str | Path | None = None, block: int | None = None):
-        self.target = target
+    def __init__(
+        self,
+        target: Handle,
+        heads: DFlashHead | str | Path | None = None,
+        block: int | None = None,
+        tree: bool = True,
+        nodes: int = 32,
+    ):
+        if not (isinstance(nodes, int) and nodes >= 1):
+            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        self.target, self.tree, self.nodes = target, tree, nodes
+        self.extra_slots = nodes if tree else 0
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
         if max(self.heads.hidden_layers) > target.config.num_layers:
             raise ValueError(f"heads read layer {max(self.heads.hidden_layers)}, but the target has "
@@ -129,8 +144,36 @@ class DFlash(Drafter):
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        best = self.score(contexts)[:, :k].argmax(-1)  # [b, min(k, B − 1)]
-        return [Draft(row) for row in self.heads.head_ids[best].tolist()]
+        logits = self.score(contexts)[:, :k]  # [b, min(k, B − 1), v]
+        if self.tree:
+            return self._tree(logits)
+        return [Draft(row) for row in self.heads.head_ids[logits.argmax(-1)].tolist()]
+
+    def _tree(self, logits: Tensor) -> list[Draft]:
+        """The likeliest beginnings of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
+
+        That is tree.best_tree with another q for every row, for all rows at once. A path among the n likeliest has its
+        parent among them and fewer than n rivals there, so n paths a depth and n candidates a blank leave none out.
+        """
+        log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        log_q, best = log_q.topk(min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
+        candidates, m = self.heads.head_ids[best], best.shape[-1]
+        score = log_q.new_zeros(len(log_q), 1)  # of the newest level's paths, [b, n]: at first the root's
+        number = torch.full_like(best[:, 0, :1], -1)  # the nodes they end in
+        levels, grown = [], 0
+        for depth in range(log_q.shape[1]):
+            scores = (score[..., None] + log_q[:, depth, None]).flatten(1)  # [b, n · m]
+            chosen = likeliest(scores, self.nodes)
+            score = scores.gather(1, chosen)
+            levels.append((candidates[:, depth].gather(1, chosen % m), score, number.gather(1, chosen // m)))
+            number = (grown + torch.arange(chosen.shape[1], device=chosen.device)).expand_as(chosen)
+            grown += chosen.shape[1]
+        tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [b, N]
+        kept = likeliest(scores, self.nodes).contiguous()  # [b, n]
+        old = parents.gather(1, kept)
+        new = torch.where(old < 0, -1, torch.searchsorted(kept, old))  # a kept node's parent is kept, too
+        pairs = zip(tokens.gather(1, kept).tolist(), new.tolist(), strict=True)
+        return [Draft(row, None, above) for row, above in pairs]
 
     @torch.inference_mode()
     def score(self, contexts: Sequence[Context]) -> Tensor:

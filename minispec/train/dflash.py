@@ -23,7 +23,7 @@ from ..model import Transformer
 from ..weights import Model
 from .corpus import Corpus
 from .draft import draft_from
-from .lessons import Batch, Lessons, frequent_tokens, split_rows
+from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit
 
 
@@ -119,14 +119,15 @@ def train(
     decay: float | None = None,
     hard: bool = False,
     keep: bool = False,
+    keep_bits: int = 16,
     seed: int = 0,
     **options,
 ) -> list[dict]:
     """Teach the drafter on the corpus, one block for `every` tokens of a row; `decay` is γ₀, by default half a block.
 
-    With `keep` the target's states are computed once and held in memory: all depths of every token.
+    With `keep` the target's states are computed once and held in memory: all depths of every token, in `keep_bits`.
     """
-    lessons = Lessons(target, corpus, head.hidden_layers, keep=keep)
+    lessons = Lessons(target, corpus, head.hidden_layers, keep=keep, keep_bits=keep_bits)
     decay = min(head.block / 2, 7) if decay is None else decay
     generator = torch.Generator(target.device)
     head.train()
@@ -177,12 +178,13 @@ def calibrate(target: Transformer, head: DFlashHead, corpus: Corpus, *, batch_to
 def add_arguments(parser) -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--block", type=int, default=8, help="places of a block: the last token and the blanks")
+    parser.add_argument("--block", type=int, help="places of a block: the last token and the blanks (default: 8)")
     parser.add_argument("--layers", type=int, nargs="+", help="target layers to start from (default: first and last)")
     parser.add_argument("--mlp", type=int, help="neurons kept in each layer's MLP (default: all of the target's)")
     parser.add_argument("--hidden-layers", type=int, nargs="+", help="depths to read (default: five, evenly spread)")
-    parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the drafter can propose")
-    parser.add_argument("--own-head", action="store_true", help="train and store a copy of the head's rows")
+    parser.add_argument("--head-vocab", type=int, help="how many tokens the drafter can propose (default: 8192)")
+    parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
     parser.add_argument("--hard", action="store_true", help="learn the written tokens, not the target's laws")
     parser.add_argument("--every", type=int, default=6, help="one block for so many tokens of a row")
     parser.add_argument("--decay", type=float, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)")
@@ -190,24 +192,34 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch-tokens", type=int, default=20_000)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--keep", action="store_true", help="compute the target's states once and hold them in memory")
+    parser.add_argument("--keep-bits", type=int, choices=(8, 16), default=16,
+                        help="kept streams in 8 bits, all but the last, or as the target computed them")  # fmt: skip
     parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
 
 
+def shape_of(head: DFlashHead) -> dict:
+    return {"block": head.block, "hidden_layers": list(head.hidden_layers), "layers": len(head.layers),
+            "mlp": head.config.intermediate_size, "head_vocab": len(head.head_ids),
+            "own_head": head.lm_head is not None}  # fmt: skip
+
+
 def run(args, target: Model) -> None:
-    corpus = Corpus.load(*args.corpus)
-    lessons, unseen = split_rows(corpus)
-    size = min(args.head_vocab, target.config.vocab_size)
-    ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
-    head = head_from(target.transformer, ids, layers=args.layers, hidden_layers=args.hidden_layers, block=args.block,
-                     mlp=args.mlp, own_head=args.own_head)  # fmt: skip
+    lessons, unseen = split_rows(Corpus.load(*args.corpus))
+    if args.start:
+        head = load_head(target, args.start)
+        asked = {"block": args.block, "hidden_layers": args.hidden_layers, "layers": args.layers and len(args.layers),
+                 "mlp": args.mlp, "head_vocab": args.head_vocab, "own_head": args.own_head}  # fmt: skip
+        go_on(head, args.start, shape_of(head), asked)
+    else:
+        size = min(args.head_vocab or 8192, target.config.vocab_size)
+        ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
+        head = head_from(target.transformer, ids, layers=args.layers, hidden_layers=args.hidden_layers,
+                         block=args.block or 8, mlp=args.mlp, own_head=bool(args.own_head))  # fmt: skip
     train(target.transformer, head, lessons, steps=args.steps, folder=args.out, lr=args.lr, every=args.every,
-          batch_tokens=args.batch_tokens, decay=args.decay, hard=args.hard, keep=args.keep, seed=args.seed,
-          stop_after=args.stop_after)  # fmt: skip
+          batch_tokens=args.batch_tokens, decay=args.decay, hard=args.hard, keep=args.keep,
+          keep_bits=args.keep_bits, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     folder = args.out / "model"
-    settings = heads_for(target, "dflash") | {
-        "block": head.block, "hidden_layers": list(head.hidden_layers), "layers": len(head.layers),
-        "mlp": head.config.intermediate_size, "head_vocab": size, "own_head": args.own_head,
-    }  # fmt: skip
+    settings = heads_for(target, "dflash") | shape_of(head)
     save_heads(head, folder, settings)
     stored = load_head(target, folder)  # what is measured is what was stored
     greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts

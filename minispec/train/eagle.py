@@ -22,7 +22,7 @@ from ..model import MLP
 from ..weights import Model
 from .corpus import Corpus
 from .draft import largest_neurons
-from .lessons import Batch, Lessons, frequent_tokens, split_rows
+from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit
 
 DECAY = 0.8
@@ -161,19 +161,33 @@ def train_head(
     batch_tokens: int = 20_000,
     head_vocab: int | None = None,
     unroll: int = UNROLL,
+    start: str | Path | None = None,
     keep: bool = False,
+    keep_bits: int = 16,
     seed: int = 0,
     stop_after: int | None = None,
     log_every: int = 50,
     **shape,
 ) -> tuple[EagleHead, list[dict]]:
-    """A head, trained on text the target wrote, and the curve of its loss. `shape` are EagleHead's own options."""
+    """A head, trained on text the target wrote, and the curve of its loss.
+
+    `shape` are EagleHead's own options, and `head_vocab` is how many tokens it can propose (None: all). With `start`,
+    training goes on from a stored head, which has its own shape and tokens.
+    """
     if not (isinstance(unroll, int) and unroll >= 1):
         raise ValueError(f"unroll={unroll!r}: give the number of steps to draft along the text, a whole number ≥ 1")
-    V = target.config.vocab_size
-    ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
-    head = new_head(target, ids, seed=seed, **shape).float()
-    lessons = Lessons(target.transformer, split_rows(corpus)[0], head.hidden_layers, keep=keep)
+    learnt, _ = split_rows(corpus)
+    if start:
+        head = EagleHead.load(target, start)
+        stored = {"hidden_layers": list(head.hidden_layers), "layers": head.config.num_layers,
+                  "mlp": head.config.intermediate_size, "own_head": head.own_head,
+                  "head_vocab": len(head.head_ids)}  # fmt: skip
+        go_on(head, start, stored, shape | {"head_vocab": head_vocab})
+    else:
+        V = target.config.vocab_size
+        ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
+        head = new_head(target, ids, seed=seed, **{name: v for name, v in shape.items() if v is not None}).float()
+    lessons = Lessons(target.transformer, learnt, head.hidden_layers, keep=keep, keep_bits=keep_bits)
     curve = fit(head, lambda step: eagle_loss(head, lessons, lessons.batch(step, seed, batch_tokens), unroll),
                 steps=steps, lr=lr, folder=folder, stop_after=stop_after, log_every=log_every)  # fmt: skip
     return head.requires_grad_(False).eval(), curve
@@ -183,10 +197,11 @@ def add_arguments(parser) -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--hidden-layers", type=int, nargs="+", help="streams of the target that the head reads")
-    parser.add_argument("--layers", type=int, default=1, help="decoder layers of the head")
+    parser.add_argument("--layers", type=int, help="decoder layers of the head (default: 1)")
     parser.add_argument("--mlp", type=int, help="neurons of each layer's MLP (default: as many as the target's)")
-    parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the head can propose")
-    parser.add_argument("--own-head", action="store_true", help="also train a copy of the LM head's rows")
+    parser.add_argument("--head-vocab", type=int, help="how many tokens the head can propose (default: 8192)")
+    parser.add_argument("--own-head", action="store_true", default=None, help="also train a copy of the LM head's rows")
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
     parser.add_argument("--unroll", type=int, default=UNROLL, help="steps to draft along the text in training")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--batch-tokens", type=int, default=20_000)
@@ -194,14 +209,17 @@ def add_arguments(parser) -> None:
     parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=False,
                         help="ask the target once for all rows (4 states a token), or anew in every step")  # fmt: skip
+    parser.add_argument("--keep-bits", type=int, choices=(8, 16), default=16,
+                        help="kept streams in 8 bits, all but the last, or as the target computed them")  # fmt: skip
 
 
 def run(args, target: Model) -> None:
     corpus = Corpus.load(*args.corpus)
+    head_vocab = args.head_vocab or (None if args.start else 8192)
     head, _ = train_head(
         target, corpus, steps=args.steps, folder=args.out, lr=args.lr, batch_tokens=args.batch_tokens,
-        head_vocab=args.head_vocab, unroll=args.unroll, keep=args.keep, seed=args.seed,
-        hidden_layers=args.hidden_layers, layers=args.layers, mlp=args.mlp, own_head=args.own_head,
+        head_vocab=head_vocab, unroll=args.unroll, start=args.start, keep=args.keep, keep_bits=args.keep_bits,
+        seed=args.seed, hidden_layers=args.hidden_layers, layers=args.layers, mlp=args.mlp, own_head=args.own_head,
         stop_after=args.stop_after,
     )  # fmt: skip
     folder = args.out / "model"

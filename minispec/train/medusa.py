@@ -22,7 +22,7 @@ from ..drafters.medusa import MedusaHeads
 from ..tree import best_tree, expected_tokens
 from ..weights import Model
 from .corpus import BatchWriter, Corpus, write
-from .lessons import Batch, Lessons, frequent_tokens, split_rows
+from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit
 from .micro import HEROES, NATURES
 
@@ -78,26 +78,33 @@ def train_heads(
     steps: int = 600,
     lr: float = 4e-3,
     batch_tokens: int = 512,
-    count: int = 4,
-    head_vocab: int | None = 768,
-    own_head: bool = False,
+    count: int | None = None,
+    head_vocab: int | None = None,
+    own_head: bool | None = None,
+    start: str | Path | None = None,
     keep: bool = True,
     folder: str | Path | None = None,
     seed: int = 0,
     **options,
 ) -> tuple[MedusaHeads, list[dict]]:
-    """Fresh heads, trained and calibrated on a corpus the target wrote, and the curve of their loss.
+    """Heads, trained and calibrated on a corpus the target wrote, and the curve of their loss.
 
     As it stands, `train_heads(ms.load("micro"))` is a lesson's live training: the target writes a few stories, and the
     heads learn from them in under a minute on one CPU core. Most of a step is W₂, so they propose only the `head_vocab`
-    most frequent tokens (None: all). `folder` keeps checkpoints, to resume from.
+    most frequent tokens (768). There are `count` heads (4) with the target's W₂, or a copy to train (`own_head`); with
+    `start`, all that is as in a stored folder, and training goes on from there. `folder` keeps checkpoints, to resume.
     """
     corpus = tell_stories(target, seed=seed) if corpus is None else corpus
     learnt, held_out = split_rows(corpus)
-    ids = None
-    if head_vocab and head_vocab < target.config.vocab_size:
-        ids = frequent_tokens(corpus, target.config.vocab_size, head_vocab, always=sorted(target.end_tokens))
-    heads = MedusaHeads(target, count, ids, own_head).float()
+    if start:
+        heads = MedusaHeads.load(target, start)
+        stored = {"count": heads.count, "head_vocab": len(heads.head), "own_head": heads.own_head}
+        go_on(heads, start, stored, {"count": count, "head_vocab": head_vocab, "own_head": own_head})
+    else:
+        V, ids = target.config.vocab_size, None
+        if (size := head_vocab or 768) < V:
+            ids = frequent_tokens(corpus, V, size, always=sorted(target.end_tokens))
+        heads = MedusaHeads(target, count or 4, ids, bool(own_head)).float()
     lessons = Lessons(target.transformer, learnt, keep=keep)
     with tempfile.TemporaryDirectory() as scratch:
         curve = fit(heads, lambda step: heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens)),
@@ -131,9 +138,11 @@ def add_arguments(parser) -> None:
     text.add_argument("--corpus", type=Path, nargs="+", help="folders of `minispec train corpus`")
     text.add_argument("--stories", type=int, metavar="N", help="instead, N stories that the target tells first (micro)")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the heads can propose")
-    parser.add_argument("--own-head", action="store_true", help="also train a copy of the LM head, one for all heads")
+    parser.add_argument("--heads", type=int, help="how many tokens ahead they look (default: 4)")
+    parser.add_argument("--head-vocab", type=int, help="how many tokens the heads can propose (default: 8192)")
+    parser.add_argument("--own-head", action="store_true", default=None,
+                        help="also train a copy of the LM head, one for all heads")  # fmt: skip
+    parser.add_argument("--start", type=Path, metavar="FOLDER", help="stored heads to go on from, with their own shape")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--batch-tokens", type=int, default=20_000)
     parser.add_argument("--lr", type=float, default=2e-3)
@@ -149,9 +158,10 @@ def run(args, target: Model) -> None:
                        batch=min(args.stories, 1024), seed=args.seed)  # fmt: skip
     else:
         corpus = Corpus.load(*args.corpus)
+    head_vocab = args.head_vocab or (None if args.start else 8192)
     heads, _ = train_heads(target, corpus, steps=args.steps, lr=args.lr, batch_tokens=args.batch_tokens,
-                           count=args.heads, head_vocab=args.head_vocab, own_head=args.own_head, keep=args.keep,
-                           folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
+                           count=args.heads, head_vocab=head_vocab, own_head=args.own_head, start=args.start,
+                           keep=args.keep, folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     folder = args.out / "model"
     heads.save(target, folder)
     stored = MedusaHeads.load(target, folder)
