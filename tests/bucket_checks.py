@@ -9,14 +9,12 @@ mark on CUDA. A GPU box needs no pytest for that:
 from __future__ import annotations
 
 import gc
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from random import Random
 from typing import ClassVar
 
 import torch
-from fast_checks import SHAPES, distance, pair, slow
+from fast_checks import SHAPES, distance, pair, run_on_the_gpu, slow
 from tiny_models import random_model
 
 import minispec as ms
@@ -358,11 +356,8 @@ def check_compiled(device="cuda") -> None:
 
 
 def main() -> None:
-    """All of it on the GPU, one line a check."""
     cuda = dict(device="cuda", dtype=torch.float32)
-    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
-    failed = 0
-    for name, check in {
+    checks = {
         "logits, float32": lambda: check_logits(**cuda),
         "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16, shapes=("llama",)),
         "neighbours": lambda: check_neighbours(**cuda),
@@ -374,16 +369,8 @@ def main() -> None:
         "replay": check_replay,
         "flat memory": check_flat_memory,
         "compiled": check_compiled,
-    }.items():
-        start, error = time.perf_counter(), None
-        try:
-            check()
-        except Exception as caught:
-            error, failed = caught, failed + 1
-        print(f"{'FAILED' if error else 'ok':<7}{name:<20}{time.perf_counter() - start:6.1f} s", flush=True)
-        if error:
-            traceback.print_exception(error)
-    raise SystemExit(failed)
+    }
+    run_on_the_gpu(checks)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 import traceback
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -348,12 +349,25 @@ def check_compiled(device="cuda") -> None:
     assert out.tokens == ms.generate(slow(model), PROMPTS[0], 60).tokens
 
 
-def main() -> None:
-    """All of it on the GPU, one line a check."""
-    cuda = dict(device="cuda", dtype=torch.float32)
+def run_on_the_gpu(checks: dict[str, Callable[[], None]]) -> None:
+    """All of them, one line each; ends with how many failed."""
     print(torch.__version__, torch.cuda.get_device_name(), flush=True)
     failed = 0
-    for name, check in {
+    for name, check in checks.items():
+        start, error = time.perf_counter(), None
+        try:
+            check()
+        except Exception as caught:
+            error, failed = caught, failed + 1
+        print(f"{'FAILED' if error else 'ok':<7}{name:<20}{time.perf_counter() - start:6.1f} s", flush=True)
+        if error:
+            traceback.print_exception(error)
+    raise SystemExit(failed)
+
+
+def main() -> None:
+    cuda = dict(device="cuda", dtype=torch.float32)
+    checks = {
         "attention": lambda: check_attention(**cuda),
         "logits, float32": lambda: check_logits(**cuda),
         "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
@@ -370,16 +384,8 @@ def main() -> None:
         "law, speculative": lambda: check_law("cuda", 2),
         "law, truncated": lambda: check_law("cuda", 3, **OTHER),
         "compiled": check_compiled,
-    }.items():
-        start, error = time.perf_counter(), None
-        try:
-            check()
-        except Exception as caught:
-            error, failed = caught, failed + 1
-        print(f"{'FAILED' if error else 'ok':<7}{name:<20}{time.perf_counter() - start:6.1f} s", flush=True)
-        if error:
-            traceback.print_exception(error)
-    raise SystemExit(failed)
+    }
+    run_on_the_gpu(checks)
 
 
 if __name__ == "__main__":
