@@ -349,6 +349,7 @@ def lesson(make_model, tmp_path_factory) -> tuple[ms.Model, Corpus]:
 OPTIONS = dict(steps=30, lr=1e-2, batch_tokens=512, head_vocab=20, unroll=3, log_every=10)
 
 
+@pytest.mark.slow
 def test_a_head_learns_and_survives_storage(lesson, tmp_path):
     target, corpus = lesson
     head, curve = training.train_head(target, corpus, folder=tmp_path / "run", **OPTIONS)

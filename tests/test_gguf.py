@@ -76,6 +76,7 @@ def test_unpermute_undoes_llama_cpp():
     assert not np.array_equal(tiny_gguf.permute(weight, 6), weight)
 
 
+@pytest.mark.slow
 def test_files_for_others(folder):
     """transformers opens the same folder: same logits, same tokens, same chat text."""
     transformers = pytest.importorskip("transformers")

@@ -42,7 +42,7 @@ def law(*probabilities: float) -> torch.Tensor:
     return torch.tensor(probabilities, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c == "samples" else c for c in CHECKS])
 def test_lossless(check):
     CHECKS[check](Scheme(), **FULL.get(check, {}))
 
