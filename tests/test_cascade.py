@@ -96,7 +96,10 @@ def small(make_model) -> list[ms.Model]:
     return [make_model(num_layers=n, **SMALL) for n in (3, 1, 2)]
 
 
-@pytest.mark.parametrize("inner", ["model", "parrot", "cascade"])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("inner", [pytest.param("model", marks=SLOW), "parrot", pytest.param("cascade", marks=SLOW)])
 def test_greedy_equals_generate(models, inner):
     target, _, middle = models
     plain = [out.tokens for out in ms.generate(target, PROMPTS, 12)]
