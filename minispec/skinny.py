@@ -129,7 +129,7 @@ def skinny(
 ) -> Tensor:  # fmt: skip
     """As `skinny_torch`, by the kernel. `early` is for kernels of one stream that read what others just wrote."""
     *shape, K = x.shape
-    M, N = math.prod(shape), weight.shape[0] // (2 if swiglu else 1)
+    M, N = math.prod(shape), _width(weight, swiglu)
     _check(x, weight, bias, norm, swiglu, residual, M)
     x = x.reshape(M, K)
     added = None if residual is None else residual.reshape(M, N)
@@ -181,4 +181,5 @@ def _check(x, weight, bias, norm, swiglu: bool, residual, tokens: int) -> None:
 
 
 def _width(weight: Tensor, swiglu: bool) -> int:
+    """Numbers of the result: W's rows, or half of them where gate lies over up."""
     return weight.shape[0] // (2 if swiglu else 1)

@@ -28,6 +28,10 @@ from minispec.tree import verify_mask
 
 TREE = verify_mask([-1, 0, 0, -1, 3])  # six tokens
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
+needs_interpreter = pytest.mark.skipif(
+    fd.triton is not None and Version(fd.triton.__version__) < Version("3.7"),
+    reason="the interpreter of Triton before 3.7 stumbles over NumPy 2.4",
+)
 
 
 def normal(*shape, seed: int = 0) -> torch.Tensor:
@@ -85,9 +89,9 @@ def test_the_twin_by_hand():
 # ---------------------------------------------------------------- the kernels
 
 
-def run_checks(**env: str) -> None:
-    """flash_checks.py in a process of its own, with these variables set."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "flash_checks.py"]
+def run_checks(file: str = "flash_checks.py", **env: str) -> None:
+    """The checks of a file in a process of its own, with these variables set."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
     done = subprocess.run(
         command, cwd=Path(__file__).parent, env=os.environ | env, capture_output=True, text=True, timeout=600
     )
@@ -96,8 +100,7 @@ def run_checks(**env: str) -> None:
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.skipif(fd.triton is not None and Version(fd.triton.__version__) < Version("3.7"),
-                    reason="the interpreter of Triton before 3.7 stumbles over NumPy 2.4")  # fmt: skip
+@needs_interpreter
 def test_the_kernels_are_their_twins_in_tritons_interpreter():
     run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 

@@ -5,22 +5,13 @@ The kernel's own tests are in skinny_checks.py, run here in a process of its own
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from importlib.util import find_spec
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
-from packaging.version import Version
-from test_flash_decode import Recorder, compiled
+from test_flash_decode import Recorder, compiled, needs_interpreter, needs_triton, run_checks
 
 from minispec import flash_decode as fd
 from minispec import skinny as sk
-
-needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 
 
 def test_the_twin_is_an_mlp():
@@ -35,26 +26,18 @@ def test_the_twin_is_an_mlp():
     torch.testing.assert_close(sk.skinny_torch(x, w, residual=residual), residual + F.linear(x, w))
 
 
-def run_checks(**environment) -> None:
-    file = Path(__file__).with_name("skinny_checks.py")
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)],
-                          env=os.environ | environment, capture_output=True, text=True)  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
-
-
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.skipif(fd.triton is not None and Version(fd.triton.__version__) < Version("3.7"),
-                    reason="the interpreter of Triton before 3.7 stumbles over NumPy 2.4")  # fmt: skip
+@needs_interpreter
 def test_the_kernel_is_its_twin_in_tritons_interpreter():
-    run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    run_checks("skinny_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_kernel_is_its_twin_on_a_gpu():
-    run_checks(TRITON_INTERPRET="0")
+    run_checks("skinny_checks.py", TRITON_INTERPRET="0")
 
 
 @pytest.fixture

@@ -126,11 +126,15 @@ class EagleHead(nn.Module):
     def rope(self, positions: Tensor):
         return rope_at(self.config, positions, self.dtype)
 
+    @property
+    def shape(self) -> dict:
+        """What makes another head like this one."""
+        return {"hidden_layers": list(self.hidden_layers), "layers": self.config.num_layers,
+                "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids),
+                "own_head": self.own_head}  # fmt: skip
+
     def save(self, target: Handle, folder: str | Path, bits: int | None = 8) -> None:
-        settings = {"hidden_layers": list(self.hidden_layers), "layers": self.config.num_layers,
-                    "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids), "own_head": self.own_head,
-                    "accuracy": self.accuracy}  # fmt: skip
-        save_heads(self, folder, heads_for(target, "eagle") | settings, bits)
+        save_heads(self, folder, heads_for(target, "eagle") | self.shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod
     def load(cls, target: Handle, folder: str | Path | None = None) -> EagleHead:

@@ -179,10 +179,7 @@ def train_head(
     learnt, _ = split_rows(corpus)
     if start:
         head = EagleHead.load(target, start)
-        stored = {"hidden_layers": list(head.hidden_layers), "layers": head.config.num_layers,
-                  "mlp": head.config.intermediate_size, "own_head": head.own_head,
-                  "head_vocab": len(head.head_ids)}  # fmt: skip
-        go_on(head, start, stored, shape | {"head_vocab": head_vocab})
+        go_on(head, start, head.shape, shape | {"head_vocab": head_vocab})
     else:
         V = target.config.vocab_size
         ids = frequent_tokens(corpus, V, min(head_vocab or V, V), always=sorted(target.end_tokens))
