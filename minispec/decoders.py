@@ -48,6 +48,11 @@ def pick_by_page(law: Tensor, u: Tensor) -> Tensor:
     return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
 
 
+def finite(numbers: Tensor) -> Tensor:
+    """Whether there is no NaN or ∞ in logits or laws [..., V]."""
+    return numbers.amax(-1).isfinite().all()
+
+
 class FastDecoder:
     """Plain decoding, one launch a token."""
 
@@ -60,6 +65,7 @@ class FastDecoder:
         self.count = torch.ones(target.batch, dtype=torch.long, device=device)  # [B]
         self.sound = torch.ones((), dtype=torch.bool, device=device)  # no NaN so far
         self.generator = torch.Generator(device).manual_seed(0)
+        self.choose = target.compiled(self.choose)
         self.recorded = Recorded(self.step, self.state(), None if self.sampling.greedy else self.generator)
         self.bound = target.capacity + 1  # count at the most, as far as the host knows; nothing has started yet
         self.fetched: list[int] = []
@@ -112,18 +118,21 @@ class FastDecoder:
 
     def step(self) -> None:
         logits = self.target.step(self.text.gather(1, self.count[:, None] - 1))[:, -1]  # [B, V]
-        if self.sampling.greedy:
-            self.watch(logits)
-            token = logits.argmax(-1)
-        else:  # as torch.multinomial draws: an exponential race that token x wins with probability p(x)
-            p = self.sampling.law(logits)
-            self.watch(p)
-            token = (p / torch.empty_like(p).exponential_(generator=self.generator)).argmax(-1)
+        token, sound = self.choose(logits, None if self.sampling.greedy else self.exponentials(logits))
+        self.sound &= sound
         self.append(token[:, None], torch.ones_like(self.count))
 
-    def watch(self, numbers: Tensor) -> None:
-        """Remember a NaN or ∞ in logits or laws [..., V] until `fetch` looks."""
-        self.sound &= numbers.amax(-1).isfinite().all()
+    def choose(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The next token [B], and whether there was no NaN or ∞."""
+        if noise is None:
+            return logits.argmax(-1), finite(logits)
+        p = self.sampling.law(logits)
+        return (p / noise).argmax(-1), finite(p)
+
+    def exponentials(self, logits: Tensor) -> Tensor:
+        """As torch.multinomial draws: an exponential race that token x wins with probability p(x)."""
+        noise = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
+        return noise.exponential_(generator=self.generator)
 
     def append(self, tokens: Tensor, kept: Tensor) -> None:
         """Write tokens [B, m] behind the text; the first `kept` [B] count, the next launch overwrites the rest."""
@@ -157,6 +166,7 @@ class FastSpeculator(FastDecoder):
         self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
         super().__init__(target, sampling)
         self.draft_sampling = draft_sampling or self.sampling
+        self.draw, self.judge = target.compiled(self.draw), target.compiled(self.judge)
         if not self.draft_sampling.greedy:
             self.recorded.generator = self.generator
 
@@ -170,51 +180,61 @@ class FastSpeculator(FastDecoder):
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
-        drafted, q = self.propose(n)
+        drafted, laws = self.propose(n)
         last = self.text.gather(1, n[:, None] - 1)
         logits = self.target.step(torch.cat([last, drafted], 1))  # [B, k + 1, V]
-        accepted, token, p_drafted = self.judge(logits, drafted, q)
+        u = None if self.sampling.greedy else self.uniforms(self.k + 1)
+        accepted, token, chances, sound = self.judge(logits, drafted, laws, u)
+        self.sound &= sound
         run = torch.cat([drafted, token[:, None]], 1)
         self.append(run.scatter(1, accepted[:, None], token[:, None]), accepted + 1)
         self.target.lengths.copy_(n + accepted)
         self.draft.lengths.copy_(n + accepted.clamp(max=self.k - 1))  # it never read the k-th draft
-        q_drafted = torch.ones_like(p_drafted) if q is None else at(q, drafted).double()
         self.log.index_copy_(0, self.cycles, torch.cat([run, accepted[:, None]], 1)[None])
-        self.chances.index_copy_(0, self.cycles, torch.cat([p_drafted, q_drafted], 1)[None])
+        self.chances.index_copy_(0, self.cycles, chances[None])
         self.cycles += 1
 
-    def propose(self, n: Tensor) -> tuple[Tensor, Tensor | None]:
-        """k drafts [B, k] and the laws they were drawn from [B, k, V] (None: the likeliest tokens)."""
-        sampling, read = self.draft_sampling, self.draft.lengths.clone()
-        u = None if sampling.greedy else self.uniforms(self.k)
+    def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """k drafts [B, k] and the laws they were drawn from, k times [B, V] (none: the likeliest tokens)."""
+        read = self.draft.lengths.clone()
+        u = None if self.draft_sampling.greedy else self.uniforms(self.k)
         unread = self.text.gather(1, read[:, None] + self.target.places[:2])  # [B, 2], the second perhaps padding
         logits = self.draft.step(unread, last=n - read - 1)  # [B, V]
         self.draft.lengths.copy_(n)
         tokens, laws = [], []
         for i in range(self.k):
-            if sampling.greedy:
-                tokens.append(logits.argmax(-1))
-            else:
-                laws.append(sampling.law(logits))
-                tokens.append(self.inside(pick_by_page(laws[-1], u[:, i])))
+            token, law = self.draw(logits, None if u is None else u[:, i])
+            tokens.append(token)
+            laws += [] if law is None else [law]
             if i < self.k - 1:
-                logits = self.draft.step(tokens[-1][:, None])[:, -1]
-        return torch.stack(tokens, 1), torch.stack(laws, 1) if laws else None
+                logits = self.draft.step(token[:, None])[:, -1]
+        return torch.stack(tokens, 1), laws
 
-    def judge(self, logits: Tensor, drafted: Tensor, q: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """How many drafts pass [B], the token after them [B], and what the target gave each draft [B, k]."""
-        if self.sampling.greedy:
-            self.watch(logits)
+    def draw(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The next draft [B], and the law [B, V] it was drawn from. Without u it is the likeliest token."""
+        if u is None:
+            return logits.argmax(-1), None
+        law = self.draft_sampling.law(logits)
+        return self.inside(pick_by_page(law, u)), law
+
+    def judge(
+        self, logits: Tensor, drafted: Tensor, laws: Sequence[Tensor], u: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """How many drafts pass [B], the token after them [B], what target and draft gave each draft [B, 2k], and
+        whether there was no NaN or ∞."""
+        q = torch.stack(laws, 1) if laws else None  # [B, k, V]
+        q_drafted = at(q, drafted) if laws else torch.ones_like(drafted)
+        if u is None:
             best = logits.argmax(-1)  # [B, k + 1]
-            right = best[:, :-1] == drafted
-            accepted = right.long().cumprod(-1).sum(-1)
-            return accepted, best.gather(1, accepted[:, None])[:, 0], right.double()
-        p = self.sampling.law(logits)  # [B, k + 1, V]
-        self.watch(p)
-        if q is not None:
-            self.watch(q)
-        accepted, token = chain_batch(p, q, drafted, None, self.uniforms(self.k + 1), pick=pick_by_page)
-        return accepted, self.inside(token), at(p[:, :-1], drafted).double()
+            p_drafted, sound = best[:, :-1] == drafted, finite(logits)
+            accepted = p_drafted.long().cumprod(-1).sum(-1)
+            token = best.gather(1, accepted[:, None])[:, 0]
+        else:
+            p = self.sampling.law(logits)  # [B, k + 1, V]
+            p_drafted, sound = at(p[:, :-1], drafted), finite(p) if q is None else finite(p) & finite(q)
+            accepted, token = chain_batch(p, q, drafted, None, u, pick=pick_by_page)
+            token = self.inside(token)
+        return accepted, token, torch.cat([p_drafted.double(), q_drafted.double()], 1), sound
 
     def inside(self, tokens: Tensor) -> Tensor:
         """A law of NaN picks a token that does not exist, and its embedding would end a GPU's work for good."""

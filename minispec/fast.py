@@ -29,11 +29,12 @@ RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
 class Fast:
     """A model's fast side: memory that grows with the texts, and recordings of what is done in it."""
 
-    def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | str = False):
+    def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         self.model, self.note = model, None
         if compile is None and (compile := model.device.type == "cuda"):
             self.note = why_not_compile()
             compile = self.note is None
+        lean = bool(compile) if lean is None else lean
         room = 2048 if compile else 256  # to compile for more memory takes seconds
         self.transformer = FastTransformer(model.transformer, 1, room, compile=compile, lean=lean)
         self.decoders: dict[tuple, FastDecoder] = {}

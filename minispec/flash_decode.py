@@ -168,7 +168,7 @@ def _attend_split(
         m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True)
 
     if ALONE:
-        o = o / tl.where(ell > 0, ell, 1.0)[:, None]
+        o = o / tl.where(ell != 0, ell, 1.0)[:, None]  # NaN stays NaN
         answered = query_head * out_head + token * out_token
         tl.store(out + b * out_batch + answered[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=real)
     else:
@@ -192,10 +192,10 @@ def _merge_splits(
     m = tl.load(part_m + part, mask=split < splits, other=-1e30)
     ell = tl.load(part_l + part, mask=split < splits, other=0.0)
     w = tl.exp2(m - tl.max(m, 0))
-    filled = (ell > 0)[:, None] & (d < D)[None, :]
+    filled = (ell != 0)[:, None] & (d < D)[None, :]
     o = tl.load(part_o + part[:, None] * D + d[None, :], mask=filled, other=0.0)  # [SPLITS, WIDTH]
     total = tl.sum(w * ell, 0)
-    o = tl.sum(w[:, None] * o, 0) / tl.where(total > 0, total, 1.0)
+    o = tl.sum(w[:, None] * o, 0) / tl.where(total != 0, total, 1.0)
     at = query // (heads * T) * out_batch + query // T % heads * out_head + query % T * out_token
     tl.store(out + at + d, o.to(out.dtype.element_ty), mask=d < D)
 

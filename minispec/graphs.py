@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial, wraps
 from typing import NamedTuple
+from weakref import WeakSet
 
 import torch
 import torch.nn.functional as F
@@ -138,6 +139,11 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
+def begin(tokens, positions, embedding, cos, sin):
+    """The embeddings of tokens [B, T], and RoPE's numbers at their positions: [B, T, d] and twice [B, T, 1, D]."""
+    return F.embedding(tokens, embedding), cos[positions], sin[positions]
+
+
 def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config, qkv: Linear):
     """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
     x = x + delta  # [B, T, d]
@@ -167,15 +173,14 @@ class Fused:
     """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
 
     `compile` fuses the small steps between the products; a string is torch.compile's mode. With `lean`, passes over few
-    tokens on a GPU go through the products of skinny.py, which take the small steps along; "early" starts each of them
-    before the one before it has ended.
+    tokens on a GPU go through the products of skinny.py, which take the small steps along.
     """
 
     dynamic: bool | None = False  # torch.compile's: a version for each shape
 
     @on_the_device
     def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
-                 lean: bool | str = False):  # fmt: skip
+                 lean: bool = False):  # fmt: skip
         if lean and products:
             raise ValueError("products and lean: both say who computes the products, give one of them")
         self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids
@@ -196,14 +201,19 @@ class Fused:
             for layer in transformer.layers
             for attn in [layer.self_attn]
         ]
-        self.enter, self.leave, self.turn, self.skinny = enter, leave, turn, None
-        if compile:
-            options = dict(dynamic=self.dynamic, mode=compile if isinstance(compile, str) else None)
-            self.enter, self.leave, self.turn = (torch.compile(step, **options) for step in (enter, leave, turn))
         if lean:
             from . import skinny  # imports Triton
+        self.skinny = skinny if lean else None
+        self.compile = compile
+        self.begin, self.enter, self.leave, self.turn = map(self.compiled, (begin, enter, leave, turn))
+        self.half_norm = self.compiled(skinny.half_norm) if lean else None
 
-            self.skinny, self.fits = partial(skinny.skinny, early=lean == "early"), skinny.fits
+    def compiled(self, function: Callable) -> Callable:
+        """The function, compiled if that was asked for."""
+        if not self.compile:
+            return function
+        mode = self.compile if isinstance(self.compile, str) else None
+        return torch.compile(function, dynamic=self.dynamic, mode=mode)
 
     def number(self, positions: int) -> None:
         """What RoPE does at each of so many positions."""
@@ -217,18 +227,20 @@ class Fused:
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
         c, p = self.config, self.products
-        cos, sin = self.cos[positions], self.sin[positions]  # [B, T, 1, D]
-        first, second = (self.enter, self.leave) if compiled else (enter, leave)
-        x = F.embedding(tokens, self.embedding)
+        start, first, second = (self.begin, self.enter, self.leave) if compiled else (begin, enter, leave)
+        x, cos, sin = start(tokens, positions, self.embedding, self.cos, self.sin)
         delta, lean = torch.zeros_like(x), compiled and self.is_lean(x)
         hidden = {0: x} if 0 in hidden_layers else {}
+        if lean:
+            product = partial(self.skinny.skinny, eps=c.norm_eps)
+            gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
+            half = self.half_norm(x, self.layers[0].attention_norm)
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
             if lean:  # four products, and between the first two RoPE and attention
-                qkv = self.skinny(x, *w.qkv, norm=w.attention_norm, eps=c.norm_eps)
-                o = look(self.turn(qkv, w, keys, values, rows, slots, cos, sin, c), keys, values)
-                x = self.skinny(o.transpose(1, 2).flatten(2), *w.out, residual=x)
-                swiglu = self.skinny(x, *w.gate_up, norm=w.mlp_norm, eps=c.norm_eps, swiglu=True)
-                x = self.skinny(swiglu, *w.down, residual=x)
+                q = self.turn(product(half, *w.qkv), w, keys, values, rows, slots, cos, sin, c)
+                o = look(q, keys, values).transpose(1, 2).flatten(2)
+                x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
+                x, half = product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gains[n - 1])
             else:
                 x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c, p.qkv)
                 x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
@@ -237,13 +249,13 @@ class Fused:
         return x if lean else x + delta, hidden
 
     def is_lean(self, x: Tensor) -> bool:
-        return self.skinny is not None and self.fits(x, self.lm_head)
+        return self.skinny is not None and self.skinny.fits(x, self.lm_head)
 
     def head(self, x: Tensor) -> Tensor:
         """[..., d] → logits [..., V]."""
         eps = self.config.norm_eps
         if self.is_lean(x):
-            logits = self.skinny(x, self.lm_head, norm=self.norm, eps=eps)
+            logits = self.skinny.skinny(self.half_norm(x, self.norm), self.lm_head, eps=eps)
         else:
             logits = self.products.head(norm(x, self.norm, eps), self.lm_head, None)
         if self.head_ids is None:
@@ -261,7 +273,7 @@ class FastTransformer(Fused):
 
     @on_the_device
     def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
-                 compile: bool | str = False, products: Products | None = None, lean: bool | str = False,
+                 compile: bool | str = False, products: Products | None = None, lean: bool = False,
                  attend=None):  # fmt: skip
         super().__init__(transformer, compile=compile, products=products, lean=lean)
         self.attend = attend or best_attention(self.device, self.dtype)
@@ -337,7 +349,8 @@ class Recorded:
     chosen then), so they are put back afterwards; so is the generator.
     """
 
-    pool = None  # scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later
+    # Scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later.
+    pool, alive = None, WeakSet()  # the pool dies with the last graph that is alive
 
     def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
         self.work, self.state, self.generator = work, state, generator
@@ -372,7 +385,9 @@ class Recorded:
         if self.generator is not None:
             self.generator.set_state(numbers)
             graph.register_generator_state(self.generator)
-        Recorded.pool = Recorded.pool or torch.cuda.graph_pool_handle()
+        if not Recorded.alive:
+            Recorded.pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(graph, pool=Recorded.pool):
             self.work()
         self.graph = graph
+        Recorded.alive.add(self)

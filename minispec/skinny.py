@@ -1,18 +1,16 @@
 """y = x Wᵀ for a few tokens on a GPU: one Triton kernel that reads every weight once, and what surrounds it for free.
 
 With M ≤ 16 tokens a product is a read of W, and a layer is four such reads with small steps between them. Each small
-step (norm, residual, SwiGLU) as a kernel of its own costs a launch and lets the memory idle. Here the product takes
-them along, while the weights stream past:
+step (norm, residual, SwiGLU) as a kernel of its own costs a launch and lets the memory idle. Here products take them
+along, while the weights stream past:
 
-    norm        y = (x·g / rms(x)) Wᵀ = (x·g) Wᵀ / rms(x): the sum of squares comes along, the division comes last
+    norm        (x·g / rms(x)) Wᵀ = (x·g) Wᵀ / rms(x). The product that makes x writes x·g too, and each of its programs
+                the squares of its own part of x; the next product sums those up and divides last
     SwiGLU      a program computes the same rows of gate and of up, so silu(gate)·up never leaves it
     residual    what the product is added to is read when the sum is done
 
 A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The matrix units take 16 tokens at least,
 so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way.
-
-Between two kernels of a graph the memory idles too, until the second has begun. With `early` a kernel begins while the
-one before it still runs, and asks for its first weights, for which it needs nobody. Only then does it wait.
 """
 
 from __future__ import annotations
@@ -35,39 +33,45 @@ class Tiles(NamedTuple):
 
     rows: int = 16
     wide: int = 256
-    warps: int = 4
+    warps: int = 2
     stages: int = 4
 
 
+class HalfNormed(NamedTuple):
+    """x on its way through a norm: multiplied by the gain, but not yet divided."""
+
+    x: Tensor  # [..., K], x·g
+    squares: Tensor  # [P, M], sums of x² over P parts of every token's x, float32 (or better)
+
+
+def half_norm(x: Tensor, gain: Tensor) -> HalfNormed:
+    """The first half of a norm; the second is a product's."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return HalfNormed(x * gain, exact.square().sum(-1).reshape(1, -1))
+
+
 def skinny_torch(
-    x: Tensor,  # [..., K]
+    x: Tensor | HalfNormed,  # [..., K]
     weight: Tensor,  # [N, K]
     bias: Tensor | None = None,  # [N]
     *,
-    norm: Tensor | None = None,  # [K], with eps: x is normed first
-    eps: float = 0.0,
+    eps: float = 0.0,  # of the norm, if x is half-normed
     swiglu: bool = False,  # W is gate over up: silu(gate)·up, [..., N / 2]
     residual: Tensor | None = None,  # [..., N], added
-) -> Tensor:
-    """What `skinny` computes, in plain torch."""
-    if norm is not None:
-        x = F.rms_norm(x, norm.shape, norm, eps)
-    y = F.linear(x, weight, bias)
+    gain: Tensor | None = None,  # [N], of the norm that follows
+) -> Tensor | tuple[Tensor, HalfNormed]:
+    """What `skinny` computes, in plain torch: y, and with `gain` also y half-normed."""
+    if isinstance(x, HalfNormed):
+        rms = (x.squares.sum(0) / x.x.shape[-1] + eps).sqrt().view(*x.x.shape[:-1], 1)
+        y = F.linear(x.x, weight) / rms.to(x.x.dtype)
+        y = y if bias is None else y + bias
+    else:
+        y = F.linear(x, weight, bias)
     if swiglu:
         gate, up = y.chunk(2, -1)
         y = F.silu(gate) * up
-    return y if residual is None else residual + y
-
-
-@jit
-def _begin_early(w, first):
-    """Ask for the first 2 KB of every row of W, then wait until the kernel before has written what this one reads."""
-    at = first[:, None] + tl.arange(0, 16)[None, :] * (128 // (w.dtype.element_ty.primitive_bitwidth // 8))
-    tl.inline_asm_elementwise(
-        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [(w + at).to(tl.int64)], tl.int32, is_pure=False, pack=1
-    )
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()  # from here on the next kernel may do the same
+    y = y if residual is None else residual + y
+    return y if gain is None else (y, half_norm(y, gain))
 
 
 @jit
@@ -79,36 +83,32 @@ def _strip(w, at, usable, xs, total):
 
 @jit
 def _product(
-    x, w, bias, norm, residual, y, eps, m, n, width, x_row, residual_row,
+    x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    EVEN: tl.constexpr, EARLY: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    HAS_GAIN: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
 ):  # fmt: skip
     """ROWS numbers of the result, for all tokens. n counts the result's: with SWIGLU W has twice as many rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     token, wide = tl.arange(0, TOKENS), tl.arange(0, WIDE)
     inside, asked = row < n, token < m
     first = row.to(tl.int64) * width  # where each row of W begins
-    if EARLY:
-        _begin_early(w, first)
     second = tl.cast(n, tl.int64) * width  # from gate to up
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     other = tl.zeros([ROWS, TOKENS], tl.float32)
-    squares = tl.zeros([TOKENS], tl.float32)
     for start in tl.range(0, width, WIDE):
         k = start + wide
         within = (k < width) | EVEN  # the compiler drops a mask that is always true
         xs = tl.load(x + token[:, None] * x_row + k[None, :], mask=asked[:, None] & within[None, :], other=0.0)
-        if HAS_NORM:
-            exact = xs.to(tl.float32)
-            squares += tl.sum(exact * exact, 1)
-            gain = tl.load(norm + k, mask=within, other=0.0).to(tl.float32)
-            xs = (exact * gain[None, :]).to(w.dtype.element_ty)
         at, usable = first[:, None] + k[None, :], inside[:, None] & within[None, :]
         total = _strip(w, at, usable, xs, total)
         if SWIGLU:
             other = _strip(w, at + second, usable, xs, other)
     if HAS_NORM:
-        scale = tl.rsqrt(squares / width + eps)[None, :]
+        part = tl.arange(0, PARTS)
+        there = (part < parts)[:, None] & asked[None, :]
+        square = tl.sum(tl.load(squares + part[:, None] * m + token[None, :], mask=there, other=0.0), 0)  # [TOKENS]
+        scale = tl.rsqrt(square / width + eps)[None, :]
         total, other = total * scale, other * scale
     if HAS_BIAS:
         total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
@@ -117,33 +117,47 @@ def _product(
     if SWIGLU:
         total = total * tl.sigmoid(total) * other
     kept = inside[:, None] & asked[None, :]
+    at = token[None, :] * n + row[:, None]
     if HAS_RESIDUAL:
         before = tl.load(residual + token[None, :] * residual_row + row[:, None], mask=kept, other=0.0)
         total += before.to(tl.float32)
-    tl.store(y + token[None, :] * n + row[:, None], total.to(y.dtype.element_ty), mask=kept)
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + at, rounded, mask=kept)
+    if HAS_GAIN:  # of what was rounded: that is what a norm would read
+        exact = tl.where(kept, rounded.to(tl.float32), 0.0)
+        g = tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+        tl.store(scaled + at, (exact * g).to(y.dtype.element_ty), mask=kept)
+        tl.store(sums + tl.program_id(0) * m + token, tl.sum(exact * exact, 0), mask=asked)
 
 
 def skinny(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Tensor | None = None, eps: float = 0.0,
-    swiglu: bool = False, residual: Tensor | None = None, tiles: Tiles | None = None, early: bool = False,
-) -> Tensor:  # fmt: skip
-    """As `skinny_torch`, by the kernel. `early` is for kernels of one stream that read what others just wrote."""
+    x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, *, eps: float = 0.0, swiglu: bool = False,
+    residual: Tensor | None = None, gain: Tensor | None = None, tiles: Tiles | None = None,
+) -> Tensor | tuple[Tensor, HalfNormed]:  # fmt: skip
+    """As `skinny_torch`, by the kernel."""
+    x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
     M, N = math.prod(shape), _width(weight, swiglu)
-    _check(x, weight, bias, norm, swiglu, residual, M)
+    _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x = x.reshape(M, K)
     added = None if residual is None else residual.reshape(M, N)
-    y = x.new_empty(M, N)
     rows, wide, warps, stages = tiles or default_tiles(x.dtype, weight.shape, swiglu)
-    # A tensor that is not there is never read, but the kernel wants an address.
-    _product[(-(-N // rows),)](
-        x, weight, weight if bias is None else bias, weight if norm is None else norm, x if added is None else added,
-        y, eps, M, N, K, x.stride(0), 0 if added is None else added.stride(0),
-        HAS_BIAS=bias is not None, HAS_NORM=norm is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
-        EVEN=K % wide == 0, EARLY=early, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
-        num_warps=warps, num_stages=stages, **({"launch_pdl": True} if early else {}),
+    programs = -(-N // rows)
+    y, scaled, sums = x.new_empty(M, N), None, None
+    if gain is not None:
+        scaled, sums = torch.empty_like(y), y.new_empty(programs, M, dtype=torch.float32)
+    parts = 1 if squares is None else len(squares)
+    # A tensor that is not there is never read or written, but the kernel wants an address.
+    given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
+    _product[(programs,)](
+        x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
+        eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
+        HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
+        HAS_GAIN=gain is not None, EVEN=K % wide == 0, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
+        PARTS=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    return y.view(*shape, N)
+    y = y.view(*shape, N)
+    return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
 
 @lru_cache
@@ -159,7 +173,7 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 
 
-def _check(x, weight, bias, norm, swiglu: bool, residual, tokens: int) -> None:
+def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
     if reason := unavailable(x.device):
         raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
     if not 1 <= tokens <= MOST_TOKENS:
@@ -174,8 +188,11 @@ def _check(x, weight, bias, norm, swiglu: bool, residual, tokens: int) -> None:
         )
     if swiglu and weight.shape[0] % 2:
         raise ValueError(f"weight has {weight.shape[0]} rows: gate over up makes an even number")
-    wanted = {"bias": (weight.shape[0],), "norm": (x.shape[-1],), "residual": (*x.shape[:-1], _width(weight, swiglu))}
-    for name, tensor in (("bias", bias), ("norm", norm), ("residual", residual)):
+    if squares is not None and (squares.dtype != torch.float32 or squares.dim() != 2 or squares.shape[1] != tokens):
+        raise ValueError(f"squares are {list(squares.shape)}, {squares.dtype}: give float32 [parts, {tokens}]")
+    width = _width(weight, swiglu)
+    wanted = {"bias": (weight.shape[0],), "residual": (*x.shape[:-1], width), "gain": (width,)}
+    for name, tensor in (("bias", bias), ("residual", residual), ("gain", gain)):
         if tensor is not None and (tuple(tensor.shape) != wanted[name] or tensor.device != x.device):
             raise ValueError(f"{name} is {list(tensor.shape)} on {tensor.device}: give {list(wanted[name])} beside x")
 

@@ -372,7 +372,7 @@ def main() -> None:
         "logits, float32": lambda: check_logits(**cuda),
         "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
         "logits, lean": lambda: check_logits("cuda", torch.bfloat16, lean=True),
-        "logits, early": lambda: check_logits(**cuda, lean="early"),
+        "logits, lean, float32": lambda: check_logits(**cuda, lean=True),
         "greedy": lambda: check_greedy(**cuda),
         "end tokens": lambda: check_end_is_a_cut(**cuda),
         "lengths": lambda: check_lengths(**cuda),

@@ -37,22 +37,21 @@ def test_the_kernel_is_told_the_right_lengths(monkeypatch):
     checks.check_logits(dtype=torch.float32, attend=graphs.flash)
 
 
-@pytest.mark.parametrize("lean", [True, "early"])
-def test_the_lean_way_is_the_same_way(lean, monkeypatch):
+def test_the_lean_way_is_the_same_way(monkeypatch):
     """On a GPU a kernel computes its products; here its twin in torch takes the kernel's place."""
     calls = []
 
-    def twin(*args, early, **given):
-        calls.append((early, frozenset(name for name, value in given.items() if value is not None)))
-        return skinny.skinny_torch(*args, **given)
+    def twin(x, *args, **given):
+        calls.append((type(x), *given))
+        return skinny.skinny_torch(x, *args, **given)
 
     monkeypatch.setattr(skinny, "skinny", twin)
     monkeypatch.setattr(skinny, "fits", lambda x, weight: x.shape[:-1].numel() <= 6)  # larger passes go the other way
-    checks.check_logits(lean=lean)
-    assert {early for early, _ in calls} == {lean == "early"}
-    assert len({given for _, given in calls}) == 3  # normed, normed with SwiGLU, added
+    checks.check_logits(lean=True)
+    half, whole = skinny.HalfNormed, torch.Tensor
+    assert set(calls) == {(half, "eps"), (half, "eps", "swiglu"), (whole, "eps", "residual", "gain")}
     with pytest.raises(ValueError, match="lean"):
-        FastTransformer(checks.pair()[0].transformer, lean=lean, products=Products())
+        FastTransformer(checks.pair()[0].transformer, lean=True, products=Products())
 
 
 def test_greedy_tokens_are_the_reference_s():

@@ -114,7 +114,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", default="yes", metavar="MODE",
                         help="yes, no, or a mode of torch.compile (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--lean", choices=("no", "yes", "early"), default="no",
+    parser.add_argument("--lean", choices=("no", "yes"), default="yes",
                         help="products that take the small steps along (default: %(default)s)")  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def fast_options(args) -> dict:
     """--compile and --lean as FastTransformer takes them. On a CPU to compile takes longer than it saves."""
     modes = {"no": False, "yes": True}
     on_gpu = torch.device(args.device).type == "cuda"
-    return {"compile": on_gpu and modes.get(args.compile, args.compile), "lean": modes.get(args.lean, args.lean)}
+    return {"compile": on_gpu and modes.get(args.compile, args.compile), "lean": modes[args.lean]}
 
 
 def check(args, most_tokens: int) -> Config:

@@ -21,6 +21,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..generate import pad
+from ..graphs import FastTransformer, Recorded, why_not_compile
 from ..weights import Model
 
 FOLLOW_UPS = (
@@ -93,60 +94,40 @@ class Corpus:
 
 
 class BatchWriter:
-    """Continues a fixed number of prompts at once; on a GPU each step is one CUDA graph."""
+    """Continues a fixed number of prompts at once; on a GPU each step is one launch."""
 
     def __init__(self, target: Model, batch: int, max_prompt: int, max_new_tokens: int, seed: int):
         self.target, self.max_new_tokens, device = target, max_new_tokens, target.device
-        self.cache = target.transformer.new_cache(batch, max_prompt + max_new_tokens)
+        compile = device.type == "cuda" and why_not_compile() is None
+        self.transformer = FastTransformer(target.transformer, batch, max_prompt + max_new_tokens, compile=compile)
         self.current = torch.zeros(batch, dtype=torch.long, device=device)  # [B] the token that is read next
         self.temperature = torch.zeros(batch, 1, device=device)
         self.written = torch.zeros(batch, max_new_tokens, dtype=torch.long, device=device)
         self.cursor = torch.zeros(1, dtype=torch.long, device=device)
         self.generator = torch.Generator(device).manual_seed(seed)
         self.end_tokens = torch.tensor(sorted(target.end_tokens) or [-1], device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        state = [self.current, self.written, self.cursor, self.transformer.lengths]
+        self.step = Recorded(self._step, state, self.generator)
 
-    def _choose(self, logits: Tensor) -> None:
+    def _step(self) -> None:
         """Draw from softmax(logits / T) for every T at once: argmax(logits + T · Gumbel noise), greedy at T = 0."""
-        gumbel = -torch.empty_like(logits, dtype=torch.float32).exponential_(generator=self.generator).log()
-        self.current.copy_((logits.float() + self.temperature * gumbel).argmax(-1))
+        logits = self.transformer.step(self.current[:, None])[:, -1].float()  # [B, V]
+        gumbel = -torch.empty_like(logits).exponential_(generator=self.generator).log()
+        self.current.copy_((logits + self.temperature * gumbel).argmax(-1))
         self.written.index_copy_(1, self.cursor, self.current[:, None])
         self.cursor += 1
 
-    def _step(self) -> None:
-        self._choose(self.target.transformer(self.current[:, None], self.cache).logits[:, -1])
-
-    def _capture(self) -> None:
-        """Record one step. Warm up on another stream first, then undo what the warm-up wrote."""
-        keep = self.current.clone(), self.cache.lengths.clone(), self.cursor.clone()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            self._step()
-        torch.cuda.current_stream().wait_stream(stream)
-        self.graph = torch.cuda.CUDAGraph()
-        self.graph.register_generator_state(self.generator)
-        for tensor, before in zip((self.current, self.cache.lengths, self.cursor), keep, strict=True):
-            tensor.copy_(before)
-        with torch.cuda.graph(self.graph):
-            self._step()
-
     @torch.no_grad()
     def __call__(self, prompts: Sequence[list[int]], temperatures: Sequence[float], seed: int) -> Corpus:
-        cache, device = self.cache, self.target.device
         self.generator.manual_seed(seed)
         self.temperature.copy_(torch.tensor(temperatures)[:, None])
-        self.written.zero_(), self.cursor.zero_(), cache.lengths.zero_()
-        tokens, counts = pad(prompts, device)
-        cache.static = False  # the prompt pass reads only what it has written
-        logits = self.target.transformer(tokens, cache, counts=counts, last_only=True).logits
-        cache.static = True  # every later pass has one and the same shape
-        self._choose(logits[:, -1])
-        if device.type == "cuda" and self.graph is None:
-            self._capture()
-        for step in range(1, self.max_new_tokens):
-            self.graph.replay() if self.graph else self._step()
-            if step % 32 == 0 and bool(torch.isin(self.written[:, : step + 1], self.end_tokens).any(1).all()):
+        self.written.zero_(), self.cursor.zero_()
+        tokens, counts = pad(prompts, self.target.device)
+        self.transformer.prefill(tokens[:, :-1], counts - 1)  # the first step reads the last token
+        self.current.copy_(tokens.gather(1, counts[:, None] - 1)[:, 0])
+        for step in range(self.max_new_tokens):
+            self.step()
+            if step % 32 == 31 and bool(torch.isin(self.written[:, : step + 1], self.end_tokens).any(1).all()):
                 break
         return self._collect(prompts, temperatures)
 
