@@ -15,8 +15,8 @@ When something raises in mid-step, it is tried again for each row alone. Whoever
 finish="error" and the exception in `Output.error`; the others do not notice. The drafter is told to forget all rows of
 a call that broke, since nobody knows how far it came: it starts afresh, which costs it time and changes no law.
 
-Where nobody reads a prompt and all drafts are chains, which is most steps, a GPU does the pass by one launch: see
-buckets.py.
+On a GPU those who read no prompt and whose drafts are chains, which is most rows of most steps, have a pass to
+themselves, by one launch: see buckets.py.
 
 A seed belongs to its request. Without a drafter a request's text does not depend on what else is in the batch, sampled
 or not. With one, sampled texts follow the same law, but how many random numbers are used depends on how deep the batch
@@ -355,12 +355,20 @@ class Engine:
             turn.job.context.hidden = {}  # the drafter has seen them
 
     def _read(self, clock: Clock, turns: list[Turn]) -> None:
+        """One pass over everything; or two, where there are fixed shapes for those who decode. What these save is far
+        more than it costs to read the weights once more for the others."""
+        decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
+        rows = [turn.reads() for turn in decoding]
+        if decoding and self.buckets.takes(rows):
+            self._read_bucket(clock, decoding, rows)
+            turns = [turn for turn in turns if not turn.decodes]
+        if turns:
+            self._read_ragged(clock, turns)
+
+    def _read_ragged(self, clock: Clock, turns: list[Turn]) -> None:
         """One pass over [text …, drafts …, scratch …] of every row, end to end; logits only where somebody asks."""
         transformer, device = self.target.transformer, self.target.device
         rows = [turn.reads() for turn in turns]
-        if self.buckets and all(turn.decodes for turn in turns) and self.buckets.takes(rows):
-            self._read_bucket(clock, turns, rows)
-            return
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting row reads one certain token, as a verify pass does
@@ -391,13 +399,14 @@ class Engine:
             turn.job.tokens_read += counts[i]
 
     def _read_bucket(self, clock: Clock, turns: list[Turn], rows: list[list[int]]) -> None:
-        """The same in a fixed shape, for rows that decode."""
+        """A pass in a fixed shape, for rows that decode."""
         tables = [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
         clock.lap("scheduling")
         logits, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
         if len(turns) == 1:  # after trouble everybody reads alone, one after the other, before anybody is judged
             logits, hidden = logits.clone(), {n: states.clone() for n, states in hidden.items()}
         synchronize(self.target.device)
+        clock.lap("pass")
         for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
             turn.bucket, turn.hidden = (logits, i), {n: states[i, : len(row)] for n, states in hidden.items()}
             turn.count = len(row)

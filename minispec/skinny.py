@@ -31,10 +31,10 @@ MOST_TOKENS = 16
 class Tiles(NamedTuple):
     """How a program works: rows of W, numbers of each in a strip, warps, and strips under way at once."""
 
-    rows: int = 16
-    wide: int = 256
-    warps: int = 2
-    stages: int = 4
+    rows: int
+    wide: int
+    warps: int
+    stages: int
 
 
 class HalfNormed(NamedTuple):
@@ -162,9 +162,16 @@ def skinny(
 
 @lru_cache
 def default_tiles(dtype: torch.dtype, shape: tuple[int, int], swiglu: bool) -> Tiles:
-    """Few rows a program where W has few, or counts double: several have to share a multiprocessor, or it idles."""
-    wide = min(256 if dtype.itemsize == 2 else 128, max(64, triton.next_power_of_2(shape[1])))
-    return Tiles(rows=16 if swiglu or shape[0] <= 8192 else 32, wide=wide)
+    """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
+    have one, or part of the memory idles. Short rows want short strips."""
+    rows, width = shape
+    if width < 1024:
+        tiles = Tiles(64, 64, 4, 5) if rows > 8192 else Tiles(16, 128, 2, 5)
+    elif rows > 8192:
+        tiles = Tiles(128, 128, 8, 3)
+    else:
+        tiles = Tiles(64, 128, 4, 5) if rows > 4096 else Tiles(16, 256, 2, 4)
+    return tiles if dtype.itemsize == 2 else tiles._replace(wide=tiles.wide // 2)  # the same bytes
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:

@@ -126,10 +126,10 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
     blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
     options = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs, token_budget=args.token_budget,
                    prefix_sharing=False, history=1)  # fmt: skip
-    engines = {
-        PLAIN: Engine(target, **options),
-        DRAFTING: Engine(target, drafters.Model(draft), k=args.k, draft_budget=args.draft_budget, **options),
-    }
+    engines = {PLAIN: Engine(target, **options)}
+    if args.draft_budget:
+        drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)
+        engines[DRAFTING] = Engine(target, drafter, **depth, **options)
     ways: dict[str, Callable[[Work], dict]] = {name: partial(served, engine) for name, engine in engines.items()}
     peer_rows = args.peer_seqs or [args.max_num_seqs]
     memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, max(peer_rows), PAGE) * PAGE
@@ -422,7 +422,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="in the full batches (default: 0)")
     parser.add_argument("--num-blocks", type=int, metavar="N", help="of both servers (default: all at a time fit)")
     parser.add_argument("--draft-budget", type=int, default=64, metavar="N",
-                        help="drafts a step while serving (default: %(default)s)")  # fmt: skip
+                        help="drafts a step while serving, 0: serve without (default: %(default)s)")  # fmt: skip
     every = list(SERVERS) if torch.cuda.is_available() else ["default"]
     parser.add_argument("--peers", nargs="*", choices=SERVERS, default=every, metavar="NAME",
                         help=f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)} "

@@ -16,9 +16,9 @@ from tqdm import tqdm
 
 from ..demo import DRAFTERS, make_drafter, place
 from ..drafters import Drafter
+from ..fast import load
 from ..generate import Output, generate
 from ..measure import Timing, interleaved_times, machine
-from ..registry import load
 from ..speculate import speculate
 from ..trace import Trace
 from ..weights import Model
@@ -56,6 +56,7 @@ def race(
         "benchmark": "drafters",
         "target": Path(target.name).name or target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
+        "recorded": target.fast is not None,
         "k": k,
         "new_tokens": new_tokens,
         "temperature": temperature,
@@ -132,10 +133,12 @@ def add_arguments(parser) -> None:
         "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)"
     )
     parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default: %(default)s)")
+    parser.add_argument("--fast", action="store_true",
+                        help="on a GPU, record plain decoding and the cycles of a model that drafts")  # fmt: skip
 
 
 def run(args) -> dict:
-    target = load(args.target)
+    target = load(args.target, fast=args.fast)
     prompts = read_prompts(args.prompts, target, args.tokens)
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:

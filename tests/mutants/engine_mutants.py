@@ -31,12 +31,12 @@ def path_moved_over_the_last_token(patch: MonkeyPatch) -> None:
 
 def siblings_follow_each_other(patch: MonkeyPatch) -> None:
     """Gives tree nodes the positions of a chain."""
-    rewrite(patch, Engine, "_read", "positions=positions", "positions=None")
+    rewrite(patch, Engine, "_read_ragged", "positions=positions", "positions=None")
 
 
 def tree_without_a_mask(patch: MonkeyPatch) -> None:
     """Lets every node see all nodes before it."""
-    rewrite(patch, Engine, "_read", "starts, counts, masks)", "starts, counts)")
+    rewrite(patch, Engine, "_read_ragged", "starts, counts, masks)", "starts, counts)")
 
 
 # ---- laws ----------------------------------------------------------------------------------------------------------
@@ -45,7 +45,7 @@ def tree_without_a_mask(patch: MonkeyPatch) -> None:
 def law_of_the_token_before(patch: MonkeyPatch) -> None:
     """Takes each row's logits one token too early."""
     rewrite(
-        patch, Engine, "_read", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))"
+        patch, Engine, "_read_ragged", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))"
     )
 
 
