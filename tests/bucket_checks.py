@@ -277,7 +277,7 @@ class Counted:
 
 
 def check_recordings() -> None:
-    """One recording for each bucket that occurs, found again whenever it occurs again; rows with prompts are in none."""
+    """A recording for each bucket that occurs, found again whenever it occurs again. Prompts are in none of them."""
     target, draft = pair()
     right, module.Recorded = module.Recorded, Counted
     try:

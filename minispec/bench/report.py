@@ -18,7 +18,7 @@ from .sections import SECTIONS, Section, cell, table
 WITHOUT_MODEL = True
 MEASURES = False  # on the command line: no seed, no JSON of its own
 DATA = Path(__file__).resolve().parent.parent / "data"
-SHIPPED, LESSON = DATA / "benchmarks", DATA / "traces" / "speculate_h200.json"  # lesson 07 shows that run, too
+SHIPPED = DATA / "benchmarks"
 DOCS = DATA.parent.parent / "docs"
 PAGE, IMAGES = "benchmarks.md", "images"
 
@@ -62,12 +62,9 @@ def collect(folder: Path | None = None) -> tuple[dict[str, tuple[dict, Section]]
     if folder is not None and not Path(folder).is_dir():
         raise ValueError(f"from={str(folder)!r} is no folder: give one with results that minispec bench --json wrote")
     found, skipped = {}, {}
-    files = sorted((SHIPPED if folder is None else Path(folder)).glob("*.json"))
-    for file in [*files, LESSON] if folder is None else files:
+    for file in sorted((SHIPPED if folder is None else Path(folder)).glob("*.json")):
         try:
             result = read(file)
-            if file == LESSON and any(other["benchmark"] == result["benchmark"] for other, _ in found.values()):
-                continue  # a result of its own is there
             found[file.stem] = result, SECTIONS[result["benchmark"]](result)
         except (KeyError, IndexError, TypeError, AttributeError, ArithmeticError) as error:
             skipped[file.name] = f"an incomplete result of minispec bench {result['benchmark']} ({error!r})"

@@ -16,7 +16,7 @@ from ..demo import Result
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE
 
-H200 = Path(__file__).parent.parent / "data" / "traces" / "speculate_h200.json"
+H200 = Path(__file__).parent.parent / "data" / "benchmarks" / "speculate.json"
 LONGEST = 16
 ALPHAS = [i / 50 for i in range(50)]  # 0 … 0.98
 MOST = 4.0  # the colour scale's end

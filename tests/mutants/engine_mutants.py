@@ -45,7 +45,11 @@ def tree_without_a_mask(patch: MonkeyPatch) -> None:
 def law_of_the_token_before(patch: MonkeyPatch) -> None:
     """Takes each row's logits one token too early."""
     rewrite(
-        patch, Engine, "_read_ragged", "wanted += range(end - n, end)", "wanted += range(max(0, end - n - 1), max(n, end - 1))"
+        patch,
+        Engine,
+        "_read_ragged",
+        "wanted += range(end - n, end)",
+        "wanted += range(max(0, end - n - 1), max(n, end - 1))",
     )
 
 
