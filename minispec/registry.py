@@ -5,18 +5,21 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
 import re
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from .fetch import damage, fetch, folder_of
-from .weights import Model, load_folder
+from .weights import Model, load_folder, weight_files
 
 DATA = Path(__file__).parent / "data"
+LONGEST_HEADER = 2**24  # bytes; a damaged file may claim any length
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
@@ -47,16 +50,18 @@ class Entry:
     def parameters(self) -> int | None:
         """Weights that are stored (what a draft borrows from its target is not); None when they cannot be counted."""
         try:
-            return sum(map(_stored_parameters, self.folder.glob("*.safetensors"))) if self.present() else None
-        except (SafetensorError, OSError):
+            return sum(map(_stored_parameters, weight_files(self.folder))) if self.present() else None
+        except (OSError, EOFError, ValueError, zlib.error):
             return None
 
 
 def _stored_parameters(file: Path) -> int:
     """Counted from the shapes in the file's header: no weight is read."""
-    with safe_open(file, framework="np") as tensors:
-        weights = [key for key in tensors.keys() if not key.endswith((".scale", "head_ids"))]  # noqa: SIM118 (no dict)
-        return sum(math.prod(tensors.get_slice(key).get_shape()) for key in weights)
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(min(length, LONGEST_HEADER)))
+    weights = [key for key in header if not key.endswith(("__metadata__", ".scale", "head_ids"))]
+    return sum(math.prod(header[key]["shape"]) for key in weights)
 
 
 KNOWN = {

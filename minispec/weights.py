@@ -1,20 +1,22 @@
 """Find, read and check weights and tokenizers; `Model` is the handle that everything else takes.
 
 A model is a folder in Hugging Face's layout: config.json, *.safetensors (one file or shards with an index) and,
-optionally, tokenizer files. transformers itself is not needed. Two additions of our own: a matrix may be stored as int8
-beside a tensor `<name>.scale` (see quantize.py), and a draft's config may say `"embeddings_from": "<model>"` to borrow
-the embedding of its target instead of shipping a copy.
+optionally, tokenizer files. transformers itself is not needed. Three additions of our own: a matrix may be stored as
+int8 beside a tensor `<name>.scale` (see quantize.py), a file may be compressed (*.safetensors.gz, a tenth smaller), and
+a draft's config may say `"embeddings_from": "<model>"` to borrow its target's embedding instead of shipping a copy.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
-from collections.abc import Sequence
+import zlib
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save_file
 from tokenizers import Tokenizer
 
 from .model import Config, Transformer
@@ -209,20 +211,16 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
             raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
         files = sorted({folder / shard for shard in shards.values()})
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        files = weight_files(folder)
     if not files:
         raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
     tensors = {}
     for file in files:
         try:
-            with safe_open(file, framework="pt") as shard:
-                for key in shard.keys():  # noqa: SIM118 (not a dict)
-                    short = key.removeprefix("model.")
-                    if only is None or short.removesuffix(".scale") in only:
-                        tensors[short] = shard.get_tensor(key)
+            tensors |= _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
         except FileNotFoundError:
             raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
     for key in [key for key in tensors if key.endswith(".scale")]:
         weight = key.removesuffix(".scale")
@@ -230,6 +228,19 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     if "head_ids" in tensors:
         tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors
+
+
+def weight_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("*.safetensors"), *folder.glob("*.safetensors.gz")])
+
+
+def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    if file.suffix == ".gz":
+        found = {key.removeprefix("model."): value for key, value in load(gzip.decompress(file.read_bytes())).items()}
+        return {key: value for key, value in found.items() if wanted(key)}
+    with safe_open(file, framework="pt") as shard:
+        names = {key.removeprefix("model."): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
+        return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
 
 
 def read_json(file: Path) -> dict:

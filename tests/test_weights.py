@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minispec as ms
-from minispec.weights import read_tensors, save_folder
+from minispec.weights import load_folder, read_tensors, save_folder
 
 
 @pytest.fixture
@@ -248,3 +249,18 @@ def test_a_broken_tokenizer(folder, text):
     (folder / "tokenizer.json").write_text(text)
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         load(folder)
+
+
+def test_a_compressed_file_is_the_same_file(tmp_path, make_model):
+    model = make_model(dtype=torch.float32)
+    save_folder(model, tmp_path / "plain", bits=8)
+    shutil.copytree(tmp_path / "plain", tmp_path / "small")
+    file = tmp_path / "small" / "model.safetensors"
+    compressed = file.with_name("model.safetensors.gz")
+    compressed.write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    plain, small = (load_folder(tmp_path / name).transformer.state_dict() for name in ("plain", "small"))
+    assert plain.keys() == small.keys() and all(torch.equal(plain[key], small[key]) for key in plain)
+    compressed.write_bytes(compressed.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        load_folder(tmp_path / "small")
