@@ -20,7 +20,7 @@ from tiny_models import random_model
 import minispec as ms
 from minispec import fast, graphs
 from minispec.decoders import FastDecoder, FastSpeculator
-from minispec.graphs import FastTransformer
+from minispec.graphs import FastTransformer, Recorded
 from minispec.model import RopeScaling
 
 PROMPTS = ([3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18])
@@ -337,6 +337,21 @@ def check_flat_memory(device="cuda", launches: int = 1000) -> None:
     assert len(set(used[1:])) == 1, f"memory moved: {sorted(set(used[1:]))}"
 
 
+def check_graphs_come_and_go(device="cuda") -> None:
+    """The memory that all graphs share dies with the last of them; the next one finds new memory."""
+    count = torch.zeros(1, device=device)
+
+    def work() -> None:
+        count.add_(torch.ones(1000, device=device).sum())
+
+    for _ in range(3):
+        gc.collect()
+        recordings = [Recorded(work, [count]) for _ in range(2)]
+        for recorded in (*recordings, *recordings):
+            recorded()
+    assert count.item() == 12_000
+
+
 def check_compiled(device="cuda") -> None:
     """The compiled blocks compute the same."""
     assert graphs.why_not_compile() is None, graphs.why_not_compile()
@@ -380,6 +395,7 @@ def main() -> None:
         "growing memory": lambda: check_memory_grows(**cuda),
         "replay": check_replay,
         "flat memory": check_flat_memory,
+        "graphs come and go": check_graphs_come_and_go,
         "law, plain": lambda: check_law("cuda", None),
         "law, speculative": lambda: check_law("cuda", 2),
         "law, truncated": lambda: check_law("cuda", 3, **OTHER),

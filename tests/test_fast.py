@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -16,6 +17,7 @@ import minispec as ms
 from minispec import fast, flash_decode, graphs, skinny
 from minispec.decoders import FastDecoder, FastSpeculator, pick_by_page
 from minispec.graphs import FastTransformer, Products
+from minispec.sampling import Sampling
 from minispec.verify import pick
 from minispec.weights import load_folder, save_folder
 
@@ -368,6 +370,21 @@ def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
 CUDA = dict(device="cuda", dtype=torch.float32)
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
+    """What is compiled between the products and around the verdict. On a GPU this is the default."""
+    target, draft = checks.pair()
+    texts = []
+    for compile in (False, True):
+        big, small = (FastTransformer(model.transformer, 2, 64, compile=compile) for model in (target, draft))
+        decoder = FastSpeculator(big, small, 3, Sampling(0.9))
+        decoder.start([[3, 1, 4, 1, 5], [9]], seed=7)
+        decoder.launch(10)
+        texts.append(decoder.fetch())
+    assert texts[0] == texts[1] and min(map(len, texts[0])) > 10
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "check",
@@ -385,7 +402,11 @@ def test_recorded_in_bfloat16():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", [checks.check_replay, checks.check_flat_memory, checks.check_compiled])
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_replay, checks.check_flat_memory, checks.check_graphs_come_and_go, checks.check_compiled],
+    ids=lambda check: check.__name__,
+)
 def test_recordings(check):
     check()
 

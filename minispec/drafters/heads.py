@@ -1,7 +1,8 @@
 """Trained heads on disk: what Medusa, EAGLE and DFlash share.
 
 Heads are small modules that read the target's states and borrow its embedding and its LM head, so a folder holds their
-own weights alone: model.safetensors (perhaps .gz; int8 with scales, see quantize.py) and a config.json that says for which target.
+own weights alone: model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py) and a config.json that
+says for which target.
 """
 
 from __future__ import annotations
