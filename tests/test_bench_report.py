@@ -362,6 +362,26 @@ def test_two_results_of_one_benchmark_both_have_their_place(folder):
     assert {"images/bench_decode.svg", "images/bench_decode-20-again.svg"} <= files.keys()
 
 
+def test_the_readme_quotes_the_results():
+    """Every number of its table is in the results it is taken from, as they are rounded there."""
+    readme = (report.DOCS.parent / "README.md").read_text(encoding="utf-8")
+    table = readme[readme.index("## On a GPU") : readme.index("## Beyond one machine")]
+    decode = json.loads((report.SHIPPED / "decode.json").read_text(encoding="utf-8"))
+    plain = {name: row["seconds_per_token"]["median"] * 1e3 for name, row in decode["results"].items()}
+    share = decode["results"]["launch"]["fraction_of_bandwidth"]
+    rows = (
+        f"limit | {1e3 * decode['predicted_seconds']:.2f} | {decode['weight_bytes'] / 1e9:.0f} GB of weights at "
+        f"{decode['bandwidth']['median'] / 1e9:,.0f} GB/s",
+        f"decoding | {plain['launch']:.2f} | {share:.0%} of the bandwidth; transformers: "
+        f"{plain['transformers eager']:.2f} eager, {plain['transformers static']:.2f} compiled",
+        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast, where the formula says "
+        f"{CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
+        f"{1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
+    )
+    for row in rows:
+        assert row in table, row
+
+
 BROKEN = {
     "no JSON": "{",
     "no text": b"\xff\xfe\x00",
