@@ -374,8 +374,8 @@ def test_the_readme_quotes_the_results():
         f"{decode['bandwidth']['median'] / 1e9:,.0f} GB/s",
         f"decoding | {plain['launch']:.2f} | {share:.0%} of the bandwidth; transformers: "
         f"{plain['transformers eager']:.2f} eager, {plain['transformers static']:.2f} compiled",
-        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast, where the formula says "
-        f"{CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
+        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast, where the formula "
+        f"says {CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
         f"{1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
     )
     for row in rows:
