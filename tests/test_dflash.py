@@ -461,6 +461,21 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
+    """Fewer neurons than it has: the best ones stay, and what they say is fitted, before training goes on."""
+    given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
+    with torch.no_grad():  # half of its neurons say nothing: those go, and nothing is lost
+        given.layers[0].mlp.down_proj.weight[:, ::2] = 0
+    save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
+    run(stored, folder, tmp_path / "out", "--start", tmp_path / "given", "--mlp", 8, "--stop-after", 1, "--lr", 1e-9)
+    narrow = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["module"]
+    for name in ("gate_proj", "up_proj"):
+        kept = given.layers[0].mlp.state_dict()[f"{name}.weight"][1::2]
+        torch.testing.assert_close(narrow[f"layers.0.mlp.{name}.weight"], kept, rtol=0, atol=1e-6)
+    kept = given.layers[0].mlp.down_proj.weight.detach()[:, 1::2]
+    torch.testing.assert_close(narrow["layers.0.mlp.down_proj.weight"], kept, rtol=0, atol=0.01 * float(kept.std()))
+
+
 def test_depths_are_spread_from_early_to_last():
     assert training.spread(30) == [1, 8, 16, 23, 30]
     assert training.spread(2) == [1, 2]

@@ -25,6 +25,9 @@ from .corpus import Corpus
 from .draft import draft_from
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit
+from .narrow import narrow
+
+NARROWS_ON = 200  # rows that show what neurons are worth
 
 
 def spread(num_layers: int, count: int = 5) -> list[int]:
@@ -50,6 +53,18 @@ def head_from(target: Transformer, head_ids: Tensor, *, layers: Sequence[int] | 
         if own_head:
             head.lm_head.weight.copy_(draft.lm_head.weight)
     return head.to(target.device)
+
+
+def narrowed(target: Transformer, head: DFlashHead, neurons: int, corpus: Corpus, **options) -> DFlashHead:
+    """A trained drafter with fewer neurons in its MLPs, chosen and taught on a corpus to say what all of them said."""
+    config = replace(head.config, intermediate_size=neurons)
+    small = DFlashHead(config, head.head_ids, head.hidden_layers, head.block, head.lm_head is not None)
+    state = head.state_dict()
+    mlps = [layer.mlp for layer in head.layers]
+    for i, weights in enumerate(narrow(mlps, neurons, lambda: calibrate(target, head, corpus, **options))):
+        state |= {f"layers.{i}.mlp.{name}": weight for name, weight in weights.items()}
+    small.load_state_dict(state)
+    return small.to(target.device)
 
 
 def anchors_in(asked: Tensor, every: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -180,7 +195,8 @@ def add_arguments(parser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--block", type=int, help="places of a block: the last token and the blanks (default: 8)")
     parser.add_argument("--layers", type=int, nargs="+", help="target layers to start from (default: first and last)")
-    parser.add_argument("--mlp", type=int, help="neurons kept in each layer's MLP (default: all of the target's)")
+    parser.add_argument("--mlp", type=int, help="neurons in each layer's MLP (default: all of the target's); of more "
+                        "that --start may have these stay, and are made to say what all said")  # fmt: skip
     parser.add_argument("--hidden-layers", type=int, nargs="+", help="depths to read (default: five, evenly spread)")
     parser.add_argument("--head-vocab", type=int, help="how many tokens the drafter can propose (default: 8192)")
     parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
@@ -209,7 +225,11 @@ def run(args, target: Model) -> None:
         head = load_head(target, args.start)
         asked = {"block": args.block, "hidden_layers": args.hidden_layers, "layers": args.layers and len(args.layers),
                  "mlp": args.mlp, "head_vocab": args.head_vocab, "own_head": args.own_head}  # fmt: skip
+        if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
+            del asked["mlp"]
         go_on(head, args.start, shape_of(head), asked)
+        if fewer:
+            head = narrowed(target.transformer, head, args.mlp, lessons[:NARROWS_ON], every=args.every)
     else:
         size = min(args.head_vocab or 8192, target.config.vocab_size)
         ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
