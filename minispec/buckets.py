@@ -62,9 +62,9 @@ class Buckets(Fused):
 
     @on_the_device
     def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k: int = 0, *,
-                 hidden_layers: Sequence[int] = (), compile: bool | str = False,
-                 products: Products | None = None):  # fmt: skip
-        super().__init__(transformer, compile=compile, products=products)
+                 hidden_layers: Sequence[int] = (), compile: bool | str = False, products: Products | None = None,
+                 lean: bool = False):  # fmt: skip
+        super().__init__(transformer, compile=compile, products=products, lean=lean)
         self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
@@ -155,4 +155,5 @@ def memory_for(
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
     compile = on_gpu and note is None
-    return cache, Buckets(target.transformer, cache, rows, k, hidden_layers=hidden_layers, compile=compile)
+    options = dict(hidden_layers=hidden_layers, compile=compile, lean=compile)
+    return cache, Buckets(target.transformer, cache, rows, k, **options)

@@ -8,7 +8,8 @@ see all slots of it (a mask says which count), and lengths live on the device.
 What remains is to read the weights as fast as memory allows:
 
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
-    x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products
+    x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
+                                                     for few tokens taken along by the products (skinny.py)
     products and attention through hooks             `Products` and `attend`, for kernels better than the stock ones
 
 The arithmetic is model.py's, line by line; the tests hold the two against each other.

@@ -76,6 +76,7 @@ KNOWN = {
         Entry("smollm2-draft", "draft for smollm2", "Apache-2.0", "in the package"),
         Entry("smollm2-medusa", "Medusa heads for smollm2", "Apache-2.0", "in the package"),
         Entry("smollm2-eagle", "EAGLE head for smollm2", "Apache-2.0", "in the package"),
+        Entry("smollm2-dflash", "DFlash drafter for smollm2", "Apache-2.0", "in the package"),
     )
 }
 

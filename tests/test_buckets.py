@@ -14,7 +14,7 @@ from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
-from minispec import buckets, engine, flash_decode, graphs
+from minispec import buckets, engine, flash_decode, graphs, skinny
 from minispec.bench.slower import with_wrong_kernel
 from minispec.buckets import Buckets, rows_of, tokens_of
 from minispec.engine import Engine
@@ -39,6 +39,15 @@ def test_all_models_buckets_and_drafters(check):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_precisions(dtype):
     checks.check_logits(dtype=dtype, shapes=["qwen3"], counts=(9, 3))
+
+
+def test_few_tokens_go_the_lean_way(monkeypatch):
+    """On a GPU a kernel computes their products; here its twin in torch takes the kernel's place."""
+    monkeypatch.setattr(skinny, "skinny", skinny.skinny_torch)
+    sizes = set()
+    monkeypatch.setattr(skinny, "fits", lambda x, weight: sizes.add(few := x.shape[:-1].numel()) or few <= 16)
+    checks.check_logits(shapes=("llama", "biased"), counts=(10, 3, 1), lean=True)
+    assert min(sizes) == 1 and max(sizes) > 16
 
 
 def test_how_sizes_are_rounded_up():

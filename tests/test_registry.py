@@ -25,8 +25,8 @@ def test_models_is_a_list_that_prints_as_a_table(place):
     listed = ms.models()
     assert isinstance(listed, list)
     of = lambda target, *kinds: [target, *(f"{target}-{kind}" for kind in kinds)]  # noqa: E731
-    kinds = ("draft", "medusa", "eagle")
-    assert [e.name for e in listed] == [*of("micro", *kinds, "dflash"), *of("smollm2", *kinds)]
+    kinds = ("draft", "medusa", "eagle", "dflash")
+    assert [e.name for e in listed] == [*of("micro", *kinds), *of("smollm2", *kinds)]
     assert ms.models.table() == str(listed) == repr(listed)
     head, rule, *rows = str(listed).splitlines()
     assert head.split()[0] == "name" and set(rule) == {"-", " "}
