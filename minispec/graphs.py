@@ -230,12 +230,14 @@ class Fused:
         c, p = self.config, self.products
         start, first, second = (self.begin, self.enter, self.leave) if compiled else (begin, enter, leave)
         x, cos, sin = start(tokens, positions, self.embedding, self.cos, self.sin)
-        delta, lean = torch.zeros_like(x), compiled and self.is_lean(x)
+        lean = compiled and self.is_lean(x)
         hidden = {0: x} if 0 in hidden_layers else {}
         if lean:
             product = partial(self.skinny.skinny, eps=c.norm_eps)
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
             half = self.half_norm(x, self.layers[0].attention_norm)
+        else:
+            delta = torch.zeros_like(x)
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
             if lean:  # four products, and between the first two RoPE and attention
                 q = self.turn(product(half, *w.qkv), w, keys, values, rows, slots, cos, sin, c)

@@ -141,7 +141,7 @@ def skinny(
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x = x.reshape(M, K)
     added = None if residual is None else residual.reshape(M, N)
-    rows, wide, warps, stages = tiles or default_tiles(x.dtype, weight.shape, swiglu)
+    rows, wide, warps, stages = tiles or default_tiles(x.dtype, weight.shape)
     programs = -(-N // rows)
     y, scaled, sums = x.new_empty(M, N), None, None
     if gain is not None:
@@ -161,7 +161,7 @@ def skinny(
 
 
 @lru_cache
-def default_tiles(dtype: torch.dtype, shape: tuple[int, int], swiglu: bool) -> Tiles:
+def default_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> Tiles:
     """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
     have one, or part of the memory idles. Short rows want short strips."""
     rows, width = shape
