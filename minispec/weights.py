@@ -12,6 +12,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -21,6 +22,14 @@ from tokenizers import Tokenizer
 
 from .model import Config, Transformer
 from .quantize import dequantize, quantize
+
+
+@lru_cache(maxsize=8)
+def compiled_template(source: str):
+    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
 
 
 class Model:
@@ -75,17 +84,15 @@ class Model:
         """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
         if self.chat_template is None:
             raise ValueError(f"{self.name} has no chat template: give the prompt as text instead of messages")
-        from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
+        end = next((t for t in map(self.tokenizer.id_to_token, sorted(self.end_tokens)) if t), "")
 
         def raise_exception(message):
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}")
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-        environment.globals["raise_exception"] = raise_exception
-        end = next((t for t in map(self.tokenizer.id_to_token, sorted(self.end_tokens)) if t), "")
-        return environment.from_string(self.chat_template).render(
-            messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end
-        )
+        return compiled_template(self.chat_template).render(
+            messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
+            raise_exception=raise_exception,
+        )  # fmt: skip
 
     def _begin_token(self) -> str:
         bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
