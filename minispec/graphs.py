@@ -182,6 +182,9 @@ class Fused:
     @on_the_device
     def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
                  lean: bool = False):  # fmt: skip
+        if not ordinary(transformer):
+            raise ValueError("transformer computes its products in its own way (cut up, quantised …), which fused "
+                             "weights would lose: use it as it is")  # fmt: skip
         if lean and products:
             raise ValueError("products and lean: both say who computes the products, give one of them")
         self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids

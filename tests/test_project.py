@@ -27,7 +27,7 @@ LAYERS = [
     "flash_decode skinny theory scaling adaptive measure",
     "drafters paged scheduler metrics",
     "engine buckets speculate fast graphs decoders parallel pipeline experts handover train",
-    "viz classroom interview bench demo cli",
+    "viz classroom interview bench demo cli __main__",
 ]
 LAYER = {unit: height for height, units in enumerate(LAYERS) for unit in units.split()}
 WITH_NOTEBOOKS = {"viz", "classroom", "interview"}  # the only ones that may import what a GPU box does not have
