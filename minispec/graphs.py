@@ -133,7 +133,8 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 def ordinary(transformer: Transformer) -> bool:
     """Whether its products are those of model.py. One that is cut up, or computes otherwise, must not be fused."""
-    return all(type(module) is model.Linear for module in transformer.modules() if isinstance(module, nn.Linear))
+    linears = [module for module in transformer.modules() if isinstance(module, nn.Linear)]
+    return all(type(linear) is model.Linear for linear in linears) and type(transformer).head is Transformer.head
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

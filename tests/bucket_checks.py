@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from random import Random
 from typing import ClassVar
+from unittest.mock import patch
 
 import torch
 from fast_checks import SHAPES, distance, pair, run_on_the_gpu, slow
@@ -21,6 +23,7 @@ import minispec as ms
 from minispec import buckets as module
 from minispec import graphs
 from minispec.buckets import Buckets, rows_of, tokens_of
+from minispec.drafters import memory as draft_memory
 from minispec.paged import PagedKVCache, split
 
 K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
@@ -258,6 +261,61 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
             assert (outs[id].tokens, outs[id].finish, outs[id].error) == (*wanted, None)
 
 
+# ---- a draft model's memory ----------------------------------------------------------------------------------------
+
+
+class Noted(ms.drafters.Model):
+    """Keeps every draft that it made, and what for."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.notes: list[tuple] = []
+
+    def propose(self, contexts, k):
+        drafts = super().propose(contexts, k)
+        self.notes += [(c.row, list(c.tokens), d.tokens, d.probs) for c, d in zip(contexts, drafts, strict=True)]
+        return drafts
+
+
+def same_drafts(found: Noted, expected: Noted, tolerance: float) -> None:
+    """Draft for draft the same tokens, drawn from the same laws."""
+    assert len(found.notes) == len(expected.notes)
+    for (*mine, q), (*theirs, law) in zip(found.notes, expected.notes, strict=True):
+        assert mine == theirs and (q is None) == (law is None)
+        if q is not None:
+            close(q, law, tolerance, f"the laws of a draft for row {mine[0]}")
+
+
+def nothing_is_left(drafter: ms.drafters.Model) -> None:
+    """Everybody has left: all blocks are free, once each."""
+    held = drafter.memory
+    assert not held.lengths and not held.tables and not drafter.committed
+    assert sorted(held.free) == list(range(held.buckets.blank))
+
+
+def beginning_with(rows: int, tokens: int, block: int) -> AbstractContextManager:
+    """A draft model's paged memory is to be that small at first."""
+    return patch.multiple(draft_memory, ROWS=rows, TOKENS=tokens, BLOCK=block)
+
+
+def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] = (2, 8, 4)) -> None:
+    """An engine's draft model in blocks drafts what it does in contiguous memory, though it begins too small."""
+    target, draft = pair(device, dtype)
+    endless = ms.Model("endless", target.transformer)
+    ways = (dict(temperature=0.8), dict(), dict(temperature=1.2, top_k=9, top_p=0.9))
+    sampled = [(prompt, wishes | ways[i % 3] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
+    with beginning_with(*sizes):
+        for model, blocks, some in ((target, 60, asks()), (endless, 22, asks()), (target, 60, sampled)):
+            both = [Noted(draft, fast=fast) for fast in (True, False)]
+            (found, engine), (expected, _) = (texts(model, drafter, False, some, num_blocks=blocks) for drafter in both)
+            assert found == expected and len(both[0].notes) > 20
+            same_drafts(*both, 1e-9 if dtype == torch.float64 else 1e-3)
+            nothing_is_left(both[0])
+            grown = both[0].memory.buckets
+            assert grown.rows > sizes[0] and grown.blank * grown.block_size > sizes[0] * sizes[1]
+            assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
+
+
 # ---- recordings ----------------------------------------------------------------------------------------------------
 
 
@@ -366,6 +424,7 @@ def main() -> None:
         "sampled": lambda: check_sampled(**cuda),
         "hidden": lambda: check_hidden(**cuda),
         "trouble": lambda: check_trouble(**cuda),
+        "drafts": lambda: check_drafts(**cuda),
         "recordings": check_recordings,
         "replay": check_replay,
         "flat memory": check_flat_memory,

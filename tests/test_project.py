@@ -25,8 +25,8 @@ PACKAGE = ROOT / "minispec"
 LAYERS = [
     "model cache weights gguf fetch lock registry sampling generate trace verify tree laws blocks quantize kernels "
     "flash_decode skinny theory scaling adaptive measure",
-    "drafters paged scheduler metrics",
-    "engine buckets speculate fast graphs decoders parallel pipeline experts handover train",
+    "drafters paged graphs buckets scheduler metrics",
+    "engine speculate fast decoders parallel pipeline experts handover train",
     "viz classroom interview bench demo cli __main__",
 ]
 LAYER = {unit: height for height, units in enumerate(LAYERS) for unit in units.split()}

@@ -38,7 +38,7 @@ class Cascade(Model):
             )
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} reads hidden states, which a cascade does not hand on")
-        super().__init__(middle, sampling)
+        super().__init__(middle, sampling, fast=False)  # `_read` asks for laws all along a draft
         self.inner, self.inner_k = inner, inner_k
 
     @torch.inference_mode()
@@ -105,8 +105,8 @@ class Cascade(Model):
             text.row: [*text.tokens[self.read.get(text.row, 0) :], *draft.tokens]
             for text, draft in zip(texts, drafts, strict=True)
         }
-        longest = max(len(text.tokens) + len(draft.tokens) for text, draft in zip(texts, drafts, strict=True))
-        self._make_room(list(unread), longest, max(map(len, unread.values())))
+        both = zip(texts, drafts, strict=True)
+        self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
         tokens, counts = pad([unread.get(row, []) for row in self.order], self.draft.device)
         x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
         place = {row: i for i, row in enumerate(self.order)}

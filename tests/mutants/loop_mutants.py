@@ -10,7 +10,7 @@ from pytest import MonkeyPatch
 
 import minispec as ms
 from minispec import verify
-from minispec.drafters import Draft
+from minispec.drafters import Draft, memory
 from minispec.drafters import model as drafter
 from minispec.drafters.base import laws
 
@@ -72,14 +72,14 @@ def more_room(patch: MonkeyPatch) -> None:
 def draft_not_rewound(patch: MonkeyPatch) -> None:
     """Leaves rejected tokens in the draft's cache and feeds the correction after them. The draft just guesses worse."""
 
-    def make_room(self, rows, longest, *rest):
+    def make_room(self, ends):
         before = self.cache and self.cache.lengths
-        right(self, rows, longest + 100, *rest)
+        right(self, {row: end + 100 for row, end in ends.items()})
         if before is not None and len(before) == len(self.cache.lengths):
             self.cache.lengths = before
 
-    right = drafter.Model._make_room
-    patch.setattr(drafter.Model, "_make_room", make_room)
+    right = memory.Contiguous.make_room
+    patch.setattr(memory.Contiguous, "make_room", make_room)
 
 
 def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
