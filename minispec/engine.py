@@ -16,7 +16,7 @@ finish="error" and the exception in `Output.error`; the others do not notice. Th
 a call that broke, since nobody knows how far it came: it starts afresh, which costs it time and changes no law.
 
 On a GPU those who read no prompt and whose drafts are chains, which is most rows of most steps, have a pass to
-themselves, by one launch: see buckets.py.
+themselves, by one launch: see buckets.py. A draft model's passes go the same way: see drafters/memory.py.
 
 A seed belongs to its request. Without a drafter a request's text does not depend on what else is in the batch, sampled
 or not. With one, sampled texts follow the same law, but how many random numbers are used depends on how deep the batch

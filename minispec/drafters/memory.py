@@ -7,10 +7,10 @@ Both memories have one interface:
     read(new)          one pass over the new tokens of these rows: logits [B, V] of what follows each row's last
     forget(row)        the row is over
 
-`Contiguous` is one KVCache: simple, and right for every model. `Paged` is for a GPU. A draft model is small, so that
-its eager pass is mostly waiting for launches, and k of these in a row are what a draft costs. Here, as in the engine,
-rows read one or two tokens by a single launch (buckets.py): the last draft, or after a draft that was accepted whole
-that and the bonus. Whoever has more to read, a prompt, goes the eager way.
+`Contiguous` is one KVCache: simple, and right for every model. `Paged` is for a GPU. A draft model is small, so its
+passes are mostly waiting for launches, and a draft is k of them. Here a pass over one or two tokens a row is a single
+launch, as the engine's are (buckets.py). Two are read after a draft that was accepted whole: its last token and the
+bonus. Whoever has more to read, a prompt or what was written while it sat out, has a pass in the usual way.
 """
 
 from __future__ import annotations
