@@ -174,7 +174,8 @@ def test_the_widget_speaks_of_this_machine_and_the_h200():
         for value in options(control) if name != "tokens" else [1, 128]:
             control.value = value
             assert "at best" in panel.words
-    assert len(viz.timing().picture.data) == 3  # each alone, the H200's line, the mark on it
+    names = [trace.name for trace in viz.timing().picture.data]  # each alone, the H200's line, the mark on it, its dots
+    assert len(names) == 4 and names[3] == "measured: NVIDIA H200"
 
 
 def record(**changes) -> dict:
