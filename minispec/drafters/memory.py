@@ -71,7 +71,10 @@ class Contiguous:
         logits = self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
         for row in new:
             self.lengths[row] += len(new[row])
-        return logits if list(new) == self.order else logits[[self.order.index(row) for row in new]]
+        if list(new) == self.order:
+            return logits
+        place = {row: i for i, row in enumerate(self.order)}
+        return logits[[place[row] for row in new]]
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)
