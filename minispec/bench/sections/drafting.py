@@ -83,11 +83,13 @@ def drafters(result: dict) -> Section:
              if not row["same_text"]]  # fmt: skip
     notes = [f"without {name}: {reason}" for name, reason in result.get("skipped", {}).items()]
     if other and not result["temperature"]:
-        notes.append(f"Texts that are not token for token plain decoding's: {', '.join(other)}.")
+        notes.append(f"Texts that are not token for token plain decoding's: {', '.join(other)}. In {result['dtype']} "
+                     "rounding may decide between two tokens that are as good as equal.")  # fmt: skip
     return Section(
         f"Every drafter, {result['target']} on {where(result['machine'])}",
-        f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt; plain decoding and all "
-        "drafters take turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
+        f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt, {result['dtype']}"
+        f"{', one launch a token or cycle' if result.get('recorded') else ''}; plain decoding and all drafters take "
+        "turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
         "The ceiling is tokens a pass: the speed-up if drafts cost nothing and longer passes no more than short ones.",
         (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
         tables,
