@@ -165,6 +165,8 @@ class Engine:
         self.cache, self.buckets = memory_for(
             target, num_blocks, block_size, max_num_seqs, k if drafter else 0, self.hidden_layers, fast
         )
+        if drafter and self.buckets:
+            drafter.record()
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)

@@ -340,7 +340,7 @@ def check_recordings() -> None:
     right, module.Recorded = module.Recorded, Counted
     try:
         Counted.made.clear(), Counted.played.clear()
-        _, engine = texts(target, ms.drafters.Model(draft), True, asks(), max_num_seqs=12)
+        _, engine = texts(target, ms.drafters.Model(draft, fast=False), True, asks(), max_num_seqs=12)
     finally:
         module.Recorded = right
     wanted = []

@@ -205,22 +205,33 @@ def test_a_call_with_prompts_is_two_passes(monkeypatch):
 # ---------------------------------------------------------------- who gets which memory
 
 
-def test_blocks_are_for_gpus_unless_asked_for(tiny, monkeypatch):
-    kind = lambda *args, **options: type(ms.drafters.Model(*args, **options).memory)  # noqa: E731
+def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
     other = with_wrong_kernel(tiny)
+    kind = lambda *args, **options: type(ms.drafters.Model(*args, **options).memory)  # noqa: E731
     assert kind(tiny) is kind(tiny, fast=False) is kind(other) is Contiguous and kind(tiny, fast=True) is Paged
     with pytest.raises(ValueError, match="fast=True"):
         kind(other, fast=True)
-    unallocated = ms.drafters.Model(tiny, fast=True)
-    assert unallocated.cache is None
-    unallocated.forget(3)  # never seen
 
-    class Anywhere:
-        type = "cuda"
+    def served(drafter, fast) -> type:
+        ms.Engine(tiny, drafter, num_blocks=8, fast=fast)
+        return type(drafter.memory)
 
-    monkeypatch.setattr(ms.Model, "device", property(lambda self: Anywhere))
-    assert kind(tiny) is Paged and kind(tiny, fast=False) is kind(other) is Contiguous
-    assert type(ms.drafters.Cascade(ms.drafters.NGram(), tiny).memory) is Contiguous
+    model = ms.drafters.Model
+    assert served(model(tiny), True) is served(model(tiny, fast=True), False) is Paged
+    usual = [(model(tiny), False), (model(tiny), None), (model(tiny, fast=False), True), (model(other), True),
+             (ms.drafters.Cascade(ms.drafters.NGram(), tiny), True)]  # fmt: skip
+    assert {served(*one) for one in usual} == {Contiguous}
+
+
+def test_memory_that_holds_rows_stays(tiny):
+    drafter = ms.drafters.Model(tiny)
+    drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
+    drafter.record()
+    assert type(drafter.memory) is Contiguous and drafter.read == {0: 4}
+    drafter.forget(0)
+    drafter.record()
+    assert type(drafter.memory) is Paged and drafter.cache is None and not drafter.read
+    drafter.forget(3)  # never seen
 
 
 def test_an_exit_of_its_own_is_not_lost():

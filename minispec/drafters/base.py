@@ -75,6 +75,9 @@ class Drafter:
     def forget(self, row: int) -> None:
         """The row is finished; drop what was kept for it."""
 
+    def record(self) -> None:
+        """An engine whose passes are recorded (buckets.py) wishes that yours were, too. Called before the first row."""
+
 
 def uniforms(contexts: Sequence[Context], counts: int | Sequence[int]) -> Tensor:
     """Random numbers in [0, 1) for every row, [B, longest], each from its row's own generator.

@@ -33,12 +33,10 @@ ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 
 New = dict[int, Sequence[int]]  # row → the tokens it is to read, one at least
 
 
-def memory_of(draft: Handle, fast: bool | None) -> Contiguous | Paged:
-    """Paged if it is to be `fast` (None: on a GPU, where that can be)."""
+def memory_of(draft: Handle, fast: bool) -> Contiguous | Paged:
+    """Paged if it is to be `fast`."""
     if fast and not ordinary(draft.transformer):
         raise ValueError(f"fast=True: {draft.name} computes in a way of its own, which would be lost; leave it out")
-    if fast is None:
-        fast = draft.device.type == "cuda" and ordinary(draft.transformer)
     return Paged(draft) if fast else Contiguous(draft)
 
 

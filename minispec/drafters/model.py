@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..graphs import ordinary
 from ..sampling import Sampling
 from ..verify import pick
 from ..weights import Model as Handle
@@ -22,16 +23,20 @@ from .memory import memory_of
 class Model(Drafter):
     """Draft with a model of the target's vocabulary. `sampling` may differ from the target's: exact all the same.
 
-    A `fast` one (None: on a GPU) reads a token of every row by one launch: see memory.py.
+    A `fast` one reads a token of every row by one launch: see memory.py. None: where an engine does so itself.
     """
 
     def __init__(self, draft: Handle, sampling: Sampling | None = None, fast: bool | None = None):
-        self.draft, self.sampling = draft, sampling
+        self.draft, self.sampling, self.fast = draft, sampling, fast
         self.vocab_size = draft.config.vocab_size
-        self.memory = memory_of(draft, fast)
-        self.read = self.memory.lengths  # how many tokens of each living row the cache holds
+        self.memory = memory_of(draft, bool(fast))
         self.committed: dict[int, int] = {}  # how many tokens each row had when it was last drafted for
         self.k = 0
+
+    @property
+    def read(self) -> dict[int, int]:
+        """How many tokens of each living row the cache holds."""
+        return self.memory.lengths
 
     @property
     def cache(self):
@@ -82,3 +87,7 @@ class Model(Drafter):
     def forget(self, row: int) -> None:
         self.committed.pop(row, None)
         self.memory.forget(row)
+
+    def record(self) -> None:
+        if self.fast is None and not self.read and ordinary(self.draft.transformer):
+            self.memory = memory_of(self.draft, True)
