@@ -96,7 +96,16 @@ def test_heads_are_asked_for_as_much_as_they_see():
     own = Given(lambda context, k: Draft(continuation(context.tokens, min(7, k))))
     result = bench.measure(scripted(whole_text), {"own": (own, None)}, {"all": [[3, 1]]}, 16)
     assert result["results"]["own"]["overall"]["tokens_per_pass"] == 8.0
-    assert result["drafters"]["own"] == {"class": "Given", "k": None, "nodes": None}
+    assert result["drafters"]["own"] == {"class": "Given", "k": None, "nodes": None, "width": None}
+
+
+def test_trees_are_those_of_eagles_authors(monkeypatch, tiny):
+    """60 nodes, and of EAGLE the ten likeliest are expanded at each depth."""
+    asked = {}
+    for name, kind in bench.HEADS.items():
+        monkeypatch.setattr(D, kind, lambda target, name=name, **options: asked.update({name: options}))
+        bench.make(name, tiny)
+    assert asked == {"medusa": {"nodes": 60}, "eagle": {"nodes": 60, "width": 10}, "dflash": {"nodes": 60}}
 
 
 def test_rows_of_like_length_share_a_batch_and_all_rows_are_there():

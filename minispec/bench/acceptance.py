@@ -38,6 +38,7 @@ DEFAULT = ("model", *HEADS, "ngram", "suffix")
 NAMES = tuple(dict.fromkeys((*DEFAULT, *DRAFTERS)))
 DEEP = 16  # what heads are asked for: they know themselves how far they see
 NODES = 60  # of their trees, as many as the authors of EAGLE-3 let a pass verify
+BROAD = 10  # how many nodes EAGLE expands at each depth, likewise
 
 PLAIN, WIDTH = "plain", 80
 FIGURES = {  # what the tables show: title, digits
@@ -81,7 +82,8 @@ def make(name: str, target: Model, draft: str | None = None) -> Drafter:
     """A drafter by its name; heads are those that come with the target."""
     if name not in HEADS:
         return make_drafter(name, target, draft)
-    return getattr(drafters, HEADS[name])(target, nodes=NODES)
+    options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {})
+    return getattr(drafters, HEADS[name])(target, **options)
 
 
 # ---------------------------------------------------------------- the benchmark
@@ -139,7 +141,12 @@ def measure(
         "batch": batch,
         "seed": seed,
         "drafters": {
-            name: {"class": type(drafter).__name__, "k": k, "nodes": getattr(drafter, "nodes", None)}
+            name: {
+                "class": type(drafter).__name__,
+                "k": k,
+                "nodes": getattr(drafter, "nodes", None),
+                "width": getattr(drafter, "width", None),
+            }
             for name, (drafter, k) in entrants.items()
         },
         "prompts": {group: len(rows) for group, rows in prompts.items()},
