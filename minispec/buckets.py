@@ -28,7 +28,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .graphs import Fused, Products, Recorded, on_the_device, ordinary, why_not_compile
+from .graphs import Fused, Products, Recorded, on_the_device, ordinary, require_ordinary, why_not_compile
 from .model import Transformer
 from .paged import PagedKVCache
 from .weights import Model
@@ -144,12 +144,11 @@ def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int], fast: bool | None
 ) -> tuple[PagedKVCache, Buckets | None]:
     """An engine's blocks, and its passes in fixed shapes, if it is to be `fast` (None: on a GPU, where that can be)."""
-    fusible, on_gpu = ordinary(target.transformer), target.device.type == "cuda"
-    if fast and not fusible:
-        raise ValueError(f"fast=True: {target.name} computes its products in its own way, which would be lost; leave "
-                         "it out")  # fmt: skip
+    on_gpu = target.device.type == "cuda"
+    if fast:
+        require_ordinary(target.transformer, f"fast=True: {target.name}")
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
-    if not (on_gpu and fusible if fast is None else fast):
+    if not (on_gpu and ordinary(target.transformer) if fast is None else fast):
         return PagedKVCache(target.config, num_blocks, **memory), None
     if note := why_not_compile() if on_gpu else None:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)

@@ -137,6 +137,12 @@ def ordinary(transformer: Transformer) -> bool:
     return all(type(linear) is model.Linear for linear in linears) and type(transformer).head is Transformer.head
 
 
+def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
+    if not ordinary(transformer):
+        raise ValueError(f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
+                         "would lose: leave `fast` out, it decodes as usual then")  # fmt: skip
+
+
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
@@ -183,9 +189,7 @@ class Fused:
     @on_the_device
     def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
                  lean: bool = False):  # fmt: skip
-        if not ordinary(transformer):
-            raise ValueError("transformer computes its products in its own way (cut up, quantised …), which fused "
-                             "weights would lose: use it as it is")  # fmt: skip
+        require_ordinary(transformer)
         if lean and products:
             raise ValueError("products and lean: both say who computes the products, give one of them")
         self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids

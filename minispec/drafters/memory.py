@@ -24,7 +24,7 @@ from torch import Tensor
 from ..buckets import Buckets, memory_for
 from ..cache import KVCache
 from ..generate import pad
-from ..graphs import ordinary
+from ..graphs import require_ordinary
 from ..paged import PagedKVCache
 from ..weights import Model as Handle
 
@@ -34,9 +34,9 @@ New = dict[int, Sequence[int]]  # row → the tokens it is to read, one at least
 
 
 def memory_of(draft: Handle, fast: bool) -> Contiguous | Paged:
-    """Paged if it is to be `fast`."""
-    if fast and not ordinary(draft.transformer):
-        raise ValueError(f"fast=True: {draft.name} computes in a way of its own, which would be lost; leave it out")
+    """Paged if it is to be `fast`; refused here, since blocks are allocated when the first row comes."""
+    if fast:
+        require_ordinary(draft.transformer, f"fast=True: {draft.name}")
     return Paged(draft) if fast else Contiguous(draft)
 
 

@@ -17,7 +17,7 @@ from ..sampling import Sampling
 from ..verify import pick
 from ..weights import Model as Handle
 from .base import Context, Draft, Drafter, laws, uniforms
-from .memory import memory_of
+from .memory import Paged, memory_of
 
 
 class Model(Drafter):
@@ -90,4 +90,4 @@ class Model(Drafter):
 
     def record(self) -> None:
         if self.fast is None and not self.read and ordinary(self.draft.transformer):
-            self.memory = memory_of(self.draft, True)
+            self.memory = Paged(self.draft)

@@ -213,9 +213,8 @@ def prompt_of(row: dict) -> str:
 def encode_prompts(target: Model, prompts: Sequence[str], max_prompt: int) -> list[list[int]]:
     """As chat where the model knows how to chat; prompts longer than max_prompt tokens are left out."""
     as_chat = target.chat_template is not None
-    texts = [target.chat([{"role": "user", "content": p}]) for p in prompts] if as_chat else list(prompts)
-    rows = target.tokenizer.encode_batch(texts, add_special_tokens=not as_chat)
-    return [row.ids for row in rows if 1 <= len(row.ids) <= max_prompt]
+    ids = [target.encode([{"role": "user", "content": p}] if as_chat else p) for p in prompts]
+    return [row for row in ids if len(row) <= max_prompt]
 
 
 def invent(target: Model, count: int, *, batch: int = 32, max_prompt: int = 64, seed: int = 0) -> list[str]:
