@@ -6,6 +6,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import minispec as ms
 from minispec.cli import main
@@ -271,6 +272,23 @@ def test_a_draft_learns_to_overlap_and_survives_storage(target, tmp_path):
     assert not draft.transformer.embed_tokens.weight.requires_grad  # it is the target's, and stays so
 
 
+def test_a_wider_draft_scores_its_old_tokens_as_before_and_new_ones_as_the_map_says(make_model):
+    """Where the draft's head is a linear image of the target's, so are the new rows, exactly."""
+    target = make_model(dtype=torch.float64, hidden_size=16, tie_embeddings=True).transformer
+    old, ids = torch.tensor([*range(0, 48, 2), 63]), torch.tensor([*range(48), 63])
+    draft = drafting.draft_from(target, [0], old).double()
+    turned = torch.randn(16, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        draft.lm_head.weight.copy_(target.lm_head.weight[old] @ turned)
+    wide = drafting.widen(draft, target, ids)
+    assert wide.config.head_vocab == len(wide.head_ids) == 49 and wide.head_ids.tolist() == ids.tolist()
+    tokens = torch.tensor([[1, 2, 3, 60]])
+    before, after = draft(tokens).logits, wide(tokens).logits
+    torch.testing.assert_close(after[..., old], before[..., old])
+    assert after[..., ids].isfinite().all() and after.isinf().sum() == 4 * (64 - 49)
+    torch.testing.assert_close(wide.lm_head.weight, target.lm_head.weight[ids] @ turned)
+
+
 def test_acceptance_is_the_mean_overlap(target, make_model):
     draft = make_model(dtype=torch.float32, num_layers=1, tie_embeddings=True, max_length=256)
     corpus = Corpus(torch.tensor([[1, 2, 3, 4, 5], [6, 7, 8, 0, 0]], dtype=torch.int32), torch.tensor([2, 1]),
@@ -325,6 +343,12 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, monkeypatch, caps
     assert main([*again, "--steps", "20", "--batch-tokens", "500", "--out", str(tmp_path / "more")]) == 0
     first, more = (json.loads((tmp_path / run / "curve.json").read_text()) for run in ("run", "more"))
     assert more[-1]["loss"] < first[-1]["loss"]
+    wider = [*again, "--steps", "1", "--batch-tokens", "500", "--out", str(tmp_path / "wide"), "--head-vocab"]
+    assert main([*wider, "120", "--bits", "5"]) == 0
+    small, large = (load_file(tmp_path / run / "model" / "model.safetensors") for run in ("run", "wide"))
+    assert set(small["model.head_ids"].tolist()) < set(large["model.head_ids"].tolist())
+    assert len(large["lm_head.weight"]) == 120 and large["lm_head.weight"].abs().max() == 15  # of five bits
+    assert main([*wider, "99"]) == 2 and "head-vocab=99" in capsys.readouterr().err
     assert main(["train", "acceptance", *common, "--draft", str(tmp_path / "more" / "model"), "--prompts", str(prompts),
                  "--work", str(tmp_path / "work"), "--max-new-tokens", "8", "--json",
                  str(tmp_path / "table.json")]) == 0  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -11,6 +12,7 @@ pytest.importorskip("plotly")
 import minispec as ms
 from minispec import theory, viz
 from minispec.blocks import BlockPool
+from minispec.registry import DATA
 from minispec.viz import presets
 from minispec.viz.batch_speedup import LONGEST, MACHINES, ROWS, BatchDot, batch_speedup_figure, best, gain
 from minispec.viz.recorder import Ask, DryEngine, endless
@@ -137,10 +139,27 @@ def test_a_long_context_brings_the_gain_back():
 def test_dots_are_drawn_where_they_were_measured():
     dots = [BatchDot(1, 4, 0.7, 0.1, 1.0, 1.8), BatchDot(8, 4, 0.7, 0.1, 2.5, 0.9)]
     assert [round(dot.predicted, 2) for dot in dots] == [1.98, 0.96]
-    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, dots=dots))
+    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, dots={"here": dots}))
     assert list(figure["measured here"].x) == [1, 8] and list(figure["measured here"].y) == [1.8, 0.9]
-    assert list(figure["by the formula"].y) == [dot.predicted for dot in dots]
+    assert list(figure["by the formula here"].y) == [dot.predicted for dot in dots]
     assert list(figure["v, measured here"].y) == [1.0, 2.5]
+
+
+def test_an_h200_is_shown_with_what_was_measured_there_and_nothing_else_is():
+    result = json.loads((DATA / "benchmarks" / "speculation.json").read_text())
+    rows = result["speculation"]["results"]
+    assert [(dot.batch, dot.measured, dot.v) for dot in BatchDot.recorded()] == [
+        (row["batch"], row["speedup"]["median"], row["v"]) for row in rows
+    ]
+    for dot, row in zip(BatchDot.recorded(), rows, strict=True):
+        assert dot.predicted == pytest.approx(row["predicted_speedup"])
+    panel = viz.batch_speedup()
+    assert "measured on an H200" in by_name(panel.picture) and "measured here" not in by_name(panel.picture)
+    assert list(by_name(panel.picture)["measured on an H200"].x) == [row["batch"] for row in rows]
+    for name, value in dict(machine=MACHINES[1].name, model="Llama-2-70B", stored=0.5).items():
+        panel = viz.batch_speedup()
+        panel.controls[name].value = value
+        assert "measured on an H200" not in by_name(panel.picture)
 
 
 def test_a_perfect_draft_is_measured_as_one(tiny):

@@ -15,11 +15,13 @@
 # - say how a server turns speculation down by itself.
 
 # %%
+from dataclasses import replace
+
 import minispec as ms
 from minispec import theory, viz
 from minispec.blocks import BlockPool
 from minispec.scheduler import Request, Result, Scheduler, draft_length
-from minispec.viz import recorder
+from minispec.viz import presets, recorder
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we say how long a text becomes
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
@@ -287,9 +289,29 @@ for dot in dots:
 # A CPU has far less arithmetic for each byte it reads than a GPU. So the fall that a GPU sees at a hundred rows, you see
 # at a few.
 #
+# And a GPU? A recorded run of the same engine on an H200 (`minispec bench batch`): the shape of an 8B model, its first two
+# layers as the draft, four drafts a row, 500 tokens before.
+
+# %%
+print("rows      α      c      v   formula   measured")
+for dot in viz.BatchDot.recorded():
+    print(f"{dot.batch:4d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}")
+
+# %% [markdown]
+# $v$ does what the roofline says: near one for a few rows, then it rises. And $c$ is what the bytes say:
+
+# %%
+config = presets.SHAPES["Llama-3-8B"]
+whole, part = (presets.weights_read(replace(config, num_layers=n)) for n in (config.num_layers, 2))
+print(f"two layers and the head are {part / whole:.3f} of the target's weights")
+
+# %% [markdown]
+# The acceptance of one row is the luck of one text. That of many rows is what the draft is worth.
+#
 # ## Speed-up against batch size
 #
-# The lines are the roofline of the machine and the model you choose. The dots are the measurements above.
+# The lines are the roofline of the machine and the model you choose. The dots are the measurements above; those of the H200
+# are shown where they belong.
 
 # %% tags=["nbval-ignore-output"]
 viz.batch_speedup(dots)

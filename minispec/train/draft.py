@@ -49,6 +49,21 @@ def draft_from(target: Transformer, layers: Sequence[int], head_ids: Tensor, mlp
     return draft
 
 
+def widen(draft: Transformer, target: Transformer, head_ids: Tensor) -> Transformer:
+    """The draft with more tokens to propose, `head_ids` in ascending order, its own among them.
+
+    A new token's row of the head is the target's, taken by the linear map that brings the target's rows of the old
+    tokens as close as can be to the draft's: by training, the two heads have moved apart.
+    """
+    mine, head_ids = draft.lm_head.weight.detach(), head_ids.to(draft.device)
+    theirs = target.lm_head.weight.detach().to(mine.dtype)
+    rows = theirs[head_ids] @ (torch.linalg.pinv(theirs[draft.head_ids]) @ mine)  # [v, d]
+    rows[torch.searchsorted(head_ids, draft.head_ids)] = mine
+    wide = Transformer(dataclasses.replace(draft.config, head_vocab=len(head_ids))).to(draft.device, draft.dtype)
+    wide.load_state_dict(draft.state_dict() | {"lm_head.weight": rows, "head_ids": head_ids})
+    return wide
+
+
 def distill(
     target: Transformer,
     draft: Transformer,
@@ -91,26 +106,39 @@ def add_arguments(parser) -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 29], help="target layers to start from")
     parser.add_argument("--mlp", type=int, help="neurons kept in each layer's MLP (default: all of the target's)")
-    parser.add_argument("--head-vocab", type=int, default=8192, help="how many tokens the draft can propose")
+    parser.add_argument("--head-vocab", type=int,
+                        help="how many tokens the draft can propose (default: 8192, or --start's own); more than those "
+                        "of --start: its own and the next most frequent ones")  # fmt: skip
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored draft to go on from, with its own shape")
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--batch-tokens", type=int, default=18_000)
     parser.add_argument("--lr", type=float, default=1.2e-3)
+    parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, metavar="N",
+                        help="of a stored weight, 2 to 8 (default: %(default)s): the file compresses to as "
+                        "much")  # fmt: skip
     parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
 
 
 def run(args, target: Model) -> None:
-    corpus = Corpus.load(*args.corpus)
+    corpus, vocab_size = Corpus.load(*args.corpus), target.config.vocab_size
     if args.start:
-        draft = load_folder(args.start, device=target.device, dtype=torch.float32).transformer.requires_grad_(True)
-        draft.embed_tokens.weight.requires_grad_(False)
+        draft = load_folder(args.start, device=target.device, dtype=torch.float32).transformer
+        own = draft.config.head_vocab or vocab_size
+        count = args.head_vocab or own
+        if count < own:
+            raise ValueError(f"head-vocab={count}: the draft of --start proposes {own} tokens, give as many at least "
+                             "or leave it out")  # fmt: skip
+        if count > own:
+            ids = frequent_tokens(corpus, vocab_size, count, always=draft.head_ids.tolist())
+            draft = widen(draft, target.transformer, ids)
+        draft.requires_grad_(True).embed_tokens.weight.requires_grad_(False)
     else:
-        ids = frequent_tokens(corpus, target.config.vocab_size, args.head_vocab, always=sorted(target.end_tokens))
+        ids = frequent_tokens(corpus, vocab_size, args.head_vocab or 8192, always=sorted(target.end_tokens))
         draft = draft_from(target.transformer, args.layers, ids, args.mlp)
     distill(target.transformer, draft, corpus, steps=args.steps, folder=args.out, lr=args.lr,
             batch_tokens=args.batch_tokens, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     stored = Model(f"{target.name}-draft", draft, end_tokens=target.end_tokens)
-    save_folder(stored, args.out / "model", embeddings_from=target.name)
+    save_folder(stored, args.out / "model", bits=args.bits, embeddings_from=target.name)
     read = sum(p.numel() for p in draft.layers.parameters()) + draft.lm_head.weight.numel()
     share = read / target.num_parameters  # the target's head is its embedding, so every parameter is read
     print(f"saved {args.out / 'model'}: reads {read / 1e6:.1f} M parameters a pass, {share:.3f} of the target's")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from statistics import median
 
 import plotly.graph_objects as go
@@ -14,6 +16,7 @@ from .. import theory
 from ..drafters import Drafter
 from ..engine import Engine
 from ..model import Config
+from ..registry import DATA
 from ..trace import Trace
 from ..weights import Model
 from . import presets
@@ -23,6 +26,7 @@ from .style import GREY, PALETTE, TEMPLATE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 LONGEST = 8  # the longest draft that is tried where K is free
+RECORDED = DATA / "benchmarks" / "speculation.json"
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
 
@@ -82,6 +86,15 @@ class BatchDot:
         """By the formula, which takes all drafts to be accepted alike, independently of one another."""
         return theory.speedup(self.alpha, self.k, self.c, self.v)
 
+    @classmethod
+    def recorded(cls, file: Path = RECORDED) -> list[BatchDot]:
+        """From the result of `minispec bench batch`; without a file: an 8B shape on an H200, after 500 tokens."""
+        result = json.loads(Path(file).read_text(encoding="utf-8"))
+        return [
+            cls(row["batch"], result["k"], row["acceptance"], row["c"], row["v"], row["speedup"]["median"])
+            for row in result["speculation"]["results"]
+        ]
+
 
 def measure_batches(
     target: Model, drafter: Drafter, batches: Sequence[int] = (1, 2, 4, 8, 16), k: int = 4, new: int = 24,
@@ -129,12 +142,13 @@ def measure_batches(
 
 def batch_speedup_figure(
     hardware: theory.Hardware, config: Config, alpha: float = 0.7, k: int = 4, c: float = 0.05,
-    bytes_per_weight: float = 2, context: int = 0, dots: Sequence[BatchDot] = (),
+    bytes_per_weight: float = 2, context: int = 0, dots: Mapping[str, Sequence[BatchDot]] | None = None,
 ) -> go.Figure:  # fmt: skip
     """Left: speed-up against rows, at this K and at the best K of each batch. Right: v, and the best K.
 
-    `dots` were measured, on whatever machine: filled as measured, open as the formula predicts from their own α, c, v.
+    `dots` were measured, by the place where: filled as measured, open as the formula predicts from their own α, c, v.
     """
+    dots = {place: some for place, some in (dots or {}).items() if some}
     shape = (bytes_per_weight, context)
     fixed = [gain(hardware, config, alpha, k, c, rows, *shape) for rows in ROWS]
     free = [best(hardware, config, alpha, c, rows, *shape) for rows in ROWS]
@@ -150,24 +164,27 @@ def batch_speedup_figure(
                        hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
     figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best K", hoverinfo="skip", row=1, col=2,
                        line=dict(color=PALETTE[2], width=2, dash="dash", shape="hv"), showlegend=False)  # fmt: skip
-    if dots:
-        look = dict(size=11, color=PALETTE[1], line=dict(width=2, color=PALETTE[1]))
-        rows = [dot.batch for dot in dots]
-        seen = [[dot.alpha, dot.c, dot.v, dot.k] for dot in dots]
-        about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
-        told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
-        both = {"measured here": [dot.measured for dot in dots], "by the formula": [dot.predicted for dot in dots]}
+    about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
+    told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
+    for (place, some), colour in zip(dots.items(), (PALETTE[1], PALETTE[4], PALETTE[5]), strict=False):
+        look = dict(size=11, color=colour, line=dict(width=2, color=colour))
+        rows, seen = [dot.batch for dot in some], [[dot.alpha, dot.c, dot.v, dot.k] for dot in some]
+        both = {
+            f"measured {place}": [dot.measured for dot in some],
+            f"by the formula {place}": [dot.predicted for dot in some],
+        }
         for (name, values), symbol in zip(both.items(), ("circle", "circle-open"), strict=True):
             figure.add_scatter(x=rows, y=values, name=name, mode="markers", marker=look | dict(symbol=symbol),
                                customdata=seen, hovertemplate=told)  # fmt: skip
-        figure.add_scatter(x=rows, y=[dot.v for dot in dots], mode="markers", marker=look, showlegend=False,
-                           name="v, measured here", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
+        figure.add_scatter(x=rows, y=[dot.v for dot in some], mode="markers", marker=look, showlegend=False,
+                           name=f"v, measured {place}", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
                            row=1, col=2)  # fmt: skip
     figure.update_xaxes(title="rows in the batch", type="log", tickvals=[4**n for n in range(5)],
                         ticktext=[str(4**n) for n in range(5)])  # fmt: skip
-    top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in dots)])
+    every = [dot for some in dots.values() for dot in some]
+    top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in every)])
     figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
-    highest = max([LONGEST, *cost, *(d.v for d in dots)])
+    highest = max([LONGEST, *cost, *(d.v for d in every)])
     figure.update_yaxes(title="v, and the best K", range=[0, 1.08 * highest], row=1, col=2)
     figure.update_layout(template=TEMPLATE, height=420, margin=dict(l=60, r=20, t=50, b=60), title=hardware.name,
                          legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"))  # fmt: skip
@@ -187,12 +204,17 @@ def in_words(
 
 
 def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
-    """Sliders for α, K and c; a machine, a model, its format and its context. `dots` come from `measure_batches`."""
+    """Sliders for α, K and c; a machine, a model, its format and its context.
+
+    `dots` come from `measure_batches`. An 8B model in 16 bits on an H200 is shown with what was measured for it.
+    """
     machines = {machine.name: machine for machine in MACHINES}
+    there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
 
     def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
         hardware, config = machines[machine], presets.SHAPES[model]
-        figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, dots)
+        measured = {"here": dots, "on an H200": recorded if (machine, model, stored) == there else ()}
+        figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
         return figure, in_words(hardware, config, alpha, k, c, stored, context)
 
     controls = {

@@ -85,16 +85,18 @@ def drafters(result: dict) -> Section:
     if other and not result["temperature"]:
         notes.append(f"Texts that are not token for token plain decoding's: {', '.join(other)}. In {result['dtype']} "
                      "rounding may decide between two tokens that are as good as equal.")  # fmt: skip
+    names, recorded = [one.name for one in series], result.get("recorded")
+    who = "Every drafter" if len(names) > 1 else f"Drafts by {names[0]}"
     return Section(
-        f"Every drafter, {result['target']} on {where(result['machine'])}",
+        f"{who}, {result['target']} on {where(result['machine'])}{', one launch a cycle' if recorded else ''}",
         f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt, {result['dtype']}"
-        f"{', one launch a token or cycle' if result.get('recorded') else ''}; plain decoding and all drafters take "
+        f"{', one launch a token or cycle' if recorded else ''}; plain decoding and all drafters take "
         "turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
         "The ceiling is tokens a pass: the speed-up if drafts cost nothing and longer passes no more than short ones.",
         (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
         tables,
         {"": svg.columns(
-            "How much faster than plain decoding, by drafter",
+            f"How much faster than plain decoding, {'by drafter' if len(names) > 1 else f'drafts by {names[0]}'}",
             f"{result['target']}, {how}, k = {result['k']}, on {where(result['machine'])}; bars are quartiles",
             list(results), series, "speed-up", {"plain decoding": 1},
         )},
