@@ -1,12 +1,14 @@
 """Honest timing on this machine: what it reads, what it computes, and what a pass of M tokens really costs.
 
-Three rules make a timing honest. Wait for the device before and after, because a GPU returns before it has worked. Take
+Four rules make a timing honest. Wait for the device before and after, because a GPU returns before it has worked. Take
 the median and quartiles of several runs, because one run is an anecdote. Interleave what is to be compared, because a
-machine that slows down in the middle should slow down everything alike.
+machine that slows down in the middle should slow down everything alike. Keep Python's garbage collector from looking
+through everything there is in the middle of a run, because whose run that would be is chance.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -15,7 +17,8 @@ import statistics
 import subprocess
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -76,6 +79,17 @@ def synchronize(device) -> None:
         torch.mps.synchronize()
 
 
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Meanwhile the garbage collector passes over all that is there already. With torch and a compiler loaded that can
+    be millions of objects, and to look through them takes longer than many a step that is timed here."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 def interleaved_times(
     calls: Mapping, repeat: int = 9, warmup: int = 2, device="cpu", *, seconds: float | None = None,
     reset: Callable[[], None] | None = None, clock: Callable[[], float] = time.perf_counter,
@@ -95,10 +109,11 @@ def interleaved_times(
             break
         for name, call in calls.items():
             synchronize(device)
-            start = clock()
-            call()
-            synchronize(device)
-            taken = clock() - start
+            with undisturbed():
+                start = clock()
+                call()
+                synchronize(device)
+                taken = clock() - start
             if turn >= 0:
                 samples[name].append(taken)
             if reset is not None:

@@ -1,8 +1,10 @@
 """Facts about the timing code, with clocks and devices that the test controls. No test here asserts a real time."""
 
+import gc
 import json
 import math
 import platform
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -121,6 +123,26 @@ def test_waits_for_the_device(monkeypatch):
 def test_a_cpu_needs_no_waiting(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: pytest.fail("waited for a GPU"))
     measure.median_time(lambda: None, repeat=1, device="cpu")
+
+
+def test_the_garbage_collector_passes_over_what_was_there_before():
+    class Ring:
+        def __init__(self):
+            self.itself = self  # only the collector can tell that nobody needs it
+
+    old, seen = weakref.ref(Ring()), []
+
+    def call():
+        new = weakref.ref(Ring())
+        gc.collect()
+        seen.append((old() is not None, new() is None))
+
+    measure.median_time(call, repeat=1, warmup=0)
+    gc.collect()
+    assert seen == [(True, True)] and old() is None
+    with pytest.raises(ZeroDivisionError):
+        measure.median_time(lambda: 1 / 0, repeat=1, warmup=0)
+    assert gc.get_freeze_count() == 0
 
 
 @pytest.mark.parametrize("bad", [dict(repeat=0), dict(warmup=-1), dict(calls={})])

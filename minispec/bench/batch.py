@@ -26,7 +26,7 @@ from tqdm import tqdm
 from .. import drafters, theory
 from ..demo import place
 from ..engine import Engine
-from ..measure import Timing, flops, interleaved_times, weight_bytes
+from ..measure import Timing, flops, interleaved_times, undisturbed, weight_bytes
 from ..metrics import StepMetrics
 from ..trace import Trace
 from ..weights import Model
@@ -255,8 +255,9 @@ def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) ->
         rounds, trace = [], Trace()
         for turn in range(args.repeat + 1):
             seed = args.seed + size * turn
-            lap = {depth: full_batch(engine, prompts[:size], args.tokens, depth, args.temperature, seed)
-                   for depth, engine in engines.items()}  # fmt: skip
+            with undisturbed():
+                lap = {depth: full_batch(engine, prompts[:size], args.tokens, depth, args.temperature, seed)
+                       for depth, engine in engines.items()}  # fmt: skip
             if turn:  # the first round only warms up
                 (plain, texts, _), (deep, same, cycles) = lap[0], lap[k]
                 one, cycle, drafting = mean(plain), mean(deep), mean(deep, "drafting")
