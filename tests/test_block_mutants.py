@@ -8,6 +8,7 @@ from mutants.block_mutants import MUTANTS
 from mutants.patching import assert_caught, assert_unseen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], CHECKS)

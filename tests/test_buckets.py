@@ -284,6 +284,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], checks.CHECKS)

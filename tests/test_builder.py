@@ -140,6 +140,7 @@ def test_check_finds_what_is_stale(repository, spoil, complaint):
         ("import sys\nsys.executable", "path of this machine"),
     ],
 )
+@pytest.mark.slow
 def test_a_lesson_that_fails_leaves_the_old_notebook(repository, cell, key):
     old = notebook_of(repository).read_bytes()
     source_of(repository).write_text(f"# %%\n{cell}\n", encoding="utf-8")

@@ -90,6 +90,7 @@ def test_the_reference_passes(exercise: Exercise):
     assert judge(exercise, exercise.reference).outcome == RIGHT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("id", "name"), MUTANTS)
 def test_every_mutant_is_caught_and_named(id: str, name: str):
     judgement = judge(find(id), find(id).mutants[name].function)

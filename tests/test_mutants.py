@@ -18,11 +18,13 @@ def quick(check: str):
     return partial(CHECKS[check], **QUICK.get(check, {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", [name for name in CHECKS if name != "samples"])
 def test_the_correct_scheme_passes(check):
     quick(check)(Scheme())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     mutant = MUTANTS[name]
