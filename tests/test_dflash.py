@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from all_drafters import random_dflash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
 import minispec as ms
 from minispec.cli import main, parser
@@ -467,7 +468,9 @@ def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
     with torch.no_grad():  # half of its neurons say nothing: those go, and nothing is lost
         given.layers[0].mlp.down_proj.weight[:, ::2] = 0
     save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
-    run(stored, folder, tmp_path / "out", "--start", tmp_path / "given", "--mlp", 8, "--stop-after", 1, "--lr", 1e-9)
+    run(stored, folder, tmp_path / "out", "--start", tmp_path / "given", "--mlp", 8, "--stop-after", 1, "--lr", 1e-9,
+        "--bits", 6)  # fmt: skip
+    assert load_file(tmp_path / "out" / "model" / "model.safetensors")["fc.weight"].abs().max() == 31  # of six bits
     narrow = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["module"]
     for name in ("gate_proj", "up_proj"):
         kept = given.layers[0].mlp.state_dict()[f"{name}.weight"][1::2]

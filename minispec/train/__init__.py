@@ -32,6 +32,10 @@ def add_arguments(parser) -> None:
         command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda")
         command.add_argument("--seed", type=int, default=0)
         module.add_arguments(command)
+        if name in ("draft", "dflash"):
+            command.add_argument("--bits", type=int, choices=range(2, 9), default=8, metavar="N",
+                                 help="of a stored weight, 2 to 8 (default: %(default)s): the file compresses to as "
+                                 "much")  # fmt: skip
         command.set_defaults(run=run, train=module.run)
 
 

@@ -240,10 +240,10 @@ def run(args, target: Model) -> None:
           keep_bits=args.keep_bits, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     folder = args.out / "model"
     settings = heads_for(target, "dflash") | shape_of(head)
-    save_heads(head, folder, settings)
+    save_heads(head, folder, settings, args.bits)
     stored = load_head(target, folder)  # what is measured is what was stored
     greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts
     measured = calibrate(target.transformer, stored, greedy if len(greedy) else unseen, every=args.every)
-    save_heads(head, folder, settings | measured)
+    save_heads(head, folder, settings | measured, args.bits)
     size = (folder / "model.safetensors").stat().st_size / 1e6
     print(f"saved {folder}: {size:.1f} MB, {measured}")

@@ -113,9 +113,6 @@ def add_arguments(parser) -> None:
     parser.add_argument("--steps", type=int, default=20_000)
     parser.add_argument("--batch-tokens", type=int, default=18_000)
     parser.add_argument("--lr", type=float, default=1.2e-3)
-    parser.add_argument("--bits", type=int, choices=range(2, 9), default=8, metavar="N",
-                        help="of a stored weight, 2 to 8 (default: %(default)s): the file compresses to as "
-                        "much")  # fmt: skip
     parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
 
 
