@@ -319,8 +319,8 @@ viz.batch_speedup(dots)
 # %% [markdown]
 # Things to try
 #
-# - Put the sliders where the H200 was measured: c at 0.14, and between 256 and 1,024 cached tokens a row. How near does the
-#   line come to its dots? The right side says what is left.
+# - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens a row, the stop nearest to 500. How near
+#   does the line come to its dots? The right side says what is left.
 # - Move α. Does a better draft push the end of the gain to larger batches, or does it only raise the start?
 # - Set K to 1. Where does the line meet that of the best K?
 # - Raise the cached tokens a row. Then choose Llama-2-7B, which keeps four times as much per token as Llama-3-8B. Why
