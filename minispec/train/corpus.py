@@ -261,9 +261,14 @@ def follow_ups(target: Model, corpus: Corpus, count: int, max_prompt: int, seed:
 
 def long_prompts(target: Model, corpus: Corpus, count: int, max_prompt: int, seed: int = 0) -> list[list[int]]:
     """Requests about a long text: some of the corpus's own replies, one after another, with an instruction."""
-    rng, replies, most = random.Random(seed), corpus.replies(target), max(4, max_prompt // 160)
-    texts = ["\n\n".join(rng.choices(replies, k=rng.randint(1, most))) for _ in range(2 * count)]  # some are too long
-    return encode_prompts(target, [rng.choice(ABOUT).format(text=text) for text in texts], max_prompt)[:count]
+    rng, most, rows = random.Random(seed), max(4, max_prompt // 160), []
+    texts = [rng.choices(range(len(corpus)), k=rng.randint(1, most)) for _ in range(2 * count)]  # some are too long
+    for chosen in texts:
+        text = "\n\n".join(corpus[torch.tensor(chosen)].replies(target))
+        rows += encode_prompts(target, [rng.choice(ABOUT).format(text=text)], max_prompt)
+        if len(rows) == count:
+            break
+    return rows
 
 
 def add_arguments(parser) -> None:
