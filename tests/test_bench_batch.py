@@ -10,7 +10,7 @@ import pytest
 
 import minispec as ms
 from minispec import cli, theory
-from minispec.bench import batch, pairs, peers
+from minispec.bench import batch, full_batches, pairs, peers, serving
 from minispec.engine import Engine
 from minispec.measure import Rate, weight_bytes
 
@@ -48,16 +48,18 @@ def run(capsys, tmp_path, monkeypatch):
 
 
 def test_lengths_are_drawn_between_their_bounds_and_the_seed_decides():
-    work = batch.workload(512, 400, [3, 6], [1, 2], seed=1)
+    work = serving.workload(512, 400, [3, 6], [1, 2], seed=1)
     assert {len(prompt) for prompt, _ in work} == {3, 4, 5, 6} and {new for _, new in work} == {1, 2}
     assert all(0 <= token < 512 for prompt, _ in work for token in prompt)
-    assert work == batch.workload(512, 400, [3, 6], [1, 2], seed=1) != batch.workload(512, 400, [3, 6], [1, 2], seed=2)
+    assert (
+        work == serving.workload(512, 400, [3, 6], [1, 2], seed=1) != serving.workload(512, 400, [3, 6], [1, 2], seed=2)
+    )
 
 
 def test_the_pool_is_just_large_enough_for_the_largest_requests():
     work = [([1] * 3, 5), ([1] * 16, 1), ([1] * 30, 3), ([1], 1)]  # 8, 17, 33 and 2 tokens
-    assert [batch.blocks_for(work, rows) for rows in (1, 2, 3, 4, 9)] == [3, 5, 6, 7, 7]
-    assert batch.blocks_for(work, 1, block=256) == 1 and batch.blocks_for(work, 1, spare=16) == 4
+    assert [serving.blocks_for(work, rows) for rows in (1, 2, 3, 4, 9)] == [3, 5, 6, 7, 7]
+    assert serving.blocks_for(work, 1, block=256) == 1 and serving.blocks_for(work, 1, spare=16) == 4
 
 
 def test_the_floor_counted_by_hand():
@@ -65,10 +67,10 @@ def test_the_floor_counted_by_hand():
     work = [([0] * 10, 2), ([0] * 4, 4), ([0], 3)]
     remembered = (10 + 11) + (4 + 5 + 6 + 7) + (1 + 2 + 3)
     slow = theory.Hardware("reads slowly", 100.0, 1e12)
-    assert batch.floor_seconds(slow, 1000, 8.0, 2, work, 2) == pytest.approx((5 * 1000 + remembered * 8) / 100)
-    assert batch.floor_seconds(slow, 1000, 8.0, 2, work, 9) == pytest.approx((4 * 1000 + remembered * 8) / 100)
+    assert serving.floor_seconds(slow, 1000, 8.0, 2, work, 2) == pytest.approx((5 * 1000 + remembered * 8) / 100)
+    assert serving.floor_seconds(slow, 1000, 8.0, 2, work, 9) == pytest.approx((4 * 1000 + remembered * 8) / 100)
     weak = theory.Hardware("computes slowly", 1e12, 100.0)
-    assert batch.floor_seconds(weak, 1000, 8.0, 2, work, 2) == pytest.approx(2 * 500 * (9 + 15) / 100)
+    assert serving.floor_seconds(weak, 1000, 8.0, 2, work, 2) == pytest.approx(2 * 500 * (9 + 15) / 100)
 
 
 # ---------------------------------------------------------------- serving
@@ -76,12 +78,12 @@ def test_the_floor_counted_by_hand():
 
 def test_both_engines_do_the_work_and_write_the_same(pair):
     target, draft = pair
-    work = batch.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
-    options = dict(num_blocks=batch.blocks_for(work, 3, spare=4), max_num_seqs=3, prefix_sharing=False, history=1)
+    work = serving.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
+    options = dict(num_blocks=serving.blocks_for(work, 3, spare=4), max_num_seqs=3, prefix_sharing=False, history=1)
     plain = Engine(target, **options)
     drafting = Engine(target, ms.drafters.Model(draft), **options)
-    batch.served(drafting, work[:2])  # what an engine did before does not count
-    ours, theirs, again = batch.served(plain, work), batch.served(drafting, work), batch.served(plain, work)
+    serving.served(drafting, work[:2])  # what an engine did before does not count
+    ours, theirs, again = serving.served(plain, work), serving.served(drafting, work), serving.served(plain, work)
     assert all(again[key] == ours[key] for key in ("texts", "steps", "preemptions", "acceptance"))
     assert [len(text) for text in ours["texts"]] == [new for _, new in work]
     assert ours["texts"] == theirs["texts"] == [ms.generate(target, *request).tokens for request in work]
@@ -99,16 +101,16 @@ def test_rounds_take_turns_and_who_writes_too_little_is_found_out():
         return lambda work: order.append(name) or {"texts": texts}
 
     work = [([1], 2), ([2], 1)]
-    ways = {"a": way("a", [[1, 2], [3]]), batch.PEER: way("peer", [[1, 2], [3]])}
-    last, seconds, broken = batch.in_turn(ways, work, 3, "cpu")
-    assert order == ["a", "peer"] * 3 and not broken and list(last) == list(seconds) == ["a", batch.PEER]
+    ways = {"a": way("a", [[1, 2], [3]]), serving.PEER: way("peer", [[1, 2], [3]])}
+    last, seconds, broken = serving.in_turn(ways, work, 3, "cpu")
+    assert order == ["a", "peer"] * 3 and not broken and list(last) == list(seconds) == ["a", serving.PEER]
     assert [len(taken) for taken in seconds.values()] == [3, 3]
     order.clear()
-    last, seconds, broken = batch.in_turn(ways | {batch.PEER: way("peer", [[1], [3]])}, work, 3, "cpu")
+    last, seconds, broken = serving.in_turn(ways | {serving.PEER: way("peer", [[1], [3]])}, work, 3, "cpu")
     assert order == ["a", "peer", "a", "a"] and list(last) == list(seconds) == ["a"]  # ours goes on without it
-    assert "as many tokens" in broken[batch.PEER]
+    assert "as many tokens" in broken[serving.PEER]
     with pytest.raises(RuntimeError, match="as many tokens"):
-        batch.in_turn({"a": way("a", [[1, 2], [3, 4]])}, work, 1, "cpu")
+        serving.in_turn({"a": way("a", [[1, 2], [3, 4]])}, work, 1, "cpu")
 
 
 # ---------------------------------------------------------------- speculation
@@ -117,14 +119,14 @@ def test_rounds_take_turns_and_who_writes_too_little_is_found_out():
 def test_in_a_full_batch_all_rows_write_and_all_draft(pair):
     target, draft = pair
     prompts = [pairs.prompt_of(TOY, 20, row) for row in range(3)]
-    options = dict(num_blocks=batch.blocks_for([(prompt, 18) for prompt in prompts], 3, spare=4), max_num_seqs=3,
+    options = dict(num_blocks=serving.blocks_for([(prompt, 18) for prompt in prompts], 3, spare=4), max_num_seqs=3,
                    token_budget=48)  # fmt: skip
     engines = {0: Engine(target, **options),
                4: Engine(target, ms.drafters.Model(draft), k=4, draft_budget=12, **options)}  # fmt: skip
     texts = []
     for _ in range(2):  # the second finds the prompts read
         for k, engine in engines.items():
-            steps, text, trace = batch.full_batch(engine, prompts, 18, k)
+            steps, text, trace = full_batches.full_batch(engine, prompts, 18, k)
             assert all(step.drafted == 3 * k and step.read == 3 * (k + 1) for step in steps)
             assert [len(row) for row in text] == [18] * 3
             texts.append(text)
@@ -140,7 +142,7 @@ def test_the_shortest_text_that_is_accepted_leaves_one_full_step(pair):
     """A draft that is always right, and 2·k + 3 tokens: the prompt's one, the cycle that is left out, and one more."""
     target, _ = pair
     engine = Engine(target, ms.drafters.Model(target), k=4)
-    steps, _, trace = batch.full_batch(engine, [pairs.prompt_of(TOY, 20)], 2 * 4 + 3, 4)
+    steps, _, trace = full_batches.full_batch(engine, [pairs.prompt_of(TOY, 20)], 2 * 4 + 3, 4)
     assert len(steps) == 1 and trace.acceptance_rate == 1
 
 
@@ -149,7 +151,7 @@ def test_a_budget_for_few_drafts_leaves_no_full_batch(pair):
     target, draft = pair
     prompts = [pairs.prompt_of(TOY, 20, row) for row in range(3)]
     engine = Engine(target, ms.drafters.Model(draft), k=4, draft_budget=6)
-    assert not batch.full_batch(engine, prompts, 18, 4)[0]
+    assert not full_batches.full_batch(engine, prompts, 18, 4)[0]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_a_budget_for_few_drafts_leaves_no_full_batch(pair):
     ],
 )
 def test_the_crossover_of_made_up_curves(sizes, curve, at):
-    assert batch.crossover(sizes, curve) == (None if at is None else pytest.approx(at))
+    assert full_batches.crossover(sizes, curve) == (None if at is None else pytest.approx(at))
 
 
 def test_the_roofline_s_speedup(pair):
@@ -175,9 +177,9 @@ def test_the_roofline_s_speedup(pair):
     bytes_read = [weight_bytes(model) for model in pair]
     kept = [8 * 2 * model.config.num_layers * TOY.num_kv_heads * TOY.head_dim for model in pair]
     big, small = (n + 6 * 50 * each for n, each in zip(bytes_read, kept, strict=True))
-    found = batch.roofline(reads, target, draft, 0.7, 4, 6, 50)
+    found = full_batches.roofline(reads, target, draft, 0.7, 4, 6, 50)
     assert found == pytest.approx(theory.expected_tokens(0.7, 4) / (4 * small / big + 1))
-    assert batch.roofline(computes, target, draft, 1.0, 4, 6, 50) < 1
+    assert full_batches.roofline(computes, target, draft, 1.0, 4, 6, 50) < 1
 
 
 # ---------------------------------------------------------------- on the command line
@@ -185,17 +187,17 @@ def test_the_roofline_s_speedup(pair):
 
 def test_batch(run):
     result, out = run("--peers")
-    serving, speculation = result["serving"], result["speculation"]
+    served, speculation = result["serving"], result["speculation"]
     assert result["benchmark"] == "batch" and result["flops"] == 4e10 and result["bandwidth"]["median"] == 1e10
-    assert list(serving["results"]) == [batch.PLAIN, batch.DRAFTING] and serving["peer"] is None
-    work = batch.workload(TOY.vocab_size, 5, [3, 30], [2, 12])
-    assert serving["tokens"] == sum(new for _, new in work) and serving["num_blocks"] == batch.blocks_for(
+    assert list(served["results"]) == [serving.PLAIN, serving.DRAFTING] and served["peer"] is None
+    work = serving.workload(TOY.vocab_size, 5, [3, 30], [2, 12])
+    assert served["tokens"] == sum(new for _, new in work) and served["num_blocks"] == serving.blocks_for(
         work, 3, spare=3
     )
-    for row in serving["results"].values():
-        assert row["of_floor"] == pytest.approx(row["tokens_per_second"]["median"] / serving["floor_tokens_per_second"])
+    for row in served["results"].values():
+        assert row["of_floor"] == pytest.approx(row["tokens_per_second"]["median"] / served["floor_tokens_per_second"])
         assert row["over_peer"] is None and row["preemptions"] == 0 and row["tokens_per_second"]["n"] == 2
-    assert serving["results"][batch.PLAIN]["same_texts"] == 5
+    assert served["results"][serving.PLAIN]["same_texts"] == 5
     assert [row["batch"] for row in speculation["results"]] == [1, 2]
     for row in speculation["results"]:
         plain, deep = (row[key]["median"] for key in ("plain_tokens_per_second", "tokens_per_second"))
@@ -247,7 +249,7 @@ def test_without_transformers_the_peer_is_left_out_with_the_reason(run, monkeypa
     monkeypatch.setattr(peers, "as_transformers", missing)
     result, out = run("--parts", "serving", "--peers", "default", "graphs", "--peer-seqs", 2, 3, "--repeat", 1)
     assert len(result["serving"]["skipped"]) == 4 and result["serving"]["peer"] is None
-    assert "No module named" in out and list(result["serving"]["results"]) == [batch.PLAIN, batch.DRAFTING]
+    assert "No module named" in out and list(result["serving"]["results"]) == [serving.PLAIN, serving.DRAFTING]
 
 
 class FakeServer:
@@ -294,11 +296,13 @@ def test_transformers_continuous_batching_serves_the_same_texts(run):
     pytest.importorskip("transformers")
     before = threading.enumerate()
     result, out = run("--parts", "serving", "--peers", "default", "--peer-seqs", 2, 3)
-    serving = result["serving"]
-    assert not serving["skipped"] and len(serving["trials"]) == 2 and serving["peer"]["max_num_seqs"] in (2, 3)
-    assert serving["peer"]["attention"] in out and serving["peer"]["cache_tokens"] >= serving["num_blocks"] * 16 / 2
-    rows = serving["results"]
-    assert list(rows) == [batch.PLAIN, batch.DRAFTING, batch.PEER] and rows[batch.PEER]["over_peer"]["median"] == 1
+    served = result["serving"]
+    assert not served["skipped"] and len(served["trials"]) == 2 and served["peer"]["max_num_seqs"] in (2, 3)
+    assert served["peer"]["attention"] in out and served["peer"]["cache_tokens"] >= served["num_blocks"] * 16 / 2
+    rows = served["results"]
+    assert (
+        list(rows) == [serving.PLAIN, serving.DRAFTING, serving.PEER] and rows[serving.PEER]["over_peer"]["median"] == 1
+    )
     # In float32 a near tie may fall to either side, and the text after it is another one.
     assert all(row["same_texts"] >= 4 for row in rows.values())
     left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
