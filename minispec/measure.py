@@ -81,13 +81,14 @@ def synchronize(device) -> None:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Meanwhile the garbage collector passes over all that is there already. With torch and a compiler loaded that can
-    be millions of objects, and to look through them takes longer than many a step that is timed here."""
-    gc.freeze()
+    """Meanwhile the garbage collector looks at young objects alone. With torch loaded there are hundreds of thousands
+    of old ones, with a compiler more, and to look through them takes longer than many a step that is timed here."""
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 1_000_000)
     try:
         yield
     finally:
-        gc.unfreeze()
+        gc.set_threshold(young, middle, old)
 
 
 def interleaved_times(
