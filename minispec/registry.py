@@ -19,6 +19,7 @@ from .fetch import damage, fetch, folder_of
 from .weights import Model, load_folder, weight_files
 
 DATA = Path(__file__).parent / "data"
+BENCHMARKS = DATA / "benchmarks"  # results that come with the package
 LONGEST_HEADER = 2**24  # bytes; a damaged file may claim any length
 HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 

@@ -12,7 +12,7 @@ pytest.importorskip("plotly")
 import minispec as ms
 from minispec import theory, viz
 from minispec.blocks import BlockPool
-from minispec.registry import DATA
+from minispec.registry import BENCHMARKS
 from minispec.viz import presets
 from minispec.viz.batch_speedup import LONGEST, MACHINES, ROWS, BatchDot, batch_speedup_figure, best, gain
 from minispec.viz.recorder import Ask, DryEngine, endless
@@ -146,7 +146,7 @@ def test_dots_are_drawn_where_they_were_measured():
 
 
 def test_an_h200_is_shown_with_what_was_measured_there_and_nothing_else_is():
-    result = json.loads((DATA / "benchmarks" / "speculation.json").read_text())
+    result = json.loads((BENCHMARKS / "speculation.json").read_text())
     rows = result["speculation"]["results"]
     assert [(dot.batch, dot.measured, dot.v) for dot in BatchDot.recorded()] == [
         (row["batch"], row["speedup"]["median"], row["v"]) for row in rows

@@ -279,11 +279,16 @@ for context in (0, 1000, 8000):
 # engine serve full batches of `micro`, once plain and once with four drafts a row, however many rows there are. It takes
 # a few seconds. Short runs on a busy machine are noisy.
 
+
 # %% tags=["nbval-ignore-output"]
+def show(dots):
+    print("rows      α      c      v   formula   measured")
+    for dot in dots:
+        print(f"{dot.batch:4d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}")
+
+
 dots = viz.measure_batches(target, drafter, batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
-print("rows      α      c      v   formula   measured")
-for dot in dots:
-    print(f"{dot.batch:4d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}")
+show(dots)
 
 # %% [markdown]
 # A CPU has far less arithmetic for each byte it reads than a GPU. So the fall that a GPU sees at a hundred rows, you see
@@ -293,9 +298,7 @@ for dot in dots:
 # layers as the draft, four drafts a row, 500 tokens before.
 
 # %%
-print("rows      α      c      v   formula   measured")
-for dot in viz.BatchDot.recorded():
-    print(f"{dot.batch:4d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}")
+show(viz.BatchDot.recorded())
 
 # %% [markdown]
 # $v$ does what the roofline says: near one for a few rows, then it rises. And $c$ is what the bytes say:

@@ -13,13 +13,12 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..registry import BENCHMARKS as SHIPPED
 from .sections import SECTIONS, Section, cell, table
 
 WITHOUT_MODEL = True
 MEASURES = False  # on the command line: no seed, no JSON of its own
-DATA = Path(__file__).resolve().parent.parent / "data"
-SHIPPED = DATA / "benchmarks"
-DOCS = DATA.parent.parent / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE, IMAGES = "benchmarks.md", "images"
 
 INTRODUCTION = """# Benchmarks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from .. import theory
 from ..drafters import Drafter
 from ..engine import Engine
 from ..model import Config
-from ..registry import DATA
+from ..registry import BENCHMARKS
 from ..trace import Trace
 from ..weights import Model
 from . import presets
@@ -26,7 +27,7 @@ from .style import GREY, PALETTE, TEMPLATE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 LONGEST = 8  # the longest draft that is tried where K is free
-RECORDED = DATA / "benchmarks" / "speculation.json"
+RECORDED = BENCHMARKS / "speculation.json"
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
 
@@ -148,7 +149,7 @@ def batch_speedup_figure(
 
     `dots` were measured, by the place where: filled as measured, open as the formula predicts from their own α, c, v.
     """
-    dots = {place: some for place, some in (dots or {}).items() if some}
+    dots = dots or {}
     shape = (bytes_per_weight, context)
     fixed = [gain(hardware, config, alpha, k, c, rows, *shape) for rows in ROWS]
     free = [best(hardware, config, alpha, c, rows, *shape) for rows in ROWS]
@@ -166,7 +167,9 @@ def batch_speedup_figure(
                        line=dict(color=PALETTE[2], width=2, dash="dash", shape="hv"), showlegend=False)  # fmt: skip
     about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
     told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
-    for (place, some), colour in zip(dots.items(), (PALETTE[1], PALETTE[4], PALETTE[5]), strict=False):
+    for (place, some), colour in zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False):
+        if not some:
+            continue
         look = dict(size=11, color=colour, line=dict(width=2, color=colour))
         rows, seen = [dot.batch for dot in some], [[dot.alpha, dot.c, dot.v, dot.k] for dot in some]
         both = {

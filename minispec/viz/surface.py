@@ -13,10 +13,11 @@ from plotly.subplots import make_subplots
 from .. import theory
 from ..bench.slower import Case
 from ..demo import Result
+from ..registry import BENCHMARKS
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE
 
-H200 = Path(__file__).parent.parent / "data" / "benchmarks" / "speculate.json"
+H200 = BENCHMARKS / "speculate.json"
 LONGEST = 16
 ALPHAS = [i / 50 for i in range(50)]  # 0 … 0.98
 MOST = 4.0  # the colour scale's end

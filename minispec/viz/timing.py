@@ -12,13 +12,12 @@ import torch
 from .. import measure, theory
 from ..bench.pairs import random_pair
 from ..model import Config
-from ..registry import DATA
+from ..registry import BENCHMARKS
 from ..weights import Model
 from . import presets
 from .panel import Panel, choice
 from .style import GREY, PALETTE, TEMPLATE
 
-BENCHMARKS = DATA / "benchmarks"
 CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 LINE = (*range(1, 17), *(2**n for n in range(5, 9)), 24, 48, 96, 192)
 COLOURS = (PALETTE[1], PALETTE[0])  # this machine, and another
