@@ -78,8 +78,9 @@ def an_acceptance() -> dict:
     entrants = {"model": ("Model", 4), "eagle": ("Eagle", None), "ngram:8": ("NGram", 8)}
     drafted = {"model": 3.9, "eagle": 30.0, "ngram:8": 1.5}
     return {
-        "benchmark": "acceptance", "date": "2026-01-02", "minispec": "0.1.0", "target": "smollm2", "dtype": "float32",
-        "device": "cpu", "new_tokens": 64, "batch": 8, "seed": 0, "per_group": 40, "prompts_from": "question.jsonl",
+        "benchmark": "acceptance", "date": "2026-01-02", "note": "a | b", "minispec": "0.1.0", "target": "smollm2",
+        "dtype": "float32", "device": "cpu", "new_tokens": 64, "batch": 8, "seed": 0, "per_group": 40,
+        "prompts_from": "question.jsonl",
         "drafters": {name: {"class": kind, "k": k} for name, (kind, k) in entrants.items()},
         "prompts": {"qa": 4, "math reasoning": 4}, "too_long": {"qa": 1, "math reasoning": 0}, "skipped": {},
         "results": {name: {"groups": {"qa": row | {"tokens_per_pass": 2.25}, "math reasoning": row},
@@ -344,6 +345,7 @@ def test_the_page_links_to_its_sections_and_shows_every_picture(folder):
     read = "{median:,.0f} GB/s ({low:,.0f}–{high:,.0f})".format(**{k: v / 1e9 for k, v in CYCLE["bandwidth"].items()})
     for fact in ("NVIDIA H200", "torch 2.11.0+cu130", read, "date: 2026-01-02", "rounds: 9"):
         assert fact in page
+    assert page.count("- note: ") == page.count(r"- note: a \| b") == 1
 
 
 def test_what_is_not_there_is_not_on_the_page(folder):

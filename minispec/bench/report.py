@@ -163,6 +163,8 @@ def facts(result: Mapping) -> list[str]:
         lines.append(f"rounds: {result['repeat']}")
     if machine or "date" in result:
         lines.append(f"date: {result.get('date', 'not recorded')}")
+    if "note" in result:  # by hand: what the run cannot know
+        lines.append(f"note: {result['note']}")
     return [*(cell(line) for line in lines), f"command: `{command(result)}`"]
 
 
