@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 
@@ -42,6 +43,11 @@ class Cycle:
 @dataclass
 class Trace:
     cycles: list[Cycle] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, outputs: Iterable) -> Trace:
+        """The cycles of several outputs, all of them weighing the same. Texts written plainly have none."""
+        return cls([cycle for out in outputs if out.trace for cycle in out.trace.cycles])
 
     @property
     def target_passes(self) -> int:

@@ -49,6 +49,13 @@ def test_rates_on_hand_made_cycles():
     assert HAND_MADE.acceptance_by_position == [2 / 3, 1 / 2, 1 / 1]
 
 
+def test_several_texts_are_one_trace():
+    """In their order, and those that were written plainly say nothing."""
+    first, last = HAND_MADE.cycles[:1], HAND_MADE.cycles[1:]
+    texts = [ms.Output([], None, 0, 0.0, "length", trace) for trace in (ms.Trace(first), None, ms.Trace(last))]
+    assert ms.Trace.of(texts) == HAND_MADE and ms.Trace.of(texts[1:2]) == ms.Trace()
+
+
 def test_the_end_of_a_text_changes_no_rate():
     """What was accepted was accepted, even if an end token before it threw it away."""
     cut = ms.Trace([cycle(3, 1), cycle(3, 3, kept=1), cycle(2, 0), cycle(0, 0)])

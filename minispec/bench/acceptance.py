@@ -167,7 +167,7 @@ def by_length(rows: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
 
 def summarise(outs: Sequence[Output], plain: Sequence[Output]) -> dict:
     """What the cycles of some texts say, all of them weighing the same; and how many texts are not plain decoding's."""
-    trace = Trace([cycle for out in outs for cycle in out.trace.cycles])
+    trace = Trace.of(outs)
     tokens = sum(len(out.tokens) for out in outs)
     return {
         "prompts": len(outs),

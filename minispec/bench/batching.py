@@ -28,6 +28,7 @@ from ..generate import generate
 from ..measure import Timing, interleaved_times, machine
 from ..registry import load
 from ..weights import Model
+from . import pairs
 from .prompts import read_prompts
 
 PADDED, STATIC, CONTINUOUS, SPECULATIVE = "padded", "static", "continuous", "speculative"
@@ -129,8 +130,7 @@ def text(result: dict) -> str:
     lines += ["", f"{'':<13}{'tokens/s':>22}{'× static':>18}{'steps':>8}{'bookkeeping':>14}"]
     for name, row in result["results"].items():
         share = f"{row['parts']['scheduling']:.1%}" if row["parts"] else "–"
-        rate, gain = ("{median:.{d}f} ({low:.{d}f}–{high:.{d}f})".format(**row[key], d=digits)
-                      for key, digits in (("tokens_per_second", 0), ("over_static", 2)))  # fmt: skip
+        rate, gain = pairs.spread(row["tokens_per_second"], 1, 0), pairs.spread(row["over_static"], 1)
         lines.append(f"{name:<13}{rate:>22}{gain:>18}{row['steps']:>8}{share:>14}")
     lines += ["", f"{'':<13}{'first token':>14}{'each next':>14}   (medians over the requests)"]
     for name, row in result["results"].items():

@@ -22,7 +22,7 @@ from ..measure import Timing, interleaved_times, machine
 from ..speculate import speculate
 from ..trace import Trace
 from ..weights import Model
-from . import draft_length
+from . import draft_length, pairs
 from .prompts import read_prompts
 
 PLAIN = "plain"
@@ -82,7 +82,7 @@ def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]
     table = {}
     for name, rounds in runs.items():
         outs = rounds[-1]
-        trace = Trace([cycle for out in outs for cycle in out.trace.cycles]) if name != PLAIN else None
+        trace = Trace.of(outs) if name != PLAIN else None
         tokens = sum(len(out.tokens) for out in outs)
         ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
         table[name] = {
@@ -113,15 +113,11 @@ def text(result: dict) -> str:
         lines += ["", category, f"{'':<12}{'tokens/s':>22}{'speed-up':>20}{'α':>7}{'tokens/pass':>13}"]
         for name, row in table.items():
             alpha = "–" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
-            rate, gain = _spread(row["tokens_per_second"], 1), _spread(row["speedup"], 2)
+            rate, gain = pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1)
             lines.append(f"{name:<12}{rate:>22}{gain:>20}{alpha:>7}{row['tokens_per_pass']:>13.2f}")
     for name, reason in result.get("skipped", {}).items():
         lines += ["", *textwrap.wrap(f"without {name}: {reason}", 80)]
     return "\n".join(lines)
-
-
-def _spread(stats: dict, digits: int) -> str:
-    return "{median:.{d}f} ({low:.{d}f}–{high:.{d}f})".format(**stats, d=digits)
 
 
 def add_arguments(parser) -> None:

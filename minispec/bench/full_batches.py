@@ -42,7 +42,7 @@ def full_batch(
     outs = engine.take()
     full = [step for step in steps if step.drafted == k * len(prompts) and len(step.rows) == len(prompts)
             and all(row.phase != "prefill" for row in step.rows)]  # fmt: skip
-    trace = Trace([cycle for id in ids if outs[id].trace for cycle in outs[id].trace.cycles])
+    trace = Trace.of(outs[id] for id in ids)
     return full[1:], [outs[id].tokens for id in ids], trace  # in the first of them the draft reads the prompts
 
 

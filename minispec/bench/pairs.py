@@ -103,8 +103,10 @@ def floor_seconds(result: dict, config: Config, context: int) -> float:
     return (result["weight_bytes"] + context * kept) / result["bandwidth"]["median"]
 
 
-def spread(timing: dict, scale: float = 1e3, digits: int = 2) -> str:
-    return "{:.{d}f} ({:.{d}f}–{:.{d}f})".format(*(scale * timing[key] for key in ("median", "low", "high")), d=digits)
+def spread(timing: dict, scale: float = 1e3, digits: int = 2, thousands: str = "") -> str:
+    """The median and the quartiles. Times, in seconds, are shown in ms; rates and ratios want a scale of 1."""
+    median, low, high = (f"{scale * timing[key]:{thousands}.{digits}f}" for key in ("median", "low", "high"))
+    return f"{median} ({low}–{high})"
 
 
 def add_arguments(parser) -> None:

@@ -62,7 +62,7 @@ def served(engine: Engine, work: Work) -> dict:
     before = engine.metrics()["totals"]
     ids = [engine.add(prompt, new) for prompt, new in work]
     outs, after = engine.run(), engine.metrics()["totals"]
-    trace = Trace([cycle for id in ids if outs[id].trace for cycle in outs[id].trace.cycles])
+    trace = Trace.of(outs[id] for id in ids)
     seconds = {part: spent - before["seconds"][part] for part, spent in after["seconds"].items()}
     return {
         "texts": [outs[id].tokens for id in ids],
@@ -169,7 +169,7 @@ def serving_text(result: dict) -> list[str]:
     )  # fmt: skip
     lines += ["", f"{'':<19}{'tokens/s':>25}{'of best':>9}{'× transformers':>20}{'α':>7}"]
     for name, row in result["results"].items():
-        rate = "{median:,.0f} ({low:,.0f}–{high:,.0f})".format(**row["tokens_per_second"])
+        rate = pairs.spread(row["tokens_per_second"], 1, 0, ",")
         ratio = pairs.spread(row["over_peer"], 1) if row["over_peer"] else "–"
         alpha = "–" if row.get("acceptance") is None else f"{row['acceptance']:.2f}"
         lines.append(f"{name:<19}{rate:>25}{row['of_floor']:>9.1%}{ratio:>20}{alpha:>7}")

@@ -119,7 +119,7 @@ def measure_batches(
             engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
         outputs = engine.run()
         steps = [s for s in engine.metrics()["steps"] if [r["phase"] != "prefill" for r in s["rows"]] == [True] * batch]
-        return steps, Trace([cycle for out in outputs.values() if out.trace for cycle in out.trace.cycles])
+        return steps, Trace.of(outputs.values())
 
     def mean(steps: Sequence[dict], *parts: str) -> float:
         """Seconds of a step, or of some parts of it."""

@@ -125,7 +125,7 @@ def _serving(result: dict) -> Section | None:
         rate = row["tokens_per_second"]
         over = pairs.spread(row["over_peer"], 1) if row["over_peer"] else NONE
         alpha = NONE if row.get("acceptance") is None else f"{row['acceptance']:.2f}"
-        rows.append([name, "{median:,.0f} ({low:,.0f}–{high:,.0f})".format(**rate), f"{best:,.0f}",
+        rows.append([name, pairs.spread(rate, 1, 0, ","), f"{best:,.0f}",
                      ratio(rate["median"], best), over, alpha])  # fmt: skip
     rates = [row["tokens_per_second"] for row in part["results"].values()]
     first, (low, high), (least, most) = next(iter(part["results"])), part["prompt_lengths"], part["output_lengths"]
