@@ -1,23 +1,47 @@
 """minispec: fast LLM inference you can read, and the course that explains it.
 
-import minispec as ms
-target = ms.load("micro")
-out = ms.generate(target, "Once upon a time", max_new_tokens=64, temperature=0.8, seed=0)
+    import minispec as ms
+    target = ms.load("micro")
+    out = ms.generate(target, "Once upon a time", max_new_tokens=64, temperature=0.8, seed=0)
+
+The reading order, one idea a file:
+
+    model       a decoder-only transformer, with its cache as an explicit argument
+    kernels     the product x Wᵀ that a CPU computes fastest
+    cache       keys and values, preallocated and rewindable
+    sampling    from logits to a distribution, and from a distribution to a token
+    generate    plain decoding: one forward pass for every token
+    tree        token trees: several guesses for one position
+    verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
+    trace       what happened in each draft-verify cycle
+    speculate   the loop: propose, forward, judge, keep, finish
+    drafters/   ten ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
+    serving/    many requests at once: blocks, paged, scheduler, engine
+
+    exact       the exact distribution of what a draft/verify scheme emits
+    theory      the formulas: expected tokens, speed-up, rooflines
+    files/      models on disk: names, folders, formats
+    gpu/        the same passes near a GPU's limit, recorded as CUDA graphs
+    parallel/   beyond one device
+    train/      how the shipped drafts and heads were made
+    bench/      what was measured, and on what machine
+    course/     widgets, exercises and grader, interview practice, demo
+    cli         the command line
 """
 
 from importlib import import_module
 
 from . import drafters
 from .cache import KVCache
-from .engine import Engine
-from .fast import load
+from .files.handle import Model
+from .files.registry import models
 from .generate import Output, generate
+from .gpu.backend import load
 from .model import Config, Transformer
-from .registry import models
 from .sampling import Sampling
+from .serving.engine import Engine
 from .speculate import speculate
 from .trace import Cycle, Trace
-from .weights import Model
 
 __version__ = "0.1.0"
 __all__ = [
@@ -42,5 +66,5 @@ LAZY = ("viz", "classroom", "interview")  # these need packages that the core do
 
 def __getattr__(name: str):
     if name in LAZY:
-        return import_module(f".{name}", __name__)
+        return import_module(f".course.{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     from . import bench
-    from .demo import DRAFTERS
+    from .drafters.by_name import DRAFTERS
 
     top = argparse.ArgumentParser(prog="minispec", description="Fast LLM inference: the course and its code.")
     top.set_defaults(run=lambda args: top.print_help())
@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
 
-    from . import handover
+    from .parallel import handover
 
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
 
@@ -156,7 +156,8 @@ def _add_bank(sub: argparse.ArgumentParser) -> None:
 def demo(args) -> None:
     """Speculative decoding as it happens, then what it cost, beside plain decoding."""
     from . import load
-    from .demo import Painter, demo, legend, make_drafter, shipped_draft, wants_colour
+    from .course.demo import Painter, demo, legend, wants_colour
+    from .drafters.by_name import make_drafter, shipped_draft
 
     target = load(args.model)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
@@ -203,7 +204,7 @@ def has_browser() -> bool:
 
 def check(args) -> int:
     """0 when everything is right."""
-    from .classroom import terminal
+    from .course.classroom import terminal
 
     results = []
     for file in map(terminal.locate, args.names):
@@ -213,13 +214,13 @@ def check(args) -> int:
 
 
 def hint(args) -> None:
-    from .classroom import hint
+    from .course.classroom import hint
 
     hint(args.id)
 
 
 def progress(args) -> None:
-    from .classroom.progress import table
+    from .course.classroom.progress import table
 
     print(table())
 
@@ -234,7 +235,7 @@ def reset(args) -> None:
 
 def exam(args) -> int | None:
     """Start an exam, or grade one: then 0 when everything is right."""
-    from .classroom import exam
+    from .course.classroom import exam
 
     if (args.minutes is None) == (args.grade is None):
         raise ValueError("give MINUTES to start an exam, or --grade FILE to end one")
@@ -248,19 +249,19 @@ def exam(args) -> int | None:
 
 
 def drill(args) -> int:
-    from .interview import load, start, terminal
+    from .course.interview import load, start, terminal
 
     return terminal.drill(start(load(args.bank), args.topics, args.levels, args.minutes, args.seed))
 
 
 def mock(args) -> int:
-    from .interview import load, start_mock, terminal
+    from .course.interview import load, start_mock, terminal
 
     return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
 
 
 def release(args) -> None:
-    from .classroom import release
+    from .course.classroom import release
 
     if args.nbgrader:
         written = release.nbgrader_sources(args.names, args.to)
@@ -275,35 +276,35 @@ def release(args) -> None:
 
 
 def collect(args) -> None:
-    from .classroom import release
+    from .course.classroom import release
 
     written, left_out = release.collect(args.source, args.to)
     print("\n".join([*map(str, written), *(f"left out: {line}" for line in left_out)]))
 
 
 def grade(args) -> None:
-    from .classroom import grade, gradebook
-    from .classroom.sandbox import Limits
+    from .course.classroom import grade, gradebook
+    from .course.classroom.sandbox import Limits
 
     options = grade.Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox, args.seed,
                             args.per_student)  # fmt: skip
     results = grade.grade(args.folder, args.out, args.sets, options)
     print(gradebook.summary(results))
     if args.html:
-        from .classroom import classreport
+        from .course.classroom import classreport
 
         print(f"see {classreport.write(args.html, results)}")
 
 
 def models(args) -> None:
-    from .registry import table
+    from .files.registry import table
 
     print(table())
 
 
 def get_model(args) -> None:
-    from .fetch import fetch
-    from .registry import HUB_ID, KNOWN, locate
+    from .files.fetch import fetch
+    from .files.registry import HUB_ID, KNOWN, locate
 
     fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
     print(fetch(args.name) if fetchable else locate(args.name))  # locate says where it is, or what would do
@@ -311,7 +312,7 @@ def get_model(args) -> None:
 
 def measure(args) -> None:
     from . import load
-    from .measure import measure
+    from .bench.measure import measure
 
     report = measure(load(args.model), quick=args.quick)
     print(report.to_json() if args.json else report.text())
@@ -329,7 +330,7 @@ def build(args) -> int | None:
 
 def import_builder():
     try:
-        from .classroom import builder
+        from .course.classroom import builder
     except ModuleNotFoundError as error:
         raise ValueError(f'building needs {error.name}: pip install -c constraints.txt -e ".[dev]"') from None
     return builder

@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from typing import TYPE_CHECKING
 
 import torch
 
 from .sampling import Sampling, draw, generator_for
 from .trace import Trace
-from .weights import Model
+
+if TYPE_CHECKING:
+    from .files.handle import Model
 
 
 @dataclass
@@ -134,8 +137,8 @@ def generate(
     prompts, batched = prepare(model, prompt, max_new_tokens)
     if batched and stream:
         raise ValueError("stream works for one prompt, not for a batch: call generate once per prompt")
-    if model.fast and not batched:
-        return model.fast.generate(prompts[0], max_new_tokens, sampling, seed, stop, stream)
+    if model.backend and not batched:
+        return model.backend.generate(prompts[0], max_new_tokens, sampling, seed, stop, stream)
     start = time.perf_counter()
     transformer, generator = model.transformer, generator_for(model.device, seed)
     writers = [Writer(model, max_new_tokens, stop, stream) for _ in prompts]

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 from .cache import KVCache, attention, per_query_head
 from .kernels import linear
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-
 
 @dataclass(frozen=True)
 class RopeScaling:
@@ -54,83 +52,6 @@ class Config:
     mlp_bias: bool = False
     qk_norm: bool = False
     head_vocab: int | None = None  # a draft may score fewer tokens than it reads: see Transformer.head_ids
-
-    @classmethod
-    def from_hf(cls, c: dict) -> Config:
-        """Read a Hugging Face config.json (as a dict); refuse what this file would compute wrongly."""
-        kind = c.get("model_type")
-        if kind not in ARCHITECTURES:
-            raise ValueError(f"model_type={kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
-        if (act := c.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"hidden_act={act!r} is not supported: this model file computes SwiGLU (silu)")
-        rope = c.get("rope_parameters") or {}  # transformers ≥ 5 keeps theta and scaling together
-        scaling = rope if "rope_type" in rope else c.get("rope_scaling") or {}
-        rope_type = scaling.get("rope_type", scaling.get("type", "default"))
-        if rope_type not in ("default", "llama3"):
-            raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
-        if float(rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))) != 1.0:
-            raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
-        max_length = c.get("max_position_embeddings", 2048)
-        window = c.get("sliding_window")
-        if window and (kind == "mistral" or c.get("use_sliding_window")):
-            max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
-        heads = c["num_attention_heads"]
-        bias = bool(c.get("attention_bias", False))
-        return cls(
-            vocab_size=c["vocab_size"],
-            hidden_size=c["hidden_size"],
-            intermediate_size=c["intermediate_size"],
-            num_layers=c["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=c.get("num_key_value_heads") or heads,
-            head_dim=c.get("head_dim") or c["hidden_size"] // heads,
-            max_length=max_length,
-            norm_eps=c.get("rms_norm_eps", 1e-6),
-            rope_theta=rope.get("rope_theta", c.get("rope_theta", 10_000.0)),
-            rope_scaling=RopeScaling(
-                scaling["factor"],
-                scaling["low_freq_factor"],
-                scaling["high_freq_factor"],
-                scaling["original_max_position_embeddings"],
-            )
-            if rope_type == "llama3"
-            else None,
-            tie_embeddings=bool(c.get("tie_word_embeddings", False)),
-            qkv_bias=bias or kind == "qwen2",
-            out_bias=bias and kind != "qwen2",
-            mlp_bias=bool(c.get("mlp_bias", False)),
-            qk_norm=kind == "qwen3",
-            head_vocab=c.get("head_vocab"),
-        )
-
-    def to_hf(self) -> dict:
-        """The config.json that `from_hf` reads back as this Config."""
-        kind = "qwen3" if self.qk_norm else "qwen2" if self.qkv_bias and not self.out_bias else "llama"
-        c = {
-            "model_type": kind,
-            "vocab_size": self.vocab_size,
-            "hidden_size": self.hidden_size,
-            "intermediate_size": self.intermediate_size,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads,
-            "head_dim": self.head_dim,
-            "max_position_embeddings": self.max_length,
-            "rms_norm_eps": self.norm_eps,
-            "rope_parameters": {"rope_type": "default", "rope_theta": self.rope_theta},
-            "tie_word_embeddings": self.tie_embeddings,
-            "attention_bias": self.out_bias,
-            "mlp_bias": self.mlp_bias,
-        }
-        if s := self.rope_scaling:
-            c["rope_parameters"] |= {
-                "rope_type": "llama3",
-                "factor": s.factor,
-                "low_freq_factor": s.low_freq_factor,
-                "high_freq_factor": s.high_freq_factor,
-                "original_max_position_embeddings": s.original_max_length,
-            }
-        return c if self.head_vocab is None else c | {"head_vocab": self.head_vocab}
 
 
 class Pass(NamedTuple):
@@ -248,6 +169,12 @@ class Transformer(nn.Module):
     @property
     def dtype(self) -> torch.dtype:
         return self.norm.weight.dtype
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether its products are those of this file. One that is cut up, or computes otherwise, must not be fused."""
+        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
+        return all(type(linear) is Linear for linear in linears) and type(self).head is Transformer.head
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)

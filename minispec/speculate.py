@@ -16,19 +16,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import tree as trees
 from . import verify
-from .adaptive import AdaptiveLength
 from .cache import KVCache
 from .drafters.base import Context, Draft, Drafter, laws, stack, uniforms
 from .generate import Output, Writer, pad, prepare
 from .sampling import Sampling, generator_for, likeliest
-from .trace import Cycle, Trace
-from .weights import Model
+from .trace import AdaptiveLength, Cycle, Trace
+
+if TYPE_CHECKING:
+    from .files.handle import Model
 
 
 @dataclass
@@ -73,8 +75,8 @@ def speculate(
     sampling = Sampling(temperature, top_k, top_p, min_p)
     prompts, batched = prepare(model, prompt, max_new_tokens)
     check(model, drafter, k, stream is not None and batched)
-    if model.fast and not batched and model.fast.takes(drafter, k):
-        return model.fast.speculate(prompts[0], drafter, k, max_new_tokens, sampling, seed, stop, stream, on_cycle)
+    if model.backend and not batched and model.backend.takes(drafter, k):
+        return model.backend.speculate(prompts[0], drafter, k, max_new_tokens, sampling, seed, stop, stream, on_cycle)
     start = time.perf_counter()
     generator = generator_for(model.device, seed)
     everyone = [

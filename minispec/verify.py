@@ -5,8 +5,8 @@ probability min(1, p(d)/q(d)); after a rejection emit from the residual, norm([p
 
     q(x)·min(1, p(x)/q(x))  +  P(reject)·[p − q]₊(x) / Σ[p − q]₊  =  min(p, q)(x) + [p − q]₊(x)  =  p(x),
 
-because P(reject) = 1 − Σ min(p, q) = Σ [p − q]₊. `emitted_law` at the end of this file computes that law instead of
-believing it; laws.py does the same for whole programs.
+because P(reject) = 1 − Σ min(p, q) = Σ [p − q]₊. `emitted_distribution` at the end of this file computes that
+distribution instead of believing it; exact.py does the same for whole programs.
 
 A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: one per row of p.
 """
@@ -175,7 +175,7 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
 # ---- guards --------------------------------------------------------------------------------------------------------
 
 
-def check_law(name: str, law: Tensor) -> None:
+def check_distribution(name: str, law: Tensor) -> None:
     """Every law of [..., V] is non-negative and sums to one, within what its dtype can hold."""
     total = law.sum(-1, dtype=torch.float64 if law.dtype == torch.float64 else torch.float32)
     wrong = ~((total - 1).abs() <= TOLERANCE.get(law.dtype, 0.02))  # the negation catches NaN too
@@ -199,7 +199,7 @@ def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tens
             "draft and target need the same tokenizer"
         )
     if q is not None:
-        check_law("q", q)
+        check_distribution("q", q)
         if bool((never := at(q, tokens) == 0).any()):
             raise ValueError(
                 f"drafted token {int(tokens[never][0])} has probability 0 under q: "
@@ -260,7 +260,7 @@ def best(q: Tensor, drawn: Sequence[int]) -> Tensor:
     return one_hot(int(q.argsort(descending=True, stable=True)[len(drawn)]), like=q)
 
 
-def emitted_law(
+def emitted_distribution(
     p, q, *, drawn_from=None, m: int = 1, siblings=iid, accept=accept_probability, replace=residual
 ) -> Tensor:
     """The exact law [V] of the token emitted at one place, with m drafted children there (m = 1: a chain).
@@ -268,8 +268,8 @@ def emitted_law(
     `drawn_from` is the law drafts really come from, where that is not the q the verifier is told. Plug in other rules
     and watch the law bend away from p.
     """
-    p, q = as_law("p", p), as_law("q", q)
-    drawn_from = q if drawn_from is None else as_law("drawn_from", drawn_from)
+    p, q = as_distribution("p", p), as_distribution("q", q)
+    drawn_from = q if drawn_from is None else as_distribution("drawn_from", drawn_from)
 
     def after(rejected: Context, r: Tensor) -> Tensor:  # the law, once these siblings were rejected
         source, told = siblings(drawn_from, rejected), siblings(q, rejected)
@@ -286,13 +286,13 @@ def emitted_law(
     return after((), p)
 
 
-def cascade_law(p, middle, q, *, accept=accept_probability, replace=residual) -> Tensor:
+def cascade_distribution(p, middle, q, *, accept=accept_probability, replace=residual) -> Tensor:
     """The same where a middle model first corrects the drafter: its output is the draft, its law the target's q."""
-    corrected = emitted_law(middle, q, accept=accept, replace=replace)
-    return emitted_law(p, middle, drawn_from=corrected, accept=accept, replace=replace)
+    corrected = emitted_distribution(middle, q, accept=accept, replace=replace)
+    return emitted_distribution(p, middle, drawn_from=corrected, accept=accept, replace=replace)
 
 
-def as_law(name: str, law) -> Tensor:
+def as_distribution(name: str, law) -> Tensor:
     law = law if isinstance(law, Tensor) else torch.as_tensor(law, dtype=torch.float64)
-    check_law(name, law)
+    check_distribution(name, law)
     return law.double()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -12,10 +14,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
 from minispec import cli
-from minispec.registry import locate
-from minispec.weights import save_folder
+from minispec.files.folder import save_folder
+from minispec.files.registry import locate
 
 torch.set_num_threads(1)
+# Scripts that tests start in processes of their own use the helpers beside this file, too.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 # Tests must give the same verdict on every run and machine: no clock, no fresh randomness, no database of old failures.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True, database=None, max_examples=30)

@@ -14,7 +14,7 @@ from itertools import islice
 
 import torch
 from fakes import Given, continuation, scripted, whole_text, wrong_at
-from sequence_law import DRAWS, assert_follows, joint_law
+from sequence_distribution import DRAWS, assert_follows, joint_distribution
 from tiny_models import random_model
 
 import minispec as ms
@@ -37,7 +37,7 @@ def law_pair() -> tuple[ms.Model, ms.Model]:
 
 @cache
 def target_law(**knobs) -> dict:
-    return joint_law(law_pair()[0], LAW_PROMPT, LAW_TOKENS, ms.Sampling(**knobs))
+    return joint_distribution(law_pair()[0], LAW_PROMPT, LAW_TOKENS, ms.Sampling(**knobs))
 
 
 @contextmanager
@@ -57,7 +57,9 @@ def sample(drafter: Drafter, k: int | str, seed: int, draws: int = DRAWS, **knob
         return [out.tokens for out in outputs]
 
 
-def check_law(drafter: Drafter | None = None, k: int | str = 3, seed: int = 0, draws: int = DRAWS, **knobs) -> None:
+def check_distribution(
+    drafter: Drafter | None = None, k: int | str = 3, seed: int = 0, draws: int = DRAWS, **knobs
+) -> None:
     """Sampled texts follow the target's joint law."""
     knobs = knobs or ONE
     drafter = drafter or ms.drafters.Model(law_pair()[1])
@@ -66,7 +68,7 @@ def check_law(drafter: Drafter | None = None, k: int | str = 3, seed: int = 0, d
 
 def check_own_temperature(draws: int = DRAWS) -> None:
     """The same where the draft is drawn at another temperature than the target's."""
-    check_law(ms.drafters.Model(law_pair()[1], ms.Sampling(temperature=2.5)), draws=draws)
+    check_distribution(ms.drafters.Model(law_pair()[1], ms.Sampling(temperature=2.5)), draws=draws)
 
 
 def check_ragged_law(draws: int = DRAWS) -> None:
@@ -78,7 +80,7 @@ def check_ragged_law(draws: int = DRAWS) -> None:
             drafts = iter(super().propose(chosen, k) if chosen else ())
             return [next(drafts) if context.row % 2 else Draft([]) for context in contexts]
 
-    check_law(EveryOther(law_pair()[1]), draws=draws)
+    check_distribution(EveryOther(law_pair()[1]), draws=draws)
 
 
 PROMPTS = ([3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18, 28])
@@ -243,7 +245,7 @@ def check_forgets() -> None:
 Check = Callable[..., None]
 CHECKS: dict[str, Check] = {
     "greedy": check_greedy,
-    "law": check_law,
+    "law": check_distribution,
     "own temperature": check_own_temperature,
     "ragged law": check_ragged_law,
     "calls": check_calls,

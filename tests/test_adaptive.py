@@ -11,13 +11,12 @@ from functools import cache, partial
 import pytest
 import torch
 from fakes import Given, continuation, scripted, whole_text
-from loop_checks import ONE, check_law, law_pair
+from loop_checks import ONE, check_distribution, law_pair
 
 import minispec as ms
-from minispec import laws as exact
-from minispec import theory, verify
-from minispec.adaptive import AdaptiveLength
+from minispec import exact, theory, verify
 from minispec.drafters import Draft
+from minispec.trace import AdaptiveLength
 
 loop = sys.modules["minispec.speculate"]
 
@@ -165,7 +164,7 @@ class Clock:
 @pytest.mark.slow
 def test_sampled_texts_follow_the_targets_law(monkeypatch):
     monkeypatch.setattr(loop, "time", Clock(seed=1))
-    check_law(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)
+    check_distribution(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)
 
 
 def test_a_fixed_clock_repeats_a_run(monkeypatch, tiny, tiny_draft):
@@ -203,8 +202,8 @@ def test_the_exact_law_with_a_choice_that_depends_on_the_past():
             text += verdict.run(drafted)
         return text[:4]
 
-    plain = exact.joint_law(lambda context: exact.plain_law(target, context), 4)
-    assert exact.total_variation(exact.exact_law(program), plain) <= 1e-12
+    plain = exact.joint_distribution(lambda context: exact.plain_distribution(target, context), 4)
+    assert exact.total_variation(exact.exact_distribution(program), plain) <= 1e-12
     assert max(Counter(written for written, _ in chosen).values()) > 1  # after as many tokens, different choices
 
 

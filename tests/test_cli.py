@@ -53,7 +53,7 @@ def test_control_c_exits_130(run, monkeypatch):
 def test_a_terminal_without_greek_letters_is_no_reason_to_fail(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr("minispec.registry.table", lambda: "α = 0.7")
+    monkeypatch.setattr("minispec.files.registry.table", lambda: "α = 0.7")
     assert cli.main(["models"]) == 0
     stream.flush()
     assert stream.buffer.getvalue().decode() == "? = 0.7\n"
@@ -76,7 +76,7 @@ def test_models_lists_every_known_model(run):
 
 def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("minispec.fetch.fetch", lambda name: asked.append(name) or f"cache/{name}")
+    monkeypatch.setattr("minispec.files.fetch.fetch", lambda name: asked.append(name) or f"cache/{name}")
     for name in ("smollm2", "owner/model"):
         code, out, _ = run("models", "get", name)
         assert (code, out) == (0, f"cache/{name}\n")
@@ -96,7 +96,7 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
         def to_json(self):
             return json.dumps({"quick": self.quick})
 
-    monkeypatch.setattr("minispec.measure.measure", lambda model, quick=False: Report(quick))
+    monkeypatch.setattr("minispec.bench.measure.measure", lambda model, quick=False: Report(quick))
     assert run("measure", "--model", tiny_folder)[:2] == (0, "quick=False\n")
     assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
 
@@ -109,7 +109,7 @@ def test_train_has_its_own_commands(capsys):
 
 
 def test_build_check_fails_when_something_is_stale(run, monkeypatch):
-    builder = pytest.importorskip("minispec.classroom.builder")
+    builder = pytest.importorskip("minispec.course.classroom.builder")
     monkeypatch.setattr(builder, "check", lambda names: [f"{name} is stale" for name in names])
     assert run("build", "--check")[0] == 0
     code, out, _ = run("build", "--check", "00", "01")

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minispec as ms
+from minispec.files.hf_config import from_hf, to_hf
 from minispec.generate import pad
-from minispec.model import Config, RopeScaling
+from minispec.model import RopeScaling
 
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=50_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -157,30 +158,28 @@ def test_old_config_keys_mean_the_same(pair):
     new = json.loads((pair.folder / "config.json").read_text())
     rope = new.pop("rope_parameters")
     old = new | dict(rope_theta=rope.pop("rope_theta"))
-    assert (
-        Config.from_hf(old | dict(rope_scaling=None if rope == {"rope_type": "default"} else rope)) == pair.ours.config
-    )
+    assert from_hf(old | dict(rope_scaling=None if rope == {"rope_type": "default"} else rope)) == pair.ours.config
     if rope["rope_type"] == "llama3":
         assert pair.ours.config.rope_scaling == RopeScaling(
             rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"], rope["original_max_position_embeddings"]
         )
         rope["type"] = rope.pop("rope_type")  # the oldest spelling
-        assert Config.from_hf(old | dict(rope_scaling=rope)) == pair.ours.config
+        assert from_hf(old | dict(rope_scaling=rope)) == pair.ours.config
 
 
 def test_a_config_survives_its_own_json(pair):
     c = pair.ours.config
-    assert Config.from_hf(json.loads(json.dumps(c.to_hf()))) == c
-    assert Config.from_hf(replace(c, head_vocab=10).to_hf()).head_vocab == 10
+    assert from_hf(json.loads(json.dumps(to_hf(c)))) == c
+    assert from_hf(to_hf(replace(c, head_vocab=10))).head_vocab == 10
 
 
 def test_a_sliding_window_bounds_the_length():
     keys = CONFIGS["mistral-window"]
-    assert Config.from_hf(keys).max_length == 96
-    assert Config.from_hf(keys | dict(sliding_window=None)).max_length == 256
+    assert from_hf(keys).max_length == 96
+    assert from_hf(keys | dict(sliding_window=None)).max_length == 256
     qwen = CONFIGS["qwen2"] | dict(sliding_window=64)
-    assert Config.from_hf(qwen | dict(use_sliding_window=False)).max_length == 256
-    assert Config.from_hf(qwen | dict(use_sliding_window=True)).max_length == 64
+    assert from_hf(qwen | dict(use_sliding_window=False)).max_length == 256
+    assert from_hf(qwen | dict(use_sliding_window=True)).max_length == 64
 
 
 @pytest.mark.parametrize(
@@ -197,7 +196,7 @@ def test_a_sliding_window_bounds_the_length():
 )
 def test_what_would_be_computed_wrongly_is_refused(change, named):
     with pytest.raises(ValueError, match=named):
-        Config.from_hf(CONFIGS["llama-mha"] | change)
+        from_hf(CONFIGS["llama-mha"] | change)
 
 
 # ---------------------------------------------------------------- trees

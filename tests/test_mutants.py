@@ -6,7 +6,7 @@ from functools import partial
 from inspect import getdoc
 
 import pytest
-from law_checks import CHECKS, Scheme
+from distribution_checks import CHECKS, Scheme
 from mutants import verify_mutants
 from mutants.verify_mutants import MUTANTS
 

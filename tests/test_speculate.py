@@ -20,15 +20,15 @@ from loop_checks import (
     SAMPLED,
     assert_same,
     assert_trace_fits,
+    check_distribution,
     check_greedy,
-    check_law,
     check_ragged_law,
     greedy_pair,
     law_pair,
     no_garbage_collection,
     target_law,
 )
-from sequence_law import DRAWS, assert_follows, chi_square, joint_law, power
+from sequence_distribution import DRAWS, assert_follows, chi_square, joint_distribution, power
 from tiny_models import random_model
 
 import minispec as ms
@@ -113,7 +113,7 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unse
     With "auto" there are plain cycles, in which the drafter is not asked: it gets their states the next time.
     """
     lengths = itertools.cycle([2, 0, 0])
-    monkeypatch.setattr("minispec.adaptive.AdaptiveLength.choose", lambda self: next(lengths))
+    monkeypatch.setattr("minispec.trace.AdaptiveLength.choose", lambda self: next(lengths))
     prompt, right = [3, 1, 4, 1, 5], ms.generate(tiny, [3, 1, 4, 1, 5], 12).tokens
     text, states = [*prompt, *right], {0: [], 1: []}
 
@@ -262,7 +262,7 @@ LAWS = [
 
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
-    check_law(ALL[name](*law_pair()), seed=seed, **knobs)
+    check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)
 
 
 @pytest.mark.slow
@@ -299,7 +299,7 @@ def test_different_prompts_and_an_end_token():
     with no_garbage_collection():
         outs = ms.speculate(ends, list(prompts) * (DRAWS // 2), ms.drafters.Model(draft), 2, 3, temperature=1.0, seed=8)
     for row, prompt in enumerate(prompts):
-        law = joint_law(ends, prompt, 3, ms.Sampling(temperature=1.0))
+        law = joint_distribution(ends, prompt, 3, ms.Sampling(temperature=1.0))
         assert {len(text) for text in law} == {1, 2, 3} and math.isclose(sum(law.values()), 1, abs_tol=1e-9)
         assert_follows([out.tokens for out in outs[row::2]], law)
 

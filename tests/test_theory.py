@@ -17,8 +17,8 @@ from torch import nn
 
 from minispec import theory
 from minispec.cache import KVCache
+from minispec.files.quantize import quantize
 from minispec.model import Config, Transformer
-from minispec.quantize import quantize
 
 FORMULAS = [f for name, f in inspect.getmembers(theory, inspect.isfunction) if not name.startswith("_")]
 FORMULAS = [f for f in FORMULAS if f.__module__ == theory.__name__]

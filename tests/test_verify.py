@@ -5,26 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-import law_checks
+import distribution_checks
 import numpy as np
 import pytest
 import torch
-from law_checks import CHECKS, Scheme, assert_same, target_law, toy_model
+from distribution_checks import CHECKS, Scheme, assert_same, target_law, toy_model
 from mutants.verify_mutants import MUTANTS
 from scipy.stats import chi2, ncx2
 
-from minispec import laws, verify
-from minispec.laws import exact_law
-from minispec.verify import (
-    accept_probability,
-    chain,
-    chain_batch,
-    emitted_law,
-    pick,
-    residual,
-    tree,
-    typical,
-)
+from minispec import exact as laws
+from minispec import verify
+from minispec.exact import exact_distribution
+from minispec.verify import accept_probability, chain, chain_batch, emitted_distribution, pick, residual, tree, typical
 
 FULL = {  # γ ≤ 3, V ≤ 4, and long enough that cycles follow one another
     "joint": {"sizes": ((4, 3, 2), (3, 3, 4), (2, 3, 5), (4, 2, 3), (4, 1, 3))},
@@ -59,7 +51,7 @@ def test_rules_by_hand():
 
 
 def test_rules_work_on_any_leading_shape():
-    p, q = (law_checks._random_laws((4, 5, 6), generator(seed), sparse=True) for seed in (1, 2))
+    p, q = (distribution_checks._random_laws((4, 5, 6), generator(seed), sparse=True) for seed in (1, 2))
     p[0, 0] = q[0, 0]
     tokens = torch.randint(0, 6, (4, 5), generator=generator())
     a, r = accept_probability(p, q, tokens), residual(p, q)
@@ -79,14 +71,14 @@ def test_pick_is_the_inverse_of_the_running_total(dtype):
 
 
 def test_acceptance_is_the_overlap_and_accepted_tokens_alone_do_not_follow_p():
-    for p, q in law_checks.random_pairs(30, seed=5):
+    for p, q in distribution_checks.random_pairs(30, seed=5):
 
         def one_draft(random, p=p, q=q):
             d = pick(q, random())
             verdict = chain(p.expand(2, -1), q[None], [d], [random(), random()])
             return verdict.accepted, d if verdict.accepted else verdict.token
 
-        outcomes = exact_law(one_draft)
+        outcomes = exact_distribution(one_draft)
         beta = sum(weight for (accepted, _), weight in outcomes.items() if accepted)
         assert beta == pytest.approx(1 - laws.total_variation(p, q), abs=1e-12)
         if beta > 1e-12:
@@ -99,13 +91,13 @@ def test_wrong_rules_bend_the_law_as_algebra_says():
     p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
     overlap = torch.minimum(p, q)
     reject = 1 - overlap.sum()
-    from_p = emitted_law(p, q, replace=lambda p, q: p)
+    from_p = emitted_distribution(p, q, replace=lambda p, q: p)
     assert_same(from_p, overlap + reject * p, "resample from p")
-    assert_same(emitted_law(p, q, accept=lambda p, q, d: 1.0), q, "accept always")
+    assert_same(emitted_distribution(p, q, accept=lambda p, q, d: 1.0), q, "accept always")
     assert laws.total_variation(from_p, p) > 0.05
     greedy = verify.best(q, ())
-    assert_same(emitted_law(p, greedy), p, "greedy draft, q one-hot")
-    assert laws.total_variation(emitted_law(p, q, drawn_from=greedy), p) > 0.05  # greedy draft, soft q
+    assert_same(emitted_distribution(p, greedy), p, "greedy draft, q one-hot")
+    assert laws.total_variation(emitted_distribution(p, q, drawn_from=greedy), p) > 0.05  # greedy draft, soft q
 
 
 # ---- chains --------------------------------------------------------------------------------------------------------
@@ -113,7 +105,7 @@ def test_wrong_rules_bend_the_law_as_algebra_says():
 
 def test_deterministic_draft_is_drawing_from_p_and_looking():
     """Draw y ~ p; y = d is acceptance, otherwise emit that y: the same law as one-hot q, verdict included."""
-    for p, _ in law_checks.random_pairs(20, seed=3):
+    for p, _ in distribution_checks.random_pairs(20, seed=3):
         for d in range(len(p)):
 
             def look(random, p=p, d=d):
@@ -128,25 +120,27 @@ def test_deterministic_draft_is_drawing_from_p_and_looking():
                 verdict = chain(p.expand(2, -1), verify.one_hot(d, like=p)[None], [d], [random(), random()])
                 return (1, None) if verdict.accepted else (0, verdict.token)
 
-            assert_same(exact_law(told_one_hot), exact_law(look), f"p={p.tolist()}, d={d}")
-            accepted = exact_law(reject).get((1, None), 0.0)
+            assert_same(exact_distribution(told_one_hot), exact_distribution(look), f"p={p.tolist()}, d={d}")
+            accepted = exact_distribution(reject).get((1, None), 0.0)
             assert accepted == pytest.approx(float(p[d]), abs=1e-12)
 
 
 def test_greedy_target_accepts_exactly_the_argmax():
     best = [2, 0, 1, 2]
     p = torch.nn.functional.one_hot(torch.tensor(best), 3).double()
-    q = law_checks._random_laws((3, 3), generator(), sparse=False)
+    q = distribution_checks._random_laws((3, 3), generator(), sparse=False)
     for drafted, accepted in [([2, 0, 1], 3), ([2, 0, 0], 2), ([2, 1, 1], 1), ([0, 0, 1], 0)]:
         for told in (q, None):
             for u in ([0.0] * 4, [0.5] * 4, [1 - 2.0**-53] * 4):
                 assert chain(p, told, drafted, u).run(drafted) == tuple(best[: accepted + 1])
 
 
-@pytest.mark.parametrize("propose", [law_checks.propose_until_unsure, law_checks.propose_until_unlikely])
+@pytest.mark.parametrize(
+    "propose", [distribution_checks.propose_until_unsure, distribution_checks.propose_until_unlikely]
+)
 def test_honest_stopping_rules_are_lossless(propose):
     target, draft = toy_model(3, 1), toy_model(3, 2, sharpness=1.5)
-    joint = laws.joint_law(lambda c: laws.chain_law(target, draft, 2, c, propose=propose), 3)
+    joint = laws.joint_distribution(lambda c: laws.chain_distribution(target, draft, 2, c, propose=propose), 3)
     assert_same(joint, target_law(target, 3), propose.__name__)
     lengths = {len(propose(draft, (), 2, iter([u, u]).__next__)[0]) for u in np.linspace(0, 0.99, 20)}
     lengths |= {len(propose(draft, (x,), 2, iter([u, u]).__next__)[0]) for x in range(3) for u in (0.1, 0.5, 0.9)}
@@ -157,13 +151,13 @@ def test_expected_count_with_the_same_acceptance_everywhere():
     p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
     alpha = float(torch.minimum(p, q).sum())
     for gamma in (1, 2, 3):
-        cycle = laws.chain_law(lambda context: p, lambda context: q, gamma)
+        cycle = laws.chain_distribution(lambda context: p, lambda context: q, gamma)
         mean = sum(len(run) * weight for run, weight in cycle.items())
         assert mean == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), abs=1e-12)
 
 
 def test_random_numbers_used_do_not_depend_on_the_outcome():
-    p, q = (law_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
+    p, q = (distribution_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
     for drafted in ([0, 0, 0], [4, 2, 1]):
         source, plain = generator(7), generator(7)
         verdict = chain(p, q, drafted, source)
@@ -175,7 +169,7 @@ def test_random_numbers_used_do_not_depend_on_the_outcome():
 
 
 def test_batch_edges():
-    p = law_checks._random_laws((3, 1, 4), generator(), sparse=False)
+    p = distribution_checks._random_laws((3, 1, 4), generator(), sparse=False)
     accepted, token = chain_batch(p, None, torch.zeros(3, 0, dtype=torch.long), None, generator())  # nothing drafted
     assert accepted.tolist() == [0, 0, 0] and token.shape == (3,)
     p32, q32 = torch.full((2, 3, 4), 0.25), torch.full((2, 2, 4), 0.25)
@@ -191,7 +185,7 @@ def test_batch_edges():
 
 
 def test_a_tree_without_branches_is_a_chain():
-    p, q = (law_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
+    p, q = (distribution_checks._random_laws((n, 5), generator(n), sparse=False) for n in (4, 3))
     for seed in range(50):
         drafted = torch.multinomial(q, 1, generator=generator(seed)).flatten()
         for told in (q, None):
@@ -219,7 +213,9 @@ def test_ways_to_draft_siblings():
     assert [int(verify.best(q, range(m)).argmax()) for m in range(4)] == [1, 2, 0, 3]
     assert not verify.best(q, range(4)).any()
     for siblings in (verify.distinct, verify.best):
-        assert_same(emitted_law(law(0.4, 0.3, 0.2, 0.1), q, m=9, siblings=siblings), law(0.4, 0.3, 0.2, 0.1), siblings)
+        assert_same(
+            emitted_distribution(law(0.4, 0.3, 0.2, 0.1), q, m=9, siblings=siblings), law(0.4, 0.3, 0.2, 0.1), siblings
+        )
         tokens, _, _ = laws.propose_tree(lambda c: q, (), (9,), lambda: 0.5, siblings=siblings)
         assert len(tokens) == len(set(tokens)) == (4 if siblings is verify.best else 3)
 
@@ -232,7 +228,7 @@ def test_deterministic_trees_of_merged_branches_are_lossless():
         return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None
 
     target = toy_model(3, 1)
-    joint = laws.joint_law(lambda c: laws.tree_law(target, target, None, c, propose=propose), 3)
+    joint = laws.joint_distribution(lambda c: laws.tree_distribution(target, target, None, c, propose=propose), 3)
     assert_same(joint, target_law(target, 3), "merged branches")
 
 
@@ -254,10 +250,12 @@ def test_typical_is_greedy_on_a_greedy_target_and_biased_otherwise():
     assert typical(p, [2, 1], [-1, 0], generator()) == ([0, 1], 0)
     assert typical(p, [1, 1], [-1, 0], generator()) == ([], 2)
     target = toy_model(3, 1)
-    lossy = partial(laws.tree_law, target, toy_model(3, 2), (2,), propose=law_checks.propose_best_tree)
+    lossy = partial(
+        laws.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
+    )
     verdicts = lossy(verify=lambda p, q, *rest: typical(p, *rest))
-    first = laws.joint_law(lambda c: verdicts, 1)
-    assert laws.total_variation(first, laws.plain_law(target)) > 0.1
+    first = laws.joint_distribution(lambda c: verdicts, 1)
+    assert laws.total_variation(first, laws.plain_distribution(target)) > 0.1
 
 
 # ---- the exact-law machine -----------------------------------------------------------------------------------------
@@ -271,7 +269,7 @@ def test_exact_law_runs_every_branch_once():
         first, second = random(), random()
         return "a" if first < 0.3 else ("b" if second < 0.5 else "c")
 
-    assert exact_law(program) == pytest.approx({"a": 0.3, "b": 0.35, "c": 0.35})
+    assert exact_distribution(program) == pytest.approx({"a": 0.3, "b": 0.35, "c": 0.35})
     assert len(calls) == 3
 
 
@@ -280,14 +278,14 @@ def test_exact_law_remembers_what_is_known_of_a_number():
         u = random()
         return u < 0.6, u < 0.3, u >= 0.6
 
-    assert exact_law(reused) == pytest.approx(
+    assert exact_distribution(reused) == pytest.approx(
         {(True, True, False): 0.3, (True, False, False): 0.3, (False, False, True): 0.4}
     )
 
 
 def test_exact_law_of_pick_is_the_law():
-    for p, _ in law_checks.random_pairs(40, seed=9):
-        drawn = exact_law(lambda random, p=p: pick(p, random()))
+    for p, _ in distribution_checks.random_pairs(40, seed=9):
+        drawn = exact_distribution(lambda random, p=p: pick(p, random()))
         assert_same(drawn, {x: px for x, px in enumerate(p.tolist()) if px}, "pick")
         assert all(p[x] > 0 for x in drawn)
 
@@ -302,25 +300,28 @@ def test_joint_law_of_plain_decoding_is_the_product():
 
 
 def test_joint_law_uses_whole_runs():
-    assert laws.joint_law(lambda c: {(0, 1): 0.5, (2,): 0.5} if c == () else {(0, 1): 1.0}, 3) == {
+    assert laws.joint_distribution(lambda c: {(0, 1): 0.5, (2,): 0.5} if c == () else {(0, 1): 1.0}, 3) == {
         (0, 1, 0): 0.5,
         (2, 0, 1): 0.5,
     }
-    assert laws.joint_law(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
+    assert laws.joint_distribution(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
 
 
 def test_power_of_the_statistical_check():
     """20,000 cycles catch a bias of resampling from p with probability > 0.99, and one of TV 0.03 with > 0.9."""
     target, draft = toy_model(3, 1), toy_model(3, 2)
-    right = laws.chain_law(target, draft, 2)
-    biased = MUTANTS["resample_from_p"].scheme.chain_law(target, draft, 2)
-    critical = chi2.isf(law_checks.P_VALUE, len(right) - 1)
-    noncentrality = law_checks.DRAWS * sum((biased.get(run, 0) - px) ** 2 / px for run, px in right.items())
+    right = laws.chain_distribution(target, draft, 2)
+    biased = MUTANTS["resample_from_p"].scheme.chain_distribution(target, draft, 2)
+    critical = chi2.isf(distribution_checks.P_VALUE, len(right) - 1)
+    noncentrality = distribution_checks.DRAWS * sum((biased.get(run, 0) - px) ** 2 / px for run, px in right.items())
     assert ncx2.sf(critical, len(right) - 1, noncentrality) > 0.99
     # The least noncentrality a total variation δ can have is N·4δ² (Cauchy–Schwarz), whatever its shape.
-    assert ncx2.sf(critical, len(right) - 1, law_checks.DRAWS * 4 * 0.03**2) > 0.9
+    assert ncx2.sf(critical, len(right) - 1, distribution_checks.DRAWS * 4 * 0.03**2) > 0.9
     assert (
-        law_checks.chi_square(Counter({run: round(law_checks.DRAWS * px) for run, px in right.items()}), right) > 0.99
+        distribution_checks.chi_square(
+            Counter({run: round(distribution_checks.DRAWS * px) for run, px in right.items()}), right
+        )
+        > 0.99
     )
 
 
@@ -354,7 +355,7 @@ def test_good_drafts_pass():
         verify.check_draft(torch.tensor([[1, 0], [1, 0]]), padded, 2)
     logits = torch.randn(3, 50_000, generator=generator())
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
-        verify.check_law("q", logits.to(dtype).softmax(-1))
+        verify.check_distribution("q", logits.to(dtype).softmax(-1))
 
 
 BAD_CALLS = {
@@ -371,9 +372,9 @@ BAD_CALLS = {
     "parents 1: give one": lambda: tree(HALF.expand(3, 2), None, [0, 1], [-1], generator()),
     r"parents\[1\]=1": lambda: tree(HALF.expand(3, 2), None, [0, 1], [-1, 1], generator()),
     r"parents\[0\]=-2": lambda: typical(HALF.expand(2, 2), [0], [-2], generator()),
-    "p sums to 1.1": lambda: emitted_law([0.5, 0.6], [0.5, 0.5]),
-    "q sums to 0.9": lambda: emitted_law([0.5, 0.5], [0.4, 0.5]),
-    "the law after .*sums to": lambda: laws.chain_law(lambda c: HALF, lambda c: HALF / 2, 1),
+    "p sums to 1.1": lambda: emitted_distribution([0.5, 0.6], [0.5, 0.5]),
+    "q sums to 0.9": lambda: emitted_distribution([0.5, 0.5], [0.4, 0.5]),
+    "the law after .*sums to": lambda: laws.chain_distribution(lambda c: HALF, lambda c: HALF / 2, 1),
 }
 
 

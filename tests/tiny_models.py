@@ -12,7 +12,7 @@ import zlib
 import torch
 
 import minispec as ms
-from minispec.weights import build
+from minispec.files.folder import build
 
 TINY = dict(
     vocab_size=64, hidden_size=32, intermediate_size=48, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8,

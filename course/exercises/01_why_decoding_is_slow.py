@@ -14,7 +14,7 @@
 # %%
 import math
 
-from minispec.classroom import check, draw, hint, reference
+from minispec.course.classroom import check, draw, hint, reference
 
 # %% [markdown] exercise="01.intensity"
 # ## 1. FLOPs per byte

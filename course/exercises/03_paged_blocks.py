@@ -9,8 +9,8 @@
 # Fill in the function, run its cell, run the check below it.
 
 # %%
-from minispec.blocks import block_hash
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
+from minispec.serving.blocks import block_hash
 
 # %% [markdown] exercise="03.slot"
 # ## 1. From position to slot

@@ -8,7 +8,7 @@
 # Fill in the function, run its cell, run the check below it.
 
 # %%
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 
 # %% [markdown] exercise="04.static_waste"
 # ## 1. Static against continuous

@@ -11,7 +11,7 @@
 # %%
 import torch
 
-from minispec.classroom import check, draw, hint, reference
+from minispec.course.classroom import check, draw, hint, reference
 
 # %% [markdown] exercise="05.greedy_verify"
 # ## 1. The greedy verdict

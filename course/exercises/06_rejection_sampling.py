@@ -15,7 +15,7 @@
 # %%
 import torch
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="06.accept"

@@ -11,7 +11,7 @@
 # %%
 import math
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 from minispec.theory import expected_tokens
 
 # %% [markdown] exercise="07.expected_tokens"

@@ -11,7 +11,7 @@ from collections import Counter
 
 import torch
 
-from minispec.classroom import check, hint
+from minispec.course.classroom import check, hint
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="08.ngram"
@@ -143,7 +143,7 @@ def exit_logits(
 # %% exercise="08.early_exit"
 check("08.early_exit", exit_logits)
 
-# %% [markdown] exercise="08.cascade_law"
+# %% [markdown] exercise="08.cascade_distribution"
 # ## 4. A drafter for the drafter
 #
 # A middle-sized draft model is good, but slow. So a tiny model guesses for it, and it verifies the guess just as a target
@@ -169,7 +169,7 @@ check("08.early_exit", exit_logits)
 # draft, how often the target accepts it, and the law of the token that it emits.
 
 
-# %% exercise="08.cascade_law"
+# %% exercise="08.cascade_distribution"
 def cascade_draft(middle: torch.Tensor, tiny: torch.Tensor, guess: int, random) -> tuple[int, torch.Tensor]:
     """What the middle model makes of a guess, and the law of that."""
     ### BEGIN SOLUTION: the middle model is the target here, and the tiny one its draft
@@ -179,5 +179,5 @@ def cascade_draft(middle: torch.Tensor, tiny: torch.Tensor, guess: int, random) 
     ### END SOLUTION
 
 
-# %% exercise="08.cascade_law"
-check("08.cascade_law", cascade_draft)
+# %% exercise="08.cascade_distribution"
+check("08.cascade_distribution", cascade_draft)

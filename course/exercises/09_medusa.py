@@ -15,7 +15,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="09.medusa_head"
@@ -218,7 +218,7 @@ draw("09.tree_tokens", best_shape)
 
 
 # %% exercise="09.typical"
-def typical_law(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) -> tuple[torch.Tensor, float]:
+def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) -> tuple[torch.Tensor, float]:
     """The law of a token under typical acceptance, and how far it is from the target's."""
     ### BEGIN SOLUTION: which tokens pass? in which two ways can a token come out?
     possible = p[p > 0]
@@ -231,4 +231,4 @@ def typical_law(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) 
 
 
 # %% exercise="09.typical"
-check("09.typical", typical_law)
+check("09.typical", typical_distribution)

@@ -10,7 +10,7 @@
 # %%
 import torch
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 
 # %% [markdown] exercise="10.features"
 # ## 1. Which feature goes with which token

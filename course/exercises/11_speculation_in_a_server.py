@@ -9,7 +9,7 @@
 # in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ of them.
 
 # %%
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 from minispec.theory import expected_tokens
 
 # %% [markdown] exercise="11.lookahead_slots"

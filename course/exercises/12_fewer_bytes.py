@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 
 # %% [markdown] exercise="12.symmetric"
 # ## 1. Symmetric quantisation

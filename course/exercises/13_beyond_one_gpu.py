@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 
 # %% [markdown] exercise="13.column_row"
 # ## 1. Columns, then rows

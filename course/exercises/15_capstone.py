@@ -21,7 +21,7 @@
 # %%
 import torch
 
-from minispec.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint
 from minispec.verify import pick
 
 # %% [markdown] exercise="15.sampler"

@@ -20,7 +20,9 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory, viz
+from minispec import theory
+from minispec.bench import measure
+from minispec.course import viz
 
 # %% [markdown]
 # ## A model that tells stories
@@ -103,7 +105,7 @@ guess
 # %% [markdown]
 # ## Run
 #
-# [`verify_curve`](../minispec/measure.py) times both passes in turns and takes medians. A single timing is an anecdote.
+# [`verify_curve`](../minispec/bench/measure.py) times both passes in turns and takes medians. A single timing is an anecdote.
 
 # %% tags=["nbval-ignore-output"]
 one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)

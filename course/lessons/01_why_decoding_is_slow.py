@@ -14,8 +14,10 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory, viz
-from minispec.viz import presets
+from minispec import theory
+from minispec.bench import measure
+from minispec.course import viz
+from minispec.course.viz import presets
 
 target = ms.load("micro", device="cpu")
 print(f"{target.num_parameters:,} weights, {measure.weight_bytes(target):,} bytes")
@@ -129,7 +131,7 @@ for hardware in (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1):
 # %% [markdown]
 # ## Your machine
 #
-# Two of these lines are data sheets, two are measurements. Now measure yours. [`measure_here`](../minispec/viz/timing.py)
+# Two of these lines are data sheets, two are measurements. Now measure yours. [`measure_here`](../minispec/course/viz/timing.py)
 # reads a large block of memory, multiplies large matrices, and times passes of a model with 40 million random weights.
 # What a pass costs depends on shapes, not on what the weights say. It takes ten seconds or so.
 

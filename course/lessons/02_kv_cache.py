@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 import minispec as ms
-from minispec import theory, viz
-from minispec.viz import presets
+from minispec import theory
+from minispec.course import viz
+from minispec.course.viz import presets
 
 target = ms.load("micro", device="cpu")
 config = target.config

@@ -18,12 +18,13 @@
 import torch
 
 import minispec as ms
-from minispec import theory, viz
+from minispec import theory
 from minispec.bench import memory
-from minispec.blocks import BlockPool, ContiguousPool, block_hash
 from minispec.cache import KVCache
-from minispec.paged import PagedKVCache
-from minispec.viz import recorder
+from minispec.course import viz
+from minispec.course.viz import recorder
+from minispec.serving.blocks import BlockPool, ContiguousPool, block_hash
+from minispec.serving.paged import PagedKVCache
 
 target = ms.load("micro", device="cpu")
 
@@ -120,7 +121,7 @@ for name in "AB":
 #
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
-# [`BlockPool.slots`](../minispec/blocks.py) computes it. You will write it yourself in the exercises.
+# [`BlockPool.slots`](../minispec/serving/blocks.py) computes it. You will write it yourself in the exercises.
 
 # %%
 print("position:", *(f"{p:3d}" for p in range(9)))
@@ -129,7 +130,7 @@ print("slot:    ", *(f"{slot:3d}" for slot in pool.slots("A", 0, 9)))
 # %% [markdown]
 # External fragmentation is gone: any free block fits anybody. All that is left is the end of each last block.
 #
-# The attention has to follow the table, too. [`PagedKVCache`](../minispec/paged.py) holds the tensors, writes new keys
+# The attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, writes new keys
 # to their slots and gathers the old ones from theirs. The same tokens through the contiguous cache of lesson 02 and
 # through scattered blocks:
 
@@ -226,7 +227,7 @@ print("same tokens, same beginning:   ", after_one == block_hash(block_hash(b"",
 print("same tokens, another beginning:", after_one == block_hash(block_hash(b"", [9, 2, 3, 4]), [7, 7, 7, 7]))
 
 # %% [markdown]
-# [`match_prefix`](../minispec/blocks.py) walks through a prompt block by block, until a name is unknown.
+# [`match_prefix`](../minispec/serving/blocks.py) walks through a prompt block by block, until a name is unknown.
 
 # %%
 instructions = list(range(10))
@@ -291,7 +292,7 @@ print("A wants to write, copies:", pool.allocate("A", total=7))
 # for good, because nothing is ever written into a full block. However long the prompt, a fork costs one block.
 #
 # Forget the copy, and B writes into A's text. Nothing crashes. A user reads half a sentence of somebody else. That is
-# why [`check_integrity`](../minispec/blocks.py) recounts everything, and why the tests call it after every step.
+# why [`check_integrity`](../minispec/serving/blocks.py) recounts everything, and why the tests call it after every step.
 
 # %%
 pool.commit("B", [*prompt, 60])

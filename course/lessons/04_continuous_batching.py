@@ -18,11 +18,12 @@ import json
 from pathlib import Path
 
 import minispec as ms
-from minispec import theory, viz
+from minispec import theory
 from minispec.bench import batching
-from minispec.blocks import BlockPool
-from minispec.scheduler import Request, Result, Scheduler
-from minispec.viz import recorder
+from minispec.course import viz
+from minispec.course.viz import recorder
+from minispec.serving.blocks import BlockPool
+from minispec.serving.scheduler import Request, Result, Scheduler
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we say how long a text becomes
 
@@ -100,7 +101,7 @@ print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 # goes on, who joins, with how many tokens? This is **iteration-level scheduling**. Without the block tables of lesson
 # 03 it would be hopeless, since memory comes and goes at every step, too.
 #
-# [`Scheduler.schedule`](../minispec/scheduler.py) sees every request as one number: how many tokens it is **behind**.
+# [`Scheduler.schedule`](../minispec/serving/scheduler.py) sees every request as one number: how many tokens it is **behind**.
 #
 # $$\text{behind} = \text{tokens of the text} - \text{tokens computed}$$
 #

@@ -17,7 +17,8 @@
 import torch
 
 import minispec as ms
-from minispec import drafters, theory, viz
+from minispec import drafters, theory
+from minispec.course import viz
 
 # %% [markdown]
 # ## Two models
@@ -305,7 +306,7 @@ viz.cycle_stepper(target, draft, prompt, out)
 # The third is worth a thought of its own. Here is the count.
 
 # %%
-from minispec.viz import cycles as stepper
+from minispec.course.viz import cycles as stepper
 
 ends = [step for step in stepper.steps(trace) if step.stage == "rewind"]
 for bonus in (False, True):

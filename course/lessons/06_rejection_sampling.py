@@ -22,11 +22,13 @@ import numpy as np
 import torch
 
 import minispec as ms
-from minispec import laws, theory, verify, viz
-from minispec.viz.goodness import chi_square, draws_needed
-from minispec.viz.places import PRESETS
-from minispec.viz.residual import Drawn, explore
-from minispec.viz.wrong_verifiers import VERIFIERS
+from minispec import exact as laws
+from minispec import theory, verify
+from minispec.course import viz
+from minispec.course.viz.goodness import chi_square, draws_needed
+from minispec.course.viz.places import PRESETS
+from minispec.course.viz.residual import Drawn, explore
+from minispec.course.viz.wrong_verifiers import VERIFIERS
 
 # %% [markdown]
 # ## Two laws
@@ -132,7 +134,7 @@ for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + 
     print([round(x, 6) for x in line.tolist()])
 
 # %% [markdown]
-# One example proves nothing. [`emitted_law`](../minispec/verify.py) composes the law of the emitted token for any $p$ and
+# One example proves nothing. [`emitted_distribution`](../minispec/verify.py) composes the law of the emitted token for any $p$ and
 # $q$, without drawing anything. Three hundred pairs, many of them with zeros:
 
 # %%
@@ -143,7 +145,7 @@ for _ in range(300):
     pair = pair * (torch.rand(2, 8, generator=generator) < 0.7)
     pair[:, 0] += 0.01  # at least one token is left
     one, other = pair / pair.sum(-1, keepdim=True)
-    worst = max(worst, laws.total_variation(verify.emitted_law(one, other), one))
+    worst = max(worst, laws.total_variation(verify.emitted_distribution(one, other), one))
 print("largest distance between the emitted law and p below 1e-12:", worst < 1e-12)
 
 # %% [markdown]
@@ -171,7 +173,7 @@ seen = torch.bincount(torch.tensor(accepted), minlength=3) / len(accepted)
 print("accepted in the run:", [round(x, 2) for x in seen.tolist()])
 claim("accepted tokens follow p", overlap, p)
 claim("accepted tokens follow q", overlap, q)
-claim("emitted tokens follow p", verify.emitted_law(p, q), p)
+claim("emitted tokens follow p", verify.emitted_distribution(p, q), p)
 
 # %% [markdown]
 # So a data set of accepted tokens only is a biased one. And this is not the rejection sampling of textbooks, which draws
@@ -193,7 +195,7 @@ def from_p(p, q):
     return p
 
 
-biased = verify.emitted_law(p, q, replace=from_p)
+biased = verify.emitted_distribution(p, q, replace=from_p)
 print("emitted:", [round(x, 3) for x in biased.tolist()], " wanted:", p.tolist())
 claim("replace from p, and the emitted token follows p", biased, p)
 
@@ -230,7 +232,7 @@ viz.residual_explorer(places)
 # 4. *No bonus*: every law is exact. Only the count of tokens tells.
 #
 # The dots are cycles drawn through the verifier you chose. The bars are not estimated from them:
-# [`exact_law`](../minispec/laws.py) runs the same code once for every way its random numbers can fall.
+# [`exact_distribution`](../minispec/exact.py) runs the same code once for every way its random numbers can fall.
 
 # %% [markdown]
 # ## More than one token
@@ -276,14 +278,14 @@ d = int(q.argmax())
 certain = verify.one_hot(d, like=p)
 print("draft:", d, " accept with:", float(verify.accept_probability(p, certain, d)))
 print("residual:", [round(x, 3) for x in verify.residual(p, certain).tolist()])
-claim("greedy draft, q one-hot", verify.emitted_law(p, certain), p)
+claim("greedy draft, q one-hot", verify.emitted_distribution(p, certain), p)
 
 # %% [markdown]
 # What does fail is to draft greedily and hand over the softmax. The draft says "I took this token with probability one half",
 # while it took it always.
 
 # %%
-claim("greedy draft, q from the softmax", verify.emitted_law(p, q, drawn_from=certain), p)
+claim("greedy draft, q from the softmax", verify.emitted_distribution(p, q, drawn_from=certain), p)
 
 # %% [markdown]
 # Lookups in the prompt (lesson 08) live on this rule. Which of the two drafts is accepted more often? That depends: drawn
@@ -321,13 +323,13 @@ wanted = ms.Sampling(temperature=0.8, top_p=0.9).probs(target_logits)  # [T, V]
 for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.Sampling(0.5, top_k=5), ms.Sampling(0)):
     used = how.probs(draft_logits)
     accept = torch.minimum(wanted, used).sum(-1).mean()
-    off = max(laws.total_variation(verify.emitted_law(wanted[i], used[i]), wanted[i]) for i in (5, 15, 25))
+    off = max(laws.total_variation(verify.emitted_distribution(wanted[i], used[i]), wanted[i]) for i in (5, 15, 25))
     print(f"draft: temperature {how.temperature:3}, top-k {how.top_k}, top-p {how.top_p:3}: "
           f"accepted {accept:.2f}, exact: {off < 1e-9}")  # fmt: skip
 
 # %% [markdown]
 # Exact in every line. The parameters decide only how much is accepted. Matching is a good start, not a law: a draft may be
-# tuned for acceptance alone, and [`acceptance_by_temperature`](../minispec/viz/temperature.py) draws the whole field.
+# tuned for acceptance alone, and [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) draws the whole field.
 #
 # ### Consistency, though, is a must
 #
@@ -337,10 +339,14 @@ for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.
 # %%
 place = 15
 before, after = (ms.Sampling(0.8, top_p=t).probs(draft_logits[place]) for t in (1.0, 0.5))
-claim("q after top-p, drawn after top-p", verify.emitted_law(wanted[place], after), wanted[place])
-claim("q before top-p, drawn after it", verify.emitted_law(wanted[place], before, drawn_from=after), wanted[place])
+claim("q after top-p, drawn after top-p", verify.emitted_distribution(wanted[place], after), wanted[place])
+claim(
+    "q before top-p, drawn after it",
+    verify.emitted_distribution(wanted[place], before, drawn_from=after),
+    wanted[place],
+)
 raw = ms.Sampling(0.8).probs(target_logits[place])
-claim("p before top-p, where plain decoding truncates", verify.emitted_law(raw, after), wanted[place])
+claim("p before top-p, where plain decoding truncates", verify.emitted_distribution(raw, after), wanted[place])
 
 # %% [markdown]
 # One function makes laws of logits in minispec, for both models and for plain decoding:
@@ -384,11 +390,15 @@ def first_token(law: dict) -> dict:
     return total
 
 
-plain = laws.plain_law(toy_target, prompt)
-real = laws.chain_law(toy_target, toy_draft, 2, prompt)
+plain = laws.plain_distribution(toy_target, prompt)
+real = laws.chain_distribution(toy_target, toy_draft, 2, prompt)
 claim("real verifier", first_token(real), plain)
-claim("row of the replacement: without the prompt", first_token(laws.exact_law(guide_c(offset=0))), plain)
-claim("row of the replacement: with it, but drawn from p", first_token(laws.exact_law(guide_c(len(prompt) - 1))), plain)
+claim("row of the replacement: without the prompt", first_token(laws.exact_distribution(guide_c(offset=0))), plain)
+claim(
+    "row of the replacement: with it, but drawn from p",
+    first_token(laws.exact_distribution(guide_c(len(prompt) - 1))),
+    plain,
+)
 kept_one = explore(fair, "wrong: only q(d) kept")
 claim("only q(d) kept, though the residual needs the row", kept_one.emitted, kept_one.p)
 
@@ -397,9 +407,11 @@ claim("only q(d) kept, though the residual needs the row", kept_one.emitted, kep
 # continues the same text. One token is right, two are not.
 
 # %%
-two = laws.joint_law(lambda context: laws.plain_law(toy_target, prompt + context), 2)
-advancing = laws.joint_law(lambda context: laws.chain_law(toy_target, toy_draft, 1, prompt + context), 2)
-stuck = laws.joint_law(lambda context: laws.chain_law(toy_target, toy_draft, 1, prompt), 2)
+two = laws.joint_distribution(lambda context: laws.plain_distribution(toy_target, prompt + context), 2)
+advancing = laws.joint_distribution(
+    lambda context: laws.chain_distribution(toy_target, toy_draft, 1, prompt + context), 2
+)
+stuck = laws.joint_distribution(lambda context: laws.chain_distribution(toy_target, toy_draft, 1, prompt), 2)
 claim("two tokens, the prompt advances", advancing, two)
 claim("one token, the prompt does not advance", first_token(stuck), first_token(two))
 claim("two tokens, the prompt does not advance", stuck, two)
@@ -428,7 +440,7 @@ guess_draws
 # %% [markdown]
 # The statistic of $n$ samples is $\chi^2 = \sum_x (\text{seen} - n p(x))^2 / (n p(x))$. If they come from another law $e$, it is shifted by
 # $n \sum_x (e(x) - p(x))^2/p(x)$, and that shift has to grow beyond what chance does.
-# [`draws_needed`](../minispec/viz/goodness.py) solves for $n$.
+# [`draws_needed`](../minispec/course/viz/goodness.py) solves for $n$.
 
 # %%
 needed = draws_needed(bug.p, bug.emitted, power=0.95, level=0.001)

@@ -19,9 +19,10 @@
 from IPython.display import Markdown
 
 import minispec as ms
-from minispec import demo, measure, theory, viz
-from minispec.bench import slower
-from minispec.interview import audit
+from minispec import theory
+from minispec.bench import measure, slower
+from minispec.course import demo, viz
+from minispec.course.interview import audit
 
 # %% [markdown]
 # ## Tokens a cycle
@@ -139,7 +140,7 @@ for k in (2, 4, 8):
     print(f"α = 0.8, K = {k}: {theory.accepted_fraction(0.8, k):.2f} of all drafts end up in the text")
 
 # %% [markdown]
-# **c** and **v** come from a clock. [`demo`](../minispec/demo.py) times plain and speculative runs in turn, takes medians, and
+# **c** and **v** come from a clock. [`demo`](../minispec/course/demo.py) times plain and speculative runs in turn, takes medians, and
 # divides by the time of one plain pass. The last two columns are the point of this lesson.
 
 # %% tags=["nbval-ignore-output"]
@@ -271,7 +272,7 @@ viz.diagnose(runs)
 
 # %% [markdown]
 # How to read such a table: a fault moves one number. Put that number right, leave the others, and predict again. If the
-# prediction passes 1, you have found it. [`suspects`](../minispec/viz/diagnose.py) does nothing else.
+# prediction passes 1, you have found it. [`suspects`](../minispec/course/viz/diagnose.py) does nothing else.
 #
 # The times were recorded on one CPU core. Here is one of the faults live, after the sound run: other times on your
 # machine, the same number out of line.

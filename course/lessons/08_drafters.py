@@ -20,9 +20,11 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory, verify, viz
+from minispec import theory, verify
+from minispec.bench import measure
 from minispec.bench import temperature as by_temperature
 from minispec.bench.prompts import STORIES
+from minispec.course import viz
 from minispec.sampling import Sampling
 
 D = ms.drafters
@@ -173,7 +175,7 @@ guess_copy
 # %% [markdown]
 # ## Run
 #
-# The same race over three kinds of text. [`run_race`](../minispec/viz/race.py) lets all of them write in turns and keeps
+# The same race over three kinds of text. [`run_race`](../minispec/course/viz/race.py) lets all of them write in turns and keeps
 # the median run of each: its trace, with the seconds of every cycle.
 
 # %% tags=["nbval-ignore-output"]
@@ -333,13 +335,13 @@ for kind in ("free story", "copying"):
 
 # %% [markdown]
 # The acceptance is the same to the last digit. The cost falls where the n-gram is any good.
-# [`cascade_law`](../minispec/verify.py) says it without sampling: three laws over four tokens, composed exactly.
+# [`cascade_distribution`](../minispec/verify.py) says it without sampling: three laws over four tokens, composed exactly.
 
 # %%
 p, middle, tiny = [0.5, 0.2, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]
-corrected = verify.emitted_law(middle, tiny)  # the tiny drafter only ever says token 3
+corrected = verify.emitted_distribution(middle, tiny)  # the tiny drafter only ever says token 3
 print("out of the middle model:", [round(x, 3) for x in corrected.tolist()])
-print("out of the target:      ", [round(x, 3) for x in verify.cascade_law(p, middle, tiny).tolist()])
+print("out of the target:      ", [round(x, 3) for x in verify.cascade_distribution(p, middle, tiny).tolist()])
 print("α at the target:", round(theory.acceptance(p, middle), 3))
 
 # %% [markdown]

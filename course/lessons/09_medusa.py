@@ -18,7 +18,9 @@
 import torch
 
 import minispec as ms
-from minispec import laws, theory, tree, verify, viz
+from minispec import exact as laws
+from minispec import theory, tree, verify
+from minispec.course import viz
 from minispec.drafters import Medusa, MedusaHeads
 from minispec.train.medusa import tell_stories, train_heads
 
@@ -278,8 +280,8 @@ for name, siblings in (
     ("all different", verify.distinct),
     ("q's best", verify.best),
 ):
-    exact = verify.emitted_law(p, q, m=3, siblings=siblings)
-    naive = verify.emitted_law(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
+    exact = verify.emitted_distribution(p, q, m=3, siblings=siblings)
+    naive = verify.emitted_distribution(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
     print(
         f"{name:21}{theory.total_variation(p, exact.tolist()):10.3f}{theory.total_variation(p, naive.tolist()):19.3f}"
     )
@@ -307,15 +309,15 @@ for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tre
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #
 # The longest path that passes is kept: [`typical`](../minispec/verify.py). No random number is asked. So what law comes
-# out? [`exact_law`](../minispec/laws.py) runs the rule for every way its random numbers can fall.
+# out? [`exact_distribution`](../minispec/exact.py) runs the rule for every way its random numbers can fall.
 
 
 # %%
-def law_of(rule, tokens: list[int]) -> list[float]:
+def distribution_of(rule, tokens: list[int]) -> list[float]:
     """The exact law of the token at one place, with these drafts for it."""
     everywhere = torch.tensor([p] * (1 + len(tokens)), dtype=torch.float64)
     parents = [-1] * len(tokens)
-    found = laws.exact_law(
+    found = laws.exact_distribution(
         lambda random: rule(everywhere, tokens, parents, [random() for _ in everywhere]).run(tokens)[0]
     )
     return [round(found.get(token, 0.0), 3) for token in range(4)]
@@ -327,8 +329,8 @@ def lossless(p, tokens, parents, random):
 
 print("the target's law:        ", p)
 for tokens in ([1, 2], [3], [2, 0]):
-    print(f"drafts {tokens!s:7} lossless:", law_of(lossless, tokens))
-    typical = law_of(verify.typical, tokens)
+    print(f"drafts {tokens!s:7} lossless:", distribution_of(lossless, tokens))
+    typical = distribution_of(verify.typical, tokens)
     print(f"               typical: {typical}  distance {theory.total_variation(p, typical):.1f}")
 
 # %% [markdown]

@@ -22,8 +22,9 @@ import torch
 import torch.nn.functional as F
 
 import minispec as ms
-from minispec import tree, viz
+from minispec import tree
 from minispec.bench.prompts import STORIES
+from minispec.course import viz
 from minispec.drafters.dflash import load_head
 from minispec.train import dflash as block_training
 from minispec.train.eagle import new_head, unroll

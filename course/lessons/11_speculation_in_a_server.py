@@ -18,10 +18,11 @@
 from dataclasses import replace
 
 import minispec as ms
-from minispec import theory, viz
-from minispec.blocks import BlockPool
-from minispec.scheduler import Request, Result, Scheduler, draft_length
-from minispec.viz import presets, recorder
+from minispec import theory
+from minispec.course import viz
+from minispec.course.viz import presets, recorder
+from minispec.serving.blocks import BlockPool
+from minispec.serving.scheduler import Request, Result, Scheduler, draft_length
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we say how long a text becomes
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
@@ -35,7 +36,7 @@ drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
 # $$\text{behind} = \underbrace{\text{num\_tokens} + \text{drafts}}_{\text{num\_tokens\_with\_spec}} -
 # \text{num\_computed\_tokens}$$
 #
-# That is all of [`Request.behind`](../minispec/scheduler.py). There is no speculative mode.
+# That is all of [`Request.behind`](../minispec/serving/scheduler.py). There is no speculative mode.
 
 # %%
 request = Request("A", prompt=[1] * 10, max_new_tokens=8)
@@ -53,7 +54,7 @@ print(f"with four drafts:  {request.num_tokens_with_spec:2d} - {request.num_comp
 # when the scheduler plans, nobody has drafted yet. It reserves for the most there can be: **lookahead slots**.
 #
 # How many can there be? At most $k$. And not more than can be used: a pass emits one token more than it accepts, so a
-# text that may grow by $r$ tokens has use for $r - 1$ drafts. [`Request.room`](../minispec/scheduler.py) is that bound.
+# text that may grow by $r$ tokens has use for $r - 1$ drafts. [`Request.room`](../minispec/serving/scheduler.py) is that bound.
 #
 # Here is a scheduler without a model. A has ten tokens to go, B only two.
 
@@ -89,8 +90,8 @@ print(f"A: {a.num_tokens} tokens, {a.num_computed_tokens} in the cache, table {p
 print(f"B: {b.num_tokens} tokens, {b.num_computed_tokens} in the cache, table {pool.table('B')}")
 
 # %% [markdown]
-# Nothing was erased. [`update`](../minispec/scheduler.py) did two things. It set A's count of computed tokens to what is
-# verified: the six that were there, the certain one, and one draft. And [`BlockPool.trim`](../minispec/blocks.py) gave
+# Nothing was erased. [`update`](../minispec/serving/scheduler.py) did two things. It set A's count of computed tokens to what is
+# verified: the six that were there, the certain one, and one draft. And [`BlockPool.trim`](../minispec/serving/blocks.py) gave
 # back the block that holds none of these. Refused keys in the blocks that stay are not touched. They lie behind the end
 # of the text, and the next pass writes over them.
 #
@@ -132,7 +133,7 @@ during.reveal(blocks_during)
 # ## Guesses come last
 #
 # What if memory is short? A request that needs a slot for its *certain* token may push somebody out (lesson 04). A guess
-# may not. [`Scheduler.schedule`](../minispec/scheduler.py) hands out lookahead slots last of all, from what is left of
+# may not. [`Scheduler.schedule`](../minispec/serving/scheduler.py) hands out lookahead slots last of all, from what is left of
 # tokens and blocks. If four do not fit it tries three, then two, then one, then none.
 
 # %%
@@ -156,7 +157,7 @@ for num_blocks in (6, 5, 4):
 # %% [markdown]
 # ## The engine, with and without drafts
 #
-# [`Engine.step`](../minispec/engine.py) puts it together: schedule, draft, one pass over everything, judge, update. Rows
+# [`Engine.step`](../minispec/serving/engine.py) puts it together: schedule, draft, one pass over everything, judge, update. Rows
 # with drafts, rows without and chunks of prompts share the pass. Four stories, greedy. The texts must be equal, token by
 # token. How many steps are saved is another matter.
 
@@ -275,7 +276,7 @@ for context in (0, 1000, 8000):
 # %% [markdown]
 # ## Measured
 #
-# The roofline is a bound. What does it look like here? [`measure_batches`](../minispec/viz/batch_speedup.py) lets the
+# The roofline is a bound. What does it look like here? [`measure_batches`](../minispec/course/viz/batch_speedup.py) lets the
 # engine serve full batches of `micro`, once plain and once with four drafts a row, however many rows there are. It takes
 # a few seconds. Short runs on a busy machine are noisy.
 
@@ -333,7 +334,7 @@ viz.batch_speedup(dots)
 # %% [markdown]
 # ## Let the engine decide
 #
-# The engine's rule is one line: [`draft_length`](../minispec/scheduler.py) shares `draft_budget` tokens among all rows
+# The engine's rule is one line: [`draft_length`](../minispec/serving/scheduler.py) shares `draft_budget` tokens among all rows
 # that decode. Alone, a request drafts as deep as it likes. As the batch fills, drafts get shorter. When there are more
 # rows than tokens, nobody drafts.
 

@@ -18,9 +18,11 @@
 import torch
 
 import minispec as ms
-from minispec import measure, theory, viz
-from minispec.flash_decode import flash_decode_torch
-from minispec.quantize import dequantize, quantize
+from minispec import theory
+from minispec.bench import measure
+from minispec.course import viz
+from minispec.files.quantize import dequantize, quantize
+from minispec.gpu.attention import flash_decode_torch
 
 target = ms.load("micro", device="cpu")
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}
@@ -42,7 +44,7 @@ for bits in (8, 4):
     print(f"largest weight 1.27, {bits} bits: {2**bits - 1} values, step {step:.4f}, error ≤ {error:.4f}")
 
 # %% [markdown]
-# [`quantize`](../minispec/quantize.py) is these formulas, with one scale for each row of the matrix (an output
+# [`quantize`](../minispec/files/quantize.py) is these formulas, with one scale for each row of the matrix (an output
 # **channel**), or for each `group` of neighbours in a row. Here is a real matrix, its keys' projection in the third layer.
 
 # %%
@@ -245,7 +247,7 @@ print("e^(s − max):", [round(x, 3) for x in (large - large.max()).exp().tolist
 # $$\ell' = \ell\, e^{m - m'} + \sum_\text{tile} e^{s - m'}, \qquad o' = o\, e^{m - m'} + \sum_\text{tile} e^{s - m'} v.$$
 #
 # At the end $o / \ell$ is the answer. No step is an approximation. In the Triton kernel this is the function
-# [`_fold`](../minispec/flash_decode.py).
+# [`_fold`](../minispec/gpu/attention.py).
 #
 # We let `micro` read the story and take a head's real scores.
 
@@ -263,7 +265,7 @@ print("equal to the full softmax:", torch.allclose(states[-1].answer, full, rtol
 # The state is `2 + 48` numbers for a query, however long the text.
 #
 # The same for every head, against the kernel's twin in plain torch,
-# [`flash_decode_torch`](../minispec/flash_decode.py):
+# [`flash_decode_torch`](../minispec/gpu/attention.py):
 
 # %%
 layer, length = 3, len(scores)

@@ -19,13 +19,15 @@
 import torch
 
 import minispec as ms
-from minispec import experts, handover, pipeline, scaling, theory, viz
+from minispec import theory
+from minispec.course import viz
+from minispec.parallel import experts, handover, pipeline, scaling
 
 # %% [markdown]
 # ## Why cut at all
 #
 # In bf16 a weight takes two bytes. The cache of lesson 02 and room for the pass come on top.
-# [`gpus_to_hold`](../minispec/scaling.py) asks how many H200 with 141 GB are needed if a tenth is kept free.
+# [`gpus_to_hold`](../minispec/parallel/scaling.py) asks how many H200 with 141 GB are needed if a tenth is kept free.
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
@@ -79,7 +81,7 @@ print("the sum is the whole:  ", torch.allclose(sum(parts), whole, atol=1e-5))
 # activation does, or on each head alone, as attention does. You will build the pair in the exercises.
 #
 # So a transformer layer has two meetings, one after attention and one after the MLP.
-# [`parallelize`](../minispec/parallel.py) cuts all of them:
+# [`parallelize`](../minispec/parallel/tensor.py) cuts all of them:
 #
 # | by outputs, silent | by inputs, then a sum |
 # |---|---|
@@ -108,7 +110,7 @@ eight
 # %% [markdown]
 # ## Run
 #
-# [`scaling`](../minispec/scaling.py) puts the formulas of `theory` together. Its assumptions stand at its top.
+# [`scaling`](../minispec/parallel/scaling.py) puts the formulas of `theory` together. Its assumptions stand at its top.
 
 # %%
 print("GPUs   speed-up   of the time, talking")
@@ -160,7 +162,7 @@ for stages in (2, 4, 8):
 # A single token still passes through all layers, one after the other. **A pipeline makes no request faster.** It makes
 # room, and it serves many at a time.
 #
-# Here is a real one. [`pipeline.run`](../minispec/pipeline.py) starts two processes; each computes half of `micro`'s
+# Here is a real one. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes; each computes half of `micro`'s
 # layers for four micro-batches. The logits must be those of the whole model.
 
 # %%
@@ -340,7 +342,7 @@ print(handover.sglang(order))
 # to spread experts over the ranks. Where there are fewer key/value heads than ranks it copies them. A draft may be cut
 # less than its target (`draft_tensor_parallel_size`), for the reason above. **SGLang**: `--tp-size`, `--pp-size`,
 # `--dp-size`, `--ep-size`. **PyTorch** itself knows our two cuts as `ColwiseParallel` and `RowwiseParallel`
-# ([`dtensor_plan`](../minispec/parallel.py) is ours in these words).
+# ([`dtensor_plan`](../minispec/parallel/tensor.py) is ours in these words).
 #
 # The usual order: quantise first, since half of the bytes may need half of the GPUs. Tensor parallelism inside a node,
 # as little as memory and latency allow. Pipeline stages between nodes if one cannot hold the model. Copies for

@@ -17,10 +17,11 @@
 from IPython.display import Markdown
 
 import minispec as ms
-from minispec import theory, viz
-from minispec.interview.cheatsheet import numbers_to_remember
-from minispec.interview.drill import Figure, Said, Talk
-from minispec.interview.summary import lesson, with_unit
+from minispec import theory
+from minispec.course import viz
+from minispec.course.interview.cheatsheet import numbers_to_remember
+from minispec.course.interview.drill import Figure, Said, Talk
+from minispec.course.interview.summary import lesson, with_unit
 
 bank = ms.interview.load()
 
@@ -96,7 +97,7 @@ bens
 # %% [markdown]
 # ## Run
 #
-# Grading is ticking. [`Talk`](../minispec/interview/drill.py) lists the boxes, [`Said`](../minispec/interview/drill.py)
+# Grading is ticking. [`Talk`](../minispec/course/interview/drill.py) lists the boxes, [`Said`](../minispec/course/interview/drill.py)
 # counts: a level is reached with two thirds of its points and on top of the levels below, and each sinking tell costs a
 # level.
 

@@ -1,6 +1,6 @@
 """`minispec bench …`: what drafts, batches and blocks are worth, measured here, printed as a table and kept as JSON.
 
-minispec bench temperature --target micro --json FILE --html FILE       acceptance by the two temperatures
+minispec bench temperature --target micro --json FILE                   acceptance by the two temperatures
 minispec bench drafters --target smollm2 --json FILE                    every drafter's speed, beside plain decoding
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
 minispec bench batching --target micro --json FILE                      continuous against static batching

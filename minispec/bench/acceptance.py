@@ -20,14 +20,14 @@ import torch
 from tqdm import tqdm
 
 from .. import __version__, drafters
-from ..demo import DRAFTERS, make_drafter, place
 from ..drafters import Drafter
+from ..drafters.by_name import DRAFTERS, make_drafter
+from ..files.folder import load
+from ..files.handle import Model
 from ..generate import Output, generate
-from ..measure import machine
-from ..registry import load
 from ..speculate import speculate
 from ..trace import Trace
-from ..weights import Model
+from .measure import machine, place
 from .prompts import encode, read_texts
 
 MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")

@@ -20,8 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..cache import attention, per_query_head, visible_slots
-from ..demo import place
-from ..measure import Timing, interleaved_times, machine, read_bandwidth
+from .measure import Timing, interleaved_times, machine, place, read_bandwidth
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 CASES = {"cuda": ["64x4096", "1x500", "1x4096"], "cpu": ["2x256", "1x100"]}  # rows × cached tokens of each
@@ -112,7 +111,7 @@ class Memory:
 
 def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, repeat: int) -> list[dict]:
     """Every tiling with the splits it chooses itself, then the best with every number of splits; fastest first."""
-    from ..flash_decode import Tiling
+    from ..gpu.attention import Tiling
 
     def attempt(tiling: Sequence[int], splits: int | None) -> dict:
         chosen = partial(kernel, tiling=Tiling(*tiling), splits=splits)
@@ -132,7 +131,7 @@ def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, rep
 
 def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repeat: int = 9) -> dict:
     """One case: the ways to attend, taking turns, each with what it reaches of `bandwidth` (bytes/s)."""
-    from .. import flash_decode as flash
+    from ..gpu import attention as flash
 
     twins = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
     # Triton's interpreter would do too, but takes seconds for what a GPU does in microseconds.

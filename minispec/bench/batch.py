@@ -7,10 +7,9 @@ import textwrap
 import torch
 
 from .. import theory
-from ..demo import place
-from ..measure import flops
 from . import pairs
 from .full_batches import speculation, speculation_text
+from .measure import flops, place
 from .peers import SERVERS
 from .serving import BLOCK, serving, serving_text
 

@@ -21,14 +21,14 @@ from statistics import median
 
 from tqdm import tqdm
 
-from ..demo import DRAFTERS, make_drafter, place
 from ..drafters import Drafter
-from ..engine import Engine
+from ..drafters.by_name import DRAFTERS, make_drafter
+from ..files.folder import load
+from ..files.handle import Model
 from ..generate import generate
-from ..measure import Timing, interleaved_times, machine
-from ..registry import load
-from ..weights import Model
+from ..serving.engine import Engine
 from . import pairs
+from .measure import Timing, interleaved_times, machine, place
 from .prompts import read_prompts
 
 PADDED, STATIC, CONTINUOUS, SPECULATIVE = "padded", "static", "continuous", "speculative"

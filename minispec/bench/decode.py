@@ -9,14 +9,13 @@ from __future__ import annotations
 import textwrap
 from dataclasses import asdict
 
-from ..decoders import FastDecoder
-from ..demo import place
-from ..fast import Fast
-from ..fast import generate as fast_generate
+from ..files.handle import Model
 from ..generate import generate
-from ..measure import interleaved_times
-from ..weights import Model
+from ..gpu.backend import Fast
+from ..gpu.backend import generate as fast_generate
+from ..gpu.decode import FastDecoder
 from . import pairs, peers
+from .measure import interleaved_times, place
 
 WITHOUT_MODEL = True
 LAUNCH, WHOLE, REFERENCE = "launch", "fast.generate", "generate"
@@ -27,9 +26,9 @@ def run(args) -> dict:
     target, draft = pairs.random_pair(config, args.device, seed=args.seed)
     prompt = pairs.prompt_of(config, args.context, args.seed)
     result = pairs.facts(args, "decode", target) | {"new_tokens": args.tokens}
-    target.fast = Fast(target, **pairs.fast_options(args))
+    target.backend = Fast(target, **pairs.fast_options(args))
     theirs, skipped = peers.transformers_peers(args.peers, target, draft, prompt, args.tokens, 4, 0.0, args.seed)
-    decoder = FastDecoder(target.fast.reserve(args.context + args.tokens))
+    decoder = FastDecoder(target.backend.reserve(args.context + args.tokens))
     reference = Model(target.name, target.transformer)  # without a fast side
     rest = {
         WHOLE: lambda: fast_generate(target, prompt, args.tokens),

@@ -14,15 +14,15 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from ..demo import DRAFTERS, make_drafter, place
 from ..drafters import Drafter
-from ..fast import load
+from ..drafters.by_name import DRAFTERS, make_drafter
+from ..files.handle import Model
 from ..generate import Output, generate
-from ..measure import Timing, interleaved_times, machine
+from ..gpu.backend import load
 from ..speculate import speculate
 from ..trace import Trace
-from ..weights import Model
 from . import draft_length, pairs
+from .measure import Timing, interleaved_times, machine, place
 from .prompts import read_prompts
 
 PLAIN = "plain"
@@ -56,7 +56,7 @@ def race(
         "benchmark": "drafters",
         "target": Path(target.name).name or target.name,
         "dtype": str(target.dtype).removeprefix("torch."),
-        "recorded": target.fast is not None,
+        "recorded": target.backend is not None,
         "k": k,
         "new_tokens": new_tokens,
         "temperature": temperature,

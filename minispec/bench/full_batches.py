@@ -15,12 +15,12 @@ from dataclasses import asdict
 from tqdm import tqdm
 
 from .. import drafters, theory
-from ..engine import Engine
-from ..measure import Timing, undisturbed, weight_bytes
-from ..metrics import StepMetrics
+from ..files.handle import Model
+from ..serving.engine import Engine
+from ..serving.metrics import StepMetrics
 from ..trace import Trace
-from ..weights import Model
 from . import pairs
+from .measure import Timing, undisturbed, weight_bytes
 from .serving import BLOCK, blocks_for
 
 

@@ -12,8 +12,8 @@ from random import Random
 
 from tqdm import tqdm
 
-from ..blocks import BlockPool, ContiguousPool, PoolStats
-from ..scheduler import Request, Result, Scheduler
+from ..serving.blocks import BlockPool, ContiguousPool, PoolStats
+from ..serving.scheduler import Request, Result, Scheduler
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step

@@ -13,10 +13,12 @@ from dataclasses import asdict, replace
 import torch
 
 from .. import theory
-from ..graphs import FastTransformer, Recorded
-from ..measure import machine, read_bandwidth, weight_bytes
+from ..files.folder import build
+from ..files.handle import Model
+from ..gpu.fused import FastTransformer
+from ..gpu.record import Recorded
 from ..model import Config, Transformer
-from ..weights import Model, build
+from .measure import machine, read_bandwidth, weight_bytes
 
 SHAPES = {
     "8b": Config(

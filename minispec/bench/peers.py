@@ -12,8 +12,9 @@ from contextlib import closing
 
 import torch
 
-from ..measure import median_time
-from ..weights import Model
+from ..files.handle import Model
+from ..files.hf_config import to_hf
+from .measure import median_time
 
 PEERS = ("eager", "static", "assisted")
 
@@ -22,7 +23,7 @@ def as_transformers(model: Model):
     """The model as transformers' own class, on the very same tensors."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    fields = model.config.to_hf()
+    fields = to_hf(model.config)
     config = AutoConfig.for_model(fields.pop("model_type"), **fields)
     with torch.device("meta"):
         theirs = AutoModelForCausalLM.from_config(config, dtype=model.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ..weights import Model
+from ..files.handle import Model
 
 STORIES = {  # for models that only continue text
     "stories": [

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..registry import BENCHMARKS as SHIPPED
+from ..files.registry import BENCHMARKS as SHIPPED
 from .sections import SECTIONS, Section, cell, table
 
 WITHOUT_MODEL = True

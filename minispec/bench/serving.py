@@ -18,11 +18,11 @@ from statistics import median
 from tqdm import tqdm
 
 from .. import drafters, theory
-from ..engine import Engine
-from ..measure import Timing, interleaved_times, weight_bytes
+from ..files.handle import Model
+from ..serving.engine import Engine
 from ..trace import Trace
-from ..weights import Model
 from . import pairs, peers
+from .measure import Timing, interleaved_times, weight_bytes
 from .peers import PAGE, Work
 
 BLOCK = 16  # tokens

@@ -25,14 +25,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from .. import theory
-from ..demo import place, shipped_draft
 from ..drafters import Model as Drafter
-from ..engine import Engine
-from ..measure import machine, weight_bytes
+from ..drafters.by_name import shipped_draft
+from ..files.folder import build, load
+from ..files.handle import Model
 from ..model import Linear
-from ..registry import load
+from ..serving.engine import Engine
 from ..trace import Cycle, Trace
-from ..weights import Model, build
+from .measure import machine, place, weight_bytes
 from .prompts import STORIES
 
 WITHOUT_MODEL = True

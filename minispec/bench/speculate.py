@@ -11,13 +11,12 @@ import textwrap
 from dataclasses import asdict
 
 from .. import theory
-from ..decoders import FastDecoder, FastSpeculator
-from ..demo import place
-from ..graphs import FastTransformer
-from ..measure import interleaved_times
+from ..gpu.decode import FastDecoder, FastSpeculator
+from ..gpu.fused import FastTransformer
 from ..sampling import Sampling
 from ..trace import Trace
 from . import pairs, peers
+from .measure import interleaved_times, place
 
 WITHOUT_MODEL = True
 PLAIN, CYCLE, DRAFT, VERIFY = "plain token", "whole cycle", "draft, a token", "verify pass"

@@ -15,12 +15,12 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from ..demo import shipped_draft
+from ..drafters.by_name import shipped_draft
+from ..files.folder import load
+from ..files.handle import Model
 from ..generate import generate, pad
-from ..measure import machine
-from ..registry import load
 from ..sampling import Sampling
-from ..weights import Model
+from .measure import machine
 from .prompts import read_prompts
 
 TARGET = (0.0, 0.4, 0.7, 1.0, 1.3)
@@ -123,7 +123,6 @@ def add_arguments(parser) -> None:
     parser.add_argument("--target", default="micro", help="the model that writes (default: %(default)s)")
     parser.add_argument("--target-temperatures", type=float, nargs="+", default=TARGET, metavar="T", help="0 is greedy")
     parser.add_argument("--draft-temperatures", type=float, nargs="+", default=DRAFT, metavar="T")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write a figure there, a page that works offline")
 
 
 def run(args) -> dict:
@@ -134,9 +133,4 @@ def run(args) -> dict:
     draft = load(name, device=target.device, dtype=target.dtype)
     categories = read_prompts(args.prompts, target, args.tokens)
     prompts = [ids for of_it in categories.values() for ids in of_it]
-    result = measure(target, draft, prompts, args.target_temperatures, args.draft_temperatures, args.tokens, args.seed)
-    if args.html:
-        from ..viz import acceptance_by_temperature  # plots are not part of the core
-
-        acceptance_by_temperature(result).write_html(args.html)
-    return result
+    return measure(target, draft, prompts, args.target_temperatures, args.draft_temperatures, args.tokens, args.seed)

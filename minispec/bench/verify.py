@@ -10,10 +10,9 @@ import textwrap
 from dataclasses import asdict
 
 from .. import theory
-from ..demo import place
-from ..graphs import FastTransformer
-from ..measure import flops, interleaved_times
+from ..gpu.fused import FastTransformer
 from . import pairs
+from .measure import flops, interleaved_times, place
 
 WITHOUT_MODEL = True
 

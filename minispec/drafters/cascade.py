@@ -17,10 +17,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from ..files.handle import Model as Handle
 from ..generate import pad
 from ..sampling import Sampling
 from ..verify import chain_batch, check_draft
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter, laws, stack, uniforms
 from .model import Model
 

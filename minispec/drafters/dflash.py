@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
+from ..files.handle import Model as Handle
+from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter
 from .eagle import likeliest
-from .heads import fill, find_heads
 
 
 class DFlashHead(nn.Module):

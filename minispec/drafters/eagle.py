@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import Attend, KVCache, attention, per_query_head, visible_slots
+from ..files.handle import Model as Handle
+from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
 from ..model import MLP, Attention, Layer, RMSNorm, rope_at
 from ..sampling import Sampling
 from ..verify import pick
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter, laws, uniforms
-from .heads import fill, find_heads, heads_for, save_heads
 
 
 class EagleHead(nn.Module):
@@ -253,8 +253,8 @@ class Eagle(Drafter):
                 feature = self.head(tokens[-1][:, None], feature[:, None], self.head.rope(slots), attend)[:, 0]
                 self.cache.advance(1)
         drafted = torch.stack(tokens, 1)[:B].tolist()
-        laws_drawn_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
-        return [Draft(row, q) for row, q in zip(drafted, laws_drawn_from, strict=True)]
+        sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
+        return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
 
     def _tree(self, feature: Tensor, count: int, k: int) -> list[Draft]:
         """tree.grow for all rows at once: the same tree, from one pass of the head a depth.

@@ -17,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..files.handle import Model as Handle
 from ..model import Transformer
 from ..sampling import Sampling
-from ..weights import Model as Handle
 from .model import Model
 
 

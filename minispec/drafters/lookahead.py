@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..files.handle import Model as Handle
 from ..tree import merge
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter, Scratch
 
 Guess = tuple[int, ...]  # the N − 1 tokens that may follow

@@ -22,10 +22,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..files.handle import Model as Handle
+from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..tree import Choice, Tree, best_tree, from_candidates
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter
-from .heads import fill, find_heads, heads_for, save_heads
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 

@@ -12,24 +12,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..graphs import ordinary
+from ..cache import KVCache
+from ..files.handle import Model as Handle
+from ..generate import pad
 from ..sampling import Sampling
 from ..verify import pick
-from ..weights import Model as Handle
 from .base import Context, Draft, Drafter, laws, uniforms
-from .memory import Paged, memory_of
 
 
 class Model(Drafter):
     """Draft with a model of the target's vocabulary. `sampling` may differ from the target's: exact all the same.
 
-    A `fast` one reads a token of every row by one launch: see memory.py. None: where an engine does so itself.
+    A `fast` one reads a token of every row by one launch: see gpu/draft_memory.py. None: where an engine is.
     """
 
     def __init__(self, draft: Handle, sampling: Sampling | None = None, fast: bool | None = None):
         self.draft, self.sampling, self.fast = draft, sampling, fast
         self.vocab_size = draft.config.vocab_size
-        self.memory = memory_of(draft, bool(fast))
+        self.memory = draft.recorder().draft_memory() if fast else Contiguous(draft)
         self.committed: dict[int, int] = {}  # how many tokens each row had when it was last drafted for
         self.k = 0
 
@@ -72,8 +72,8 @@ class Model(Drafter):
         self.committed.update({context.row: len(context.tokens) for context in contexts})
         self.k = k
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
-        laws_drawn_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-        return [Draft(row, q) for row, q in zip(drafted, laws_drawn_from, strict=True)]
+        sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
+        return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted drafts, of which the k-th was never read."""
@@ -89,5 +89,48 @@ class Model(Drafter):
         self.memory.forget(row)
 
     def record(self) -> None:
-        if self.fast is None and not self.read and ordinary(self.draft.transformer):
-            self.memory = Paged(self.draft)
+        if self.fast is None and not self.read and self.draft.transformer.ordinary:
+            self.memory = self.draft.recorder().draft_memory()
+
+
+New = dict[int, Sequence[int]]  # row → the tokens it is to read, one at least
+
+
+class Contiguous:
+    """One KVCache with a row for everyone. Those who read nothing in a pass ride along."""
+
+    def __init__(self, draft: Handle):
+        self.draft, self.lengths = draft, {}
+        self.cache: KVCache | None = None
+        self.order: list[int] = []  # the row that sits in each row of the cache
+
+    def make_room(self, ends: dict[int, int]) -> None:
+        new = [row for row in ends if row not in self.lengths]
+        self.lengths.update(dict.fromkeys(new, 0))
+        # A pass also pads the rows that only ride along: nobody reads that, but it needs slots.
+        longest = max(self.lengths.values()) + max(end - self.lengths[row] for row, end in ends.items())
+        crowded = len(self.lengths) < len(self.order) / 2  # more dead than alive: move the living together
+        if self.cache is None or new or crowded or longest > self.cache.capacity:
+            alive = {row: i for i, row in enumerate(self.order) if row in self.lengths and row not in new}
+            capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
+            if self.cache is None or not alive:
+                self.cache = self.draft.transformer.new_cache(len(new), capacity)
+            else:
+                self.cache = self.cache.rows([*alive.values(), *(-1 for _ in new)], max(capacity, self.cache.capacity))
+            self.order = [*alive, *new]
+        self.cache.lengths = torch.tensor([self.lengths.get(row, 0) for row in self.order], device=self.draft.device)
+
+    def read(self, new: New) -> Tensor:
+        tokens, counts = pad([list(new.get(row, ())) for row in self.order], self.draft.device)
+        logits = self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
+        for row in new:
+            self.lengths[row] += len(new[row])
+        if list(new) == self.order:
+            return logits
+        place = {row: i for i, row in enumerate(self.order)}
+        return logits[[place[row] for row in new]]
+
+    def forget(self, row: int) -> None:
+        self.lengths.pop(row, None)
+        if not self.lengths:
+            self.cache, self.order = None, []

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from torch import nn
 
-from ..quantize import dequantize, quantize
+from ..files.folder import build
+from ..files.handle import Model as Handle
+from ..files.quantize import dequantize, quantize
 from ..sampling import Sampling
-from ..weights import Model as Handle
-from ..weights import build
 from .model import Model
 
 

@@ -42,7 +42,7 @@ def add_arguments(parser) -> None:
 def run(args) -> None:
     import torch
 
-    from ..registry import load
+    from ..files.folder import load
 
     target = load(args.target, device=args.device, dtype=args.dtype and getattr(torch, args.dtype))
     args.train(args, target)

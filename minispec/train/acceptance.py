@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ..weights import Model
+from ..files.handle import Model
 from . import corpus as writing
 from .corpus import Corpus
 
@@ -58,7 +58,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args, target: Model) -> None:
-    from ..registry import load
+    from ..files.folder import load
 
     draft = load(args.draft, device=target.device, dtype=target.dtype)
     prompts: dict[str, list[str]] = {}

@@ -20,9 +20,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from ..files.handle import Model
 from ..generate import pad
-from ..graphs import FastTransformer, Recorded, why_not_compile
-from ..weights import Model
+from ..gpu.fused import FastTransformer
+from ..gpu.record import Recorded, why_not_compile
 
 FOLLOW_UPS = (
     "Summarize that in two sentences.",

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..cache import attention, per_query_head
 from ..drafters.dflash import DFlashHead, load_head
-from ..drafters.heads import heads_for, save_heads
+from ..files.handle import Model
+from ..files.heads import heads_for, save_heads
 from ..model import Transformer
-from ..weights import Model
 from .corpus import Corpus
 from .draft import draft_from
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows

@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..files.folder import load_folder, save_folder
+from ..files.handle import Model
 from ..model import MLP, Transformer
-from ..weights import Model, load_folder, save_folder
 from .corpus import Corpus
 from .lessons import Lessons, frequent_tokens
 from .loop import fit

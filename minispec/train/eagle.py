@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..drafters.eagle import EagleHead
+from ..files.handle import Model
 from ..model import MLP
-from ..weights import Model
 from .corpus import Corpus
 from .draft import largest_neurons
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from ..drafters.heads import fill
+from ..files.heads import fill
 from ..model import Transformer
 from .corpus import Corpus
 

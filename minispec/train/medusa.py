@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from ..drafters.medusa import MedusaHeads
+from ..files.handle import Model
 from ..tree import best_tree, expected_tokens
-from ..weights import Model
 from .corpus import BatchWriter, Corpus, write
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
 from .loop import fit

@@ -17,8 +17,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from ..files.folder import load_folder, save_folder
+from ..files.handle import Model
 from ..model import Config, Transformer
-from ..weights import Model, load_folder, save_folder
 from . import corpus as writing
 from .acceptance import acceptance
 from .draft import distill

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from minispec.interview import cheatsheet
+from minispec.course.interview import cheatsheet
 
 pytestmark = pytest.mark.browser
 

@@ -7,7 +7,7 @@ import json
 import nbformat
 import pytest
 
-from minispec.interview import load
+from minispec.course.interview import load
 
 
 @pytest.mark.browser

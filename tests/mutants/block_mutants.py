@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pytest import MonkeyPatch
 
-from minispec import blocks, scheduler
-from minispec.blocks import BlockPool
-from minispec.scheduler import Scheduler, StaticScheduler
+from minispec.serving import blocks, scheduler
+from minispec.serving.blocks import BlockPool
+from minispec.serving.scheduler import Scheduler, StaticScheduler
 
 from .patching import Mutant, rewrite
 

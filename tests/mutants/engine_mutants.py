@@ -7,8 +7,8 @@ import sys
 import torch
 from pytest import MonkeyPatch
 
-from minispec import engine
-from minispec.engine import Engine
+from minispec.serving import engine
+from minispec.serving.engine import Engine
 
 from .patching import Mutant, rewrite
 

@@ -10,9 +10,10 @@ from pytest import MonkeyPatch
 
 import minispec as ms
 from minispec import verify
-from minispec.drafters import Draft, memory
+from minispec.drafters import Draft
 from minispec.drafters import model as drafter
 from minispec.drafters.base import laws
+from minispec.gpu import draft_memory as memory
 
 from .patching import Mutant, rewrite
 

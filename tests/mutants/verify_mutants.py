@@ -1,4 +1,4 @@
-"""Wrong ways to verify a draft. Each is one part of a `law_checks.Scheme`, with the signature of what it replaces."""
+"""Wrong ways to verify a draft: parts of a `distribution_checks.Scheme`, with the signatures of what they replace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from law_checks import Scheme, propose_cascade
+from distribution_checks import Scheme, propose_cascade
 
-from minispec import Sampling, verify
-from minispec import laws as exact
+from minispec import Sampling, exact, verify
 from minispec.tree import children, paths
 from minispec.verify import Verdict, accept_probability, one_hot, pick, residual
 
@@ -254,7 +253,7 @@ def _tree_in_order(p, q, tokens, parents, generator, ranked, *, accept, replace)
 @dataclass(frozen=True)
 class Mutant:
     scheme: Scheme
-    caught_by: tuple[str, ...]  # names in law_checks.CHECKS
+    caught_by: tuple[str, ...]  # names in distribution_checks.CHECKS
     passes: tuple[str, ...] = ()  # checks that cannot see it: what makes the mistake hard to notice
 
 

@@ -315,37 +315,37 @@ def exit_logits(streams, n, norm_weight, eps, head):
     return logits.exp() / logits.exp().sum(-1, keepdim=True)
 
 
-# %% 08.cascade_law: q_of_the_tiny_model
+# %% 08.cascade_distribution: q_of_the_tiny_model
 def cascade_draft(middle, tiny, guess, random):
     if random() < middle[guess] / tiny[guess]:
         return guess, tiny
     return pick(residual(middle, tiny), random()), tiny
 
 
-# %% 08.cascade_law: hands_the_guess_on
+# %% 08.cascade_distribution: hands_the_guess_on
 def cascade_draft(middle, tiny, guess, random):
     return guess, tiny.clone()
 
 
-# %% 08.cascade_law: guess_as_middle
+# %% 08.cascade_distribution: guess_as_middle
 def cascade_draft(middle, tiny, guess, random):
     return guess, middle.clone()
 
 
-# %% 08.cascade_law: draws_a_new_one
+# %% 08.cascade_distribution: draws_a_new_one
 def cascade_draft(middle, tiny, guess, random):
     q = middle / middle.sum()
     return pick(q, random()), q
 
 
-# %% 08.cascade_law: replaces_from_middle
+# %% 08.cascade_distribution: replaces_from_middle
 def cascade_draft(middle, tiny, guess, random):
     if not random() < middle[guess] / tiny[guess]:
         guess = pick(middle, random())
     return guess, middle
 
 
-# %% 08.cascade_law: q_of_the_branch
+# %% 08.cascade_distribution: q_of_the_branch
 def cascade_draft(middle, tiny, guess, random):
     q = tiny
     if not random() < middle[guess] / tiny[guess]:
@@ -355,7 +355,7 @@ def cascade_draft(middle, tiny, guess, random):
     return guess, q
 
 
-# %% 08.cascade_law: conditional_law
+# %% 08.cascade_distribution: conditional_distribution
 def cascade_draft(middle, tiny, guess, random):
     accepted = tiny * (middle / tiny).clamp(max=1)
     if random() < middle[guess] / tiny[guess]:
@@ -364,7 +364,7 @@ def cascade_draft(middle, tiny, guess, random):
     return pick(rejected, random()), rejected / rejected.sum()
 
 
-# %% 08.cascade_law: one_hot_q
+# %% 08.cascade_distribution: one_hot_q
 def cascade_draft(middle, tiny, guess, random):
     if not random() < middle[guess] / tiny[guess]:
         guess = pick(residual(middle, tiny), random())
@@ -373,7 +373,7 @@ def cascade_draft(middle, tiny, guess, random):
     return guess, q
 
 
-# %% 08.cascade_law: product_of_both
+# %% 08.cascade_distribution: product_of_both
 def cascade_draft(middle, tiny, guess, random):
     if not random() < middle[guess] / tiny[guess]:
         guess = pick(residual(middle, tiny), random())

@@ -369,7 +369,7 @@ def best_shape(accuracies, budget):
 
 
 # %% 09.typical: entropy_in_bits
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = -sum(float(x) * math.log2(x) for x in p if x > 0)
     ok = p > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
@@ -377,7 +377,7 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: sign_of_the_entropy
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = sum(float(x) * math.log(x) for x in p if x > 0)
     ok = p > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
@@ -385,14 +385,14 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: epsilon_alone
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     ok = p > epsilon
     law = q * ok + (q * ~ok).sum() * p
     return law, (law - p).abs().sum() / 2
 
 
 # %% 09.typical: larger_of_the_two
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     ok = (p > epsilon) & (p > delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
@@ -400,27 +400,27 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: judges_by_q
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     ok = q > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
     return law, (law - p).abs().sum() / 2
 
 
-# %% 09.typical: law_is_p
-def typical_law(p, q, epsilon, delta):
+# %% 09.typical: distribution_is_p
+def typical_distribution(p, q, epsilon, delta):
     return p.clone(), 0
 
 
 # %% 09.typical: refused_mass_is_lost
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     law = torch.where(p > min(epsilon, delta * math.exp(-H)), q, 0.0)
     return law, (law - p).abs().sum() / 2
 
 
 # %% 09.typical: accepted_renormalised
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     law = torch.where(p > min(epsilon, delta * math.exp(-H)), q, 0.0)
     law = law / law.sum()
@@ -428,7 +428,7 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: refused_cannot_return
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     ok = p > min(epsilon, delta * math.exp(-H))
     among = torch.where(ok, p, 0.0)
@@ -437,7 +437,7 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: distance_without_half
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = torch.special.entr(p).sum().item()
     ok = p > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
@@ -445,7 +445,7 @@ def typical_law(p, q, epsilon, delta):
 
 
 # %% 09.typical: nan_entropy
-def typical_law(p, q, epsilon, delta):
+def typical_distribution(p, q, epsilon, delta):
     H = -(p * p.log()).sum()
     ok = p > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p

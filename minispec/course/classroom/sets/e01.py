@@ -1,0 +1,307 @@
+"""Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many drafts a pass carries for free."""
+
+from __future__ import annotations
+
+import math
+
+from .... import theory
+from ..exercise import Complaint, exercise, pair
+from ..show import is_number, kind, plain
+
+# ---- 01.intensity ---------------------------------------------------------------------------------------------------
+
+
+def intensity(weights, bits, batch, tokens, context, kv_bytes):
+    flops = theory.pass_flops(weights, batch, tokens)
+    return flops / theory.pass_bytes(weights, bits / 8, batch, context, kv_bytes)
+
+
+INTENSITY = exercise(
+    "01.intensity",
+    title="FLOPs per byte",
+    level="E",
+    minutes=15,
+    points=1,
+    hints=(
+        "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments ask in which of the "
+        "two it appears. Some are in both, one is only in the FLOPs.",
+        "FLOPs: every weight multiplies and adds once for every token of the pass, and there are batch · tokens of "
+        "them. Bytes: the weights are read once for all of them, a row's cache once for all tokens of that row.",
+        "2 · weights · batch · tokens, divided by weights · bits / 8 + batch · context · kv_bytes.",
+    ),
+    code="minispec.theory.pass_bytes",
+    reference=intensity,
+    cases=[
+        dict(weights=1000, bits=16, batch=1, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=1, tokens=5, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=4, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=4, batch=1, tokens=1, context=0, kv_bytes=0),
+        dict(weights=1000, bits=16, batch=1, tokens=1, context=10, kv_bytes=50),
+        dict(weights=1000, bits=8, batch=4, tokens=3, context=20, kv_bytes=25),
+        dict(weights=8_000_000_000, bits=16, batch=32, tokens=5, context=2000, kv_bytes=131_072),
+    ],
+)
+
+
+@INTENSITY.mutant
+def one_flop_per_weight(weights, bits, batch, tokens, context, kv_bytes):
+    """You count one FLOP per weight and token. A weight is multiplied and the product is added: that is two, and peak
+    FLOP/s in data sheets count both."""
+    return intensity(weights, bits, batch, tokens, context, kv_bytes) / 2
+
+
+@INTENSITY.mutant
+def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
+    """You take bits for bytes. A weight of 16 bits is 2 bytes: divide by 8."""
+    return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
+
+
+@INTENSITY.mutant
+def weights_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
+    """You read the weights anew for every token. One pass reads them once, and all its tokens share the reading: that
+    sharing is why batching, prefill and speculation pay at all."""
+    return 2 * weights * batch * tokens / (batch * tokens * weights * bits / 8 + batch * context * kv_bytes)
+
+
+@INTENSITY.mutant
+def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
+    """You read the weights once for every row of the batch. The rows go through a layer together, so one reading
+    serves all of them. Only the caches are a row's own."""
+    return intensity(weights, bits, 1, tokens, context, kv_bytes)
+
+
+@INTENSITY.mutant
+def forgets_the_cache(weights, bits, batch, tokens, context, kv_bytes):
+    """You count the weights only. Attention reads the keys and values of every row's context too, and with many rows
+    or long contexts these are more bytes than the weights."""
+    return intensity(weights, bits, batch, tokens, 0, 0)
+
+
+@INTENSITY.mutant
+def one_cache_for_all_rows(weights, bits, batch, tokens, context, kv_bytes):
+    """You read one cache for the whole batch. Weights are shared by all rows, but every row has a text, and so a cache,
+    of its own."""
+    return 2 * weights * batch * tokens / (weights * bits / 8 + context * kv_bytes)
+
+
+@INTENSITY.mutant
+def cache_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
+    """You read a row's cache anew for each of its tokens. The tokens of a row look back at the same keys and values,
+    and one reading serves them all. So a longer draft reads no more."""
+    return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
+
+
+@INTENSITY.mutant
+def bytes_per_flop(weights, bits, batch, tokens, context, kv_bytes):
+    """Your quotient is upside down: these are bytes per FLOP. Intensity is FLOPs per byte, what a byte is worth once it
+    has arrived."""
+    return 1 / intensity(weights, bits, batch, tokens, context, kv_bytes)
+
+
+# ---- 01.roofline ----------------------------------------------------------------------------------------------------
+
+LIMITS = ("memory", "compute")
+
+
+def roofline(bytes_read, flops, bandwidth, peak):
+    seconds = theory.roofline_time(bytes_read, flops, theory.Hardware("", bandwidth, peak))
+    return seconds, "memory" if bytes_read / bandwidth > flops / peak else "compute"
+
+
+def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
+    seconds, limit = pair(answer(bytes_read, flops, bandwidth, peak), 'the seconds, and "memory" or "compute"')
+    if not is_number(plain(seconds)):
+        raise Complaint(f"the first of your two results should be a number of seconds; it is {kind(seconds)}.")
+    if limit not in LIMITS:
+        raise Complaint('the second of your two results should be the text "memory" or "compute".')
+    return {"seconds": plain(seconds), "limited by": limit}
+
+
+def roof(answer):
+    """The roof that the learner's times draw: what an 8 B model in bf16 attains on an H200 as a pass carries more."""
+    import plotly.graph_objects as go
+
+    from ...viz.style import PALETTE, TEMPLATE
+
+    gpu, read = theory.H200, 16e9
+    found: dict[str, list[tuple[int, float]]] = {limit: [] for limit in LIMITS}
+    for tokens in (2**i for i in range(12)):  # in bf16 the intensity is the number of tokens
+        flops = theory.pass_flops(8e9, tokens=tokens)
+        seen = observe_roofline(answer, read, flops, gpu.bandwidth, gpu.flops)
+        if not seen["seconds"] > 0:
+            raise Complaint(f"a pass takes more than 0 seconds; yours takes {seen['seconds']:g}.")
+        found[seen["limited by"]].append((tokens, round(flops / seen["seconds"] / 1e12, 3)))
+    figure = go.Figure(layout=dict(template=TEMPLATE, title="8 B weights in bf16 on an H200, by your roofline"))
+    for limit, colour in zip(LIMITS, PALETTE, strict=False):
+        x, y = [p[0] for p in found[limit]], [p[1] for p in found[limit]]
+        figure.add_scatter(name=f"limited by {limit}", x=x, y=y, mode="lines+markers", marker_color=colour)
+    figure.update_xaxes(type="log", title="FLOP per byte (here: tokens in the pass)")
+    return figure.update_yaxes(type="log", title="attained TFLOP/s")
+
+
+ROOFLINE = exercise(
+    "01.roofline",
+    title="The roofline",
+    level="E",
+    minutes=15,
+    points=1,
+    hints=(
+        "There are two clocks. How long does the memory need for the bytes, and how long do the matrix units need for "
+        "the FLOPs?",
+        "Both work at the same time: while one layer is computed, the weights of the next arrive. So who finishes last "
+        "sets the time, and the name.",
+        "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the greater of the two, and "
+        'the limit is "memory" where reading is the greater one.',
+    ),
+    code="minispec.theory.roofline_time",
+    reference=roofline,
+    observe=observe_roofline,
+    picture=roof,
+    cases=[
+        dict(bytes_read=100, flops=100, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=1000, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=200, bandwidth=10, peak=50),
+        dict(bytes_read=100, flops=80, bandwidth=40, peak=20),
+        dict(bytes_read=16e9, flops=16e9, bandwidth=17e9, peak=48e9),
+        dict(bytes_read=16e9, flops=16e9 * 512, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@ROOFLINE.mutant
+def adds_both(bytes_read, flops, bandwidth, peak):
+    """You add the two times, as if the machine read first and computed afterwards. It does both at once, and the
+    shorter one is hidden behind the longer one: that is what makes extra tokens free."""
+    return bytes_read / bandwidth + flops / peak, roofline(bytes_read, flops, bandwidth, peak)[1]
+
+
+@ROOFLINE.mutant
+def who_finishes_first(bytes_read, flops, bandwidth, peak):
+    """You take the shorter of the two times. A pass is over when its slower half is: take the longer one. (The minimum
+    belongs to the other way to write the roofline, in FLOP/s.)"""
+    reading, computing = bytes_read / bandwidth, flops / peak
+    return min(reading, computing), "memory" if reading < computing else "compute"
+
+
+@ROOFLINE.mutant
+def names_the_idle_side(bytes_read, flops, bandwidth, peak):
+    """Your seconds are right and your names are exchanged. What limits a pass is what takes longer: where reading takes
+    longer, it is the memory, and the matrix units wait."""
+    seconds, limit = roofline(bytes_read, flops, bandwidth, peak)
+    return seconds, LIMITS[1 - LIMITS.index(limit)]
+
+
+@ROOFLINE.mutant
+def compares_amounts(bytes_read, flops, bandwidth, peak):
+    """You name the limit by comparing bytes with FLOPs. A machine does many FLOPs in the time in which it reads one
+    byte: compare the times, not the amounts."""
+    seconds, _ = roofline(bytes_read, flops, bandwidth, peak)
+    return seconds, "memory" if bytes_read > flops else "compute"
+
+
+@ROOFLINE.mutant
+def always_memory(bytes_read, flops, bandwidth, peak):
+    """For you every pass is limited by memory. Decoding one token usually is. But FLOPs grow with the tokens of a pass
+    and bytes hardly do, so a long prefill or a large batch runs into the other limit."""
+    return bytes_read / bandwidth, "memory"
+
+
+@ROOFLINE.mutant
+def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
+    """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes come at the bandwidth, in bytes/s; FLOPs
+    are done at the peak, in FLOP/s."""
+    return roofline(bytes_read, flops, peak, bandwidth)
+
+
+# ---- 01.ridge -------------------------------------------------------------------------------------------------------
+
+
+def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    ridge = theory.balance_point(theory.Hardware("", bandwidth, peak))
+    tokens = math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+    return max(0, tokens - 1)
+
+
+def free_drafts_table(answer) -> str:
+    """What the learner's function says of an 8 B model on an H200, by batch and context."""
+    gpu, contexts, table = theory.H200, (0, 1000, 4000), []
+    for batch in (1, 8, 32, 128):
+        free = [answer(8e9, 16, batch, context, 131_072, gpu.bandwidth, gpu.flops) for context in contexts]
+        if not all(is_number(plain(k)) for k in free):
+            raise Complaint("the number of free drafts should be a number.")
+        table.append(f"{batch:5}  {'  '.join(f'{plain(k):>6}' for k in free)}")
+    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context a row"
+    return "\n".join(["drafts a row that are verified for free: 8 B weights in bf16, H200", "", heading, *table])
+
+
+RIDGE = exercise(
+    "01.ridge",
+    title="How many drafts are free",
+    level="M",
+    minutes=20,
+    points=2,
+    hints=(
+        "A pass of M tokens a row has M times the intensity of a pass of one, because the bytes stay the same. At "
+        "which M does it arrive at the ridge?",
+        "At M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, and a pass that "
+        "verifies K drafts has one token more than K. Which one?",
+        "The last committed token is read together with the drafts, so K = floor(M*) − 1. With a large batch M* is "
+        "below 1: then no draft is free, and the answer is 0, not −1.",
+    ),
+    code="minispec.theory.free_tokens",
+    reference=free_drafts,
+    picture=free_drafts_table,
+    cases=[
+        dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=40),
+        dict(weights=1000, bits=16, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=45),
+        dict(weights=1000, bits=16, batch=2, context=0, kv_bytes=0, bandwidth=10, peak=65),
+        dict(weights=1000, bits=16, batch=8, context=0, kv_bytes=0, bandwidth=10, peak=45),
+        dict(weights=1000, bits=4, batch=1, context=0, kv_bytes=0, bandwidth=10, peak=130),
+        dict(weights=1000, bits=16, batch=2, context=100, kv_bytes=25, bandwidth=10, peak=45),
+        dict(weights=8e9, bits=16, batch=1, context=0, kv_bytes=131_072, bandwidth=4.2e12, peak=790e12),
+        dict(weights=8e9, bits=16, batch=128, context=4000, kv_bytes=131_072, bandwidth=4.2e12, peak=790e12),
+    ],
+)
+
+
+@RIDGE.mutant
+def counts_the_last_token(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """You return the tokens of the pass. One of them is the last committed token, which has to be read in any case: M
+    tokens verify M − 1 drafts."""
+    ridge = peak / bandwidth
+    return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
+
+
+@RIDGE.mutant
+def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """You count for a single row. Every row of the batch brings drafts of its own, and their FLOPs add up: a batch uses
+    up the idle compute that drafts live on."""
+    return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
+
+
+@RIDGE.mutant
+def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """You leave the cache out. Reading it takes time as well, the longer the contexts the more, and while it is read
+    more drafts can be computed."""
+    return free_drafts(weights, bits, batch, 0, 0, bandwidth, peak)
+
+
+@RIDGE.mutant
+def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """You round up. The last of those drafts lies beyond the ridge, and the pass takes longer for it."""
+    ridge = peak / bandwidth
+    return max(0, math.ceil(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
+
+
+@RIDGE.mutant
+def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """Your answer can be −1. Where even one token a row is beyond the ridge no draft is free: the answer is 0."""
+    ridge = peak / bandwidth
+    return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
+
+
+@RIDGE.mutant
+def always_bf16(weights, bits, batch, context, kv_bytes, bandwidth, peak):
+    """You assume weights of 16 bits, where intensity and tokens are the same number. With fewer bits the weights arrive
+    sooner, and less time is left for drafts."""
+    return free_drafts(weights, 16, batch, context, kv_bytes, bandwidth, peak)

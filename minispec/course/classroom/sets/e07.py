@@ -1,0 +1,463 @@
+"""Set 07, how fast: the tokens of a cycle, its speed-up, the best draft length, and where speculation begins to pay."""
+
+from __future__ import annotations
+
+import math
+
+from .... import theory
+from ..exercise import Complaint, exercise
+from ..show import is_number, kind, plain
+
+# ---- 07.expected_tokens ---------------------------------------------------------------------------------------------
+
+
+def number(value):
+    """A number that an answer returned; a Complaint if it is none."""
+    value = plain(value)
+    if not is_number(value):
+        raise Complaint(f"the result should be a number; yours is {kind(value)}.")
+    return value
+
+
+def observe_tokens(answer, alpha, k):
+    try:
+        found = number(answer(alpha, k))
+    except ZeroDivisionError:
+        if alpha != 1:
+            raise
+        found = math.nan
+    if alpha == 1 and math.isnan(found):  # no mutant: whatever else is wrong with the answer is named first
+        raise Complaint(
+            "at α = 1 your quotient is 0 / 0. Every draft is accepted there, so a cycle has as many tokens as it can "
+            "have: return that, or add up the series itself, which needs no exception."
+        )
+    return found
+
+
+EXPECTED_TOKENS = exercise(
+    "07.expected_tokens",
+    title="The tokens of a cycle",
+    level="E",
+    minutes=10,
+    points=1,
+    hints=(
+        "A cycle always emits one token. When does it emit at least two? At least three? Add these probabilities up.",
+        "At least i + 1 tokens come out when the first i drafts are accepted: probability α^i, for i = 0 … K. The sum "
+        "of these is E[N], and the quotient is a short way to write it, except at α = 1.",
+        "sum(alpha**i for i in range(k + 1)) is right everywhere; with the quotient, treat alpha == 1 apart: K + 1.",
+    ),
+    code="minispec.theory.expected_tokens",
+    reference=theory.expected_tokens,
+    observe=observe_tokens,
+    cases=[  # α = 1 last: an answer that fails there only has nothing else wrong
+        dict(alpha=0.5, k=1),
+        dict(alpha=0.0, k=2),
+        dict(alpha=0.5, k=2),
+        dict(alpha=0.4, k=0),
+        dict(alpha=0.7, k=4),
+        dict(alpha=0.95, k=8),
+        dict(alpha=1.0, k=4),
+    ],
+)
+
+
+@EXPECTED_TOKENS.mutant
+def alpha_times_k(alpha, k):
+    """You take α of K drafts as accepted. The first rejection ends the cycle, and good drafts behind it are lost; and
+    then every cycle emits a token of the target's own. α · K is wrong in both respects."""
+    return alpha * k
+
+
+@EXPECTED_TOKENS.mutant
+def alpha_times_k_plus_one(alpha, k):
+    """You count the target's own token, but take α of all K drafts as accepted. The first rejection ends the cycle:
+    draft i counts only when all before it were right too, with probability α^i."""
+    return alpha * k + 1
+
+
+@EXPECTED_TOKENS.mutant
+def forgets_the_one(alpha, k):
+    """You count accepted drafts only. Every cycle emits one token more: the correction after a rejection, or the bonus
+    when all were right. Even α = 0 gives one token a cycle."""
+    return theory.expected_tokens(alpha, k) - 1
+
+
+@EXPECTED_TOKENS.mutant
+def k_in_the_exponent(alpha, k):
+    """Your sum has K terms, it needs K + 1: from i = 0, the token that always comes, to i = K, the bonus after K
+    accepted drafts. The exponent in the quotient is K + 1."""
+    return theory.expected_tokens(alpha, k - 1) if k else 0.0
+
+
+@EXPECTED_TOKENS.mutant
+def endless_draft(alpha, k):
+    """You compute 1 / (1 − α), what a draft without end would give. It is the ceiling; K drafts stay below it, by
+    α^(K+1) / (1 − α)."""
+    return theory.token_ceiling(alpha)
+
+
+@EXPECTED_TOKENS.mutant
+def all_or_nothing(alpha, k):
+    """You count drafts only in cycles where all K are accepted. The ones before the first rejection are kept as
+    well."""
+    return 1 + k * alpha**k
+
+
+@EXPECTED_TOKENS.mutant
+def k_at_one(alpha, k):
+    """At α = 1 you return K. All K drafts are accepted there, and the bonus comes on top: K + 1."""
+    return k if alpha == 1 else theory.expected_tokens(alpha, k)
+
+
+# ---- 07.position_acceptance -----------------------------------------------------------------------------------------
+
+BY_POSITION = exercise(
+    "07.position_acceptance",
+    title="Acceptance by position",
+    level="E",
+    minutes=10,
+    points=1,
+    hints=(
+        "How likely is it that draft 1 is kept? That draft 2 is kept, given that β₂ only speaks of cycles that got so "
+        "far?",
+        "Draft i is kept when it and all before it are accepted: β₁ · β₂ · … · β_i. Add these products up, and do not "
+        "forget the token that comes in any case.",
+        "Keep one running product, reach: for every beta, reach *= beta, tokens += reach. Both begin with 1.",
+    ),
+    code="minispec.theory.expected_tokens_by_position",
+    reference=theory.expected_tokens_by_position,
+    observe=lambda answer, betas: number(answer(betas)),
+    cases=[
+        dict(betas=[0.5]),
+        dict(betas=[0.5, 0.5]),
+        dict(betas=[0.2, 1.0]),
+        dict(betas=[0.9, 0.7, 0.5]),
+        dict(betas=[0.5, 0.7, 0.9]),
+        dict(betas=[1.0, 0.0, 1.0, 0.8]),
+    ],
+)
+
+
+@BY_POSITION.mutant
+def sums_the_betas(betas):
+    """You add the β themselves, as if draft i were reached in every cycle. β_i speaks only of the cycles in which all
+    drafts before it were accepted: multiply by the chance of getting there."""
+    return 1 + sum(betas)
+
+
+@BY_POSITION.mutant
+def forgets_the_one_by_position(betas):
+    """You count accepted drafts only. The correction or the bonus comes on top, in every cycle: the sum begins with
+    1."""
+    return theory.expected_tokens_by_position(betas) - 1
+
+
+@BY_POSITION.mutant
+def averages_first(betas):
+    """You average the β and use the formula for one α. An early rejection costs more than a late one, so it matters
+    where the good positions are; the average does not know."""
+    return theory.expected_tokens(sum(betas) / len(betas), len(betas))
+
+
+@BY_POSITION.mutant
+def leaves_out_the_last(betas):
+    """Your sum ends one draft early. The last term is the product of all β: the cycles in which everything was
+    accepted."""
+    return theory.expected_tokens_by_position(betas[:-1])
+
+
+@BY_POSITION.mutant
+def only_full_cycles(betas):
+    """You count drafts only in cycles where all are accepted. A cycle that ends early keeps the drafts before the
+    rejection."""
+    return 1 + len(betas) * math.prod(betas)
+
+
+# ---- 07.speedup -----------------------------------------------------------------------------------------------------
+
+
+def curves(answer):
+    """The learner's speed-up over K, a line for each α, beside plain decoding."""
+    import plotly.graph_objects as go
+
+    from ...viz.style import GREY, PALETTE, TEMPLATE
+
+    c, v, lengths = 0.1, 1.0, list(range(1, 13))
+    figure = go.Figure(layout=dict(template=TEMPLATE, title="Your speed-up when a draft costs c = 0.1 (v = 1)"))
+    for alpha, colour in zip((0.9, 0.8, 0.6, 0.3), PALETTE, strict=False):
+        heights = [round(float(number(answer(alpha, k, c, v))), 4) for k in lengths]
+        figure.add_scatter(name=f"α = {alpha}", x=lengths, y=heights, mode="lines+markers", line_color=colour)
+    figure.add_hline(y=1, line_dash="dash", line_color=GREY, annotation_text="plain decoding")
+    return figure.update_layout(xaxis_title="K, drafts a cycle", yaxis_title="speed-up")
+
+
+SPEEDUP = exercise(
+    "07.speedup",
+    title="The speed-up of a cycle",
+    level="E",
+    minutes=15,
+    points=2,
+    hints=(
+        "Let one plain pass of the target last 1. How long does plain decoding need for E[N] tokens? How long does a "
+        "cycle need that emits as many?",
+        "Plain decoding needs E[N]. A cycle drafts K tokens one after the other, each for c, and verifies once, for v.",
+        "expected_tokens(alpha, k) divided by k * c + v.",
+    ),
+    code="minispec.theory.speedup",
+    reference=theory.speedup,
+    observe=lambda answer, **case: number(answer(*case.values())),
+    picture=curves,
+    cases=[
+        dict(alpha=0.0, k=1, c=0.0, v=1.0),
+        dict(alpha=0.5, k=1, c=0.25, v=1.0),
+        dict(alpha=0.5, k=1, c=0.0, v=1.5),
+        dict(alpha=0.7, k=4, c=0.1, v=1.0),
+        dict(alpha=0.7, k=4, c=0.1, v=2.5),
+        dict(alpha=1.0, k=3, c=0.05, v=1.25),
+    ],
+)
+
+
+@SPEEDUP.mutant
+def v_is_one(alpha, k, c, v):
+    """You take verification to cost one plain pass. That is the textbook's v = 1; a pass over K + 1 tokens costs more
+    as soon as the machine runs out of spare arithmetic, and v says how much."""
+    return theory.speedup(alpha, k, c)
+
+
+@SPEEDUP.mutant
+def drafting_once_a_cycle(alpha, k, c, v):
+    """You charge c once a cycle. It is the cost of one drafted token, and K of them are drafted, one after the
+    other."""
+    return theory.expected_tokens(alpha, k) / (c + v)
+
+
+@SPEEDUP.mutant
+def drafting_is_free(alpha, k, c, v):
+    """You leave out the time for drafting: K tokens at c each. Only a draft that costs nothing is that fast."""
+    return theory.expected_tokens(alpha, k) / v
+
+
+@SPEEDUP.mutant
+def verifies_token_by_token(alpha, k, c, v):
+    """You charge v for each of the K + 1 verified tokens. They are verified in a single pass, and v is the cost of that
+    whole pass: this is where the gain comes from."""
+    return theory.expected_tokens(alpha, k) / (k * c + (k + 1) * v)
+
+
+@SPEEDUP.mutant
+def forgets_the_extra_token(alpha, k, c, v):
+    """You count accepted drafts only. The cycle also emits the target's own token, the correction or the bonus."""
+    return (theory.expected_tokens(alpha, k) - 1) / (k * c + v)
+
+
+@SPEEDUP.mutant
+def one_draft_too_many(alpha, k, c, v):
+    """You charge K + 1 drafts. The last token of the cycle is the target's own: only K are drafted."""
+    return theory.expected_tokens(alpha, k) / ((k + 1) * c + v)
+
+
+@SPEEDUP.mutant
+def upside_down(alpha, k, c, v):
+    """Your quotient is upside down: it is the time a token takes, relative to plain decoding. A speed-up is plain time
+    over speculative time, above 1 where speculation gains."""
+    return 1 / theory.speedup(alpha, k, c, v)
+
+
+@SPEEDUP.mutant
+def all_drafts_accepted(alpha, k, c, v):
+    """You count K + 1 tokens a cycle, as if every draft were accepted. On average it is E[N], which depends on α."""
+    return (k + 1) / (k * c + v)
+
+
+# ---- 07.best_k ------------------------------------------------------------------------------------------------------
+
+
+def best_k(alpha, c, v):
+    return theory.best_k(alpha, c, lambda k: v[k], longest=len(v) - 1)
+
+
+def gains(alpha, c, v):
+    """The speed-up for K = 1 … longest."""
+    return [theory.speedup(alpha, k, c, v[k]) for k in range(1, len(v))]
+
+
+def argmax(values):
+    return max(range(len(values)), key=values.__getitem__)
+
+
+BEST_K = exercise(
+    "07.best_k",
+    title="How many to draft",
+    level="M",
+    minutes=20,
+    points=2,
+    hints=(
+        "There is no closed formula, and none is needed: there are few K to try. What is the speed-up of K = 0?",
+        "Compute E[N] / (K·c + v[K]) for every K and keep the best so far. Plain decoding has the speed-up 1, and is "
+        "the best as long as nothing beats it. v may jump: look at all K, also behind a dip.",
+        "best, most = 0, 1.0; for k in range(1, len(v)): s = expected_tokens(alpha, k) / (k * c + v[k]); if s > most: "
+        "best, most = k, s.",
+    ),
+    code="minispec.theory.best_k",
+    reference=best_k,
+    observe=lambda answer, **case: number(answer(*case.values())),
+    cases=[
+        dict(alpha=0.5, c=0.1, v=[1.0, 1.0]),
+        dict(alpha=0.5, c=0.5, v=[1.0, 1.0]),
+        dict(alpha=0.5, c=0.1, v=[1.0, 1.0, 2.0]),
+        dict(alpha=0.6, c=0.1, v=[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        dict(alpha=0.3, c=0.4, v=[1.0, 1.0, 1.1, 1.2, 1.3]),
+        dict(alpha=0.9, c=0.02, v=[1.0, 1.0, 1.5, 1.5, 1.5, 1.5, 1.5, 3.0]),
+        dict(alpha=0.8, c=0.1, v=[1.0, 1.05, 1.1, 1.15, 1.2, 1.6, 2.0, 2.4, 2.8]),
+        dict(alpha=0.8, c=0.1, v=[1.0] * 12),
+    ],
+)
+
+
+@BEST_K.mutant
+def never_zero(alpha, c, v):
+    """You always draft. Where no K has a speed-up above 1, plain decoding is the best: the answer is 0."""
+    return 1 + argmax(gains(alpha, c, v))
+
+
+@BEST_K.mutant
+def most_tokens(alpha, c, v):
+    """You take the longest draft. It gives the most tokens a cycle, but each further draft adds less (α^K) and costs as
+    much as the first: compare speed-ups."""
+    return len(v) - 1
+
+
+@BEST_K.mutant
+def flat_v(alpha, c, v):
+    """You take v = 1 for every K. Verifying K drafts costs v[K]: look it up for each K that you try."""
+    return best_k(alpha, c, [1.0] * len(v))
+
+
+@BEST_K.mutant
+def longest_that_gains(alpha, c, v):
+    """You take the longest draft that still gains. There the gain may be nearly used up; the best K is where the
+    speed-up is greatest."""
+    return max((k for k, gain in enumerate(gains(alpha, c, v), start=1) if gain > 1), default=0)
+
+
+@BEST_K.mutant
+def first_peak(alpha, c, v):
+    """You stop at the first K that is no better than the one before. The cost of verification comes in steps, so the
+    speed-up may dip and rise again: try every K."""
+    best, most = 0, 1.0
+    for k, gain in enumerate(gains(alpha, c, v), start=1):
+        if gain <= most:
+            break
+        best, most = k, gain
+    return best
+
+
+@BEST_K.mutant
+def drafts_once(alpha, c, v):
+    """You charge c once a cycle. Each of the K drafts costs c, and that is what keeps the best K small."""
+    times = [c + v[k] for k in range(1, len(v))]
+    all_gains = [1.0, *(theory.expected_tokens(alpha, k) / time for k, time in enumerate(times, start=1))]
+    return argmax(all_gains)
+
+
+@BEST_K.mutant
+def v_of_one_less(alpha, c, v):
+    """You look up v one place too early. v[K] is the cost of verifying K drafts, with v[0] = 1 for none: no shift."""
+    return best_k(alpha, c, [1.0, *v[:-1]])
+
+
+# ---- 07.when_it_pays ------------------------------------------------------------------------------------------------
+
+
+def root(cost, k, tokens=theory.expected_tokens):
+    """The α with tokens(α, k) = cost; infinite if not even α = 1 yields as many."""
+    if tokens(1.0, k) < cost:
+        return math.inf
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if tokens(middle, k) >= cost else (middle, high)
+    return high
+
+
+WHEN_IT_PAYS = exercise(
+    "07.when_it_pays",
+    title="Where it begins to pay",
+    level="M",
+    minutes=25,
+    points=3,
+    hints=(
+        "Do K = 1, v = 1 with a pencil: (1 + α) / (c + 1) = 1. For longer drafts, how does the speed-up change when α "
+        "grows and all else stays?",
+        "It only grows, from 1 / (K·c + v) at α = 0 to (K + 1) / (K·c + v) at α = 1. So there is one crossing at most: "
+        "if the second is below 1 there is none, else halve the interval [0, 1] until it is narrow.",
+        "cost = k * c + v. If cost > k + 1: math.inf. Else 40 times: middle = (low + high) / 2; if "
+        "expected_tokens(middle, k) < cost then low = middle, else high = middle.",
+    ),
+    code="minispec.theory.break_even",
+    reference=theory.break_even,
+    observe=lambda answer, **case: number(answer(*case.values())),
+    cases=[
+        dict(k=1, c=0.1, v=1.0),
+        dict(k=1, c=0.2, v=1.1),
+        dict(k=2, c=0.1, v=1.0),
+        dict(k=4, c=0.1, v=1.0),
+        dict(k=4, c=0.02, v=1.5),
+        dict(k=4, c=0.1, v=2.9),
+        dict(k=1, c=0.5, v=1.8),
+        dict(k=2, c=0.3, v=3.0),
+    ],
+)
+
+
+@WHEN_IT_PAYS.mutant
+def always_c(k, c, v):
+    """You answer c. That is exactly right for K = 1 and v = 1, and only there: later drafts are kept less often but
+    cost as much, and a dearer verification has to be earned as well."""
+    return c
+
+
+@WHEN_IT_PAYS.mutant
+def one_half(k, c, v):
+    """You answer one half, the rule of thumb. Nothing in the formula says so: with a cheap draft α = 0.1 can gain, with
+    dear verification α = 0.7 can lose."""
+    return 0.5
+
+
+@WHEN_IT_PAYS.mutant
+def forgets_v(k, c, v):
+    """You take v = 1. A verification that costs more than a plain pass has to be earned back first: E[N] = K·c + v."""
+    return theory.break_even(k, c)
+
+
+@WHEN_IT_PAYS.mutant
+def straight_line(k, c, v):
+    """You take E[N] = 1 + α·K. A draft behind a rejection is lost, so K drafts give less than that, and the true α is
+    higher: solve 1 + α + … + α^K = K·c + v."""
+    return (k * c + v - 1) / k
+
+
+@WHEN_IT_PAYS.mutant
+def drafts_once_a_cycle(k, c, v):
+    """You charge c once a cycle. K drafts cost K·c."""
+    return root(c + v, k)
+
+
+@WHEN_IT_PAYS.mutant
+def accepted_drafts_only(k, c, v):
+    """You let accepted drafts alone pay for the cycle. It also emits the target's own token: E[N] begins with 1."""
+    return root(k * c + v, k, tokens=lambda alpha, k: theory.expected_tokens(alpha, k) - 1)
+
+
+@WHEN_IT_PAYS.mutant
+def endless_drafts(k, c, v):
+    """You use the ceiling 1 / (1 − α) for E[N]. A cycle of K drafts stays below it, so its break-even is higher."""
+    return 1 - 1 / (k * c + v)
+
+
+@WHEN_IT_PAYS.mutant
+def one_instead_of_never(k, c, v):
+    """You answer 1 where not even α = 1 pays. At α = 1 the cycle yields K + 1 tokens; if it costs more than that, no
+    acceptance helps: infinity."""
+    return min(1.0, theory.break_even(k, c, v))

@@ -1,0 +1,528 @@
+"""Set 08, drafters: looking the text up, walking down its counts, leaving the target early, two drafters in a row."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ....drafters.ngram import Index
+from ....drafters.suffix import Trie, walk
+from ....verify import accept_probability, one_hot, pick, residual
+from ..exercise import Complaint, distribution_of, exercise, law, pair, token, tokens
+from ..show import is_number, kind, plain
+from .e02 import numbers
+
+# ---- 08.ngram -------------------------------------------------------------------------------------------------------
+
+
+def lookup(text, n_max, k):
+    index = Index(1, n_max)
+    index.update(text)
+    for n in range(min(n_max, len(text)), 0, -1):
+        place = index.after.get(tuple(text[-n:]))
+        if place is not None:
+            return text[place : place + k]
+    return []
+
+
+def places_after(text, n, last=None):
+    """Where a token follows an earlier occurrence of the last n tokens, earliest first."""
+    return [end for end in range(n, last or len(text)) if text[end - n : end] == text[-n:]]
+
+
+def flawed_lookup(text, n_max, k, *, lengths=None, choose=lambda places, text, n: places[-1], last=None):
+    """The lookup, with parts to exchange: which lengths are tried, which occurrence counts."""
+    for n in lengths or range(min(n_max, len(text)), 0, -1):
+        if places := places_after(text, n, last(n) if last else None):
+            start = choose(places, text, n)
+            return text[start : start + k]
+    return []
+
+
+NGRAM = exercise(
+    "08.ngram",
+    title="Look it up",
+    level="E",
+    minutes=15,
+    points=2,
+    hints=(
+        "Two loops: over the length of the suffix, from n_max down to 1, and over the places where it may have stood "
+        "before, from the latest to the earliest. The first hit is the answer.",
+        "text[-n:] is the suffix. An earlier occurrence ends before place `end` when text[end − n : end] equals it, "
+        "and end < len(text), since something has to follow. Then the draft begins at text[end].",
+        "for n in range(min(n_max, len(text)), 0, −1): for end in range(len(text) − 1, n − 1, −1): if "
+        "text[end − n : end] == text[−n:], return text[end : end + k]. After both loops: [].",
+    ),
+    code="minispec.drafters.NGram",
+    reference=lookup,
+    observe=lambda answer, text, n_max, k: tokens(answer(text, n_max, k)),
+    cases=[
+        dict(text=[5], n_max=2, k=2),
+        dict(text=[5, 6, 5], n_max=1, k=1),
+        dict(text=[5, 6, 5], n_max=2, k=3),
+        dict(text=[5, 6, 5, 7, 5], n_max=1, k=1),
+        dict(text=[1, 2, 3, 9, 2, 4, 1, 2], n_max=2, k=2),
+        dict(text=[4, 4, 4, 4], n_max=2, k=3),
+        dict(text=[5, 6, 5, 6, 5, 7, 5], n_max=1, k=1),
+        dict(text=[1, 2, 3, 7, 2, 3, 8, 9, 1, 2, 3], n_max=2, k=2),
+        dict(text=[1, 2, 3, 7, 2, 3, 8, 9, 1, 2, 3], n_max=3, k=5),
+    ],
+)
+
+
+@NGRAM.mutant
+def earliest_occurrence(text, n_max, k):
+    """You take the earliest occurrence. The latest is the better guess: a text returns to what it spoke of last."""
+    return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[0])
+
+
+@NGRAM.mutant
+def shortest_suffix_first(text, n_max, k):
+    """You begin with the shortest suffix. One token matches nearly anywhere, three hardly ever by chance: try the
+    longest first, and shorten it only while nothing is found."""
+    return flawed_lookup(text, n_max, k, lengths=range(1, min(n_max, len(text)) + 1))
+
+
+@NGRAM.mutant
+def only_the_longest(text, n_max, k):
+    """You try n_max tokens only. Where those were never written before, a shorter suffix may have been: go down to a
+    single token before you give up."""
+    return flawed_lookup(text, n_max, k, lengths=[n_max] if n_max <= len(text) else [len(text)])
+
+
+@NGRAM.mutant
+def finds_itself(text, n_max, k):
+    """You find the suffix itself, at the end of the text, behind which nothing follows. An occurrence counts only if a
+    token comes after it."""
+    return []
+
+
+@NGRAM.mutant
+def drafts_the_match(text, n_max, k):
+    """Your draft begins with the matching tokens. They are written already: draft what followed them."""
+    return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[-1] - n)
+
+
+@NGRAM.mutant
+def without_overlap(text, n_max, k):
+    """You look only where an occurrence does not overlap the suffix. It may: in 4 4 4 the first two tokens are an
+    earlier occurrence of the last two, and what follows them is 4."""
+    return flawed_lookup(text, n_max, k, last=lambda n: len(text) - n + 1)
+
+
+@NGRAM.mutant
+def commonest_token(text, n_max, k):
+    """You draft from the occurrence with the commonest next token. That is what the next exercise does; here the latest
+    occurrence decides, however often it went otherwise before."""
+
+    def commonest(places, text, n):
+        counts = Counter(text[place] for place in places)
+        return max(places, key=lambda place: (counts[text[place]], place))
+
+    return flawed_lookup(text, n_max, k, choose=commonest)
+
+
+@NGRAM.mutant
+def no_longest(text, n_max, k):
+    """You match more than n_max tokens where you can. That is not wrong, only not what was asked: no n-gram longer than
+    n_max is looked for, and of shorter ones the latest occurrence counts."""
+    return lookup(text, len(text), k)
+
+
+# ---- 08.suffix_walk -------------------------------------------------------------------------------------------------
+
+
+def suffix_walk(text, k, floor):
+    trie = Trie(len(text) + k)
+    trie.add(text)
+    return walk(trie.open[-1], k, floor) if len(trie.open) > 1 else ([], 0.0)
+
+
+def flawed_walk(text, k, floor, *, longest=None, see=None, best=None, total=None, stop="before", joint=True,
+                score=sum):  # fmt: skip
+    """The walk, with parts to exchange."""
+    lengths = [m for m in range(1, len(text)) if places_after(text, m)]
+    if not lengths:
+        return [], 0.0
+    string, drafted, p, chances = text[-(longest or max(lengths)) :], [], 1.0, []
+    while len(drafted) < k:
+        seen = string if see is None else string[-see:]
+        n = len(seen)
+        places = [end for end in range(n, len(text)) if text[end - n : end] == seen]
+        if not places:
+            break
+        counts = Counter(text[place] for place in places)
+        latest, first = ({text[place]: place for place in some} for some in (places, places[::-1]))
+        choose = best or (lambda x, counts, latest, first: (counts[x], latest[x]))
+        x = max(counts, key=lambda x: choose(x, counts, latest, first))
+        at_end = text[len(text) - n :] == seen
+        chance = counts[x] / (len(places) + (at_end if total else 0))
+        p = p * chance if joint else chance
+        if p < floor and stop == "before":
+            break
+        drafted, string = [*drafted, x], [*string, x]
+        chances.append(p)
+        if p < floor and stop == "after":
+            break
+    return drafted, score(chances)
+
+
+def observe_walk(answer, text, k, floor):
+    drafted, score = pair(answer(text, k, floor), "the drafted tokens and their score")
+    if not is_number(plain(score)):
+        raise Complaint(f"the score should be a number; yours is {kind(score)}.")
+    return {"drafted": tokens(drafted, "the draft"), "score": float(score)}
+
+
+SUFFIX_WALK = exercise(
+    "08.suffix_walk",
+    title="Walk down the counts",
+    level="H",
+    minutes=35,
+    points=3,
+    hints=(
+        "Two parts. First the longest suffix that also stands earlier in the text. Then a loop that makes that string "
+        "longer by one token at a time: which tokens have followed it, and how often each?",
+        "Write a small loop that finds all places end < len(text) with text[end − n : end] == string. The tokens "
+        "text[end] there, counted, are the law. The commonest wins, of equals the one that came last. P is multiplied "
+        "by its share.",
+        "string = longest suffix; p = 1; then up to k times: places, counts; x = the best; p *= counts[x] / "
+        "len(places); stop if p < floor; append x to draft and to string; score += p. Without a place, stop as well.",
+    ),
+    code="minispec.drafters.suffix.walk",
+    reference=suffix_walk,
+    observe=observe_walk,
+    cases=[
+        dict(text=[5, 6], k=2, floor=0.1),
+        dict(text=[5, 6, 5], k=1, floor=0.1),
+        dict(text=[5, 6, 5, 7, 5], k=1, floor=0.1),
+        dict(text=[5, 6, 5, 6, 5, 7, 5], k=1, floor=0.1),
+        dict(text=[1, 2, 3, 9, 2, 4, 1, 2], k=2, floor=0.1),
+        dict(text=[1, 2, 1, 3, 1, 2, 4, 1, 2, 5, 1], k=2, floor=0.1),
+        dict(text=[1, 2, 1, 3, 1, 2, 4, 1, 2, 5, 1], k=3, floor=0.3),
+        dict(text=[8, 1, 2, 3, 8, 1, 2, 4, 8, 1, 2, 3, 7, 2, 4, 2, 4, 8, 1, 2], k=4, floor=0.5),
+        dict(text=[3, 1, 7, 3, 1, 7, 3, 2, 7, 3, 1, 4, 3], k=4, floor=0.2),
+    ],
+)
+
+
+@SUFFIX_WALK.mutant
+def walks_from_one_token(text, k, floor):
+    """You start from the last token alone. The longest suffix that was seen before says more: look for that first."""
+    return flawed_walk(text, k, floor, longest=1)
+
+
+@SUFFIX_WALK.mutant
+def follows_the_latest(text, k, floor):
+    """You follow the latest occurrence. That is prompt lookup; here all occurrences are counted and the commonest
+    continuation wins (of equals the latest)."""
+    return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: latest[x])
+
+
+@SUFFIX_WALK.mutant
+def earliest_of_equals(text, k, floor):
+    """Of equally common tokens you take the one that was seen first. Take the one that was seen last: a text returns to
+    what it spoke of last."""
+    return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -first[x]))
+
+
+@SUFFIX_WALK.mutant
+def counts_the_end(text, k, floor):
+    """You divide by all occurrences of the string, the one at the end of the text included. Nothing has followed that
+    one yet: it says nothing about what comes next. Divide by those that were continued."""
+    return flawed_walk(text, k, floor, total=True)
+
+
+@SUFFIX_WALK.mutant
+def each_step_alone(text, k, floor):
+    """You look at each step's own share. A draft is kept only if everything before it is, so the chances multiply: P(x₁
+    … x_i) is a product, and it is compared with the floor and added to the score."""
+    return flawed_walk(text, k, floor, joint=False)
+
+
+@SUFFIX_WALK.mutant
+def forgets_the_string(text, k, floor):
+    """After the first token you look only at what follows the token just drafted. The string that you came from still
+    counts: extend it, do not replace it."""
+    first, score = flawed_walk(text, min(k, 1), floor)
+    string, drafted, p = list(first), list(first), score
+    while drafted and len(drafted) < k:
+        places = [end for end in range(1, len(text)) if text[end - 1] == string[-1]]
+        if not places:
+            break
+        counts = Counter(text[place] for place in places)
+        latest = {text[place]: place for place in places}
+        x = max(counts, key=lambda x: (counts[x], latest[x]))
+        p *= counts[x] / len(places)
+        if p < floor:
+            break
+        drafted, string, score = [*drafted, x], [x], score + p
+    return drafted, score
+
+
+@SUFFIX_WALK.mutant
+def keeps_the_one_below(text, k, floor):
+    """You notice that P has fallen below the floor after you have drafted the token. That token is the unlikely one:
+    stop before it."""
+    return flawed_walk(text, k, floor, stop="after")
+
+
+@SUFFIX_WALK.mutant
+def no_floor(text, k, floor):
+    """You draft on below the floor. Tokens that will hardly be accepted only make the target's pass wider."""
+    return flawed_walk(text, k, 0.0)
+
+
+@SUFFIX_WALK.mutant
+def last_chance_as_score(text, k, floor):
+    """Your score is the chance that all of the draft is accepted. Wanted is how many of its tokens are: the sum of P(x₁
+    … x_i) over i, since the i-th is accepted exactly when all up to it are."""
+    return flawed_walk(text, k, floor, score=lambda chances: chances[-1] if chances else 0.0)
+
+
+# ---- 08.early_exit --------------------------------------------------------------------------------------------------
+
+
+def exit_logits(streams, n, norm_weight, eps, head):
+    return F.rms_norm(streams[n], streams.shape[-1:], norm_weight, eps) @ head.T
+
+
+def exit_case(layers, count, d, vocabulary, n, seed, eps=0.0):
+    streams = numbers(layers + 1, count, d, seed=seed) * torch.arange(1, layers + 2)[:, None, None]
+    weight = 1 + numbers(d, seed=seed + 1) / 4
+    return dict(streams=streams, n=n, norm_weight=weight, eps=eps, head=numbers(vocabulary, d, seed=seed + 2))
+
+
+EARLY_EXIT = exercise(
+    "08.early_exit",
+    title="Leave early",
+    level="M",
+    minutes=15,
+    points=2,
+    hints=(
+        "What happens to the residual stream after the last layer, in the full model? The same happens here, only "
+        "earlier.",
+        "RMSNorm over the last dimension: divide each token's vector by the root of the mean of its squares (plus eps, "
+        "inside the root), then multiply by norm_weight. Then the LM head, one row for each token of the vocabulary.",
+        "x = streams[n]; x = x / (x.pow(2).mean(−1, keepdim=True) + eps).sqrt() * norm_weight; return x @ head.T. "
+        "streams[0] is the embedding, so streams[n] is what n layers have made of it.",
+    ),
+    code="minispec.drafters.EarlyExit",
+    reference=exit_logits,
+    cases=[
+        exit_case(2, 1, 2, 3, n=1, seed=40),
+        exit_case(2, 1, 2, 3, n=2, seed=43),
+        exit_case(3, 2, 4, 3, n=1, seed=46),
+        exit_case(4, 3, 4, 6, n=2, seed=49, eps=0.5),
+    ],
+)
+
+
+def exit_with(streams, n, norm_weight, eps, head, *, norm):
+    return norm(streams[n], eps) * norm_weight @ head.T
+
+
+def rms(x, eps):
+    return F.rms_norm(x, x.shape[-1:], eps=eps)
+
+
+@EARLY_EXIT.mutant
+def without_norm(streams, n, norm_weight, eps, head):
+    """You leave out the final norm. The stream grows from layer to layer, and the head was trained on normed states:
+    the argmax may survive, the law does not."""
+    return streams[n] @ head.T
+
+
+@EARLY_EXIT.mutant
+def norm_without_weight(streams, n, norm_weight, eps, head):
+    """You norm the stream, but leave out norm_weight. Some dimensions count more than others to the head: multiply."""
+    return rms(streams[n], eps) @ head.T
+
+
+@EARLY_EXIT.mutant
+def layer_norm(streams, n, norm_weight, eps, head):
+    """You subtract the mean, which is LayerNorm. RMSNorm does not: it divides by the root of the mean square and leaves
+    the mean where it is."""
+    return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps))
+
+
+@EARLY_EXIT.mutant
+def sum_of_squares(streams, n, norm_weight, eps, head):
+    """You divide by the length of the vector, the root of the *sum* of squares. RMSNorm takes the mean: the entries
+    come out around 1, however many there are."""
+    return exit_with(
+        streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
+    )
+
+
+@EARLY_EXIT.mutant
+def eps_outside(streams, n, norm_weight, eps, head):
+    """You add eps to the root. It belongs inside: √(mean + eps). With the usual tiny eps the difference hides, until a
+    vector is tiny as well."""
+    return exit_with(
+        streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps)
+    )
+
+
+@EARLY_EXIT.mutant
+def norm_over_tokens(streams, n, norm_weight, eps, head):
+    """You take the mean over the tokens as well. Each token is normed by itself, over its own d numbers: otherwise its
+    logits depend on who else is in the pass."""
+    return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean() + eps).sqrt())
+
+
+@EARLY_EXIT.mutant
+def one_layer_less(streams, n, norm_weight, eps, head):
+    """You read the stream one layer too early. streams[0] is the embedding, before any layer, so after n layers it is
+    streams[n]."""
+    return exit_logits(streams, n - 1, norm_weight, eps, head)
+
+
+@EARLY_EXIT.mutant
+def finished_stream(streams, n, norm_weight, eps, head):
+    """You read the finished stream. Those are the target's own logits: a perfect draft that saves nothing. Leave after
+    layer n."""
+    return exit_logits(streams, -1, norm_weight, eps, head)
+
+
+@EARLY_EXIT.mutant
+def probabilities(streams, n, norm_weight, eps, head):
+    """You return probabilities. Logits were asked for: temperature and truncation come later, and belong to the
+    sampler."""
+    return exit_logits(streams, n, norm_weight, eps, head).softmax(-1)
+
+
+# ---- 08.cascade_distribution ---------------------------------------------------------------------------------------
+
+
+def cascade_draft(middle, tiny, guess, random):
+    if random() < accept_probability(middle, tiny, guess):
+        return guess, middle
+    return pick(residual(middle, tiny), random()), middle
+
+
+def observe_cascade(answer, p, middle, tiny):
+    """What comes of the draft, in exact numbers: composed over the guess, the middle model's coin and the target's."""
+
+    def place(random):
+        guess = pick(tiny, random())
+        draft, q = pair(answer(middle, tiny, guess, random), "the draft and q")
+        draft = token(draft, "the draft")
+        if not isinstance(q, Tensor) or q.shape != p.shape:
+            raise Complaint(f"q should be a tensor of shape {tuple(p.shape)}: a probability for every token.")
+        if random() < accept_probability(p, q.double(), draft):
+            return draft == guess, draft, True, draft
+        return draft == guess, draft, False, pick(residual(p, q.double()), random())
+
+    outcomes = distribution_of(place)
+    shares = lambda part, of: [sum(c for o, c in outcomes.items() if o[part] == x) for x in of]  # noqa: E731
+    return {
+        "P(the guess survives)": shares(0, [True])[0],
+        "law of the draft": shares(1, range(len(p))),
+        "P(the target accepts)": shares(2, [True])[0],
+        "law of what it emits": shares(3, range(len(p))),
+    }
+
+
+CASCADE_LAW = exercise(
+    "08.cascade_distribution",
+    title="A drafter for the drafter",
+    level="H",
+    minutes=30,
+    points=3,
+    hints=(
+        "To the tiny model, the middle one is a target like any other. Which law does a target's output follow, "
+        "whatever was guessed?",
+        "The middle model accepts the guess with probability min(1, middle/tiny), and else draws from the residual of "
+        "middle against tiny. What comes out follows `middle` exactly. So what is q, the law the draft was drawn from?",
+        "if random() < accept_probability(middle, tiny, guess): draft = guess, else draft = "
+        "pick(residual(middle, tiny), random()). In both cases q is middle.",
+    ),
+    code="minispec.verify.cascade_distribution",
+    reference=cascade_draft,
+    observe=observe_cascade,
+    cases=[
+        dict(p=law(0.5, 0.5), middle=law(0.75, 0.25), tiny=law(0.25, 0.75)),
+        dict(p=law(0.2, 0.8), middle=law(0.5, 0.5), tiny=law(0.75, 0.25)),
+        dict(p=law(0.5, 0.3, 0.2), middle=law(0.3, 0.5, 0.2), tiny=law(0.2, 0.2, 0.6)),
+        dict(p=law(0.1, 0.6, 0.3), middle=law(0.2, 0.7, 0.1), tiny=law(0.6, 0.3, 0.1)),
+    ],
+)
+
+
+@CASCADE_LAW.mutant
+def q_of_the_tiny_model(middle, tiny, guess, random):
+    """You report the tiny model's law as q. The guess came from it, but the draft did not: the middle model has thrown
+    some guesses out and put others in. The target's ratio p/q is wrong then, and so is what it emits."""
+    return cascade_draft(middle, tiny, guess, random)[0], tiny
+
+
+@CASCADE_LAW.mutant
+def hands_the_guess_on(middle, tiny, guess, random):
+    """You hand the guess on as it is, with the tiny model's law. That is exact, but the middle model has no say: the
+    target accepts what it would accept of the tiny one."""
+    return guess, tiny
+
+
+@CASCADE_LAW.mutant
+def guess_as_middle(middle, tiny, guess, random):
+    """You hand the guess on, but report the middle model's law. The guess was not drawn from it: first accept or
+    replace it."""
+    return guess, middle
+
+
+@CASCADE_LAW.mutant
+def draws_a_new_one(middle, tiny, guess, random):
+    """You draw from the middle model and never look at the guess. The law is right, but nothing is gained: the guess
+    survives only by coincidence, and the middle model has to write every token itself."""
+    return pick(middle, random()), middle
+
+
+@CASCADE_LAW.mutant
+def replaces_from_middle(middle, tiny, guess, random):
+    """After a rejection you draw from the whole of `middle`. Tokens that the tiny model likes get a second share, so
+    the draft does not follow `middle`, and q is not its law. Draw from the residual."""
+    if random() < accept_probability(middle, tiny, guess):
+        return guess, middle
+    return pick(middle, random()), middle
+
+
+@CASCADE_LAW.mutant
+def q_of_the_branch(middle, tiny, guess, random):
+    """You report the tiny model's law for an accepted guess and the residual for a replacement. Accepted guesses do not
+    follow `tiny`: the coin has changed their law to min(middle, tiny), normalised. Over both branches together the
+    draft follows `middle`, and that is q."""
+    if random() < accept_probability(middle, tiny, guess):
+        return guess, tiny
+    rest = residual(middle, tiny)
+    return pick(rest, random()), rest
+
+
+@CASCADE_LAW.mutant
+def conditional_distribution(middle, tiny, guess, random):
+    """You report the law given what the middle model decided. What is emitted is right, branch by branch, but the
+    target accepts less: each branch covers p worse than both together, which follow `middle`. Report that."""
+    if random() < accept_probability(middle, tiny, guess):
+        shared = torch.minimum(middle, tiny)
+        return guess, shared / shared.sum()
+    rest = residual(middle, tiny)
+    return pick(rest, random()), rest
+
+
+@CASCADE_LAW.mutant
+def one_hot_q(middle, tiny, guess, random):
+    """You report a q that is certain of the draft. That is exact for any draft, drawn or not, but the target then
+    accepts with p(d) instead of min(1, p/q): much less than it could."""
+    draft, _ = cascade_draft(middle, tiny, guess, random)
+    return draft, one_hot(draft, like=middle)
+
+
+@CASCADE_LAW.mutant
+def product_of_both(middle, tiny, guess, random):
+    """You multiply the two laws, as if the draft had to be drawn twice. A guess that the middle model rejects is
+    replaced, so there is a draft in any case, and its law is `middle`."""
+    both = middle * tiny
+    return cascade_draft(middle, tiny, guess, random)[0], both / both.sum()

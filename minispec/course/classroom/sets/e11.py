@@ -1,0 +1,417 @@
+"""Set 11, speculation in a server: slots for drafts, the way back, and one draft length for a batch."""
+
+from __future__ import annotations
+
+from .... import theory
+from ..exercise import Complaint, exercise, pair
+from ..show import is_number, kind, plain, show
+
+
+def count(value, what):
+    """A whole number that an answer returned; a Complaint if it is none."""
+    value = plain(value)
+    if not is_number(value) or value % 1 != 0:
+        found = show(value) if is_number(value) else kind(value)
+        raise Complaint(f"{what} should be a whole number; yours is {found}.")
+    return int(value)
+
+
+def counts(value, what):
+    if not isinstance(value, (list, tuple)):
+        raise Complaint(f"{what} should be a list of whole numbers; yours is {kind(value)}.")
+    return [count(x, f"every element of {what}") for x in value]
+
+
+def blocks_for(tokens, block_size):
+    return -(-tokens // block_size)
+
+
+# ---- 11.lookahead_slots ---------------------------------------------------------------------------------------------
+
+
+def lookahead_slots(num_tokens, num_computed, k, max_tokens, block_size, num_blocks):
+    drafts = max(0, min(k, max_tokens - num_tokens - 1))
+    slots = num_tokens - num_computed + drafts
+    return slots, max(0, blocks_for(num_tokens + drafts, block_size) - num_blocks)
+
+
+def observe_lookahead(answer, **case):
+    slots, blocks = pair(answer(*case.values()), "the slots of the pass and the blocks to allocate")
+    return {"slots": count(slots, "the number of slots"), "fresh blocks": count(blocks, "the number of blocks")}
+
+
+LOOKAHEAD = exercise(
+    "11.lookahead_slots",
+    title="Lookahead slots",
+    level="M",
+    minutes=20,
+    points=2,
+    hints=(
+        "Three numbers follow from one another: how many drafts are worth having, how many tokens the pass then reads, "
+        "and how far the table has to reach for them.",
+        "A pass emits at most one token more than it drafts, so of the places that are left one belongs to the target. "
+        "It reads num_tokens − num_computed tokens of the text and the drafts. The last slot it writes belongs to "
+        "token number num_tokens + drafts.",
+        "drafts = max(0, min(k, max_tokens − num_tokens − 1)); slots = num_tokens − num_computed + drafts; blocks = "
+        "⌈(num_tokens + drafts) / block_size⌉ − num_blocks, and 0 where that is negative.",
+    ),
+    code="minispec.serving.scheduler.Request.num_tokens_with_spec",
+    reference=lookahead_slots,
+    observe=observe_lookahead,
+    cases=[
+        dict(num_tokens=3, num_computed=2, k=0, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=3, num_computed=2, k=1, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=3, num_computed=2, k=4, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=4, num_computed=3, k=4, max_tokens=20, block_size=4, num_blocks=1),
+        dict(num_tokens=9, num_computed=8, k=4, max_tokens=12, block_size=4, num_blocks=2),
+        dict(num_tokens=12, num_computed=11, k=4, max_tokens=13, block_size=4, num_blocks=3),
+        dict(num_tokens=12, num_computed=11, k=4, max_tokens=12, block_size=4, num_blocks=3),
+        dict(num_tokens=10, num_computed=0, k=3, max_tokens=40, block_size=4, num_blocks=0),
+        dict(num_tokens=6, num_computed=5, k=1, max_tokens=40, block_size=4, num_blocks=4),
+        dict(num_tokens=33, num_computed=32, k=15, max_tokens=99, block_size=16, num_blocks=2),
+    ],
+)
+
+
+def flawed_lookahead(num_tokens, num_computed, k, max_tokens, block_size, num_blocks, *, room=None, extra=0,
+                     behind=None, round_up=blocks_for, least=0):  # fmt: skip
+    """Lookahead slots with a switch for each way to get them wrong."""
+    drafts = max(0, min(k, max_tokens - num_tokens - 1 if room is None else room))
+    slots = (num_tokens - num_computed if behind is None else behind) + drafts + extra
+    return slots, max(least, round_up(num_computed + slots, block_size) - num_blocks)
+
+
+@LOOKAHEAD.mutant
+def no_slot_for_the_last_token(*case):
+    """You make room for the drafts only. The last token of the text was emitted but never read: the pass reads it too,
+    in front of the drafts, and it needs a slot like they do."""
+    return flawed_lookahead(*case, extra=-1)
+
+
+@LOOKAHEAD.mutant
+def a_slot_for_the_bonus(*case):
+    """You reserve a slot for the token that the pass emits. Nobody has read that one: its key and value are written by
+    the next pass, where it is the last token of the text."""
+    return flawed_lookahead(*case, extra=1)
+
+
+@LOOKAHEAD.mutant
+def drafts_beyond_the_end(*case):
+    """You draft k tokens even where the text may not grow so far. A pass emits at most one token more than it drafts,
+    so near max_tokens fewer drafts do: min(k, max_tokens − num_tokens − 1)."""
+    return flawed_lookahead(*case, room=case[2])
+
+
+@LOOKAHEAD.mutant
+def fills_up_to_the_end(*case):
+    """You draft as many tokens as there are places left. One of these places is taken by the target's own token,
+    whatever happens, so one draft fewer can be used."""
+    return flawed_lookahead(*case, room=case[3] - case[0])
+
+
+@LOOKAHEAD.mutant
+def always_one_behind(*case):
+    """You reserve 1 + drafts slots, as if all of the text but its last token had been read. A request that was just
+    admitted has its whole prompt to read: num_tokens − num_computed."""
+    return flawed_lookahead(*case, behind=1)
+
+
+@LOOKAHEAD.mutant
+def new_blocks_for_all(num_tokens, num_computed, k, max_tokens, block_size, num_blocks):
+    """You allocate fresh blocks for all slots of the pass. The last block of the table may have room: count the blocks
+    of the whole text with its drafts, and take off those that are there."""
+    slots, _ = lookahead_slots(num_tokens, num_computed, k, max_tokens, block_size, num_blocks)
+    return slots, blocks_for(slots, block_size)
+
+
+@LOOKAHEAD.mutant
+def rounds_up_too_far(*case):
+    """Where the tokens fill their blocks exactly, you count one block more: n // block_size + 1 is not
+    ⌈n / block_size⌉. Write -(-n // block_size)."""
+    return flawed_lookahead(*case, round_up=lambda tokens, size: tokens // size + 1)
+
+
+@LOOKAHEAD.mutant
+def fewer_than_no_blocks(*case):
+    """Your number of blocks can be negative. The table may be longer than this pass needs, after one that drafted more:
+    then nothing is to be allocated, 0."""
+    return flawed_lookahead(*case, least=-(10**9))
+
+
+# ---- 11.rollback ----------------------------------------------------------------------------------------------------
+
+
+def rollback(table, refcount, block_size, length):
+    return flawed_rollback(table, refcount, block_size, length)
+
+
+def flawed_rollback(table, refcount, block_size, length, *, keep=None, release=lambda n: n - 1, frees=lambda n: n == 0):
+    """The rollback, with parts to exchange: blocks to keep, a count when its block goes, when a block is free."""
+    table, refcount, freed = list(table), list(refcount), []
+    keep = blocks_for(length, block_size) if keep is None else keep
+    while len(table) > keep:
+        block = table.pop()
+        refcount[block] = release(refcount[block])
+        if frees(refcount[block]):
+            freed.append(block)
+    return table, refcount, freed
+
+
+def observe_rollback(answer, table, refcount, block_size, length):
+    found = answer(list(table), list(refcount), block_size, length)  # theirs to change
+    if not isinstance(found, (list, tuple)) or len(found) != 3:
+        raise Complaint(f"return three lists: the table, the counts, the freed blocks; yours returns {kind(found)}.")
+    names = "table", "refcount", "freed"
+    return {name: counts(part, name) for name, part in zip(names, found, strict=True)}
+
+
+def rollback_map(answer) -> str:
+    """Two requests that share a prefix: what is theirs, what is common, what is free, as one of them goes back."""
+    tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
+    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A goes back", ""]
+    lines.append("A keeps  A's table    count of blocks 0–5   freed")
+    for length in (16, 13, 9, 8, 5, 0):
+        found = observe_rollback(answer, tables["A"], refcount, size, length)
+        tables["A"], refcount = found["table"], found["refcount"]
+        shown = [" ".join(map(str, found[name])) or "-" for name in ("table", "refcount", "freed")]
+        lines.append(f"{length:7}  {shown[0]:11}  {shown[1]:20}  {shown[2]}")
+    return "\n".join(lines)
+
+
+ROLLBACK = exercise(
+    "11.rollback",
+    title="The way back",
+    level="M",
+    minutes=20,
+    points=2,
+    hints=(
+        "Three questions about each block, from the end of the table: does it hold a token that is kept? If not, who "
+        "else has it in a table? And who may write into it next?",
+        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. Only "
+        "a count of 0 means that nobody holds it any more.",
+        "while len(table) > keep: block = table.pop(); refcount[block] −= 1; if refcount[block] == 0: "
+        "freed.append(block). That is last first by itself.",
+    ),
+    code="minispec.serving.blocks.BlockPool.trim",
+    reference=rollback,
+    observe=observe_rollback,
+    picture=rollback_map,
+    cases=[
+        dict(table=[0], refcount=[1, 0], block_size=2, length=1),
+        dict(table=[0, 1], refcount=[1, 1], block_size=2, length=2),
+        dict(table=[0, 1], refcount=[1, 1], block_size=2, length=3),
+        dict(table=[0, 1], refcount=[2, 2], block_size=2, length=2),
+        dict(table=[2, 0, 3], refcount=[1, 0, 1, 1], block_size=4, length=3),
+        dict(table=[5, 1, 4, 2], refcount=[0, 3, 1, 0, 2, 3], block_size=4, length=5),
+        dict(table=[3, 6, 0], refcount=[1, 0, 0, 2, 0, 0, 1], block_size=4, length=0),
+    ],
+)
+
+
+@ROLLBACK.mutant
+def frees_what_others_read(table, refcount, block_size, length):
+    """You put every block that you drop on the free list, also those that others still have in their tables. The next
+    request writes into them, and the others read its text: a block is free when its count has reached 0."""
+    return flawed_rollback(table, refcount, block_size, length, frees=lambda n: True)
+
+
+@ROLLBACK.mutant
+def counts_to_zero(table, refcount, block_size, length):
+    """You set the count of a dropped block to 0. It left one table, yours: the count falls by one, and the others keep
+    it."""
+    return flawed_rollback(table, refcount, block_size, length, release=lambda n: 0)
+
+
+@ROLLBACK.mutant
+def counts_stay(table, refcount, block_size, length):
+    """You drop blocks from the table and leave their counts. A block that is in no table and counts 1 belongs to nobody
+    and is free for nobody: it is lost."""
+    return flawed_rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
+
+
+@ROLLBACK.mutant
+def freed_to_nowhere(table, refcount, block_size, length):
+    """You lower the counts but report no block as free. Somebody has to put those that reached 0 on the free list, or
+    the pool shrinks with every rejection."""
+    return flawed_rollback(table, refcount, block_size, length, frees=lambda n: False)
+
+
+@ROLLBACK.mutant
+def gives_away_a_partial_block(table, refcount, block_size, length):
+    """You drop the last block although it is partly filled with tokens that are kept. Round up: ⌈length / block_size⌉
+    blocks stay."""
+    return flawed_rollback(table, refcount, block_size, length, keep=length // block_size)
+
+
+@ROLLBACK.mutant
+def one_block_more(table, refcount, block_size, length):
+    """Where the kept tokens end with a block, you keep one block more: it holds rejected drafts only. ⌈length /
+    block_size⌉ blocks are enough; the next pass allocates what it needs."""
+    return flawed_rollback(table, refcount, block_size, length, keep=length // block_size + 1)
+
+
+@ROLLBACK.mutant
+def nothing_goes_back(table, refcount, block_size, length):
+    """You keep all blocks. Those behind the kept tokens hold nothing that is true, and others wait for them."""
+    return table, refcount, []
+
+
+@ROLLBACK.mutant
+def from_the_front(table, refcount, block_size, length):
+    """You release the blocks from the front. The last one goes first: a cached prefix is of use without its end, not
+    without its beginning, and free blocks are reused in this order."""
+    table, refcount, freed = rollback(table, refcount, block_size, length)
+    return table, refcount, freed[::-1]
+
+
+@ROLLBACK.mutant
+def throws_away_the_first(table, refcount, block_size, length):
+    """You keep the end of the table and drop its beginning. What was rejected is at the end: the first blocks hold the
+    kept tokens."""
+    table, refcount, freed = rollback(table[::-1], refcount, block_size, length)
+    return table[::-1], refcount, freed
+
+
+# ---- 11.batch_k -----------------------------------------------------------------------------------------------------
+
+
+def speeds(alphas, longest, read, compute, draft, *, tokens=None, cycle=None):
+    """Tokens a second for k = 0 … longest, with the tokens of a pass or its seconds exchanged by mutants."""
+    tokens = tokens or (lambda k: sum(theory.expected_tokens(alpha, k) for alpha in alphas))
+    cycle = cycle or (lambda k: k * draft + max(read, len(alphas) * (k + 1) * compute))
+    return [tokens(k) / cycle(k) for k in range(longest + 1)]
+
+
+def fastest(values):
+    return max(range(len(values)), key=values.__getitem__)  # of equals the first
+
+
+def batch_k(alphas, longest, read, compute, draft):
+    return fastest(speeds(alphas, longest, read, compute, draft))
+
+
+def gain_by_batch(answer) -> str:
+    """What the learner's choice makes of an 8 B model on an H200 as its batch grows."""
+    gpu, alpha = theory.H200, 0.8
+    read, compute = theory.pass_bytes(8e9) / gpu.bandwidth, theory.pass_flops(8e9) / gpu.flops
+    draft = read / 20
+    lines = [f"8 B weights in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
+    lines.append("batch   k  tokens a second  speed-up")
+    for batch in (1, 8, 32, 64, 128, 256, 512):
+        alphas = [alpha] * batch
+        k = count(answer(list(alphas), 8, read, compute, draft), "k")
+        if not 0 <= k <= 8:
+            raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
+        found = speeds(alphas, 8, read, compute, draft)
+        lines.append(f"{batch:5}  {k:2}  {found[k]:15,.0f}  {found[k] / found[0]:8.2f}")
+    return "\n".join(lines)
+
+
+BATCH_K = exercise(
+    "11.batch_k",
+    title="One draft length for a batch",
+    level="M",
+    minutes=25,
+    points=3,
+    hints=(
+        "What a server sells is tokens a second, over all rows. Write it down for one k: tokens of all rows on top, "
+        "seconds of the whole cycle below. Then there are only longest + 1 numbers to compare.",
+        "Row i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading and "
+        "computing; reading does not depend on k, computing does. k steps of the draft come before it.",
+        "speed(k) = sum(expected_tokens(a, k) for a in alphas) / (k * draft + max(read, len(alphas) * (k + 1) * "
+        "compute)); take the k from 0 to longest with the greatest speed, the first of equals.",
+    ),
+    code="minispec.trace.AdaptiveLength.speed",
+    reference=batch_k,
+    observe=lambda answer, **case: count(answer(*case.values()), "k"),
+    picture=gain_by_batch,
+    cases=[
+        dict(alphas=[0.5], longest=1, read=10.0, compute=1.0, draft=1.0),
+        dict(alphas=[0.1], longest=1, read=10.0, compute=1.0, draft=2.0),
+        dict(alphas=[0.8], longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8], longest=8, read=10.0, compute=4.0, draft=0.5),
+        dict(alphas=[0.8], longest=8, read=9.0, compute=3.0, draft=0.25),
+        dict(alphas=[0.8] * 4, longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8] * 16, longest=8, read=10.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.95, 0.15], longest=8, read=10.0, compute=0.5, draft=1.0),
+        dict(alphas=[0.9, 0.9, 0.2, 0.1], longest=8, read=20.0, compute=0.5, draft=1.0),
+        dict(alphas=[0.7] * 8, longest=6, read=40.0, compute=1.0, draft=0.5),
+        dict(alphas=[0.8, 0.6, 0.4], longest=8, read=10.0, compute=0.2, draft=0.5),
+    ],
+)
+
+
+@BATCH_K.mutant
+def as_if_alone(alphas, longest, read, compute, draft):
+    """You compute the pass of one row. The pass carries (k + 1) tokens of every row, and their arithmetic adds up: this
+    is how a large batch uses up what drafts live on."""
+    return fastest(
+        speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, (k + 1) * compute))
+    )
+
+
+@BATCH_K.mutant
+def verification_is_free(alphas, longest, read, compute, draft):
+    """You let every pass take as long as reading the weights. That holds while B · (k + 1) tokens are computed within
+    that time; behind the ridge every further draft costs."""
+    return fastest(speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read))
+
+
+@BATCH_K.mutant
+def reads_then_computes(alphas, longest, read, compute, draft):
+    """You add reading and computing. They overlap, and the slower one sets the time: max, not +."""
+    rows = len(alphas)
+    return fastest(
+        speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read + rows * (k + 1) * compute)
+    )
+
+
+@BATCH_K.mutant
+def k_tokens_a_row(alphas, longest, read, compute, draft):
+    """You compute k tokens a row. The pass reads the last token of each row as well: k + 1."""
+    rows = len(alphas)
+    return fastest(
+        speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, rows * k * compute))
+    )
+
+
+@BATCH_K.mutant
+def average_alpha(alphas, longest, read, compute, draft):
+    """You average α over the rows first. E[N] is no straight line in α: one row that accepts everything and one that
+    accepts nothing give more than two middling ones. Add up the E[N] of the rows."""
+    mean = sum(alphas) / len(alphas)
+    return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
+
+
+@BATCH_K.mutant
+def the_best_row_decides(alphas, longest, read, compute, draft):
+    """You choose for the row with the highest α. All rows draft as long as you say, and the others pay for drafts that
+    they lose: count the tokens of all."""
+    best = max(alphas)
+    return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(best, k)))
+
+
+@BATCH_K.mutant
+def drafting_costs_nothing(alphas, longest, read, compute, draft):
+    """You leave out the draft's time: k steps, one after the other, before the pass can begin."""
+    return batch_k(alphas, longest, read, compute, 0.0)
+
+
+@BATCH_K.mutant
+def a_draft_step_for_every_row(alphas, longest, read, compute, draft):
+    """You charge the draft for each row. It drafts for all rows together: `draft` is one step of the whole batch, and k
+    steps make the draft."""
+    return batch_k(alphas, longest, read, compute, draft * len(alphas))
+
+
+@BATCH_K.mutant
+def always_drafts(alphas, longest, read, compute, draft):
+    """You always draft. Where the batch leaves no spare arithmetic, or the draft is poor, plain decoding is the
+    fastest: k = 0 belongs to the comparison."""
+    return 1 + fastest(speeds(alphas, longest, read, compute, draft)[1:])
+
+
+@BATCH_K.mutant
+def most_tokens_a_pass(alphas, longest, read, compute, draft):
+    """You take the k with the most tokens a pass, which is always the longest. Divide by the seconds of the cycle."""
+    return longest

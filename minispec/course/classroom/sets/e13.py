@@ -1,0 +1,387 @@
+"""Set 13, beyond one GPU: a layer cut in two directions, the cache of one rank, and how large a model should be."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .... import theory
+from ..exercise import Complaint, exercise, pair
+from ..show import is_number, kind, plain
+
+# ---- 13.column_row --------------------------------------------------------------------------------------------------
+
+
+def column_row(x, up, down, bias, ranks, all_reduce):
+    parts = [torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]
+    return all_reduce(parts) + bias
+
+
+def shards(up, down, ranks):
+    """What each rank holds: columns of the first matrix, the rows of the second that meet them."""
+    return list(zip(up.chunk(ranks, 1), down.chunk(ranks, 0), strict=True))
+
+
+class Wire:
+    """all_reduce(parts), one tensor a rank: their sum, which every rank then has. It remembers what was sent."""
+
+    def __init__(self, ranks: int):
+        self.ranks, self.calls, self.sent, self.different = ranks, 0, 0, 0
+
+    def __call__(self, parts) -> Tensor:
+        if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Tensor) for part in parts):
+            raise Complaint(f"all_reduce takes a list of tensors, one a rank; it was given {kind(parts)}.")
+        if len(parts) != self.ranks or len({part.shape for part in parts}) != 1:
+            shapes = ", ".join(str(tuple(part.shape)) for part in parts)
+            raise Complaint(f"all_reduce takes one tensor a rank, {self.ranks} of one shape; it was given: {shapes}.")
+        self.calls += 1
+        self.sent += parts[0].numel()
+        self.different = len({tuple(part.flatten().tolist()) for part in parts})
+        return torch.stack(list(parts)).sum(0)
+
+
+def observe_column_row(answer, x, up, down, bias, ranks):
+    wire = Wire(ranks)
+    found = answer(x, up, down, bias, ranks, wire)
+    if not isinstance(found, Tensor):
+        raise Complaint(f"the result should be a tensor of shape {tuple(x.shape)}; yours is {kind(found)}.")
+    return {
+        "result": found,
+        "all-reduces": wire.calls,
+        "numbers that each rank puts on the wire": wire.sent,
+        "ranks with a part of their own": wire.different,
+    }
+
+
+def decimals(*shape: int, seed: int) -> Tensor:
+    """Numbers with one digit behind the point, easy to read in a message."""
+    return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double() / 10
+
+
+def layer(tokens: int, d: int, f: int, ranks: int, seed: int) -> dict:
+    shapes = dict(x=(tokens, d), up=(d, f), down=(f, d), bias=(d,))
+    return {**{name: decimals(*shape, seed=seed + i) for i, (name, shape) in enumerate(shapes.items())}, "ranks": ranks}
+
+
+COLUMN_ROW = exercise(
+    "13.column_row",
+    title="Columns, then rows",
+    level="M",
+    minutes=25,
+    points=3,
+    hints=(
+        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute, all by itself, the "
+        "activation included? Which rows of `down` do these entries meet?",
+        "Cut `up` into column blocks and `down` into row blocks of the same width: rank r computes "
+        "relu(x @ up_r) @ down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the "
+        "ranks.",
+        "parts = [relu(x @ a) @ b for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0))]; return "
+        "all_reduce(parts) + bias. The bias comes after the sum, once.",
+    ),
+    code="minispec.parallel.tensor.parallelize",
+    reference=column_row,
+    observe=observe_column_row,
+    cases=[
+        layer(1, 1, 2, ranks=1, seed=10),
+        layer(1, 2, 4, ranks=2, seed=23),
+        layer(2, 2, 4, ranks=2, seed=3),
+        layer(2, 4, 8, ranks=4, seed=7),
+        layer(3, 6, 12, ranks=3, seed=11),
+    ],
+)
+
+
+@COLUMN_ROW.mutant
+def sums_at_home(x, up, down, bias, ranks, all_reduce):
+    """You add the parts up yourself. They lie on different GPUs: only all_reduce can bring them together."""
+    return sum(torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)) + bias
+
+
+@COLUMN_ROW.mutant
+def one_gpu_does_it_all(x, up, down, bias, ranks, all_reduce):
+    """Each of your ranks multiplies the whole matrices, and their results are averaged. Right, but nothing is shared: a
+    rank should hold and read only its part of the weights."""
+    return all_reduce([torch.relu(x @ up) @ down] * ranks) / ranks + bias
+
+
+@COLUMN_ROW.mutant
+def reduces_in_between(x, up, down, bias, ranks, all_reduce):
+    """You all-reduce between the two matrices as well. It is not needed: a rank has all it needs of the hidden layer,
+    its own columns, because relu works on each entry alone. One all-reduce, at the end."""
+    columns = up.chunk(ranks, 1)
+    width = columns[0].shape[1]
+    padded = [torch.zeros(len(x), up.shape[1]).to(x) for _ in range(ranks)]
+    for r, a in enumerate(columns):
+        padded[r][:, r * width : (r + 1) * width] = x @ a
+    hidden = torch.relu(all_reduce(padded))
+    return all_reduce([h @ b for h, b in zip(hidden.chunk(ranks, 1), down.chunk(ranks, 0), strict=True)]) + bias
+
+
+@COLUMN_ROW.mutant
+def rows_then_columns(x, up, down, bias, ranks, all_reduce):
+    """You cut the first matrix by rows and the second by columns. Then the hidden layer has to be summed before the
+    activation, [T, f] numbers instead of [T, d], and the result still lies in pieces. Columns first, rows second."""
+    hidden = torch.relu(all_reduce([x_r @ a for x_r, a in zip(x.chunk(ranks, 1), up.chunk(ranks, 0), strict=True)]))
+    return torch.cat([hidden @ b for b in down.chunk(ranks, 1)], dim=1) + bias
+
+
+@COLUMN_ROW.mutant
+def bias_on_every_rank(x, up, down, bias, ranks, all_reduce):
+    """Every rank adds the bias, and the all-reduce adds the ranks: you have it `ranks` times. Add it once, after the
+    sum."""
+    return all_reduce([torch.relu(x @ a) @ b + bias for a, b in shards(up, down, ranks)])
+
+
+@COLUMN_ROW.mutant
+def averages(x, up, down, bias, ranks, all_reduce):
+    """You average the parts. Each is a share of one long sum over the hidden layer: add them."""
+    return all_reduce([torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]) / ranks + bias
+
+
+@COLUMN_ROW.mutant
+def activation_at_the_end(x, up, down, bias, ranks, all_reduce):
+    """Your activation comes after the second matrix. It belongs between the two, and there each rank can apply it to
+    its own columns."""
+    return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
+
+
+@COLUMN_ROW.mutant
+def no_activation(x, up, down, bias, ranks, all_reduce):
+    """You leave the activation out. Two matrices in a row would be one: relu(x @ up_r) @ down_r."""
+    return all_reduce([x @ a @ b for a, b in shards(up, down, ranks)]) + bias
+
+
+@COLUMN_ROW.mutant
+def mismatched_shards(x, up, down, bias, ranks, all_reduce):
+    """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of `down`.
+    Column j of the one meets row j of the other, so both must be cut the same way."""
+    parts = [torch.relu(x @ up[:, r::ranks]) @ b for r, b in enumerate(down.chunk(ranks, 0))]
+    return all_reduce(parts) + bias
+
+
+# ---- 13.kv_per_rank -------------------------------------------------------------------------------------------------
+
+
+def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    return fit(theory.kv_bytes_per_token(layers, max(1, kv_heads // ranks), head_dim, bits / 8),
+               memory - weight_bytes / ranks)  # fmt: skip
+
+
+def fit(per_token, room):
+    return per_token, max(0, math.floor(room / per_token))
+
+
+def observe_kv(answer, **case):
+    per_token, tokens = pair(answer(*case.values()), "the bytes of a token on one rank and the tokens that fit")
+    for value, what in ((per_token, "bytes"), (tokens, "tokens")):
+        if not is_number(plain(value)):
+            raise Complaint(f"the number of {what} should be a number; yours is {kind(value)}.")
+    return {"bytes a token": plain(per_token), "tokens that fit": plain(tokens)}
+
+
+KV_PER_RANK = exercise(
+    "13.kv_per_rank",
+    title="The cache of one rank",
+    level="M",
+    minutes=20,
+    points=2,
+    hints=(
+        "Tensor parallelism deals heads out. How many key/value heads does one rank get with 8 heads on 4 ranks? And "
+        "with 8 heads on 16 ranks, when every rank has query heads that need keys?",
+        "kv_heads / ranks, but never less than one: further ranks hold copies. All layers stay on every rank. The "
+        "weights are cut as well, and what they leave of a rank's memory is for its part of the cache.",
+        "per_token = 2 · layers · max(1, kv_heads // ranks) · head_dim · bits / 8; tokens = (memory − weight_bytes / "
+        "ranks) // per_token, and 0 where the weights do not fit.",
+    ),
+    code="minispec.theory.kv_bytes_per_token",
+    reference=kv_per_rank,
+    observe=observe_kv,
+    cases=[
+        dict(layers=2, heads=4, kv_heads=4, head_dim=8, bits=16, weight_bytes=1000, ranks=1, memory=5000),
+        dict(layers=2, heads=8, kv_heads=4, head_dim=8, bits=16, weight_bytes=1000, ranks=2, memory=5000),
+        dict(layers=2, heads=8, kv_heads=2, head_dim=8, bits=16, weight_bytes=1000, ranks=8, memory=5000),
+        dict(layers=3, heads=8, kv_heads=8, head_dim=4, bits=8, weight_bytes=9000, ranks=4, memory=4000),
+        dict(layers=2, heads=8, kv_heads=4, head_dim=8, bits=16, weight_bytes=9000, ranks=2, memory=3000),
+        dict(layers=80, heads=64, kv_heads=8, head_dim=128, bits=16, weight_bytes=140e9, ranks=8, memory=80e9),
+        dict(layers=80, heads=64, kv_heads=8, head_dim=128, bits=16, weight_bytes=140e9, ranks=16, memory=80e9),
+    ],
+)
+
+
+def flawed_kv(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory, *, held=None, weights=None):
+    """The cache of a rank with other heads, or other weights, on it."""
+    held = max(1, kv_heads // ranks) if held is None else held
+    per_token = 2 * layers * held * head_dim * bits / 8
+    return fit(per_token, memory - (weight_bytes / ranks if weights is None else weights))
+
+
+@KV_PER_RANK.mutant
+def the_whole_cache(*case):
+    """You keep all key/value heads on every rank. Heads are dealt out: a rank attends with its own query heads and
+    keeps the keys and values that these need, kv_heads / ranks of them."""
+    return flawed_kv(*case, held=case[2])
+
+
+@KV_PER_RANK.mutant
+def a_fraction_of_a_head(*case):
+    """With more ranks than key/value heads you give each rank a fraction of one. A head cannot be cut: its query heads
+    lie on several ranks, and each of these keeps a copy. So one head is the least."""
+    return flawed_kv(*case, held=case[2] / case[6])
+
+
+@KV_PER_RANK.mutant
+def query_heads_on_a_rank(*case):
+    """You count query heads. Only keys and values are kept, and under grouped queries there are fewer of them."""
+    return flawed_kv(*case, held=max(1, case[1] // case[6]))
+
+
+@KV_PER_RANK.mutant
+def all_weights_on_a_rank(*case):
+    """You put all weights on every rank. They are cut too, that is the point of it: weight_bytes / ranks."""
+    return flawed_kv(*case, weights=case[5])
+
+
+@KV_PER_RANK.mutant
+def forgets_the_weights(*case):
+    """You give the whole memory to the cache. The rank's part of the weights is in it first."""
+    return flawed_kv(*case, weights=0)
+
+
+@KV_PER_RANK.mutant
+def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    """You add up the memory of all ranks. Every token has its keys and values on every rank, some heads on each: the
+    ranks fill at the same pace, and one of them says how many fit."""
+    per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+    return fit(per_token, ranks * memory - weight_bytes)
+
+
+@KV_PER_RANK.mutant
+def layers_dealt_out(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    """You deal the layers out as well. That is pipeline parallelism; under tensor parallelism each rank works on its
+    heads of every layer."""
+    per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+    return fit(per_token / ranks, memory - weight_bytes / ranks)
+
+
+@KV_PER_RANK.mutant
+def only_keys(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    """You count one vector a head. There are two, a key and a value."""
+    per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+    return fit(per_token / 2, memory - weight_bytes / ranks)
+
+
+@KV_PER_RANK.mutant
+def fewer_than_none_fit(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
+    """Where the weights alone do not fit, your number of tokens is negative. Then no token fits: 0."""
+    per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
+    return per_token, math.floor((memory - weight_bytes / ranks) / per_token)
+
+
+# ---- 13.compute_optimal ---------------------------------------------------------------------------------------------
+
+
+def observe_optimal(answer, flops, tokens_per_parameter):
+    found = pair(answer(flops, tokens_per_parameter), "the number of parameters and the number of tokens")
+    if not all(is_number(plain(x)) for x in found):
+        raise Complaint(f"both results should be numbers; yours are {kind(found[0])} and {kind(found[1])}.")
+    # In units in which a rounding error in the sixteenth digit does not show.
+    return {name: plain(x) / flops**0.5 for name, x in zip(("parameters / √C", "tokens / √C"), found, strict=True)}
+
+
+TRAINED = (
+    ("GPT-3, 175 B on 300 B", 175e9, 300e9),
+    ("Gopher, 280 B on 300 B", 280e9, 300e9),
+    ("Chinchilla, 70 B on 1.4 T", 70e9, 1.4e12),
+    ("LLaMA-3-8B, 8 B on 15 T", 8e9, 15e12),
+)
+
+
+def optimal_table(answer) -> str:
+    """What the learner's function would have trained with the compute of known models."""
+    lines = ["trained                       FLOPs    best parameters  best tokens", ""]
+    for name, n, d in TRAINED:
+        flops = theory.training_flops(n, d)
+        best = [plain(x) for x in pair(answer(flops, 20.0), "the number of parameters and of tokens")]
+        if not all(map(is_number, best)):
+            raise Complaint("both results should be numbers.")
+        lines.append(f"{name:26}  {flops:8.1e}  {best[0] / 1e9:13.1f} B  {best[1] / 1e12:9.2f} T")
+    return "\n".join(lines)
+
+
+OPTIMAL = exercise(
+    "13.compute_optimal",
+    title="How large a model should be",
+    level="E",
+    minutes=10,
+    points=1,
+    hints=(
+        "There are two equations and two unknowns: C = 6·N·D and D = r·N. Put the second into the first.",
+        "C = 6·r·N², so N is a square root. D follows from it.",
+        "N = math.sqrt(flops / (6 * tokens_per_parameter)) and D = tokens_per_parameter * N.",
+    ),
+    code="minispec.theory.compute_optimal",
+    reference=theory.compute_optimal,
+    observe=observe_optimal,
+    picture=optimal_table,
+    cases=[
+        dict(flops=120.0, tokens_per_parameter=20.0),
+        dict(flops=480.0, tokens_per_parameter=20.0),
+        dict(flops=600.0, tokens_per_parameter=100.0),
+        dict(flops=3.15e23, tokens_per_parameter=20.0),
+    ],
+)
+
+
+def with_constant(flops, ratio, constant):
+    parameters = math.sqrt(flops / constant)
+    return parameters, ratio * parameters
+
+
+@OPTIMAL.mutant
+def forward_only(flops, tokens_per_parameter):
+    """You take C = 2·N·D. That is the forward pass; the backward pass costs twice as much again, and training pays for
+    both: 6·N·D."""
+    return with_constant(flops, tokens_per_parameter, 2 * tokens_per_parameter)
+
+
+@OPTIMAL.mutant
+def rule_of_thumb(flops, tokens_per_parameter):
+    """You use N = 0.05·√C, a rule that is often quoted. It does not follow from C = 6·N·D and D = 20·N: these give
+    √(1/120) ≈ 0.091."""
+    return with_constant(flops, tokens_per_parameter, 400)
+
+
+@OPTIMAL.mutant
+def no_root(flops, tokens_per_parameter):
+    """You leave out the square root. N is in the equation twice, in D as well: C = 6·r·N²."""
+    parameters = flops / (6 * tokens_per_parameter)
+    return parameters, tokens_per_parameter * parameters
+
+
+@OPTIMAL.mutant
+def always_twenty(flops, tokens_per_parameter):
+    """You use 20 tokens a parameter whatever the argument says. A model that will be served a lot is trained on
+    more."""
+    return theory.compute_optimal(flops)
+
+
+@OPTIMAL.mutant
+def ratio_outside_the_root(flops, tokens_per_parameter):
+    """You divide by r outside the root. It is part of the equation for N²: √(C / (6·r))."""
+    parameters = math.sqrt(flops / 6) / tokens_per_parameter
+    return parameters, tokens_per_parameter * parameters
+
+
+@OPTIMAL.mutant
+def exchanged(flops, tokens_per_parameter):
+    """You return the tokens first. Parameters come first; there are fewer of them."""
+    return theory.compute_optimal(flops, tokens_per_parameter)[::-1]
+
+
+@OPTIMAL.mutant
+def as_many_of_each(flops, tokens_per_parameter):
+    """You return as many tokens as parameters. Tokens are tokens_per_parameter times as many."""
+    parameters, _ = theory.compute_optimal(flops, tokens_per_parameter)
+    return parameters, parameters

@@ -1,0 +1,702 @@
+"""Set 15, the capstone: a sampler, a drafter and a loop of one's own, and all three joined.
+
+The parts are judged as in the other sets. What they make together is judged three times: by the exact law of its text
+on small models, by its passes, and by its tokens a pass on real models: smollm2 where it is present, else micro.
+MINISPEC_TRIAL names another model that comes with a draft.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache, partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....files.folder import load
+from ....files.registry import KNOWN
+from ....sampling import Sampling
+from ....verify import accept_probability, one_hot, pick, residual
+from ..exercise import Complaint, distribution_of, exercise, pair, rows, tokens
+from ..fakes import LawModel, ScriptedModel, continuation, whole_text, wrong_at
+from ..show import kind
+from .e05 import greedy_verify
+
+# ---- 15.sampler -----------------------------------------------------------------------------------------------------
+
+
+def law(logits, temperature):
+    return Sampling(temperature).probs(logits)
+
+
+def sampler(logits, q, drafted, temperature, random):
+    return emit(law(logits, temperature), q, drafted, random)
+
+
+def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, late=0, bonus=True, stop=True):
+    """The rejection sampler with a switch for each way to get it wrong."""
+    out = []
+    for i, d in enumerate(drafted):
+        if random() < coin(p[i + late], q[i], d):
+            out.append(d)
+            continue
+        out.append(pick(replace(p[i + late], q[i]), random()))
+        if stop:
+            return out
+    return [*out, pick(p[-1], random())] if bonus or not drafted else out
+
+
+def emitted_runs(answer, logits, q, temperature):
+    """The exact law of all tokens of a cycle, the draft's own draws included."""
+
+    def cycle(random):
+        drafted = [pick(row, random()) for row in q]
+        return tokens(answer(logits, q if drafted else None, drafted, temperature, random))
+
+    return distribution_of(cycle)
+
+
+SAMPLER = exercise(
+    "15.sampler",
+    title="Your sampler",
+    level="M",
+    minutes=30,
+    points=3,
+    hints=(
+        "Two steps: logits become laws, one a row; then it is the sampler of set 06. What is the law of a row at "
+        "temperature 0, when the likeliest token is certain?",
+        "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a law already: leave "
+        "it alone. With a one-hot p the same coin and the same residual are right: no second branch is needed.",
+        "For draft i: if random() < min(1, p[i, d] / q[i, d]) keep it, else return drafted[:i] and one token from the "
+        "normalised [p[i] − q[i]]₊. After the loop: all drafts and one token from p[-1].",
+    ),
+    code="minispec.verify.chain",
+    reference=sampler,
+    observe=emitted_runs,
+    cases=[
+        dict(logits=rows([1.0, 0.0]), q=torch.zeros(0, 2, dtype=torch.float64), temperature=1.0),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.3, 0.7]), temperature=1.0),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.3, 0.7]), temperature=0.5),
+        dict(logits=rows([1.0, 0.0], [0.0, 1.0]), q=rows([0.4, 0.6]), temperature=0.0),
+        dict(logits=rows([0.5, 0.0, 2.0], [1.0, 1.5, 0.0]), q=rows([0.2, 0.2, 0.6]), temperature=2.0),
+        dict(logits=rows([0.0, 1.0], [1.0, 0.5], [2.0, 0.0]), q=rows([0.6, 0.4], [0.2, 0.8]), temperature=0.7),
+    ],
+)
+
+
+@SAMPLER.mutant
+def ignores_the_temperature(logits, q, drafted, temperature, random):
+    """You take softmax(logits), whatever the temperature. It divides the logits first: below 1 the target gets surer of
+    itself, above 1 less sure."""
+    return sampler(logits, q, drafted, 1.0, random)
+
+
+@SAMPLER.mutant
+def multiplies_by_the_temperature(logits, q, drafted, temperature, random):
+    """You multiply the logits by the temperature. Divide: a low temperature makes the differences larger."""
+    return emit((logits * temperature).softmax(-1), q, drafted, random)
+
+
+@SAMPLER.mutant
+def zero_is_one(logits, q, drafted, temperature, random):
+    """At temperature 0 you sample as at 1. It means greedy: all mass on the likeliest token."""
+    return sampler(logits, q, drafted, temperature or 1.0, random)
+
+
+@SAMPLER.mutant
+def tempers_the_draft_too(logits, q, drafted, temperature, random):
+    """You apply the temperature to q as well. q is the law that the drafts were really drawn from, with whatever
+    temperature the draft used: it is not yours to bend."""
+    return emit(law(logits, temperature), None if q is None else law(q.log(), temperature), drafted, random)
+
+
+@SAMPLER.mutant
+def accepts_everything(logits, q, drafted, temperature, random):
+    """You never reject: what comes out follows the draft, not the target."""
+    return emit(law(logits, temperature), q, drafted, random, coin=lambda p, q, d: 1.0)
+
+
+@SAMPLER.mutant
+def corrects_from_p(logits, q, drafted, temperature, random):
+    """After a rejection you draw from p. Tokens that the draft likes get a second share that way. Draw from the
+    residual, norm([p − q]₊)."""
+    return emit(law(logits, temperature), q, drafted, random, replace=lambda p, q: p)
+
+
+@SAMPLER.mutant
+def no_bonus(logits, q, drafted, temperature, random):
+    """When all drafts are accepted you stop there. The last row of the logits has been paid for: it holds one token
+    more, the bonus."""
+    return emit(law(logits, temperature), q, drafted, random, bonus=False)
+
+
+@SAMPLER.mutant
+def one_row_late(logits, q, drafted, temperature, random):
+    """You judge draft i by row i + 1, which was computed after reading it. What the target thought of that place before
+    is row i."""
+    return emit(law(logits, temperature), q, drafted, random, late=1)
+
+
+@SAMPLER.mutant
+def goes_on_after_a_rejection(logits, q, drafted, temperature, random):
+    """You replace a rejected draft and go on. All later rows were computed after the rejected one: they say nothing
+    about your text any more. Stop there."""
+    return emit(law(logits, temperature), q, drafted, random, stop=False)
+
+
+# ---- 15.drafter -----------------------------------------------------------------------------------------------------
+
+
+def drafter(model, text, k, temperature, random):
+    drafted, laws = [], []
+    for _ in range(k):
+        laws.append(law(model.read([*text, *drafted][model.length :])[-1], temperature))
+        drafted.append(pick(laws[-1], random()))
+    return drafted, torch.stack(laws) if laws else None
+
+
+TWO = rows([0.6, 0.4], [0.3, 0.7], [0.8, 0.2], [0.45, 0.55]).log()
+
+
+def observe_drafts(answer, text, held, k, temperature):
+    """The exact law of the drafts; and for each draft the q that came with it and what the model read."""
+    reported, reads = {}, {}
+
+    def draft(random):
+        model = LawModel("draft", lambda t: TWO[whole_text(t) % 4], text[:held], most_passes=k + 2)
+        drafted, q = pair(answer(model, list(text), k, temperature, random), "the drafts and their laws")
+        drafted = tokens(drafted, "the first of your two results")
+        if drafted and not (isinstance(q, Tensor) and q.shape == (len(drafted), 2)):
+            raise Complaint(f"q should hold one law for each draft, here {(len(drafted), 2)}; yours is {kind(q)}.")
+        if drafted:
+            reported[drafted] = q.detach().double()
+        reads[drafted] = [read for _, read in model.passes]
+        return drafted
+
+    return {"drafts": distribution_of(draft), "q of each": reported, "what the draft read": reads}
+
+
+DRAFTER = exercise(
+    "15.drafter",
+    title="Your drafter",
+    level="M",
+    minutes=25,
+    points=3,
+    hints=(
+        "One draft takes three steps: read what has not been read, make a law of the last row, draw from it. What has "
+        "not been read before the first draft, and what before the others?",
+        "[*text, *drafted][model.length:] is what has not been read, every time: one or two tokens at first, then the "
+        "draft before. Only its last row of logits matters. Keep the law that you drew from.",
+        "k times: logits = model.read([*text, *drafted][model.length:])[-1]; q_i = softmax(logits / temperature), or "
+        "one-hot at 0; drafted.append(pick(q_i, random())). Return drafted and torch.stack of the q_i, None if k is 0.",
+    ),
+    code="minispec.drafters.Model.propose",
+    reference=drafter,
+    observe=observe_drafts,
+    cases=[
+        dict(text=[1, 0], held=1, k=1, temperature=1.0),
+        dict(text=[1, 0], held=1, k=1, temperature=0.5),
+        dict(text=[0, 1, 1], held=2, k=2, temperature=1.0),
+        dict(text=[0, 1, 1], held=1, k=2, temperature=1.0),
+        dict(text=[1, 1, 0, 1], held=2, k=2, temperature=0.0),
+        dict(text=[1, 1, 0, 1], held=3, k=3, temperature=0.7),
+        dict(text=[1, 0], held=1, k=0, temperature=1.0),
+    ],
+)
+
+
+def flawed_drafter(model, text, k, temperature, random, *, unread=lambda model, text: text[model.length :],
+                   draw=pick, report=None, extra=False):  # fmt: skip
+    """The drafter with parts to exchange."""
+    drafted, laws = [], []
+    for _ in range(k):
+        logits = model.read(unread(model, [*text, *drafted]))[-1]
+        q = law(logits, temperature)
+        drafted.append(draw(q, random()))
+        laws.append(report(logits) if report else q)
+    if extra and drafted:
+        model.read(drafted[-1:])
+    return drafted, torch.stack(laws) if laws else None
+
+
+@DRAFTER.mutant
+def only_the_last_token(model, text, k, temperature, random):
+    """You read the last token of the text and no other. After a cycle in which all drafts were accepted the model lacks
+    two: its own last draft, which it never read, and the bonus. Read text[model.length:]."""
+    return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text[-1:])
+
+
+@DRAFTER.mutant
+def reads_from_the_start(model, text, k, temperature, random):
+    """You read the whole text each time, behind what the cache holds already: the model sees it twice. Read only what
+    is new."""
+    return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text)
+
+
+@DRAFTER.mutant
+def reads_its_last_draft(model, text, k, temperature, random):
+    """You read the last draft as well. Nobody asks what follows it, and it is probably rejected: k drafts take k
+    passes."""
+    return flawed_drafter(model, text, k, temperature, random, extra=True)
+
+
+@DRAFTER.mutant
+def reports_another_law(model, text, k, temperature, random):
+    """You draw with the temperature and report the law without it. The sampler believes your q: if it is not the law
+    that was really used, the output is no longer the target's."""
+    return flawed_drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
+
+
+@DRAFTER.mutant
+def takes_the_best(model, text, k, temperature, random):
+    """You take the likeliest token and report the whole law, as if you had drawn from it. Draw, or report a one-hot q:
+    q must say what could have happened."""
+    return flawed_drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
+
+
+@DRAFTER.mutant
+def without_temperature(model, text, k, temperature, random):
+    """You leave the temperature out, both in the draw and in q. Exactness survives that, but a draft that samples like
+    its target is accepted more often: divide the logits by it."""
+    return drafter(model, text, k, 1.0, random)
+
+
+@DRAFTER.mutant
+def one_pass_for_all(model, text, k, temperature, random):
+    """You draw all drafts from one law, after one pass. Each draft changes what may follow: read it before you draw the
+    next."""
+    if not k:
+        return [], None
+    q = law(model.read(text[model.length :])[-1], temperature)
+    return [pick(q, random()) for _ in range(k)], q.repeat(k, 1)
+
+
+@DRAFTER.mutant
+def first_law_for_all(model, text, k, temperature, random):
+    """You report the law of the first draft for all of them. Each was drawn from a law of its own: keep them all."""
+    drafted, q = drafter(model, text, k, temperature, random)
+    return drafted, q if q is None else q[:1].repeat(k, 1)
+
+
+# ---- 15.loop --------------------------------------------------------------------------------------------------------
+
+
+def loop(target, draft, propose, verify, prompt, k, count, end):
+    return flawed_loop(target, draft, propose, verify, prompt, k, count, end)
+
+
+def flawed_loop(target, draft, propose, verify, prompt, k, count, end, *, room=1, rewinds=("target", "draft"),
+                keep=1, finds=None, cut=True):  # fmt: skip
+    """The loop with a switch for each way to get it wrong."""
+    text, last = list(prompt), len(prompt) + count
+    finds = finds or (lambda emitted: emitted.index(end) + 1 if end in emitted else None)
+    while len(text) < last:
+        wanted = k if room is None else max(0, min(k, last - len(text) - room))
+        drafted, q = propose(draft, text, wanted)
+        emitted = list(verify(target.read([text[-1], *drafted]), q, drafted))
+        if (stop := finds(emitted)) is not None:
+            return text[len(prompt) :] + emitted[:stop]
+        text += emitted
+        for model in (target, draft):
+            if model.name in rewinds:
+                model.rewind(min(model.length, len(text) - keep))
+    return text[len(prompt) : last if cut else None]
+
+
+class Asked:
+    """propose and verify as the loop gets them, for scripted models: greedy. Remembers how much was asked for."""
+
+    def __init__(self):
+        self.drafts: list[int] = []
+
+    def propose(self, model, text, k):
+        self.drafts += [k] * (k > 0)
+        drafted = []
+        for _ in range(k):
+            unread = [*text, *drafted][model.length :] or [*text, *drafted][-1:]
+            drafted.append(int(model.read(unread)[-1].argmax()))
+        return drafted, torch.nn.functional.one_hot(torch.tensor(drafted), 16).double() if drafted else None
+
+    def verify(self, logits, q, drafted):
+        if len(logits) != len(drafted) + 1:
+            raise Complaint(
+                f"verify was given {len(logits)} rows of logits for {len(drafted)} drafts: one row more than drafts is "
+                "needed. The target reads the last token of the text, then the drafts."
+            )
+        accepted, emitted = greedy_verify(logits, drafted)
+        return [*drafted[:accepted], emitted]
+
+
+def observe_loop(answer, prompt, wrong_places, k, count, end):
+    target = ScriptedModel("target", whole_text, prompt[:-1], most_passes=2 * count + 2)
+    draft = ScriptedModel("draft", wrong_at(wrong_places), prompt[:-1], most_passes=(2 * count + 2) * (k + 1))
+    asked = Asked()
+    new = answer(target, draft, asked.propose, asked.verify, list(prompt), k, count, end)
+    passes = {
+        f"target's pass {i}": f"after {held} tokens reads {read}" for i, (held, read) in enumerate(target.passes, 1)
+    }
+    return {"new tokens": list(tokens(new)), **passes, "drafts asked for": asked.drafts}
+
+
+def script(prompt, wrong_places, k, count, end_at=None):
+    """A case; the token that ends the text is the one that the target writes in place `end_at` of the new ones."""
+    end = 99 if end_at is None else continuation(prompt, end_at + 1)[-1]
+    return dict(prompt=prompt, wrong_places=wrong_places, k=k, count=count, end=end)
+
+
+LOOP = exercise(
+    "15.loop",
+    title="Your loop",
+    level="H",
+    minutes=35,
+    points=4,
+    hints=(
+        "Keep one list, the text. A cycle: how many drafts can still be used? Propose, let the target read, verify, "
+        "append, rewind. Two things end it: `count` tokens, or the token `end` anywhere among those just emitted.",
+        "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) drafts are enough and "
+        "nothing has to be cut. After it the text is true up to its end, and its last token has not been read: no "
+        "cache may hold more than len(text) − 1 tokens.",
+        "while fewer than count: wanted = min(k, remaining − 1); drafted, q = propose(draft, text, wanted); emitted = "
+        "verify(target.read([text[-1], *drafted]), q, drafted); if end in emitted, return up to and with it; text += "
+        "emitted; target.rewind(len(text) − 1); draft.rewind(min(draft.length, len(text) − 1)).",
+    ),
+    code="minispec.speculate",
+    reference=loop,
+    observe=observe_loop,
+    cases=[
+        script([3], [], k=1, count=1),
+        script([3], [], k=2, count=3),
+        script([3], [1], k=1, count=3),
+        script([5, 8], [2, 3], k=2, count=6),
+        script([5, 8], [], k=4, count=4),
+        script([9, 2, 6], [5], k=3, count=12, end_at=4),
+        script([3, 1, 4], [4, 9, 10], k=3, count=14),
+        script([3, 1, 4], [], k=3, count=14, end_at=5),
+        script([2, 7], [4], k=3, count=9, end_at=3),
+    ],
+)
+
+
+@LOOP.mutant
+def target_keeps_rejected_drafts(*parts):
+    """You do not rewind the target. Its cache keeps rejected drafts, and everything after them is read behind a text
+    that nobody wrote."""
+    return flawed_loop(*parts, rewinds=("draft",))
+
+
+@LOOP.mutant
+def draft_keeps_rejected_drafts(*parts):
+    """You do not rewind the draft. The output stays right, but the draft goes on from its own rejected words and is
+    hardly ever accepted again."""
+    return flawed_loop(*parts, rewinds=("target",))
+
+
+@LOOP.mutant
+def one_token_too_many_in_the_caches(*parts):
+    """You rewind to len(text). The last token of the text was emitted, not read: what lies in its place is the draft
+    that it replaced. len(text) − 1."""
+    return flawed_loop(*parts, keep=0)
+
+
+@LOOP.mutant
+def drafts_in_vain(*parts):
+    """You ask for k drafts even when fewer tokens are wanted. The last cycles then draft and verify what is cut off
+    afterwards: min(k, tokens still wanted − 1)."""
+    return flawed_loop(*parts, room=None)
+
+
+@LOOP.mutant
+def one_draft_too_many_at_the_end(*parts):
+    """At the end you draft as many tokens as are still wanted. One of them is always the target's own: one draft
+    fewer."""
+    return flawed_loop(*parts, room=0)
+
+
+@LOOP.mutant
+def writes_past_the_end(*parts):
+    """You do not look for `end`. The text is over when the target writes it, and everything after it is noise."""
+    return flawed_loop(*parts, finds=lambda emitted: None)
+
+
+@LOOP.mutant
+def looks_at_the_last_token_only(*parts):
+    """You look for `end` in the last emitted token only. A cycle emits several, and any of them may be it; what
+    follows it in the same cycle must go."""
+    end = parts[-1]
+    return flawed_loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
+
+
+@LOOP.mutant
+def drops_the_end(*parts):
+    """You cut the token `end` off. It belongs to the text: up to and with it."""
+    end = parts[-1]
+    return flawed_loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
+
+
+@LOOP.mutant
+def drops_the_run_of_the_end(*parts):
+    """When `end` comes you drop all tokens of that cycle. Those before it are verified, and so is it: keep them."""
+    end = parts[-1]
+    return flawed_loop(*parts, finds=lambda emitted: 0 if end in emitted else None)
+
+
+@LOOP.mutant
+def returns_too_much(*parts):
+    """You return more tokens than were asked for. Draft no more than can be used, or cut the surplus off."""
+    return flawed_loop(*parts, room=None, cut=False)
+
+
+@LOOP.mutant
+def returns_the_prompt_too(target, draft, propose, verify, prompt, k, count, end):
+    """Your list begins with the prompt. Return the new tokens only."""
+    return [*prompt, *loop(target, draft, propose, verify, prompt, k, count, end)]
+
+
+# ---- 15.whole -------------------------------------------------------------------------------------------------------
+
+
+def whole(target, draft, prompt, k, count, end, temperature, random):
+    return joined(target, draft, prompt, k, count, end, temperature, random)
+
+
+def joined(target, draft, prompt, k, count, end, temperature, random, *, draft_temperature=None, verify=None,
+           **switches):  # fmt: skip
+    """The three parts put together, with a switch for each way to get it wrong."""
+    drafted_at = temperature if draft_temperature is None else draft_temperature
+    propose = partial(drafter, temperature=drafted_at, random=random)
+    verify = verify or partial(sampler, temperature=temperature, random=random)
+    return flawed_loop(target, draft, propose, verify, prompt, k, count, end, **switches)
+
+
+THREE = {
+    "target": rows([0.6, 0.3, 0.1], [0.15, 0.65, 0.2], [0.25, 0.2, 0.55]).log(),
+    "draft": rows([0.35, 0.5, 0.15], [0.2, 0.45, 0.35], [0.5, 0.15, 0.35]).log(),
+}
+
+
+def observe_whole(answer, prompt, k, count, end, temperature):
+    """The exact law of the text and of the number of passes it took."""
+
+    def write(random):
+        models = [
+            LawModel(
+                name, lambda t, laws=laws: laws[whole_text(t) % 3], prompt[:-1], most_passes=(2 * count + 2) * (k + 1)
+            )
+            for name, laws in THREE.items()
+        ]
+        new = tokens(answer(*models, list(prompt), k, count, end, temperature, random))
+        return new, f"{len(models[0].passes)} passes", f"{len(models[1].passes)} of the draft"
+
+    return distribution_of(write)
+
+
+class Run(NamedTuple):
+    """What an answer did with a real model."""
+
+    new: list[int]
+    passes: int
+
+    @property
+    def tokens_per_pass(self) -> float:
+        return len(self.new) / self.passes
+
+
+class RealModel:
+    """A model of minispec as the capstone drives it: one row, one cache, `read`, `length` and `rewind`."""
+
+    def __init__(self, name: str, model, prompt: list[int], room: int):
+        self.name, self.model, self.passes = name, model, 0
+        self.cache = model.transformer.new_cache(1, len(prompt) + room)
+        if len(prompt) > 1:
+            self.read(prompt[:-1])
+        self.passes = 0
+
+    @property
+    def length(self) -> int:
+        return int(self.cache.lengths[0])
+
+    @torch.inference_mode()
+    def read(self, tokens) -> Tensor:
+        tokens = torch.tensor([[int(token) for token in tokens]], device=self.model.device)
+        self.passes += 1
+        return self.model.transformer(tokens, self.cache).logits[0]  # [T, V]
+
+    def rewind(self, length: int) -> None:
+        self.cache.rewind(length)
+
+
+PROMPT, K, COUNT = "Once upon a time there was a little girl. She liked to play in the garden.", 4, 24
+
+
+def real_name() -> str:
+    return os.environ.get("MINISPEC_TRIAL") or ("smollm2" if KNOWN["smollm2"].present() else "micro")
+
+
+@lru_cache(maxsize=2)
+def real_models(name: str) -> tuple:
+    target = load(name)
+    return target, load(f"{name}-draft", device=target.device, dtype=target.dtype)
+
+
+def write_for_real(answer, name: str) -> Run:
+    target, draft = real_models(name)
+    prompt = target.encode(PROMPT)
+    models = [RealModel(role, model, prompt, COUNT + K + 2) for role, model in (("target", target), ("draft", draft))]
+    end = min(target.end_tokens, default=-1)
+    new = answer(*models, list(prompt), K, COUNT, end, 0.0, lambda: 0.5)
+    return Run(list(tokens(new)), models[0].passes)
+
+
+@lru_cache(maxsize=2)
+def ours(name: str) -> Run:
+    return write_for_real(whole, name)
+
+
+def trial():
+    """The last test: greedy, on real models, as good as ours."""
+    name = real_name()
+    best = ours(name)
+
+    def attempt(answer):
+        found = write_for_real(answer, name)
+        if found.new != best.new:
+            place = next((i for i, (a, b) in enumerate(zip(found.new, best.new, strict=False)) if a != b), None)
+            where = "it has another length" if place is None else f"they differ from token {place + 1} on"
+            raise Complaint(
+                f"all cases are right, but on {name} your text is not what the target writes alone: {where}."
+            )
+        if found.passes > best.passes:
+            raise Complaint(
+                f"all cases are right, but on {name} you need {found.passes} passes of the target for {len(found.new)} "
+                f"tokens, {found.tokens_per_pass:.2f} tokens a pass; {best.passes} are enough, "
+                f"{best.tokens_per_pass:.2f} tokens a pass."
+            )
+
+    return attempt
+
+
+def tokens_per_pass(answer) -> str:
+    """The learner's decoder beside ours and beside plain decoding, on a real model."""
+    name = real_name()
+    found, best = write_for_real(answer, name), ours(name)
+    target, _ = real_models(name)
+    shown = f"{len(found.new)} tokens, {found.passes} passes of the target"
+    return "\n".join(
+        [
+            f"{name}, greedy, {K} drafts a cycle by {name}-draft",
+            "",
+            "plain decoding  1.00 tokens a pass",
+            f"yours           {found.tokens_per_pass:.2f} tokens a pass ({shown})",
+            f"ours            {best.tokens_per_pass:.2f} tokens a pass",
+            "",
+            f"{PROMPT}{target.decode(found.new)}",
+        ]
+    )
+
+
+WHOLE = exercise(
+    "15.whole",
+    title="All of it",
+    level="H",
+    minutes=30,
+    points=5,
+    hints=(
+        "Nothing new has to be computed here: your loop wants a `propose` and a `verify` with fewer arguments than "
+        "your drafter and your sampler have. What do they lack, and who knows it?",
+        "Both lack temperature and random, and this function has them. Make two small functions that fill them in, or "
+        "use functools.partial, and hand them to your loop. Then solve the parts that their own checks reject.",
+        "def my_propose(model, text, k): return propose(model, text, k, temperature, random); def my_verify(logits, q, "
+        "drafted): return verify(logits, q, drafted, temperature, random); return loop(target, draft, my_propose, "
+        "my_verify, prompt, k, count, end).",
+    ),
+    code="minispec.speculate",
+    reference=whole,
+    observe=observe_whole,
+    picture=tokens_per_pass,
+    seconds=60.0,
+    joins=True,
+    trial=trial,
+    cases=[
+        dict(prompt=[1], k=1, count=1, end=9, temperature=1.0),
+        dict(prompt=[1], k=1, count=2, end=9, temperature=1.0),
+        dict(prompt=[0, 2], k=2, count=3, end=9, temperature=0.0),
+        dict(prompt=[0, 2], k=1, count=2, end=9, temperature=0.5),
+        dict(prompt=[2, 1], k=2, count=2, end=0, temperature=0.7),
+    ],
+)
+
+
+@WHOLE.mutant
+def forgets_q(target, draft, prompt, k, count, end, temperature, random):
+    """Your sampler is told that the drafts were certain, q one-hot, but they were drawn. It then accepts too rarely and
+    corrects from the wrong residual: hand on the laws that the drafter returns."""
+
+    def verify(logits, q, drafted):
+        certain = torch.stack([one_hot(d, like=logits[0]) for d in drafted]) if drafted else None
+        return sampler(logits, certain, drafted, temperature, random)
+
+    return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+@WHOLE.mutant
+def target_at_one(target, draft, prompt, k, count, end, temperature, random):
+    """The temperature reaches your drafter, but not your sampler: the text follows the target's law at temperature
+    1."""
+    verify = partial(sampler, temperature=1.0, random=random)
+    return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+@WHOLE.mutant
+def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
+    """The temperature reaches your sampler, but not your drafter. The text is right, since q is what was really drawn
+    from, but a draft that samples unlike its target is accepted less often."""
+    return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
+
+
+@WHOLE.mutant
+def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
+    """Your drafter always drafts greedily. That is lossless, since its q is one-hot, but it was to sample with the same
+    temperature as the target."""
+    return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
+
+
+@WHOLE.mutant
+def models_exchanged(target, draft, prompt, k, count, end, temperature, random):
+    """You have target and draft the wrong way round: the text follows the draft's law, verified by the target's
+    guesses."""
+    return joined(draft, target, prompt, k, count, end, temperature, random)
+
+
+@WHOLE.mutant
+def never_rejects(target, draft, prompt, k, count, end, temperature, random):
+    """Your text follows the draft: no draft is ever rejected. The mistake is in your sampler: check 15.sampler."""
+    verify = partial(accepts_everything, temperature=temperature, random=random)
+    return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+@WHOLE.mutant
+def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
+    """After a rejection your sampler draws from p, not from the residual: check 15.sampler."""
+    verify = partial(corrects_from_p, temperature=temperature, random=random)
+    return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+@WHOLE.mutant
+def without_the_bonus(target, draft, prompt, k, count, end, temperature, random):
+    """Your text is right, but cycles whose drafts are all accepted emit no token of the target's own: a pass more than
+    needed. Check 15.sampler."""
+    verify = partial(no_bonus, temperature=temperature, random=random)
+    return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
+
+
+@WHOLE.mutant
+def target_not_rewound(target, draft, prompt, k, count, end, temperature, random):
+    """Your target's cache keeps rejected drafts: check 15.loop."""
+    return joined(target, draft, prompt, k, count, end, temperature, random, rewinds=("draft",))
+
+
+@WHOLE.mutant
+def one_draft_a_cycle(target, draft, prompt, k, count, end, temperature, random):
+    """You draft one token a cycle, whatever k says. The text is right, and takes more passes than it has to."""
+    return joined(target, draft, prompt, 1, count, end, temperature, random)

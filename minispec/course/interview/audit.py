@@ -1,0 +1,297 @@
+"""The audit: what guides to speculative decoding claim, what comes out when it is computed, and a verdict.
+
+    python -m minispec.course.interview.audit          writes docs/audit.md
+
+The claims are in audit.yaml, in our words. Every number is evaluated here: an expression of theory.py, or one of the
+CHECKS below, which run real verifiers on toy laws down every branch (laws.py) and return a distance: 0 is exact.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+
+import torch
+import yaml
+from torch import Tensor
+
+from ... import exact as laws
+from ...verify import Verdict, accept_probability, chain, pick, tree, typical
+from .expressions import evaluate
+
+FILE = Path(__file__).parent / "audit.yaml"
+PAGE = Path(__file__).parents[3] / "docs" / "audit.md"
+HOLDS, DEPENDS, FAILS, UNKNOWN = "holds", "depends", "does not hold", "cannot be checked"
+CLOSE = 0.05  # a claimed figure may be rounded
+MARKS = {HOLDS: "✓", DEPENDS: "~", FAILS: "✗", UNKNOWN: "?"}
+
+# ---------------------------------------------------------------- checks on toy laws
+
+# Three tokens. The target's law depends on the last token, the draft's does not.
+TARGET = {None: [0.5, 0.3, 0.2], 0: [0.6, 0.3, 0.1], 1: [0.1, 0.2, 0.7], 2: [0.3, 0.4, 0.3]}
+DRAFT = [0.2, 0.5, 0.3]
+
+
+def target(context: Sequence[int]) -> Tensor:
+    return torch.tensor(TARGET[context[-1] if context else None], dtype=torch.float64)
+
+
+def draft(context: Sequence[int]) -> Tensor:
+    return torch.tensor(DRAFT, dtype=torch.float64)
+
+
+def from_target(p: Tensor, q: Tensor) -> Tensor:
+    """The wrong replacement: p itself."""
+    return p
+
+
+def bias(cycle: Callable[[tuple], dict], tokens: int = 1) -> float:
+    """Total variation between the first tokens that cycles write and those of the target."""
+    mine = laws.joint_distribution(cycle, tokens)
+    return laws.total_variation(mine, laws.joint_distribution(partial(laws.plain_distribution, target), tokens))
+
+
+def chain_bias(tokens: int = 2, draft: laws.Model = draft, **rules) -> float:
+    verify = partial(chain, **rules)
+    return bias(lambda context: laws.chain_distribution(target, draft, 2, context, verify=verify), tokens)
+
+
+def sound_rule() -> float:
+    return chain_bias()
+
+
+def replacement_from_target() -> float:
+    return chain_bias(replace=from_target)
+
+
+def greedy_draft() -> float:
+    """The draft always says its favourite, and is judged as one-hot."""
+
+    def favourite(draft, context, gamma, random):
+        return (int(torch.tensor(DRAFT).argmax()),) * gamma, None
+
+    return bias(lambda context: laws.chain_distribution(target, draft, 2, context, propose=favourite), 2)
+
+
+def other_temperature() -> float:
+    hot = torch.tensor(DRAFT, dtype=torch.float64) ** 0.5
+    return chain_bias(draft=lambda context: hot / hot.sum())
+
+
+def accepted_tokens() -> float:
+    """The law of accepted tokens alone, min(p, q)/β, held against p."""
+    p, q = target(()), draft(())
+    overlap = torch.minimum(p, q)
+    return laws.total_variation(overlap / overlap.sum(), p)
+
+
+def residual_of_one_number() -> float:
+    """Only q(d) was kept, so only d can be lowered before the replacement is drawn."""
+
+    def verify(p: Tensor, q: Tensor, drafted: Sequence[int], u) -> Verdict:
+        d = drafted[0]
+        if u[0] < float(accept_probability(p[0], q[0], d)):
+            return Verdict([0], pick(p[1], u[-1]))
+        left = p[0].clone()
+        left[d] = (p[0, d] - q[0, d]).clamp(min=0)
+        return Verdict([], pick(left / left.sum(), u[-1]))
+
+    return bias(lambda context: laws.chain_distribution(target, draft, 1, context, verify=verify))
+
+
+def replacement_without_offset() -> float:
+    """The first draft is rejected after the prompt 0, 1, 2: row 0 of the logits is what follows the prompt's 0."""
+    return laws.total_variation(target((0,)), target((0, 1, 2)))
+
+
+def prompt_never_advanced() -> float:
+    return bias(lambda context: laws.chain_distribution(target, draft, 1), 2)
+
+
+def tree_bias(**rules) -> float:
+    return bias(lambda context: laws.tree_distribution(target, draft, [2], context, **rules), 2)
+
+
+def tree_of_naive_siblings() -> float:
+    return tree_bias(verify=partial(tree, replace=from_target))
+
+
+def tree_of_residuals() -> float:
+    return tree_bias()
+
+
+def typical_acceptance() -> float:
+    return tree_bias(verify=lambda p, q, tokens, parents, u: typical(p, tokens, parents, u))
+
+
+def tokens_of_a_cycle() -> float:
+    """E[N] of a real verifier where every draft passes with probability 0.75, two drafts."""
+    p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
+    law = laws.chain_distribution(lambda context: p, lambda context: q, 2)
+    return sum(len(run) * probability for run, probability in law.items())
+
+
+def tokens_after_the_last_rejection() -> float:
+    """Four drafts, random numbers that accept three and reject the fourth: what the verifier keeps."""
+    p, q = torch.full((5, 2), 0.5), torch.tensor([[0.1, 0.9]] * 4)
+    return len(chain(p, q, [1] * 4, [0.0, 0.0, 0.0, 0.9, 0.0]).run([1] * 4))
+
+
+CHECKS = {
+    check.__name__: check
+    for check in (
+        sound_rule, replacement_from_target, greedy_draft, other_temperature, accepted_tokens, residual_of_one_number,
+        replacement_without_offset, prompt_never_advanced, tree_of_naive_siblings, tree_of_residuals,
+        typical_acceptance, tokens_of_a_cycle, tokens_after_the_last_rejection,
+    )
+}  # fmt: skip
+
+
+@cache
+def compute(expression: str) -> float:
+    """A check by its name, or an expression of theory.py."""
+    return CHECKS[expression]() if expression in CHECKS else evaluate(expression)
+
+
+# ---------------------------------------------------------------- claims
+
+
+@dataclass(frozen=True)
+class Figure:
+    what: str
+    compute: str
+    claimed: float | tuple[float, float] | None = None  # a value, or the ends of a range; None: shown, not compared
+
+    @property
+    def value(self) -> float:
+        return compute(self.compute)
+
+    @property
+    def agrees(self) -> bool | None:
+        """Whether the computation bears the claim out; None: nothing was claimed."""
+        if self.claimed is None:
+            return None
+        if isinstance(self.claimed, tuple):
+            return self.claimed[0] - 1e-9 <= self.value <= self.claimed[1] + 1e-9
+        return abs(self.value - self.claimed) <= max(CLOSE * abs(self.claimed), 1e-9)
+
+    def text(self) -> str:
+        said = "" if self.claimed is None else f" (claimed: {_claimed(self.claimed)})"
+        return f"{self.what}: **{_digits(self.value)}**{said}"
+
+
+@dataclass(frozen=True)
+class Claim:
+    id: str
+    topic: str
+    claim: str
+    right: str
+    items: tuple[str, ...]  # labels of coverage.yaml
+    numbers: tuple[Figure, ...] = ()
+    given: str | None = None  # a verdict by hand
+
+    @property
+    def guides(self) -> str:
+        return " ".join(sorted({item[0] for item in self.items}))
+
+    @property
+    def verdict(self) -> str:
+        """All figures agree: holds; none: does not; some: depends."""
+        if self.given:
+            return self.given
+        agree = [figure.agrees for figure in self.numbers if figure.agrees is not None]
+        return HOLDS if all(agree) else DEPENDS if any(agree) else FAILS
+
+
+@cache
+def topics() -> dict[str, tuple[str, tuple[Claim, ...], tuple[str, ...]]]:
+    """The audit by topic: title, claims, and labels of coverage.yaml that say nothing to compute."""
+    found = {}
+    for part in yaml.safe_load(FILE.read_text(encoding="utf-8")):
+        claims = tuple(_claim(raw, part["topic"]) for raw in part["claims"])
+        found[part["topic"]] = part["title"], claims, tuple(part.get("items", ()))
+    return found
+
+
+def _claim(raw: dict, topic: str) -> Claim:
+    figures = []
+    for number in raw.get("numbers", ()):
+        claimed = number.get("claimed")
+        figures.append(Figure(number["what"], str(number["compute"]),
+                              tuple(claimed) if isinstance(claimed, list) else claimed))  # fmt: skip
+    given = raw.get("verdict")
+    if given is None and not any(figure.claimed is not None for figure in figures):
+        raise ValueError(f"{FILE.name}, {raw['id']}: give a claimed number to compare with, or a verdict")
+    if given not in (None, *MARKS):
+        raise ValueError(f"{FILE.name}, {raw['id']}: verdict={given!r}; give one of {', '.join(MARKS)}")
+    return Claim(raw["id"], topic, raw["claim"], raw["right"], tuple(raw["items"]), tuple(figures), given)
+
+
+def claims(topic: str | None = None) -> list[Claim]:
+    if topic is not None and topic not in topics():
+        raise ValueError(f"topic={topic!r}: give one of {', '.join(topics())}, or None")
+    return [claim for name, (_, some, _) in topics().items() if topic in (None, name) for claim in some]
+
+
+def counts(topic: str | None = None) -> dict[str, int]:
+    """How many claims got which verdict."""
+    verdicts = [claim.verdict for claim in claims(topic)]
+    return {verdict: verdicts.count(verdict) for verdict in MARKS}
+
+
+def table(topic: str) -> str:
+    """One topic's claims, what was computed, and the verdicts, in Markdown."""
+    lines = ["| guide | claim | computed | verdict | what is right |", "|---|---|---|---|---|"]
+    for claim in claims(topic):
+        computed = "<br>".join(figure.text() for figure in claim.numbers) or "–"
+        cells = (claim.guides, claim.claim, computed, f"{MARKS[claim.verdict]} {claim.verdict}", claim.right)
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """docs/audit.md."""
+    verbs = ("hold", "depend on more", "do not hold", "cannot be checked")
+    tally = ", ".join(f"{count} {verb}" for verb, count in zip(verbs, counts().values(), strict=True))
+    lines = [
+        "# Audit",
+        "",
+        "Made by `python -m minispec.course.interview.audit`; not for editing.",
+        "",
+        "Five guides to speculative decoding, called A to E, make claims that can be computed. Here is what comes out. "
+        f"Of {len(claims())} claims {tally}. A claimed figure may be {CLOSE:.0%} off. Distances are total variations "
+        "between what a verifier emits and what the target would, computed exactly on toy laws: 0 is lossless.",
+    ]
+    for topic, (title, some, _) in topics().items():
+        if some:
+            lines += ["", f"## {title}", "", table(topic)]
+    return "\n".join(lines) + "\n"
+
+
+def _digits(x: float) -> str:
+    """Three figures; whole numbers as they are; what is zero but for rounding as 0."""
+    if abs(x) < 1e-9:
+        return "0"
+    if x == round(x):
+        return f"{x:,.0f}"
+    return f"{x:.2f}" if 1 <= x < 100 else f"{x:.3g}" if x < 1 else f"{x:,.0f}"
+
+
+def _claimed(claimed: float | tuple[float, float]) -> str:
+    if isinstance(claimed, tuple):
+        low, high = claimed
+        return f"{low:g} to {high:g}"
+    return f"{claimed:g}"
+
+
+def main(argv: Sequence[str]) -> None:
+    file = Path(argv[0]) if argv else PAGE
+    file.write_text(page(), encoding="utf-8")
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,138 @@
+"""The cheat sheet: one page to print, made from theory.py (formulas) and from the bank (numbers, tells).
+
+python -m minispec.course.interview.cheatsheet               writes docs/cheatsheet.md
+python -m minispec.course.interview.cheatsheet sheet.html    the same to print: one sheet of A4
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from ... import theory
+from .questions import Number, Question, load
+
+PAGE = Path(__file__).parents[3] / "docs" / "cheatsheet.md"
+PRINT = """@page { size: A4; margin: 9mm } body { font: 7pt/1.2 sans-serif; margin: 0 } p { margin: 2pt 0 }
+table { border-collapse: collapse; width: 100% } td, th { border: .3pt solid #999; padding: 0 2pt; text-align: left }
+h1 { font-size: 11pt; margin: 0 } h2 { font-size: 8.5pt; margin: 3pt 0 1pt } .anchor-link { display: none }"""
+
+FORMULAS = """arithmetic_intensity balance_point roofline_time kv_bytes_per_token kv_bytes block_waste static_batch_idle
+acceptance expected_tokens expected_tokens_by_position token_ceiling accepted_fraction target_work speedup break_even
+draft_cost staged_cost expected_tokens_of_tree verify_cost quantization_step fewer_bytes_speedup pipeline_bubble
+compute_optimal""".split()
+
+# drafter, its class, question of the bank: what drafts, what it costs, training, lossless, when
+VARIANTS = [
+    ("n-gram", "ngram.NGram", "ngram",
+     "the text itself: what followed the last match", "nothing (c ≈ 0)", "none", "yes", "output copies input"),
+    ("suffix", "suffix.Suffix", "suffix-decoding",
+     "counts over this text and past outputs", "nothing; a trie in memory", "none", "yes",
+     "agents, repeated workflows"),
+    ("draft model", "model.Model", "choose-draft-model",
+     "a small model, K serial passes", "c = its time / target's; weights and cache", "distil, or a sibling", "yes",
+     "general text, memory to spare"),
+    ("early exit", "early_exit.EarlyExit", "early-exit",
+     "the target's first layers", "c ≈ share of layers + LM head", "an exit adapter", "yes",
+     "no room for a second model"),
+    ("quantised", "quantized.Quantized", "quantised-draft",
+     "the target in INT8 or INT4", "c ≈ 0.5 or 0.25; a second copy", "none", "yes",
+     "fast 4-bit kernels, no small sibling"),
+    ("cascade", "cascade.Cascade", "staged-speculation",
+     "a middle model, sped up by a smaller drafter", "c / inner speed-up; α stays", "as its parts", "yes",
+     "the middle model is dear"),
+    ("lookahead", "lookahead.Lookahead", "lookahead",
+     "the target's own Jacobi guesses, pooled", "window × levels more tokens a pass", "none", "yes",
+     "batch 1, much idle arithmetic"),
+    ("Medusa", "medusa.Medusa", "medusa",
+     "heads on h_t: head k guesses t+1+k; a tree", "one small step; nodes to verify", "heads, base frozen",
+     "tree rule: yes; typical acceptance: no", "small batch, short drafts"),
+    ("EAGLE", "eagle.Eagle", "eagle",
+     "one layer on the target's states and the drawn token", "K steps of a layer + LM head", "head, unrolled", "yes",
+     "general chat, best α for its cost"),
+    ("DFlash", "dflash.DFlash", "dflash",
+     "a masked block filled at once from the target's states", "one pass a block", "block head", "yes",
+     "long drafts at small batch"),
+]  # fmt: skip
+
+SINKS = """exact-or-approximate decode-memory-bound prefill-and-decode verify-cost residual-not-p greedy-draft
+expected-tokens total-flops kv-size paged-attention medusa flash-attention""".split()
+
+
+def formula(name: str) -> str:
+    """What the docstring of a formula begins with."""
+    return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines]
+
+
+def numbers_to_remember(bank: dict[str, Question]) -> list[Number]:
+    """Those marked in the bank, each expression once."""
+    marked = {number.expression: number for q in bank.values() for number in q.numbers if number.remember}
+    return list(marked.values())
+
+
+def cells_of(number: Number) -> tuple[str, str]:
+    """Name and computed value, to as many digits as the bank quotes, with the unit at the value."""
+    decimals = len(repr(number.value).partition(".")[2]) if isinstance(number.value, float) else 0
+    name = number.name.removeprefix("the ").removesuffix(f", in {number.unit}")
+    return name, f"**{number.computed:.{decimals}f}{number.unit and f' {number.unit}'}**"
+
+
+def page(bank: dict[str, Question] | None = None) -> str:
+    bank = load() if bank is None else bank
+    cells = [cells_of(number) for number in numbers_to_remember(bank)]
+    half = (len(cells) + 1) // 2
+    columns = [(*a, *b) for a, b in zip_longest(cells[:half], cells[half:], fillvalue=("", ""))]
+    lines = [
+        "# Cheat sheet",
+        "",
+        "Made from theory.py and the question bank by `python -m minispec.course.interview.cheatsheet`; "
+        "not for editing.",
+        "",
+        f"**In one breath.** {bank['walk-me-through'].short}",
+        "",
+        f"**The proof.** {bank['prove-lossless'].short}",
+        "",
+        "## Formulas",
+        "",
+        *table(["theory.", "formula"], [(f"`{name}`", formula(name)) for name in FORMULAS]),
+        "",
+        "## Numbers to remember",
+        "",
+        *table(["number", "", "number", ""], columns),
+        "",
+        "## Drafters",
+        "",
+        *table(
+            ["", "what drafts", "cost", "training", "lossless?", "when"],
+            [(name, *cells) for name, _, _, *cells in VARIANTS],
+        ),
+        "",
+        "## What sinks a candidate",
+        "",
+        " · ".join(bank[id].sinks[0] for id in SINKS) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def to_print(text: str) -> str:
+    from nbconvert.filters import markdown2html
+
+    return f"<!doctype html><meta charset='utf-8'><title>Cheat sheet</title><style>{PRINT}</style>{markdown2html(text)}"
+
+
+def main(argv: Sequence[str]) -> None:
+    file = Path(argv[0]) if argv else PAGE
+    file.write_text(to_print(page()) if file.suffix == ".html" else page(), encoding="utf-8")
+    print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

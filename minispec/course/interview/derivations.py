@@ -1,0 +1,116 @@
+"""Derivations for a mock interview, a step at a time: each step asks for a number, and theory.py computes it.
+
+The parameters are drawn, so that nobody can know the numbers by heart. A wrong step is set right before the next one,
+which goes on from the right number.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ...theory import acceptance
+from .expressions import evaluate
+from .questions import Number
+
+TOKENS = "abc"
+
+
+@dataclass(frozen=True)
+class Derivation:
+    name: str
+    id: str  # the question of the bank that it works out
+    given: str
+    steps: tuple[Number, ...]
+
+
+def _step(name: str, expression: str, unit: str = "") -> Number:
+    return Number(name, expression, evaluate(expression), unit=unit, tolerance=0.0)
+
+
+def _laws(dice: random.Random) -> tuple[list[float], list[float]]:
+    """Two laws over three tokens, in steps of 0.05: p(a) well above q(a), p(b) well below q(b), and the wrong rule
+    of the last step a good tenth off."""
+    while True:
+        p, q = ([round(0.05 * n, 2) for n in _composition(dice)] for _ in range(2))
+        beta = acceptance(p, q)
+        naive = min(p[0], q[0]) + (1 - beta) * p[0]
+        if p[0] - q[0] >= 0.1 and q[1] - p[1] >= 0.1 and abs(naive / p[0] - 1) > 0.12:
+            return p, q
+
+
+def _composition(dice: random.Random, parts: int = 20) -> tuple[int, int, int]:
+    a, b = sorted(dice.sample(range(1, parts), 2))
+    return a, b - a, parts - b
+
+
+def losslessness(dice: random.Random) -> Derivation:
+    p, q = _laws(dice)
+    (pa, pb, _), (qa, qb, _) = p, q
+    table = "; ".join(f"p({t}) = {x:g}, q({t}) = {y:g}" for t, x, y in zip(TOKENS, p, q, strict=True))
+    left = f"total_variation({p}, {q})"
+    return Derivation(
+        "losslessness",
+        "prove-lossless",
+        f"Three tokens. {table}. Show that one cycle with one draft emits a with probability p(a).",
+        (
+            _step("the chance that b is accepted once it has been drafted", f"{pb} / {qb}"),
+            _step("the chance that a drafted token is accepted, whichever it is", f"acceptance({p}, {q})"),
+            _step("the chance that the draft is rejected", left),
+            _step("the probability of a under the residual", f"({pa} - {qa}) / {left}"),
+            _step(
+                "the probability that a is emitted, drafted or as the replacement",
+                f"{qa} + {left} * (({pa} - {qa}) / {left})",
+            ),
+            _step("the probability of a if the replacement came from p instead", f"{qa} + {left} * {pa}"),
+        ),
+    )
+
+
+def cycle_length(dice: random.Random) -> Derivation:
+    alpha, k, c = dice.choice([0.5, 0.6, 0.7, 0.8]), dice.choice([2, 3, 4, 5]), dice.choice([0.05, 0.1, 0.2])
+    tokens = f"expected_tokens({alpha}, {k})"
+    return Derivation(
+        "E[N]",
+        "expected-tokens",
+        f"Each draft is accepted with probability α = {alpha}, independently; K = {k} drafts a cycle; drafting a token "
+        f"costs c = {c} of a target pass, verifying costs one pass. How many tokens does a cycle bring, and how fast?",
+        (
+            _step("the probability that a cycle brings just one token", f"1 - {alpha}"),
+            _step(f"the probability that all {k} drafts are accepted", f"{tokens} - expected_tokens({alpha}, {k - 1})"),
+            _step("the expected number of tokens a cycle, E[N]", tokens),
+            _step("the number of tokens a cycle that no K exceeds", f"token_ceiling({alpha})"),
+            _step("the speed-up over plain decoding", f"speedup({alpha}, {k}, {c})", "×"),
+            _step("the positions the target computes for each token kept", f"target_work({alpha}, {k})"),
+        ),
+    )
+
+
+def kv_size(dice: random.Random) -> Derivation:
+    layers, kv_heads, head_dim = dice.choice([32, 40, 48, 80]), dice.choice([4, 8]), dice.choice([64, 128])
+    heads = kv_heads * dice.choice([4, 8])
+    batch, length = dice.choice([8, 16, 32]), dice.choice([2048, 4096, 8192])
+    billions, memory = dice.choice([8, 14, 20]), 80
+    token = f"kv_bytes_per_token({layers}, {kv_heads}, {head_dim})"
+    return Derivation(
+        "KV size",
+        "kv-size",
+        f"A model with {billions} B weights, {layers} layers, {heads} query heads and {kv_heads} KV heads of "
+        f"{head_dim}, all in bf16. {batch} requests of {length:,} tokens. How large is the cache, and what fits?",
+        (
+            _step("the count of values that one layer keeps for a token",
+                  f"kv_bytes_per_token(1, {kv_heads}, {head_dim}, 1)"),
+            _step("the size of the cache per token, in KiB", f"{token} / 1024", "KiB"),
+            _step(f"the size of the cache of all {batch} requests, in GiB",
+                  f"kv_bytes({batch}, {length}, {token}) / 2**30", "GiB"),
+            _step(f"the factor by which it would grow if all {heads} heads kept keys and values",
+                  f"kv_bytes_per_token({layers}, {heads}, {head_dim}) / {token}", "×"),
+            _step("the size of the weights, in GB", f"pass_bytes({billions}e9) / 1e9", "GB"),
+            _step(f"the number of cached tokens that fit beside the weights in {memory} GB, in thousands",
+                  f"({memory}e9 - pass_bytes({billions}e9)) / {token} / 1000"),
+        ),
+    )  # fmt: skip
+
+
+DERIVATIONS: tuple[Callable[[random.Random], Derivation], ...] = (losslessness, cycle_length, kv_size)

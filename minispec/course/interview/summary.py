@@ -1,0 +1,101 @@
+"""What came out of a sitting, in words: what a number was, which level each topic reached, what to read next."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from pathlib import Path
+
+from ... import theory
+from .cheatsheet import formula
+from .drill import RAISES, SINKS, Computed, Said, Session
+from .questions import Number, Question
+
+ROOT = Path(__file__).resolve().parents[3]
+LINES = 6  # of a reading list: more is not read
+
+
+def digits(value: float) -> str:
+    """Three figures, never in powers of ten: 0.05, 2.77, 1,840."""
+    shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.10f}".rstrip("0").rstrip(".") if "e" in shown else shown
+
+
+def with_unit(number: Number) -> str:
+    return f"{digits(number.computed)} {number.unit}".rstrip()
+
+
+def explained(number: Number) -> list[str]:
+    """The formula with its numbers, and the formulas of theory.py that it uses."""
+    names = [node.id for node in ast.walk(ast.parse(number.expression.strip())) if isinstance(node, ast.Name)]
+    known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(theory, name))]
+    return [f"{number.expression} = {digits(number.computed)}", *(f"{name}: {formula(name)}" for name in known)]
+
+
+def grade_of(result: Computed) -> str:
+    """One line: right or wrong, and what it is."""
+    given = "no number" if result.given is None else digits(result.given)
+    return f"{'right' if result.right else 'wrong'}: {with_unit(result.item.number)} (you said {given})"
+
+
+# ---- a whole sitting ------------------------------------------------------------------------------------------------
+
+
+def topic_levels(session: Session) -> dict[str, str]:
+    """Topic → the level that at least half of its questions reached."""
+    by_topic: dict[str, list[Said]] = {}
+    for said in session.all(Said):
+        by_topic.setdefault(said.item.question.topic, []).append(said)
+    ranked = {topic: sorted(saids, key=lambda said: said.reached) for topic, saids in by_topic.items()}
+    return {topic: saids[(len(saids) - 1) // 2].level for topic, saids in ranked.items()}
+
+
+def weak(session: Session) -> list[Question]:
+    """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < len(r.item.levels)]
+    wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
+    ranked = sorted(short + wrong, key=lambda pair: pair[0])
+    return list({question.id: question for _, question in ranked}.values())
+
+
+def lesson(number: str) -> str:
+    """ "02 kv cache", as its file is called."""
+    for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
+        return file.stem.replace("_", " ")
+    return number
+
+
+def reading(session: Session) -> list[str]:
+    """What to read next, a line for each lesson with the functions to look at."""
+    by_lesson: dict[str, list[str]] = {}
+    for question in weak(session):
+        functions = by_lesson.setdefault(question.lesson, [])
+        if question.function not in functions:
+            functions.append(question.function)
+    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
+
+
+def summary(session: Session) -> list[str]:
+    """The end of a drill, as lines of Markdown."""
+    talks, figures = session.all(Said), session.all(Computed)
+    if not session.results:
+        return ["Nothing was answered, so nothing has changed."]
+    asked = [count(len(talks), "question")] * bool(talks) + [count(len(figures), "number")] * bool(figures)
+    lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
+    if talks:
+        lines += ["Level reached:", "", *(f"- {topic}: {level}" for topic, level in topic_levels(session).items()), ""]
+    if figures:
+        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
+    seen = [tell for said in talks for tell in said.boxes(RAISES)]
+    sunk = [tell for said in talks for tell in said.boxes(SINKS)]
+    for title, tells in (("What an interviewer liked:", seen), ("What sinks you:", sunk)):
+        lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
+    if again := reading(session):
+        lines += ["Read next:", "", *(f"- {line}" for line in again)]
+    else:
+        lines += ["Nothing to read up on: raise the level, or take another topic."]
+    return lines

@@ -1,0 +1,232 @@
+"""Why a full batch has no use for drafts: the speed-up against the number of rows, from the roofline and measured."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ... import theory
+from ...drafters import Drafter
+from ...files.handle import Model
+from ...files.registry import BENCHMARKS
+from ...model import Config
+from ...serving.engine import Engine
+from ...trace import Trace
+from . import presets
+from .panel import Panel, choice, slider
+from .recorder import endless
+from .style import GREY, PALETTE, TEMPLATE
+
+ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
+LONGEST = 8  # the longest draft that is tried where K is free
+RECORDED = BENCHMARKS / "speculation.json"
+MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
+
+
+# ---- theory ----------------------------------------------------------------------------------------------------------
+
+
+@cache
+def verify_cost(
+    hardware: theory.Hardware, config: Config, k: int, batch: int, bytes_per_weight: float, context: int
+) -> float:
+    """`theory.verify_cost` of a model that is known by its shape."""
+    kept = theory.kv_bytes_per_token(
+        config.num_layers, config.num_kv_heads, config.head_dim, 4 if bytes_per_weight == 4 else 2
+    )
+    return theory.verify_cost(
+        hardware, presets.weights_read(config), k, batch, context=context, bytes_per_weight=bytes_per_weight,
+        kv_bytes=kept, attention_width=config.num_layers * config.num_heads * config.head_dim,
+    )  # fmt: skip
+
+
+def gain(
+    hardware: theory.Hardware, config: Config, alpha: float, k: int, c: float, batch: int,
+    bytes_per_weight: float = 2, context: int = 0,
+) -> float:  # fmt: skip
+    """Speed-up of a batch with drafts of length k. A small model's c hardly depends on the batch: both passes grow."""
+    return theory.speedup(alpha, k, c, verify_cost(hardware, config, k, batch, bytes_per_weight, context))
+
+
+def best(
+    hardware: theory.Hardware, config: Config, alpha: float, c: float, batch: int, bytes_per_weight: float = 2,
+    context: int = 0,
+) -> tuple[float, int]:  # fmt: skip
+    """(speed-up, K) of the best draft length for this batch; (1, 0) where no draft pays."""
+
+    def v(k: int) -> float:
+        return verify_cost(hardware, config, k, batch, bytes_per_weight, context)
+
+    return theory.best_speedup(alpha, c, v, LONGEST), theory.best_k(alpha, c, v, LONGEST)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class BatchDot:
+    """A full batch, once with drafts and once without: what was measured."""
+
+    batch: int
+    k: int
+    alpha: float
+    c: float  # one drafted token, in plain steps
+    v: float  # a verifying step without its drafting, in plain steps
+    measured: float  # speed-up, the median of the rounds
+
+    @property
+    def predicted(self) -> float:
+        """By the formula, which takes all drafts to be accepted alike, independently of one another."""
+        return theory.speedup(self.alpha, self.k, self.c, self.v)
+
+    @classmethod
+    def recorded(cls, file: Path = RECORDED) -> list[BatchDot]:
+        """From the result of `minispec bench batch`; without a file: an 8B shape on an H200, after 500 tokens."""
+        result = json.loads(Path(file).read_text(encoding="utf-8"))
+        return [
+            cls(row["batch"], result["k"], row["acceptance"], row["c"], row["v"], row["speedup"]["median"])
+            for row in result["speculation"]["results"]
+        ]
+
+
+def measure_batches(
+    target: Model, drafter: Drafter, batches: Sequence[int] = (1, 2, 4, 8, 16), k: int = 4, new: int = 24,
+    repeat: int = 3, prompt: str | Sequence[int] = "Once upon a time",
+) -> list[BatchDot]:  # fmt: skip
+    """Serve `batch` equal requests with and without drafts, by turns, and time the steps in which all rows decode.
+
+    The engine is told to draft k deep however full the batch is: here we want to see what that does.
+    """
+    target = endless(target)
+    length = len(target.encode(prompt) if isinstance(prompt, str) else prompt)
+    deep = dict(drafter=drafter, k=k, draft_length=lambda k, rows, left: k)
+
+    def serve(batch: int, turn: int, options: dict) -> tuple[list[dict], Trace]:
+        """The steps of a full batch that decodes, and what became of all drafts."""
+        engine = Engine(
+            target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch, prefix_sharing=False,
+            token_budget=batch * (length + k + 1), **options,
+        )  # fmt: skip
+        for row in range(batch):  # sampled, each with its own seed: equal texts would have equal luck
+            engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
+        outputs = engine.run()
+        steps = [s for s in engine.metrics()["steps"] if [r["phase"] != "prefill" for r in s["rows"]] == [True] * batch]
+        return steps, Trace.of(outputs.values())
+
+    def mean(steps: Sequence[dict], *parts: str) -> float:
+        """Seconds of a step, or of some parts of it."""
+        return sum(s["seconds"][part] for s in steps for part in parts or s["seconds"]) / len(steps)
+
+    dots = []
+    serve(1, 0, {}), serve(1, 0, deep)  # warms up
+    for batch in batches:
+        rounds = []
+        for turn in range(repeat):
+            (plain, _), (spec, trace) = serve(batch, turn, {}), serve(batch, turn, deep)
+            one, cycle, drafting = mean(plain), mean(spec), mean(spec, "drafting")
+            tokens = sum(s["emitted"] for s in spec) / len(spec) / batch  # of a row
+            rounds.append((trace.acceptance_rate, drafting / one / k, (cycle - drafting) / one, tokens * one / cycle))
+        dots.append(BatchDot(batch, k, *(median(column) for column in zip(*rounds, strict=True))))
+    return dots
+
+
+# ---- the picture -----------------------------------------------------------------------------------------------------
+
+
+def batch_speedup_figure(
+    hardware: theory.Hardware, config: Config, alpha: float = 0.7, k: int = 4, c: float = 0.05,
+    bytes_per_weight: float = 2, context: int = 0, dots: Mapping[str, Sequence[BatchDot]] | None = None,
+) -> go.Figure:  # fmt: skip
+    """Left: speed-up against rows, at this K and at the best K of each batch. Right: v, and the best K.
+
+    `dots` were measured, by the place where: filled as measured, open as the formula predicts from their own α, c, v.
+    """
+    dots = dots or {}
+    shape = (bytes_per_weight, context)
+    fixed = [gain(hardware, config, alpha, k, c, rows, *shape) for rows in ROWS]
+    free = [best(hardware, config, alpha, c, rows, *shape) for rows in ROWS]
+    figure = make_subplots(1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.13)
+    figure.add_scatter(x=ROWS, y=fixed, name=f"K = {k}", line=dict(color=PALETTE[0], width=3),
+                       hovertemplate="%{x} rows: %{y:.2f} ×<extra></extra>")  # fmt: skip
+    figure.add_scatter(x=ROWS, y=[s for s, _ in free], name="the best K for each batch",
+                       line=dict(color=PALETTE[2], width=2, dash="dash"), customdata=[kk for _, kk in free],
+                       hovertemplate="%{x} rows, K = %{customdata}: %{y:.2f} ×<extra></extra>")  # fmt: skip
+    figure.add_hline(y=1, line=dict(color=GREY, width=1, dash="dot"), row=1, col=1)
+    cost = [verify_cost(hardware, config, k, rows, *shape) for rows in ROWS]
+    figure.add_scatter(x=ROWS, y=cost, name=f"v, cost of verifying {k}", line=dict(color=PALETTE[3], width=3),
+                       hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
+    figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best K", hoverinfo="skip", row=1, col=2,
+                       line=dict(color=PALETTE[2], width=2, dash="dash", shape="hv"), showlegend=False)  # fmt: skip
+    about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
+    told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
+    for (place, some), colour in zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False):
+        if not some:
+            continue
+        look = dict(size=11, color=colour, line=dict(width=2, color=colour))
+        rows, seen = [dot.batch for dot in some], [[dot.alpha, dot.c, dot.v, dot.k] for dot in some]
+        both = {
+            f"measured {place}": [dot.measured for dot in some],
+            f"by the formula {place}": [dot.predicted for dot in some],
+        }
+        for (name, values), symbol in zip(both.items(), ("circle", "circle-open"), strict=True):
+            figure.add_scatter(x=rows, y=values, name=name, mode="markers", marker=look | dict(symbol=symbol),
+                               customdata=seen, hovertemplate=told)  # fmt: skip
+        figure.add_scatter(x=rows, y=[dot.v for dot in some], mode="markers", marker=look, showlegend=False,
+                           name=f"v, measured {place}", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
+                           row=1, col=2)  # fmt: skip
+    figure.update_xaxes(title="rows in the batch", type="log", tickvals=[4**n for n in range(5)],
+                        ticktext=[str(4**n) for n in range(5)])  # fmt: skip
+    every = [dot for some in dots.values() for dot in some]
+    top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in every)])
+    figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
+    highest = max([LONGEST, *cost, *(d.v for d in every)])
+    figure.update_yaxes(title="v, and the best K", range=[0, 1.08 * highest], row=1, col=2)
+    figure.update_layout(template=TEMPLATE, height=420, margin=dict(l=60, r=20, t=50, b=60), title=hardware.name,
+                         legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"))  # fmt: skip
+    return figure
+
+
+def in_words(
+    hardware: theory.Hardware, config: Config, alpha: float, k: int, c: float, bytes_per_weight: float, context: int
+) -> str:
+    shape = (bytes_per_weight, context)
+    said = [f"{gain(hardware, config, alpha, k, c, rows, *shape):.2f} × at {rows}" for rows in (1, 32, 128)]
+    words = f"With K = {k}, α = {alpha:.2f}, c = {c:.2f}: {', '.join(said)} rows. "
+    loses = next((rows for rows in ROWS if gain(hardware, config, alpha, k, c, rows, *shape) < 1), None)
+    words += f"It loses from {loses} rows on" if loses else f"It gains up to {ROWS[-1]} rows"
+    stops = next((rows for rows in ROWS if best(hardware, config, alpha, c, rows, *shape)[1] == 0), None)
+    return words + (f"; from {stops} rows on no K gains anything." if stops else "; some K always gains.")
+
+
+def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
+    """Sliders for α, K and c; a machine, a model, its format and its context.
+
+    `dots` come from `measure_batches`. An 8B model in 16 bits on an H200 is shown with what was measured for it.
+    """
+    machines = {machine.name: machine for machine in MACHINES}
+    there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
+
+    def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
+        hardware, config = machines[machine], presets.SHAPES[model]
+        measured = {"here": dots, "on an H200": recorded if (machine, model, stored) == there else ()}
+        figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
+        return figure, in_words(hardware, config, alpha, k, c, stored, context)
+
+    controls = {
+        "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
+        "k": slider("K", 4, 1, LONGEST),
+        "c": slider("c", 0.05, 0.0, 0.5, 0.01),
+        "machine": choice("machine", list(machines)),
+        "model": choice("model", list(presets.SHAPES), "Llama-3-8B"),
+        "stored": choice("weights in", presets.STORED, 2),
+        "context": presets.stops("cached tokens a row", (0, 256, 1024, 4096, 16_384), 0),
+    }
+    return Panel(draw, controls)

@@ -1,0 +1,207 @@
+"""Quantisation error: a real weight matrix on its grid, and what rounding all of them does to the model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from plotly.subplots import make_subplots
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ...files.handle import Model
+from ...files.quantize import dequantize, quantize
+from ...theory import quantized_bytes
+from .panel import Panel, choice, slider
+from .style import GREY, PALETTE, TEMPLATE, shades
+
+BITS = (2, 3, 4, 5, 6, 7, 8)
+SCALES = ("tensor", "channel", 96, 32)  # a number: that many neighbouring inputs of a channel share a scale
+
+
+def scale_name(scale: str | int) -> str:
+    return f"one per group of {scale}" if isinstance(scale, int) else f"one per {scale}"
+
+
+def round_trip(weight: Tensor, bits: int, scale: str | int) -> tuple[Tensor, Tensor]:
+    """s · round(W / s) [out, in], and the scales: [1, 1], [out, 1] or [out, groups]."""
+    if scale not in ("tensor", "channel") and not isinstance(scale, int):
+        raise ValueError(f'scale={scale!r}: give "tensor", "channel" or the size of a group')
+    rows = weight.reshape(1, -1) if scale == "tensor" else weight  # a tensor is one long channel
+    integers, scales = quantize(rows, bits, scale if isinstance(scale, int) else None)
+    return dequantize(integers, scales).view_as(weight), scales
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far a rounded matrix is from the real one."""
+
+    largest: float  # max |W̃ − W|
+    relative: float  # ‖W̃ − W‖ / ‖W‖
+    snr: float  # signal to noise, 20·log₁₀(‖W‖ / ‖W̃ − W‖) dB; infinite without an error
+    bits_per_weight: float  # with 16-bit scales
+
+
+def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
+    rounded, scales = round_trip(weight, bits, scale)
+    difference = (rounded - weight).double()
+    relative = float(difference.norm() / weight.double().norm())
+    # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
+    snr = math.inf if relative < 1e-6 else -20 * math.log10(relative)
+    stored = 8 * quantized_bytes(weight.numel(), bits, weight.numel() // scales.numel()) / weight.numel()
+    return Error(float(difference.abs().max()), relative, snr, stored)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What rounding every linear layer does to a model that reads a text."""
+
+    perplexity: float
+    logits: float  # root mean square of the change of a logit
+    overlap: float  # mean Σ min(p, q) with the unrounded model: its acceptance, if this one drafted
+
+
+@torch.inference_mode()
+def effects_of(
+    model: Model, text: str | Sequence[int], bits: Sequence[int] = BITS, scales: Sequence[str | int] = SCALES
+) -> dict[tuple[int, str | int], Effect]:
+    """Every number of bits with every kind of scale: {(bits, scale): Effect}; (16, "none") is the model as it is."""
+    ids = torch.tensor([model.encode(text)], device=model.device)
+    linear = {f"{n}.weight": m.weight for n, m in model.transformer.named_modules() if isinstance(m, nn.Linear)}
+
+    def read(weights: dict[str, Tensor]) -> Tensor:
+        # The embedding stays as it is, also where the head is tied to it: a lookup reads one row a token.
+        out = functional_call(model.transformer, weights, (ids,), tie_weights=False)
+        return out.logits[0, :-1].double()  # [n, V]
+
+    plain = read({})
+    p = plain.softmax(-1)
+
+    def judge(logits: Tensor) -> Effect:
+        surprise = -logits.log_softmax(-1).gather(1, ids[0, 1:, None]).mean()
+        moved = (logits - plain).square().mean().sqrt()
+        return Effect(float(surprise.exp()), float(moved), float(torch.minimum(p, logits.softmax(-1)).sum(-1).mean()))
+
+    effects = {(16, "none"): judge(plain)}
+    for scale in scales:
+        for b in bits:
+            rounded = {name: round_trip(weight, b, scale)[0].to(weight) for name, weight in linear.items()}
+            effects[b, scale] = judge(read(rounded))
+    return effects
+
+
+def matrices(model: Model) -> dict[str, Tensor]:
+    """The weights of the linear layers, by name."""
+    modules = model.transformer.named_modules()
+    return {name: module.weight.detach() for name, module in modules if isinstance(module, nn.Linear)}
+
+
+def quantisation_figure(
+    name: str, weight: Tensor, bits: int, scale: str | int, effects: dict[tuple[int, str | int], Effect],
+    loudest: bool = False,
+) -> tuple[go.Figure, str]:  # fmt: skip
+    """A channel's weights on its grid, the matrix's error, and the whole model's loss, at these bits and scales.
+
+    The channel is the one with the smallest largest weight: it suffers most from a scale it shares with others. Or the
+    one with the greatest.
+    """
+    if (bits, scale) not in effects:
+        raise ValueError(f"bits={bits}, scale={scale!r} is not among the effects: compute them with effects_of")
+    rounded, scales = round_trip(weight, bits, scale)
+    reach = weight.abs().amax(1)
+    channel = int(reach.argmax() if loudest else reach.argmin())
+    row = weight[channel][: scale if isinstance(scale, int) else None].numpy()  # of groups, the first
+    step = float(scales[0 if scale == "tensor" else channel, 0])
+    error, effect, plain = error_of(weight, bits, scale), effects[bits, scale], effects[16, "none"]
+
+    figure = make_subplots(
+        rows=2, cols=2, horizontal_spacing=0.11, vertical_spacing=0.24,
+        subplot_titles=(
+            f"channel {channel}: its weights, and its grid ({_levels(row, step)} values in reach)",
+            "error of every weight of the matrix",
+            "acceptance, if the rounded model drafted",
+            "perplexity of the rounded model",
+        ),
+    )  # fmt: skip
+    edge = 1.08 * float(np.abs(row).max())
+    counts, edges = np.histogram(row, bins=41, range=(-edge, edge))
+    figure.add_bar(x=(edges[:-1] + edges[1:]) / 2, y=counts, marker_color=PALETTE[0], row=1, col=1,
+                   hovertemplate="weight %{x:.3f}<br>%{y} of them<extra></extra>")  # fmt: skip
+    last = int(edge / step)
+    grid = [i * step for i in range(-last, last + 1)]
+    figure.add_scatter(x=grid, y=[-0.06 * counts.max()] * len(grid), mode="markers", row=1, col=1,
+                       marker=dict(symbol="line-ns-open", size=12, color=PALETTE[1], line=dict(width=2)),
+                       hovertemplate="grid %{x:.4f}<extra></extra>")  # fmt: skip
+    off = (rounded - weight).flatten().numpy()
+    width = max(error.largest, 1e-9)
+    counts, edges = np.histogram(off, bins=51, range=(-width, width))
+    figure.add_bar(x=(edges[:-1] + edges[1:]) / 2, y=counts, marker_color=PALETTE[3], row=1, col=2,
+                   hovertemplate="error %{x:.4f}<br>%{y} weights<extra></extra>")  # fmt: skip
+    known = list(dict.fromkeys(s for _, s in effects if s != "none"))
+    for colour, other in zip(shades(len(known)), known, strict=True):
+        at = sorted(b for b, s in effects if s == other)
+        for column, attribute in ((1, "overlap"), (2, "perplexity")):
+            figure.add_scatter(
+                x=at, y=[getattr(effects[b, other], attribute) for b in at], mode="lines+markers", row=2, col=column,
+                line=dict(color=colour, width=2), marker=dict(size=6), name=scale_name(other),
+                legendgroup=str(other), showlegend=column == 1,
+                hovertemplate=f"{scale_name(other)}<br>%{{x}} bits: %{{y:.3f}}<extra></extra>",
+            )  # fmt: skip
+    for column, here in ((1, effect.overlap), (2, effect.perplexity)):
+        ring = dict(symbol="circle-open", size=17, color=PALETTE[1], line=dict(width=3))
+        figure.add_scatter(
+            x=[bits], y=[here], mode="markers", marker=ring, row=2, col=column, showlegend=False, hoverinfo="skip"
+        )
+    figure.add_hline(y=plain.perplexity, line=dict(color=GREY, dash="dash", width=1), row=2, col=2)
+    figure.update_traces(showlegend=False, selector=dict(type="bar"))
+    figure.data[1].showlegend = False
+    figure.update_yaxes(title_text="weights", row=1)
+    figure.update_yaxes(title_text="Σ min(p, q)", range=[0, 1.05], row=2, col=1)
+    figure.update_yaxes(title_text="perplexity", type="log", dtick=1, row=2, col=2)
+    figure.update_xaxes(title_text="weight", row=1, col=1)
+    figure.update_xaxes(title_text="error", row=1, col=2)
+    figure.update_xaxes(title_text="bits", dtick=1, row=2)
+    figure.update_annotations(font_size=13)
+    figure.update_layout(
+        template=TEMPLATE, height=620, bargap=0.05, margin=dict(t=80), legend=dict(orientation="h", y=-0.14),
+        title=f"{name}, {bits} bits, scales: {scale_name(scale)}",
+    )  # fmt: skip
+    ratio = "no error at all: the weights were on this grid" if math.isinf(error.snr) else (
+        f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix (signal to noise {error.snr:.0f} dB)"
+    )  # fmt: skip
+    words = (
+        f"{name} in {bits} bits, scales {scale_name(scale)} ({error.bits_per_weight:.2f} bits a weight with them): "
+        f"{ratio}. All layers so: logits move by {effect.logits:.2f}, perplexity {effect.perplexity:,.1f} instead of "
+        f"{plain.perplexity:.1f}, acceptance as a draft {effect.overlap:.2f}."
+    )
+    return figure, words
+
+
+def _levels(row: np.ndarray, step: float) -> int:
+    """How many values of the grid lie between the smallest and the largest weight."""
+    return 2 * round(float(np.abs(row).max()) / step) + 1
+
+
+def quantisation(
+    model: Model, text: str | Sequence[int], effects: dict[tuple[int, str | int], Effect] | None = None
+) -> Panel:
+    """Choose bits, scales and a matrix. `effects` saves the few seconds of computing them (`effects_of`)."""
+    effects = effects_of(model, text) if effects is None else effects
+    scales = list(dict.fromkeys(scale for _, scale in effects if scale != "none"))
+    bits = sorted({b for b, scale in effects if scale != "none"})
+    weights = matrices(model)
+
+    def draw(bits: int, scale: str | int, name: str, loudest: bool):
+        return quantisation_figure(name, weights[name], bits, scale, effects, loudest)
+
+    controls = {
+        "bits": slider("bits", 4, bits[0], bits[-1]),
+        "scale": choice("scales", {scale_name(scale): scale for scale in scales}),
+        "name": choice("matrix", list(weights)),
+        "loudest": choice("channel", {"with the smallest weights": False, "with the largest": True}),
+    }
+    return Panel(draw, controls)

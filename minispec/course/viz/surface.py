@@ -1,0 +1,178 @@
+"""The speed-up surface: S = E[N] / (K·c + v) over α and K, the best K for every α, and dots that were measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ... import theory
+from ...bench.slower import Case
+from ...files.registry import BENCHMARKS
+from ..demo import Result
+from .panel import Panel, choice, slider
+from .style import GREY, PALETTE, TEMPLATE
+
+H200 = BENCHMARKS / "speculate.json"
+LONGEST = 16
+ALPHAS = [i / 50 for i in range(50)]  # 0 … 0.98
+MOST = 4.0  # the colour scale's end
+# Blue where speculation loses, orange where it gains, and the neutral grey at 1, where it is worth nothing.
+SCALE = [[0, "#1f83c4"], [1 / MOST, "#9aa3ad"], [1, "#d9641c"]]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A run: what was measured on the way, and the speed-up that came out."""
+
+    name: str
+    alpha: float
+    k: int
+    c: float
+    v: float
+    measured: float
+
+    @property
+    def predicted(self) -> float:
+        return theory.speedup(self.alpha, self.k, self.c, self.v)
+
+    @classmethod
+    def of(cls, run: Result | Case, name: str | None = None) -> Dot:
+        """From `demo.demo`, which measures here and now, or from a case of the debugging lab."""
+        if isinstance(run, Result):
+            return cls(name or f"{run.model}, here", run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
+        return cls(name or run.name, run.alpha, run.k, run.c, run.v, run.measured)
+
+    @classmethod
+    def recorded(cls, file: Path = H200) -> Dot:
+        """From the result of `minispec bench speculate`."""
+        result = json.loads(Path(file).read_text(encoding="utf-8"))
+        where = result["machine"]["gpus"][0]["name"] if result["machine"]["gpus"] else result["machine"]["cpu"]
+        numbers = (result[key] for key in ("acceptance", "k", "c", "v", "speedup"))
+        return cls(f"{result['shape']} on {where.removeprefix('NVIDIA ')}", *numbers)
+
+
+def verify_cost(v: float, grows: bool) -> Callable[[int], float]:
+    """v(K): the same for every K, or a straight line from 1 through v at K = 4."""
+    return lambda k: max(1.0, 1 + (v - 1) * k / 4) if grows else v
+
+
+def surface_figure(
+    alpha: float = 0.7, c: float = 0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = ()
+) -> go.Figure:
+    """Left: the speed-up over K and α at this c and v, where it is 1, and the best K. Right: the cut at `alpha`.
+
+    v is one number, or a function of K such as `measure.Report.v`. Dots show their own measured speed-up as colour.
+    """
+    cost = v if callable(v) else lambda k: v
+    lengths = list(range(1, LONGEST + 1))
+    grid = [[theory.speedup(a, k, c, cost(k)) for k in lengths] for a in ALPHAS]
+    figure = make_subplots(1, 2, column_widths=[0.56, 0.44], horizontal_spacing=0.16)
+    figure.add_heatmap(
+        x=lengths, y=ALPHAS, z=grid, zmin=0, zmax=MOST, colorscale=SCALE,
+        colorbar=dict(title="speed-up", x=0.47, thickness=12, tickvals=[0, 1, 2, 3, 4]),
+        hovertemplate="K = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
+    )  # fmt: skip
+    edge = [(k, theory.break_even(k, c, cost(k))) for k in lengths]
+    edge = [(k, a) for k, a in edge if a <= 1]
+    figure.add_scatter(
+        x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines+text", textposition="bottom right",
+        text=["no gain, no loss" if i == len(edge) // 3 else "" for i in range(len(edge))],
+        textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss",
+        showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    best = [(theory.best_k(a, c, cost, LONGEST), a) for a in ALPHAS]
+    best = [(k, a) for k, a in best if k]
+    figure.add_scatter(
+        x=[k for k, _ in best], y=[a for _, a in best], mode="lines+text", textposition="bottom right",
+        text=["best K" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
+        line=dict(color="black", width=2, shape="vh"), name="best K", showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    figure.add_scatter(
+        x=[1, LONGEST], y=[alpha, alpha], mode="lines", line=dict(color=GREY, width=1, dash="dash"),
+        name="the cut", showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+
+    cut = [theory.speedup(alpha, k, c, cost(k)) for k in lengths]
+    figure.add_scatter(
+        x=lengths, y=cut, mode="lines+markers", marker=dict(size=5), line=dict(color=PALETTE[0], width=2),
+        name="at this α, c, v", showlegend=False, hovertemplate="K = %{x}<br>speed-up %{y:.2f}<extra></extra>",
+        row=1, col=2,
+    )  # fmt: skip
+    if k := theory.best_k(alpha, c, cost, LONGEST):
+        figure.add_scatter(
+            x=[k], y=[cut[k - 1]], mode="markers+text", text=[f"best: K = {k}"], textposition="bottom center",
+            marker=dict(symbol="star", size=15, color=PALETTE[5]), name="best", showlegend=False, hoverinfo="skip",
+            row=1, col=2,
+        )  # fmt: skip
+    figure.add_hline(y=1, line=dict(color=GREY, width=1, dash="dot"), row=1, col=2)
+    for i, dot in enumerate(dots):
+        symbol = ("circle", "diamond", "square", "cross", "x")[i % 5]
+        seen = f"{dot.name}<br>α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}<br>predicted {dot.predicted:.2f}"
+        look = dict(symbol=symbol, size=14, line=dict(color="white", width=2))
+        figure.add_scatter(
+            x=[dot.k], y=[dot.alpha], mode="markers", name=f"{dot.name}, measured", customdata=[dot.measured],
+            marker=look | dict(color=[dot.measured], cmin=0, cmax=MOST, colorscale=SCALE, showscale=False),
+            hovertemplate=f"{seen}<br>measured %{{customdata:.2f}}<extra></extra>",
+        )  # fmt: skip
+        for value, what, fill in ((dot.predicted, "predicted", f"{symbol}-open"), (dot.measured, "measured", symbol)):
+            figure.add_scatter(
+                x=[dot.k], y=[value], mode="markers", name=f"{dot.name}, {what}", showlegend=False,
+                marker=dict(symbol=fill, size=11, color=PALETTE[1], line=dict(width=2)),
+                hovertemplate=f"{seen}<br>{what} %{{y:.2f}}<extra></extra>", row=1, col=2,
+            )  # fmt: skip
+    figure.update_layout(
+        template=TEMPLATE, height=430, margin=dict(l=60, r=20, t=70, b=60),
+        title=f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for K = 4",
+        legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"),
+    )  # fmt: skip
+    figure.update_xaxes(title="K, drafts a cycle", dtick=2, tick0=1, range=[0.5, LONGEST + 0.5])
+    figure.update_yaxes(title="acceptance α", range=[0, 1], row=1, col=1)
+    most = max([1.2, *cut, *(max(dot.predicted, dot.measured) for dot in dots)])
+    figure.update_yaxes(title=f"speed-up at α = {alpha:.2f}", range=[0, 1.15 * most], row=1, col=2)
+    return figure
+
+
+def surface(dots: Sequence[Dot] = (), curve: Callable[[int], float] | None = None) -> Panel:
+    """Sliders for α, c and v. Choosing a dot puts them where it was measured; `curve` is v(K) of this machine."""
+    names = {"by hand": ""} | {dot.name: dot for dot in dots}
+    costs = {"the same for every K": "same", "grows with K": "grows"} | ({"as measured here": "here"} if curve else {})
+    controls = {
+        "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
+        "c": slider("c", 0.1, 0.0, 1.0, 0.01),
+        "v": slider("v", 1.0, 1.0, 5.0, 0.05),
+        "cost": choice("verify cost", costs),
+        "dot": choice("set-up", names),
+    }
+
+    def draw(alpha: float, c: float, v: float, cost: str, dot: Dot | str) -> tuple[go.Figure, str]:
+        paid = curve if cost == "here" else verify_cost(v, cost == "grows")
+        k = theory.best_k(alpha, c, paid, LONGEST)
+        words = f"At α = {alpha:.2f} and c = {c:.2f} "
+        words += (
+            f"the best K is {k}: {theory.best_speedup(alpha, c, paid, LONGEST):.2f} times as fast as plain decoding. "
+            if k
+            else "no draft length gains anything: K = 0. "
+        )
+        words += f"No K could do better than {theory.token_ceiling(alpha):.2f}, the ceiling of this α."
+        if dot:
+            words += f" {dot.name}, K = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
+        return surface_figure(alpha, c, paid, [dot] if dot else dots), words
+
+    panel = Panel(draw, controls)
+
+    def move(change: dict) -> None:
+        """All three sliders at once, and one redraw."""
+        if dot := change["new"]:
+            for name in ("alpha", "c", "v"):
+                controls[name].unobserve(panel.redraw, names="value")
+                controls[name].value = getattr(dot, name)
+                controls[name].observe(panel.redraw, names="value")
+            panel.redraw()
+
+    controls["dot"].observe(move, names="value")
+    return panel

@@ -1,0 +1,276 @@
+"""The real verifier and the well-known ways to get it wrong, for the residual explorer and lesson 06.
+
+A `Verifier` says how a cycle drafts and how it judges its drafts. Each wrong one is a small change of what `verify` and
+`laws` do, so its law can be composed exactly, like theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...exact import Model, propose_chain
+from ...sampling import Sampling
+from ...verify import Context, accept_probability, chain, one_hot, pick, residual
+
+Judged = tuple[list[int], Context]  # indices of the accepted drafts, all tokens of the cycle
+ONE, TWO, COUNT, NOTHING = "one place", "two places", "the count", "nothing"
+
+
+@dataclass(frozen=True)
+class Verifier:
+    name: str  # as a menu shows it
+    why: str  # one sentence: what happens, and what follows from it
+    bends: str  # the first of ONE, TWO, COUNT that notices; NOTHING: it is right
+    judge: Callable[..., Judged]  # (p [γ+1, V], q [γ, V] or None, drafted, random) → Judged
+    propose: Callable = propose_chain
+
+
+def cycle(target: Model, draft: Model, context: Context, gamma: int, random, verifier: Verifier) -> tuple[str, Context]:
+    """One cycle, as `laws.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all tokens."""
+    drafted, q = verifier.propose(draft, context, gamma, random)
+    p = torch.stack([target(context + drafted[:i]) for i in range(len(drafted) + 1)])  # [γ+1, V]
+    path, tokens = verifier.judge(p, q, drafted, random)
+    return "accepted" if 0 in path else "corrected" if drafted else "bonus", tokens
+
+
+# ---- judging -------------------------------------------------------------------------------------------------------
+
+
+def by_chain(p: Tensor, q: Tensor | None, drafted: Context, random, **rules) -> Judged:
+    """minispec's own verifier, or the same with another rule plugged in."""
+    verdict = chain(p, q, drafted, [random() for _ in p], **rules)
+    return verdict.path, verdict.run(drafted)
+
+
+def from_p(p: Tensor, q: Tensor) -> Tensor:
+    return p
+
+
+def from_q(p: Tensor, q: Tensor) -> Tensor:
+    return q
+
+
+def argmax_of_residual(p: Tensor, q: Tensor) -> Tensor:
+    return one_hot(int(residual(p, q).argmax()), like=p)
+
+
+def not_normalised(p: Tensor, q: Tensor) -> Tensor:
+    """The search through running totals that end below 1 falls off the end, onto the last token."""
+    uncovered = (p - q).clamp(min=0)
+    uncovered[-1] += 1 - uncovered.sum()
+    return uncovered
+
+
+def always(p: Tensor, q: Tensor, token: int) -> float:
+    return 1.0
+
+
+def if_likelier(p: Tensor, q: Tensor, token: int) -> float:
+    return float(p[token] >= q[token])
+
+
+def upside_down(p: Tensor, q: Tensor, token: int) -> float:
+    return float((q[token] / p[token]).clamp(max=1)) if p[token] > 0 else 1.0
+
+
+def by_p_alone(p: Tensor, q: Tensor, token: int) -> float:
+    return float(p[token])
+
+
+def q_of_the_draft_only(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    chosen = torch.tensor(drafted)[:, None]  # [γ, 1]
+    return by_chain(p, torch.zeros_like(q).scatter_(1, chosen, q.gather(1, chosen)), drafted, random)
+
+
+def p_one_too_far(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    return by_chain(torch.cat([p[1:], p[-1:]]), q, drafted, random)
+
+
+def past_a_rejection(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    path, tokens = [], ()
+    for i, d in enumerate(drafted):
+        if random() < float(accept_probability(p[i], q[i], d)):
+            path, tokens = [*path, i], (*tokens, d)
+        else:
+            tokens += (pick(residual(p[i], q[i]), random()),)  # and on to d_{i+1}, which was drafted after d_i
+    return path, (*tokens, pick(p[-1], random()))
+
+
+def one_number_for_all(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    u, last = random(), random()
+    verdict = chain(p, q, drafted, [u] * len(drafted) + [last])
+    return verdict.path, verdict.run(drafted)
+
+
+def bonus_one_too_early(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    return by_chain(torch.cat([p[:-1], p[-2:-1]]), q, drafted, random)
+
+
+def no_bonus(p: Tensor, q: Tensor, drafted: Context, random) -> Judged:
+    path, tokens = by_chain(p, q, drafted, random)
+    return path, tokens[: len(drafted)]  # as good as the whole if something was rejected
+
+
+# ---- drafting, and what the verifier is told about it --------------------------------------------------------------
+
+
+def greedy(draft: Model, context: Context, gamma: int, random) -> tuple[Context, None]:
+    drafted = ()
+    for _ in range(gamma):
+        drafted += (int(draft(context + drafted).argmax()),)
+    return drafted, None
+
+
+def greedy_called_soft(draft: Model, context: Context, gamma: int, random) -> tuple[Context, Tensor]:
+    drafted, _ = greedy(draft, context, gamma, random)
+    return drafted, torch.stack([draft(context + drafted[:i]) for i in range(gamma)])
+
+
+def q_before_top_p(draft: Model, context: Context, gamma: int, random, top_p: float = 0.7) -> tuple[Context, Tensor]:
+    truncated = Sampling(temperature=1.0, top_p=top_p)
+    drafted, _ = propose_chain(lambda text: truncated.probs(draft(text).log()), context, gamma, random)
+    return drafted, torch.stack([draft(context + drafted[:i]) for i in range(gamma)])
+
+
+def drop_unlikely(draft: Model, context: Context, gamma: int, random, least: float = 0.25) -> tuple:
+    drafted, laws = (), []
+    for _ in range(gamma):
+        q = draft(context + drafted)
+        d = pick(q, random())
+        if float(q[d]) < least:
+            break
+        drafted, laws = (*drafted, d), [*laws, q]
+    return drafted, torch.stack(laws) if laws else None
+
+
+# ---- the menu ------------------------------------------------------------------------------------------------------
+
+RIGHT = Verifier(
+    "right: the real verifier", "Accept with min(1, p/q), replace from the residual, add the bonus.", NOTHING, by_chain
+)
+
+VERIFIERS = {
+    verifier.name: verifier
+    for verifier in (
+        RIGHT,
+        Verifier(
+            "right: greedy draft, q one-hot",
+            "The draft takes its favourite d and says so. Accept with p(d), replace from p without d.",
+            NOTHING,
+            by_chain,
+            greedy,
+        ),
+        Verifier(
+            "wrong: replace from p",
+            "After a rejection draws from p. The accepted path already gave out min(p, q): that part is paid twice.",
+            ONE,
+            partial(by_chain, replace=from_p),
+        ),
+        Verifier(
+            "wrong: replace from q",
+            "After a rejection asks the draft again. What the draft neglects never gets what it lacks.",
+            ONE,
+            partial(by_chain, replace=from_q),
+        ),
+        Verifier(
+            "wrong: residual not normalised",
+            "Searches running totals of [p − q]₊ that end below 1. What falls off the end lands on the last token.",
+            ONE,
+            partial(by_chain, replace=not_normalised),
+        ),
+        Verifier(
+            "wrong: likeliest of the residual",
+            "Takes the peak of the residual instead of drawing from it. All that is owed goes to one token.",
+            ONE,
+            partial(by_chain, replace=argmax_of_residual),
+        ),
+        Verifier(
+            "wrong: only q(d) kept",
+            "Stores one number per draft. The coin needs no more, but the residual needs the whole row of q.",
+            ONE,
+            q_of_the_draft_only,
+        ),
+        Verifier(
+            "wrong: accept always",
+            "Trusts the draft. The most tokens a cycle can give, and they follow q.",
+            ONE,
+            partial(by_chain, accept=always),
+        ),
+        Verifier(
+            "wrong: accept if p(d) ≥ q(d)",
+            "A threshold instead of a coin. What the draft likes a little too much is never accepted at all.",
+            ONE,
+            partial(by_chain, accept=if_likelier),
+        ),
+        Verifier(
+            "wrong: accept with p(d)",
+            "Forgets to divide by q(d). Right for a one-hot draft only, where q(d) = 1.",
+            ONE,
+            partial(by_chain, accept=by_p_alone),
+        ),
+        Verifier(
+            "wrong: accept with q/p",
+            "The ratio upside down. Punishes the draft where it is too modest, and waves its surplus through.",
+            ONE,
+            partial(by_chain, accept=upside_down),
+        ),
+        Verifier(
+            "wrong: p one place too far",
+            "Judges each draft by the law of the token after it.",
+            ONE,
+            p_one_too_far,
+        ),
+        Verifier(
+            "wrong: q before top-p",
+            "Draws with top-p 0.7 and reports q as it was before. A likelier draft than the verifier was told.",
+            ONE,
+            by_chain,
+            q_before_top_p,
+        ),
+        Verifier(
+            "wrong: soft q for a greedy draft",
+            "Takes its favourite and reports the softmax. The token was certain, not likely.",
+            ONE,
+            by_chain,
+            greedy_called_soft,
+        ),
+        Verifier(
+            "wrong: unlikely drafts dropped",
+            "Throws a drawn token away if q(d) < 0.25. What is left was selected, so it no longer follows q.",
+            ONE,
+            by_chain,
+            drop_unlikely,
+        ),
+        Verifier(
+            "wrong: goes on past a rejection",
+            "Replaces a rejected draft and tests the next one, which was drafted after the rejected one. "
+            "The first token is right, and what follows does not belong to it.",
+            TWO,
+            past_a_rejection,
+        ),
+        Verifier(
+            "wrong: one random number for all",
+            "All coins of a cycle use the same number: who passed once is likelier to pass again. It takes two drafts.",
+            TWO,
+            one_number_for_all,
+        ),
+        Verifier(
+            "wrong: bonus from the row before",
+            "Draws the bonus from the last draft's law. With one draft a cycle the bonus is the second token; "
+            "with two it is the third, and this picture shows two.",
+            TWO,
+            bonus_one_too_early,
+        ),
+        Verifier(
+            "wrong: no bonus",
+            "Emits nothing after a draft that was accepted whole. No law bends. Every such cycle is a token short.",
+            COUNT,
+            no_bonus,
+        ),
+    )
+}

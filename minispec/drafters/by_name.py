@@ -1,0 +1,50 @@
+"""Drafters by their names on the command line, each with what ships for its target."""
+
+from __future__ import annotations
+
+from ..files.folder import load
+from ..files.handle import Model as Handle
+from ..files.registry import KNOWN
+from .base import Drafter
+from .cascade import Cascade
+from .dflash import DFlash
+from .eagle import Eagle
+from .early_exit import EarlyExit
+from .lookahead import Lookahead
+from .medusa import Medusa
+from .model import Model
+from .ngram import NGram
+from .quantized import Quantized
+from .suffix import Suffix
+
+DRAFTERS = {  # by their names on the command line
+    "model": lambda target, draft: Model(draft),
+    "ngram": lambda target, draft: NGram(),
+    "suffix": lambda target, draft: Suffix(),
+    "early-exit": lambda target, draft: EarlyExit(target),
+    "quantized": lambda target, draft: Quantized(target),
+    "cascade": lambda target, draft: Cascade(NGram(), draft),
+    "lookahead": lambda target, draft: Lookahead(target),
+    "medusa": lambda target, draft: Medusa(target),  # heads that come with some targets
+    "eagle": lambda target, draft: Eagle(target),
+    "dflash": lambda target, draft: DFlash(target),
+}
+
+
+def shipped_draft(model: str) -> str | None:
+    """The draft that comes with a model known by name; None if there is none here."""
+    entry = KNOWN.get(f"{model}-draft")
+    return entry.name if entry and entry.present() else None
+
+
+def make_drafter(name: str, target: Handle, draft: str | None = None) -> Drafter:
+    """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade"."""
+    if name not in DRAFTERS:
+        raise ValueError(f"drafter={name!r}: give one of {', '.join(DRAFTERS)}")
+    small = None
+    if name in ("model", "cascade"):
+        draft = draft or shipped_draft(target.name)
+        if draft is None:
+            raise ValueError(f"drafter={name!r} needs a draft and {target.name} comes with none: name one (--draft)")
+        small = load(draft, device=target.device, dtype=target.dtype)
+    return DRAFTERS[name](target, small)

@@ -1,0 +1,186 @@
+"""Read and write a model's folder: weights, configuration and tokenizer, checked by name and shape.
+
+A model is a folder in Hugging Face's layout: config.json, *.safetensors (one file or shards with an index) and,
+optionally, tokenizer files. transformers itself is not needed. Three additions of our own: a matrix may be stored as
+int8 beside a tensor `<name>.scale` (see quantize.py), a file may be compressed (*.safetensors.gz, a tenth smaller), and
+a draft's config may say `"embeddings_from": "<model>"` to borrow its target's embedding instead of shipping a copy.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as read_safetensors
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+
+from ..model import Config, Transformer
+from .handle import Model
+from .hf_config import from_hf, to_hf
+from .quantize import dequantize, quantize
+from .registry import locate, weight_files
+
+
+def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
+    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one."""
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+
+
+def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
+    """Load a model from a folder in Hugging Face's layout."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"folder={str(folder)!r} has no config.json: give a folder in Hugging Face's layout")
+    raw = read_json(folder / "config.json")
+    if "kind" in raw:
+        raise ValueError(f"{folder} holds {raw['kind']} heads for {raw.get('target')!r}, not a model: "
+                         "they are for a drafter (minispec.drafters)")  # fmt: skip
+    try:
+        config = from_hf(raw)
+    except KeyError as missing:
+        raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
+    tensors = read_tensors(folder)
+    if lender := raw.get("embeddings_from"):
+        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
+        tensors["embed_tokens.weight"] = borrowed
+        if "lm_head.weight" not in tensors:
+            tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
+    transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype)
+
+    tokenizer, template = None, None
+    if (folder / "tokenizer.json").is_file():
+        try:
+            tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        except Exception as error:  # the library raises a bare Exception
+            raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); fetch it again") from None
+        if (folder / "chat_template.jinja").is_file():
+            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
+        elif (folder / "tokenizer_config.json").is_file():
+            template = read_json(folder / "tokenizer_config.json").get("chat_template")
+    generation = folder / "generation_config.json"
+    end = read_json(generation).get("eos_token_id") if generation.is_file() else None
+    end = raw.get("eos_token_id") if end is None else end
+    end = [end] if isinstance(end, int) else end or []
+    return Model(name or folder.name, transformer, tokenizer, end, template)
+
+
+def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
+    """A Transformer with exactly these tensors, checked by name and shape."""
+    device = torch.device(device)
+    if dtype is None:  # CPUs without bf16 units are ten times slower in it, so: full precision there
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with torch.device("meta"):
+        transformer = Transformer(config)
+    expected = transformer.state_dict()
+    if transformer.lm_head.weight is transformer.embed_tokens.weight:
+        del expected["lm_head.weight"]
+        tensors.pop("lm_head.weight", None)
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise ValueError(f"{where} lacks {len(missing)} tensors, {missing[0]!r} first: the download is incomplete")
+    for key, blank in expected.items():
+        if tensors[key].shape != blank.shape:
+            raise ValueError(
+                f"{where}: {key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}; "
+                "weights and config belong to different models"
+            )
+    ready = {key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected}
+    transformer.load_state_dict(ready, strict=False, assign=True)
+    if config.tie_embeddings and config.head_vocab is None:
+        transformer.lm_head.weight = transformer.embed_tokens.weight  # assigning broke the tie
+    return transformer.requires_grad_(False).eval()
+
+
+def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embeddings_from: str | None = None) -> None:
+    """Write a model as `load_folder` reads it: matrices in `bits` bits (None: as they are), the rest in float32.
+
+    With `embeddings_from`, the embedding is left out and borrowed from that model at load.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = model.transformer.state_dict()
+    if model.config.tie_embeddings and model.config.head_vocab is None:
+        del tensors["lm_head.weight"]
+    if embeddings_from:
+        del tensors["embed_tokens.weight"]
+    packed = pack(tensors, bits)
+    save_file({key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()},
+              folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
+    if embeddings_from:
+        raw["embeddings_from"] = embeddings_from
+    (folder / "config.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    if model.tokenizer is not None:
+        model.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        if model.chat_template is not None:
+            template = json.dumps({"chat_template": model.chat_template}) + "\n"
+            (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
+
+
+def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:
+    """As they are stored: matrices in `bits` bits beside their scales (None: as they are), indices in 32."""
+    packed = {}
+    for key, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        if bits and value.ndim == 2:
+            value, scale = quantize(value, bits)
+            packed[f"{key}.scale"] = scale.contiguous()
+        packed[key] = value.to(torch.int32) if key == "head_ids" else value
+    return packed
+
+
+def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded."""
+    folder = Path(folder)
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        shards = read_json(index).get("weight_map")
+        if not isinstance(shards, dict):
+            raise ValueError(f"{index} has no weight_map: delete it and fetch the model again")
+        files = sorted({folder / shard for shard in shards.values()})
+    else:
+        files = weight_files(folder)
+    if not files:
+        raise ValueError(f"folder={str(folder)!r} has no *.safetensors file; other weight formats are not read")
+    tensors = {}
+    for file in files:
+        try:
+            tensors |= _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
+        except FileNotFoundError:
+            raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
+        except (SafetensorError, OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
+    for key in [key for key in tensors if key.endswith(".scale")]:
+        weight = key.removesuffix(".scale")
+        tensors[weight] = dequantize(tensors[weight], tensors.pop(key).float())
+    if "head_ids" in tensors:
+        tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
+    return tensors
+
+
+def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
+    if file.suffix == ".gz":
+        found = {
+            key.removeprefix("model."): value
+            for key, value in read_safetensors(gzip.decompress(file.read_bytes())).items()
+        }
+        return {key: value for key, value in found.items() if wanted(key)}
+    with safe_open(file, framework="pt") as shard:
+        names = {key.removeprefix("model."): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
+        return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
+
+
+def read_json(file: Path) -> dict:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(data, dict):
+            raise ValueError(f"a {type(data).__name__}, not an object")
+        return data
+    except (ValueError, OSError) as error:
+        raise ValueError(f"{file} is not readable JSON ({error}): delete it and fetch the model again") from None

@@ -1,0 +1,103 @@
+"""`Model`: a transformer with its tokenizer, the handle that everything else takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import torch
+from tokenizers import Tokenizer
+
+from ..model import Config, Transformer
+
+
+@lru_cache(maxsize=8)
+def compiled_template(source: str):
+    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
+
+    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
+class Model:
+    """A transformer with its tokenizer: what `ms.load` returns."""
+
+    def __init__(self, name: str, transformer: Transformer, tokenizer: Tokenizer | None = None,
+                 end_tokens: Sequence[int] = (), chat_template: str | None = None):  # fmt: skip
+        self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
+        self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
+        self.backend = None  # where passes are recorded (a GPU): what replays them, see gpu/backend.py
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {self.dtype}, {self.device})"
+
+    @property
+    def config(self) -> Config:
+        return self.transformer.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(p.numel() for p in self.transformer.parameters())
+
+    make_backend: Callable | None = None  # minispec/__init__.py hands in the GPU's: nothing here imports it
+
+    def accelerate(self, compile: bool | str | None = None):
+        """Let `generate` and `speculate` go through the recorded backend from now on; returns it."""
+        if self.backend is None:
+            self.backend = Model.make_backend(self, compile)
+        return self.backend
+
+    def recorder(self):
+        """A backend that records passes, for whoever asks: the model's own, or one that leaves the model as it is."""
+        return self.backend or Model.make_backend(self)
+
+    def encode(self, prompt) -> list[int]:
+        """Token ids of a prompt: text, chat messages, or token ids (checked and passed through)."""
+        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], dict):
+            ids = self._tokenizer().encode(self.chat(prompt), add_special_tokens=False).ids
+        elif isinstance(prompt, str):
+            ids = self._tokenizer().encode(prompt).ids
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
+        if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
+            raise ValueError(
+                f"prompt holds token id {bad[0]}, but the vocabulary of {self.name} ends at "
+                f"{self.config.vocab_size - 1}; was it encoded with another model's tokenizer?"
+            )
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer().decode(list(tokens), skip_special_tokens=True)
+
+    def chat(self, messages: Sequence[dict]) -> str:
+        """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
+        if self.chat_template is None:
+            raise ValueError(f"{self.name} has no chat template: give the prompt as text instead of messages")
+        end = next((t for t in map(self.tokenizer.id_to_token, sorted(self.end_tokens)) if t), "")
+
+        def raise_exception(message):
+            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}")
+
+        return compiled_template(self.chat_template).render(
+            messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
+            raise_exception=raise_exception,
+        )  # fmt: skip
+
+    def _begin_token(self) -> str:
+        bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
+        return full[0] if len(full) > len(bare) else ""
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer files: give the prompt as a list of token ids")
+        return self.tokenizer

@@ -1,0 +1,155 @@
+"""The target's decode and verify passes over paged memory, in few fixed shapes, so that each can be one launch.
+
+A step of the engine in which nobody reads a prompt brings one token a row, or one token and its draft. Such a pass has
+two sizes, B rows of T tokens. Both are rounded up to *buckets*, so that a few recordings (graphs.py) serve every step:
+
+    rows      1, 2, 4, 8, 16, 24, 32, …
+    tokens    1, or 1 + a draft of 1, 2, 4, … or k
+
+What is rounded up must not hurt. Two blocks at the end of the pool, never given to anybody, see to that:
+
+    blank     follows the last block in every table, and is all of a padding row's: zeros, to be read
+    spare     what would be written to the blank one goes here: garbage, never read
+
+Inside a row's last block padding lands past the row's length, where memory may hold anything until it is overwritten.
+Nobody gives weight to it: a token sees no slot after its own. That it is read all the same, and that 0 · NaN is NaN, is
+why there are two blocks and not one: a row gone wrong must not reach its neighbours through garbage that all share.
+
+The host's part of a pass is one sheet of numbers, lengths, tables and tokens, sent by one transfer. Of the tables it
+rewrites only those that have changed, which with blocks of 16 is one in 16.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..files.handle import Model
+from ..model import Transformer
+from ..serving.paged import PagedKVCache
+from .fused import Fused, Products
+from .record import Recorded, on_the_device, why_not_compile
+
+
+def rows_of(count: int) -> int:
+    """The bucket of so many rows: 1, 2, 4, then multiples of 8."""
+    return 1 << (count - 1).bit_length() if count <= 4 else -(-count // 8) * 8
+
+
+def tokens_of(draft: int, k: int) -> int:
+    """The bucket of the certain token and so many drafts, k at the most."""
+    return 1 + (min(k, 1 << (draft - 1).bit_length()) if draft else 0)
+
+
+def best_attention(device: torch.device, dtype: torch.dtype):
+    """The kernel, or where it cannot run its twin."""
+    from . import attention as flash_decode  # imports Triton
+
+    kernel = device.type == "cuda" and dtype in flash_decode.DTYPES and flash_decode.unavailable(device) is None
+    return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
+
+
+class Buckets(Fused):
+    """Passes of up to `rows` rows, each one certain token and up to `k` drafts, over `cache`.
+
+    The last two blocks of the cache are the blank and the spare one. `hidden_layers` are streams that passes hand out.
+    """
+
+    dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k: int = 0, *,
+                 hidden_layers: Sequence[int] = (), compile: bool | str = False, products: Products | None = None,
+                 lean: bool = False):  # fmt: skip
+        super().__init__(transformer, compile=compile, products=products, lean=lean)
+        self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
+        self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
+        # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
+        self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))
+        longest = min(self.config.max_length, self.blank * cache.block_size) + k  # padding after the very last token
+        self.width = -(-longest // cache.block_size)  # of a table
+        self.number(self.width * cache.block_size)
+        most, new = rows_of(rows), dict(dtype=self.dtype, device=self.device)
+        # One line a row: length, table, tokens. The host writes `lines`, the device reads its copy, the sheet.
+        self.sheet = torch.zeros(most, 1 + self.width + 1 + k, dtype=torch.int32, device=self.device)
+        self.lines = torch.zeros_like(self.sheet, device="cpu")
+        self.numbers = self.lines.numpy()  # the same memory, quicker to write to
+        self.numbers[:, 1 : 1 + self.width] = self.blank
+        self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
+        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
+        self.logits = torch.zeros(most * (1 + k), self.config.vocab_size, **new)
+        self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
+        self.attend = best_attention(self.device, self.dtype)
+        self.recordings: dict[tuple[int, int], Recorded] = {}
+
+    def takes(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether there is a bucket for these tokens."""
+        return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
+
+    def read(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """One pass: each row's certain token and drafts, into positions start, start + 1, … of the blocks in its table.
+
+        Logits [B, T, V] and streams [B, T, d] of these rows, good until the next pass. Where a row brings fewer than T
+        tokens, padding follows.
+        """
+        shape = B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
+        self.write(rows, starts, tables, B, T)
+        self.sheet[:B].copy_(self.lines[:B])
+        if shape not in self.recordings:
+            self.recordings[shape] = Recorded(partial(self.work, B, T), [self.sheet])
+        self.recordings[shape]()
+        take = lambda flat: flat[: B * T].unflatten(0, shape)[: len(rows)]  # noqa: E731
+        return take(self.logits), {n: take(stream) for n, stream in self.streams.items()}
+
+    def write(self, rows, starts, tables, B: int, T: int) -> None:
+        """The host's part: B lines, those of padding rows included."""
+        for row, (tokens, start, table) in enumerate(zip(rows, starts, tables, strict=True)):
+            if (end := start + len(tokens)) > min(len(table), self.width) * self.block_size:
+                raise ValueError(f"row {row}: {end} tokens do not fit its table of {len(table)} blocks of "
+                                 f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
+        nobody = B - len(rows)
+        rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
+        first = 1 + self.width  # where the tokens begin
+        self.numbers[:B, 0] = starts
+        self.numbers[:B, first : first + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
+        for row, table in enumerate(tables):
+            if table != self.tables[row]:
+                self.tables[row] = list(table)
+                used = table[: self.width]  # beyond it no text can be, only slots for a tree
+                self.numbers[row, 1:first] = self.blank
+                self.numbers[row, 1 : 1 + len(used)] = used
+
+    def work(self, B: int, T: int) -> None:
+        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        lengths, tables, tokens = self.sheet[:B, : 1 + self.width + T].split([1, self.width, T], 1)
+        positions = lengths + self.places[:T]  # [B, T]
+        blocks = tables.gather(1, positions // self.block_size).long()  # [B, T]
+        blocks = blocks.masked_fill(blocks == self.blank, self.spare)
+        lengths = lengths[:, 0].clone(memory_format=torch.contiguous_format)  # stride 1, even if it is one
+        look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths)  # noqa: E731
+        x, hidden = self.through(tokens, positions, self.memory, blocks, positions % self.block_size, look,
+                                 hidden_layers=self.hidden_layers)  # fmt: skip
+        self.logits[: B * T] = self.head(x).flatten(0, 1)
+        for n, stream in self.streams.items():
+            stream[: B * T] = hidden[n].flatten(0, 1)
+
+
+@on_the_device
+def memory_for(
+    target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
+) -> tuple[PagedKVCache, Buckets]:
+    """An engine's blocks, and its passes over them in fixed shapes."""
+    on_gpu = target.device.type == "cuda"
+    if note := why_not_compile() if on_gpu else None:
+        warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
+    memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
+    cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
+    compile = on_gpu and note is None
+    options = dict(hidden_layers=hidden_layers, compile=compile, lean=compile)
+    return cache, Buckets(target.transformer, cache, rows, k, **options)

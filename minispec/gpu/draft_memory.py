@@ -1,0 +1,101 @@
+"""What a draft model remembers of the rows it drafts for: contiguous, or in blocks that recorded passes can read.
+
+Both memories have one interface:
+
+    lengths            how many tokens of each living row have been read; to rewind a row is to lower its number
+    make_room(ends)    slots for each of these rows up to so many tokens; what was rewound is forgotten
+    read(new)          one pass over the new tokens of these rows: logits [B, V] of what follows each row's last
+    forget(row)        the row is over
+
+`Contiguous` is one KVCache: simple, and right for every model. `Paged` is for a GPU. A draft model is small, so its
+passes are mostly waiting for launches, and a draft is k of them. Here a pass over one or two tokens a row is a single
+launch, as the engine's are (buckets.py). Two are read after a draft that was accepted whole: its last token and the
+bonus. Whoever has more to read, a prompt or what was written while it sat out, has a pass in the usual way.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from ..drafters.model import New
+from ..files.handle import Model as Handle
+from ..serving.paged import PagedKVCache
+from .buckets import Buckets, memory_for
+
+ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 rows of 512 tokens
+
+
+class Paged:
+    """Blocks that any row may be given. When there are too few the memory doubles, and stays: it keeps recordings."""
+
+    def __init__(self, draft: Handle):
+        self.draft, self.lengths = draft, {}
+        self.tables: dict[int, list[int]] = {}  # the blocks of each living row, in order
+        self.free: list[int] = []
+        self.cache: PagedKVCache | None = None
+        self.buckets: Buckets | None = None
+
+    def make_room(self, ends: dict[int, int]) -> None:
+        for row in ends:
+            self.lengths.setdefault(row, 0)
+            self.tables.setdefault(row, [])
+        missing = {row: max(0, -(-end // BLOCK) - len(self.tables[row])) for row, end in ends.items()}
+        self._grow(len(ends), sum(missing.values()))
+        for row, count in missing.items():
+            self.tables[row] += [self.free.pop() for _ in range(count)]
+
+    def read(self, new: New) -> Tensor:
+        few = {row: tokens for row, tokens in new.items() if len(tokens) <= 2}
+        many = {row: tokens for row, tokens in new.items() if len(tokens) > 2}
+        logits = [way(some) for way, some in ((self._launch, few), (self._ragged, many)) if some]
+        for row in new:
+            self.lengths[row] += len(new[row])
+        if len(logits) == 1:
+            return logits[0]
+        place = {row: i for i, row in enumerate([*few, *many])}
+        return torch.cat(logits)[[place[row] for row in new]]
+
+    def forget(self, row: int) -> None:
+        self.lengths.pop(row, None)
+        self.free += self.tables.pop(row, [])
+
+    def _launch(self, new: New) -> Tensor:
+        """One or two tokens of every row, by one launch. Good until the next."""
+        logits, _ = self.buckets.read(list(new.values()), *self._where(new))  # [B, T, V]
+        last = [len(tokens) - 1 for tokens in new.values()]
+        return logits[:, -1] if min(last) == max(last) else logits[list(range(len(last))), last]  # after it: padding
+
+    def _ragged(self, new: New) -> Tensor:
+        """Any number of tokens of every row, laid end to end."""
+        transformer, (starts, tables) = self.draft.transformer, self._where(new)
+        counts = [len(tokens) for tokens in new.values()]
+        flat = torch.tensor([[token for tokens in new.values() for token in tokens]], device=self.draft.device)
+        x, _ = transformer.body(flat, self.cache.open(tables, starts, counts))  # [1, N, d]
+        return transformer.head(x[0, [end - 1 for end in accumulate(counts)]])
+
+    def _where(self, new: New) -> tuple[list[int], list[list[int]]]:
+        return [self.lengths[row] for row in new], [self.tables[row] for row in new]
+
+    def _grow(self, rows: int, blocks: int) -> None:
+        """Memory for passes over so many rows, with so many blocks to give away. Block numbers stay what they are.
+
+        The larger memory has to be recorded anew, which is expensive: hence twice as much each time.
+        """
+        old = self.cache
+        most, had = (self.buckets.rows, self.buckets.blank) if old else (0, 0)
+        wanted, total = most or ROWS, had or -(-ROWS * TOKENS // BLOCK)
+        while wanted < rows:
+            wanted *= 2
+        while len(self.free) + total - had < blocks:
+            total *= 2
+        if (wanted, total) == (most, had):
+            return
+        if old:
+            self.buckets.recordings.clear()  # which would keep it alive
+        self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, 1)
+        if old:
+            self.cache.keys[:, :had], self.cache.values[:, :had] = old.keys[:, :had], old.values[:, :had]
+        self.free += range(had, total)

@@ -1,0 +1,320 @@
+"""A transformer in fixed shapes, and the recording of what it does as one launch.
+
+A decode step of a large model is a few hundred kernels of microseconds each, and Python needs longer to launch them
+than the GPU to run them. A CUDA graph records the launches once and replays them by one call. It replays the same
+shapes at the same addresses, and nobody may look at a number on the way. So memory is allocated once, every pass may
+see all slots of it (a mask says which count), and lengths live on the device.
+
+What remains is to read the weights as fast as memory allows:
+
+    one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
+    x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
+                                                     for few tokens taken along by the products (skinny.py)
+    products and attention through hooks             `Products` and `attend`, for kernels better than the stock ones
+
+The arithmetic is model.py's, line by line; the tests hold the two against each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..cache import KVCache, attention, per_query_head, visible_slots
+from ..model import Config, Transformer, rope_at, rotate
+from .record import on_the_device
+
+Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [..., in], weight [out, in], bias → [..., out]
+Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
+Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
+
+
+# ---- how a pass looks back -----------------------------------------------------------------------------------------
+# Called once a pass with the lengths [B] before it and the slots of its new tokens [B, T]; the result, by every layer.
+
+
+def masked(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """The reference's attention over all slots, with a mask."""
+    seen = per_query_head(visible_slots(slots, capacity, None), groups)  # [B, 1, G·T, S]
+    return lambda q, k, v: attention(q, k, v, seen)
+
+
+def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """The same as two batched products: for few queries on a GPU faster than a kernel made for many."""
+    hidden = ~per_query_head(visible_slots(slots, capacity, None), groups)
+
+    def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        B, H, T, D = q.shape
+        scores = q.reshape(B, k.shape[1], -1, D) @ k.transpose(-1, -2) * D**-0.5  # [B, Hkv, G·T, S]
+        weights = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(hidden, -torch.inf).softmax(-1)
+        return (weights.to(q.dtype) @ v).reshape(B, H, T, D)
+
+    return look
+
+
+def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+    """A kernel that reads the filled slots alone, each once for all queries."""
+    from .attention import flash_decode  # imports Triton
+
+    return lambda q, k, v: flash_decode(q, k, v, lengths)
+
+
+def best_attention(device: torch.device, dtype: torch.dtype):
+    if device.type != "cuda":
+        return masked
+    from .attention import DTYPES, unavailable
+
+    return flash if dtype in DTYPES and unavailable(device) is None else two_products
+
+
+# ---- the transformer -----------------------------------------------------------------------------------------------
+
+
+class Products(NamedTuple):
+    """Who computes each product: cuBLAS, unless somebody reads that shape faster."""
+
+    qkv: Linear = F.linear
+    out: Linear = F.linear
+    gate_up: Linear = F.linear
+    down: Linear = F.linear
+    head: Linear = F.linear
+
+
+class Weights(NamedTuple):
+    """One layer, fused for reading."""
+
+    attention_norm: Tensor
+    qkv: tuple[Tensor, Tensor | None]  # [(H + 2·Hkv)·D, d], and its bias
+    q_norm: Tensor | None
+    k_norm: Tensor | None
+    out: tuple[Tensor, Tensor | None]
+    mlp_norm: Tensor
+    gate_up: tuple[Tensor, Tensor | None]  # [2·m, d]
+    down: tuple[Tensor, Tensor | None]
+
+
+def fuse(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One matrix for all that read the same input. They become views of it: no weight is stored twice."""
+    weight = as_one([linear.weight.data for linear in linears])
+    if weight is None:
+        weight = torch.cat([linear.weight for linear in linears])
+        for linear, part in zip(linears, weight.split([linear.out_features for linear in linears]), strict=True):
+            linear.weight.data = part
+    return weight, None if linears[0].bias is None else torch.cat([linear.bias for linear in linears])
+
+
+def as_one(parts: Sequence[Tensor]) -> Tensor | None:
+    """The matrix that these were cut from, one right below the other; None: they lie elsewhere."""
+    first, end = parts[0], parts[0].storage_offset()
+    for part in parts:
+        alike = part.is_contiguous() and part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not alike or part.storage_offset() != end:
+            return None
+        end += part.numel()
+    return first.as_strided((sum(map(len, parts)), first.shape[1]), first.stride())
+
+
+def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
+    if not transformer.ordinary:
+        raise ValueError(f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
+                         "would lose: leave `fast` out, it decodes as usual then")  # fmt: skip
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def begin(tokens, positions, embedding, cos, sin):
+    """The embeddings of tokens [B, T], and RoPE's numbers at their positions: [B, T, d] and twice [B, T, 1, D]."""
+    return F.embedding(tokens, embedding), cos[positions], sin[positions]
+
+
+def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config, qkv: Linear):
+    """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
+    x = x + delta  # [B, T, d]
+    return x, turn(qkv(norm(x, w.attention_norm, c.norm_eps), *w.qkv), w, keys, values, rows, slots, cos, sin, c)
+
+
+def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
+    """RoPE, and k, v into memory: [B, T, (H + 2·Hkv)·D] → the queries."""
+    heads = qkv.unflatten(-1, (-1, c.head_dim))
+    q, k, v = heads.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], 2)  # [B, T, heads, D]
+    if w.q_norm is not None:
+        q, k = norm(q, w.q_norm, c.norm_eps), norm(k, w.k_norm, c.norm_eps)
+    # Two index tensors around a slice come out in front, hence [B, T, Hkv, D].
+    keys[rows, :, slots] = rotate(k, cos, sin)
+    values[rows, :, slots] = v
+    return rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
+
+
+def leave(x, o, w: Weights, c: Config, out: Linear, gate_up: Linear, down: Linear):
+    """From attention on. What the MLP adds is left to the next layer, where the sum is free."""
+    x = x + out(o.transpose(1, 2).flatten(2), *w.out)
+    gate, up = gate_up(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
+    return x, down(F.silu(gate) * up, *w.down)
+
+
+class Fused:
+    """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
+
+    `compile` fuses the small steps between the products; a string is torch.compile's mode. With `lean`, passes over few
+    tokens on a GPU go through the products of skinny.py, which take the small steps along.
+    """
+
+    dynamic: bool | None = False  # torch.compile's: a version for each shape
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
+                 lean: bool = False):  # fmt: skip
+        require_ordinary(transformer)
+        if lean and products:
+            raise ValueError("products and lean: both say who computes the products, give one of them")
+        self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids
+        self.device, self.dtype = transformer.device, transformer.dtype
+        self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
+        self.norm = transformer.norm.weight
+        self.layers = [
+            Weights(
+                layer.input_layernorm.weight,
+                fuse(attn.q_proj, attn.k_proj, attn.v_proj),
+                getattr(attn.q_norm, "weight", None),
+                getattr(attn.k_norm, "weight", None),
+                (attn.o_proj.weight, attn.o_proj.bias),
+                layer.post_attention_layernorm.weight,
+                fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
+                (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
+            )
+            for layer in transformer.layers
+            for attn in [layer.self_attn]
+        ]
+        if lean:
+            from . import products as skinny  # imports Triton
+        self.skinny = skinny if lean else None
+        self.compile = compile
+        self.begin, self.enter, self.leave, self.turn = map(self.compiled, (begin, enter, leave, turn))
+        self.half_norm = self.compiled(skinny.half_norm) if lean else None
+
+    def compiled(self, function: Callable) -> Callable:
+        """The function, compiled if that was asked for."""
+        if not self.compile:
+            return function
+        mode = self.compile if isinstance(self.compile, str) else None
+        return torch.compile(function, dynamic=self.dynamic, mode=mode)
+
+    def number(self, positions: int) -> None:
+        """What RoPE does at each of so many positions."""
+        self.places = torch.arange(positions, device=self.device)
+        cos, sin = rope_at(self.config, self.places[None], self.dtype)  # [1, 1, S, D]
+        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+
+    def through(
+        self, tokens: Tensor, positions: Tensor, memory: Memory, rows: Tensor, slots: Tensor, look: Look, *,
+        hidden_layers: Sequence[int] = (), compiled: bool = True,
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
+        c, p = self.config, self.products
+        start, first, second = (self.begin, self.enter, self.leave) if compiled else (begin, enter, leave)
+        x, cos, sin = start(tokens, positions, self.embedding, self.cos, self.sin)
+        lean = compiled and self.is_lean(x)
+        hidden = {0: x} if 0 in hidden_layers else {}
+        if lean:
+            product = partial(self.skinny.skinny, eps=c.norm_eps)
+            gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
+            half = self.half_norm(x, self.layers[0].attention_norm)
+        else:
+            delta = torch.zeros_like(x)
+        for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
+            if lean:  # four products, and between the first two RoPE and attention
+                q = self.turn(product(half, *w.qkv), w, keys, values, rows, slots, cos, sin, c)
+                o = look(q, keys, values).transpose(1, 2).flatten(2)
+                x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
+                x, half = product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gains[n - 1])
+            else:
+                x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c, p.qkv)
+                x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
+            if n in hidden_layers:
+                hidden[n] = x if lean else x + delta
+        return x if lean else x + delta, hidden
+
+    def is_lean(self, x: Tensor) -> bool:
+        return self.skinny is not None and self.skinny.fits(x, self.lm_head)
+
+    def head(self, x: Tensor) -> Tensor:
+        """[..., d] → logits [..., V]."""
+        eps = self.config.norm_eps
+        if self.is_lean(x):
+            logits = self.skinny.skinny(self.half_norm(x, self.norm), self.lm_head, eps=eps)
+        else:
+            logits = self.products.head(norm(x, self.norm, eps), self.lm_head, None)
+        if self.head_ids is None:
+            return logits
+        everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
+        return everywhere.index_copy_(-1, self.head_ids, logits)
+
+
+class FastTransformer(Fused):
+    """A fused Transformer with memory for `batch` rows of `capacity` slots.
+
+    `attend` is one of the ways to look back above, or yours; None: the best there is. `lengths` [B] says how much of
+    each row's memory counts: to rewind is to change it.
+    """
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
+                 compile: bool | str = False, products: Products | None = None, lean: bool = False,
+                 attend=None):  # fmt: skip
+        super().__init__(transformer, compile=compile, products=products, lean=lean)
+        self.attend = attend or best_attention(self.device, self.dtype)
+        self.allocate(batch, capacity or self.config.max_length)
+
+    @on_the_device
+    def allocate(self, batch: int, capacity: int) -> None:
+        """New memory, empty. Recordings of the old one are void."""
+        capacity = -(-capacity // 64) * 64  # kernels like round numbers
+        self.cache = KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
+        self.rows = torch.arange(batch, device=self.device)[:, None]  # [B, 1]
+        self.number(capacity)
+
+    @property
+    def batch(self) -> int:
+        return self.cache.batch
+
+    @property
+    def capacity(self) -> int:
+        return self.cache.capacity
+
+    @property
+    def lengths(self) -> Tensor:
+        return self.cache.lengths  # [B]
+
+    @on_the_device
+    def step(self, tokens: Tensor, last: Tensor | None = None) -> Tensor:
+        """Read T new tokens a row, [B, T], remember all of them, and score what follows each: [B, T, V].
+
+        `last` [B] asks for one place of every row: [B, V]. No number is looked at: that all fits is for the caller.
+        """
+        x = self.body(tokens)
+        return self.head(x if last is None else x[self.rows[:, 0], last])
+
+    @on_the_device
+    def prefill(self, tokens: Tensor, counts: Tensor) -> None:
+        """Forget everything and read a prompt a row: the first `counts` [B] of tokens [B, T], T = 0 included."""
+        self.lengths.zero_()
+        if tokens.shape[1]:
+            self.body(tokens, prompt=True)
+            self.lengths.copy_(counts)
+
+    def body(self, tokens: Tensor, prompt: bool = False) -> Tensor:
+        """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
+        T, c = tokens.shape[1], self.config
+        slots = self.lengths[:, None] + self.places[:T]  # [B, T]
+        look = (masked if prompt else self.attend)(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
+        memory = self.cache.keys, self.cache.values
+        x, _ = self.through(tokens, slots, memory, self.rows, slots, look, compiled=not prompt)
+        self.cache.advance(T)
+        return x

@@ -1,0 +1,209 @@
+"""y = x Wᵀ for a few tokens on a GPU: one Triton kernel that reads every weight once, and what surrounds it for free.
+
+With M ≤ 16 tokens a product is a read of W, and a layer is four such reads with small steps between them. Each small
+step (norm, residual, SwiGLU) as a kernel of its own costs a launch and lets the memory idle. Here products take them
+along, while the weights stream past:
+
+    norm        (x·g / rms(x)) Wᵀ = (x·g) Wᵀ / rms(x). The product that makes x writes x·g too, and each of its programs
+                the squares of its own part of x; the next product sums those up and divides last
+    SwiGLU      a program computes the same rows of gate and of up, so silu(gate)·up never leaves it
+    residual    what the product is added to is read when the sum is done
+
+A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The matrix units take 16 tokens at least,
+so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .attention import DTYPES, INTERPRETED, jit, tl, triton, unavailable
+
+MOST_TOKENS = 16
+
+
+class Tiles(NamedTuple):
+    """How a program works: rows of W, numbers of each in a strip, warps, and strips under way at once."""
+
+    rows: int
+    wide: int
+    warps: int
+    stages: int
+
+
+class HalfNormed(NamedTuple):
+    """x on its way through a norm: multiplied by the gain, but not yet divided."""
+
+    x: Tensor  # [..., K], x·g
+    squares: Tensor  # [P, M], sums of x² over P parts of every token's x, float32 (or better)
+
+
+def half_norm(x: Tensor, gain: Tensor) -> HalfNormed:
+    """The first half of a norm; the second is a product's."""
+    exact = x.to(torch.promote_types(x.dtype, torch.float32))
+    return HalfNormed(x * gain, exact.square().sum(-1).reshape(1, -1))
+
+
+def skinny_torch(
+    x: Tensor | HalfNormed,  # [..., K]
+    weight: Tensor,  # [N, K]
+    bias: Tensor | None = None,  # [N]
+    *,
+    eps: float = 0.0,  # of the norm, if x is half-normed
+    swiglu: bool = False,  # W is gate over up: silu(gate)·up, [..., N / 2]
+    residual: Tensor | None = None,  # [..., N], added
+    gain: Tensor | None = None,  # [N], of the norm that follows
+) -> Tensor | tuple[Tensor, HalfNormed]:
+    """What `skinny` computes, in plain torch: y, and with `gain` also y half-normed."""
+    if isinstance(x, HalfNormed):
+        rms = (x.squares.sum(0) / x.x.shape[-1] + eps).sqrt().view(*x.x.shape[:-1], 1)
+        y = F.linear(x.x, weight) / rms.to(x.x.dtype)
+        y = y if bias is None else y + bias
+    else:
+        y = F.linear(x, weight, bias)
+    if swiglu:
+        gate, up = y.chunk(2, -1)
+        y = F.silu(gate) * up
+    y = y if residual is None else residual + y
+    return y if gain is None else (y, half_norm(y, gain))
+
+
+@jit
+def _strip(w, at, usable, xs, total):
+    """One strip of some rows of W [ROWS, WIDE] with all tokens [TOKENS, WIDE], added to total [ROWS, TOKENS]."""
+    weights = tl.load(w + at, mask=usable, other=0.0, eviction_policy="evict_first")  # nobody reads them again
+    return tl.dot(weights, tl.trans(xs), total, input_precision="tf32x3")
+
+
+@jit
+def _product(
+    x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
+    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_GAIN: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+):  # fmt: skip
+    """ROWS numbers of the result, for all tokens. n counts the result's: with SWIGLU W has twice as many rows."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    token, wide = tl.arange(0, TOKENS), tl.arange(0, WIDE)
+    inside, asked = row < n, token < m
+    first = row.to(tl.int64) * width  # where each row of W begins
+    second = tl.cast(n, tl.int64) * width  # from gate to up
+    total = tl.zeros([ROWS, TOKENS], tl.float32)
+    other = tl.zeros([ROWS, TOKENS], tl.float32)
+    for start in tl.range(0, width, WIDE):
+        k = start + wide
+        within = (k < width) | EVEN  # the compiler drops a mask that is always true
+        xs = tl.load(x + token[:, None] * x_row + k[None, :], mask=asked[:, None] & within[None, :], other=0.0)
+        at, usable = first[:, None] + k[None, :], inside[:, None] & within[None, :]
+        total = _strip(w, at, usable, xs, total)
+        if SWIGLU:
+            other = _strip(w, at + second, usable, xs, other)
+    if HAS_NORM:
+        part = tl.arange(0, PARTS)
+        there = (part < parts)[:, None] & asked[None, :]
+        square = tl.sum(tl.load(squares + part[:, None] * m + token[None, :], mask=there, other=0.0), 0)  # [TOKENS]
+        scale = tl.rsqrt(square / width + eps)[None, :]
+        total, other = total * scale, other * scale
+    if HAS_BIAS:
+        total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+        if SWIGLU:
+            other += tl.load(bias + n + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+    if SWIGLU:
+        total = total * tl.sigmoid(total) * other
+    kept = inside[:, None] & asked[None, :]
+    at = token[None, :] * n + row[:, None]
+    if HAS_RESIDUAL:
+        before = tl.load(residual + token[None, :] * residual_row + row[:, None], mask=kept, other=0.0)
+        total += before.to(tl.float32)
+    rounded = total.to(y.dtype.element_ty)
+    tl.store(y + at, rounded, mask=kept)
+    if HAS_GAIN:  # of what was rounded: that is what a norm would read
+        exact = tl.where(kept, rounded.to(tl.float32), 0.0)
+        g = tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)[:, None]
+        tl.store(scaled + at, (exact * g).to(y.dtype.element_ty), mask=kept)
+        tl.store(sums + tl.program_id(0) * m + token, tl.sum(exact * exact, 0), mask=asked)
+
+
+def skinny(
+    x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, *, eps: float = 0.0, swiglu: bool = False,
+    residual: Tensor | None = None, gain: Tensor | None = None, tiles: Tiles | None = None,
+) -> Tensor | tuple[Tensor, HalfNormed]:  # fmt: skip
+    """As `skinny_torch`, by the kernel."""
+    x, squares = x if isinstance(x, HalfNormed) else (x, None)
+    *shape, K = x.shape
+    M, N = math.prod(shape), _width(weight, swiglu)
+    _check(x, squares, weight, bias, swiglu, residual, gain, M)
+    x = x.reshape(M, K)
+    added = None if residual is None else residual.reshape(M, N)
+    rows, wide, warps, stages = tiles or default_tiles(x.dtype, weight.shape)
+    programs = -(-N // rows)
+    y, scaled, sums = x.new_empty(M, N), None, None
+    if gain is not None:
+        scaled, sums = torch.empty_like(y), y.new_empty(programs, M, dtype=torch.float32)
+    parts = 1 if squares is None else len(squares)
+    # A tensor that is not there is never read or written, but the kernel wants an address.
+    given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
+    _product[(programs,)](
+        x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
+        eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
+        HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
+        HAS_GAIN=gain is not None, EVEN=K % wide == 0, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
+        PARTS=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    y = y.view(*shape, N)
+    return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
+
+
+@lru_cache
+def default_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> Tiles:
+    """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
+    have one, or part of the memory idles. Short rows want short strips."""
+    rows, width = shape
+    if width < 1024:
+        tiles = Tiles(64, 64, 4, 5) if rows > 8192 else Tiles(16, 128, 2, 5)
+    elif rows > 8192:
+        tiles = Tiles(128, 128, 8, 3)
+    else:
+        tiles = Tiles(64, 128, 4, 5) if rows > 4096 else Tiles(16, 256, 2, 4)
+    return tiles if dtype.itemsize == 2 else tiles._replace(wide=tiles.wide // 2)  # the same bytes
+
+
+def fits(x: Tensor, weight: Tensor) -> bool:
+    """Whether `skinny` may compute this product: few tokens, on a GPU that Triton knows, in a type it takes."""
+    few = 1 <= math.prod(x.shape[:-1]) <= MOST_TOKENS
+    return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
+
+
+def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
+    if reason := unavailable(x.device):
+        raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {MOST_TOKENS}, for others call F.linear")
+    if INTERPRETED and x.dtype == torch.bfloat16:
+        raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
+    if x.dtype not in DTYPES or weight.dtype != x.dtype:
+        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32")
+    if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or not weight.is_contiguous():
+        raise ValueError(
+            f"weight is {list(weight.shape)} and x {list(x.shape)}: give it contiguous, [N, K] for [..., K]"
+        )
+    if swiglu and weight.shape[0] % 2:
+        raise ValueError(f"weight has {weight.shape[0]} rows: gate over up makes an even number")
+    if squares is not None and (squares.dtype != torch.float32 or squares.dim() != 2 or squares.shape[1] != tokens):
+        raise ValueError(f"squares are {list(squares.shape)}, {squares.dtype}: give float32 [parts, {tokens}]")
+    width = _width(weight, swiglu)
+    wanted = {"bias": (weight.shape[0],), "residual": (*x.shape[:-1], width), "gain": (width,)}
+    for name, tensor in (("bias", bias), ("residual", residual), ("gain", gain)):
+        if tensor is not None and (tuple(tensor.shape) != wanted[name] or tensor.device != x.device):
+            raise ValueError(f"{name} is {list(tensor.shape)} on {tensor.device}: give {list(wanted[name])} beside x")
+
+
+def _width(weight: Tensor, swiglu: bool) -> int:
+    """Numbers of the result: W's rows, or half of them where gate lies over up."""
+    return weight.shape[0] // (2 if swiglu else 1)

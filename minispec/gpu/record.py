@@ -1,0 +1,88 @@
+"""Recording: a few hundred kernel launches, captured once as a CUDA graph and replayed by one call.
+
+A graph replays the same shapes at the same addresses, and nothing on the way may depend on a number that the host looks
+at. Without CUDA every call simply does the work; the tests live on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+
+def on_the_device(function):
+    """No gradients, and ordinary tensors even under inference mode: what a graph keeps outlives the call."""
+
+    @wraps(function)
+    def run(*args, **options):
+        with torch.inference_mode(False), torch.no_grad():
+            return function(*args, **options)
+
+    return run
+
+
+@lru_cache(maxsize=1)
+def why_not_compile() -> str | None:
+    """What stands in the way of torch.compile on this machine; None: it works. Triton needs a C compiler, say."""
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            x = torch.ones(8, device="cuda")
+            torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)
+    except Exception as error:  # whatever it is, the work can be done without
+        return f"{type(error).__name__}: {str(error).strip()[:200]}"
+    return None
+
+
+class Recorded:
+    """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
+
+    `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
+    chosen then), so they are put back afterwards; so is the generator.
+    """
+
+    # Scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later.
+    pool, alive = None, WeakSet()  # the pool dies with the last graph that is alive
+
+    def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
+        self.work, self.state, self.generator = work, state, generator
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    @on_the_device
+    def __call__(self) -> None:
+        if not self.recordable():
+            self.work()
+            return
+        if self.graph is None:
+            self._record()
+        self.graph.replay()
+
+    def recordable(self) -> bool:
+        return self.state[0].device.type == "cuda"
+
+    def _record(self) -> None:
+        from torch._dynamo import config  # one compiled function serves passes of many shapes
+
+        before = [tensor.clone() for tensor in self.state]
+        numbers = None if self.generator is None else self.generator.get_state()
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream), config.patch(recompile_limit=64):
+            for _ in range(2):
+                self.work()
+                for tensor, value in zip(self.state, before, strict=True):
+                    tensor.copy_(value)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        if self.generator is not None:
+            self.generator.set_state(numbers)
+            graph.register_generator_state(self.generator)
+        if not Recorded.alive:
+            Recorded.pool = torch.cuda.graph_pool_handle()
+        with torch.cuda.graph(graph, pool=Recorded.pool):
+            self.work()
+        self.graph = graph
+        Recorded.alive.add(self)

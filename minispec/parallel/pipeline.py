@@ -1,0 +1,112 @@
+"""Pipeline parallelism: every rank holds some layers, and micro-batches flow from one to the next.
+
+A stage can only work on what the stage before it has finished. With one batch all but one stage stand idle; cut into m
+micro-batches, a stage works on one while the next works on the one before. What is left idle is the bubble, a fraction
+(t − 1) / (m + t − 1) of the time (theory.pipeline_bubble). Only the residual stream travels, B·T·d numbers a stage: far
+less than tensor parallelism sends, so this is the cut between machines. It makes nothing faster for a single request.
+
+    python -m minispec.parallel.pipeline --ranks 2 --microbatches 4 --out timeline.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..cache import attention, per_query_head
+from ..files.folder import load
+from ..model import Transformer, rope_at
+from .tensor import Timeline, launch
+
+
+def stage_layers(layers: int, rank: int, ranks: int) -> range:
+    """The layers of a stage: equal shares, as far as that goes."""
+    if not 1 <= ranks <= layers:
+        raise ValueError(f"ranks={ranks}: this model has {layers} layers, so give 1 to {layers} stages")
+    return range(layers * rank // ranks, layers * (rank + 1) // ranks)
+
+
+def run_layers(transformer: Transformer, x: Tensor, layers: range) -> Tensor:
+    """The residual stream x [B, T, d] through some of the layers, each token seeing those before it."""
+    T, config = x.shape[1], transformer.config
+    rope = rope_at(config, torch.arange(T)[None], x.dtype)
+    causal = per_query_head(torch.ones(1, T, T, dtype=torch.bool).tril(), config.num_heads // config.num_kv_heads)
+    attend = partial(attention, mask=causal)
+    for index in layers:
+        x = transformer.layers[index](x, rope, attend)
+    return x
+
+
+@torch.inference_mode()
+def stage(transformer: Transformer, tokens: Tensor, microbatches: int) -> tuple[Tensor | None, Timeline]:
+    """What one rank does for tokens [B, T]: the last one gets their logits [B, T, V], the others None.
+
+    Sending does not wait: the next micro-batch is computed while the last one is on its way.
+    """
+    rank, ranks, config = dist.get_rank(), dist.get_world_size(), transformer.config
+    mine, timeline = stage_layers(config.num_layers, rank, ranks), Timeline()
+    logits, sent = [], []
+    dist.barrier()  # nobody's start-up belongs into the timeline
+    for number, batch in enumerate(tokens.tensor_split(microbatches)):
+        start = time.perf_counter()
+        if rank == 0:
+            x = transformer.embed_tokens(batch)
+        else:
+            x = torch.empty(*batch.shape, config.hidden_size, dtype=transformer.dtype)
+            dist.recv(x, rank - 1)
+            timeline.record(f"wait {number}", start)
+            start = time.perf_counter()
+        x = run_layers(transformer, x, mine)
+        if rank == ranks - 1:
+            logits.append(transformer.head(x))
+        timeline.record(f"compute {number}", start)
+        if rank < ranks - 1:
+            sent.append((dist.isend(x, rank + 1), x))  # x must live until it has left
+    for work, _ in sent:
+        work.wait()
+    return torch.cat(logits) if logits else None, timeline
+
+
+def stage_of(model: str, tokens: Tensor, microbatches: int, dtype: torch.dtype | None = None):
+    return stage(load(model, device="cpu", dtype=dtype).transformer, tokens, microbatches)
+
+
+def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4,
+        dtype: torch.dtype | None = None) -> tuple[Tensor, list[dict]]:  # fmt: skip
+    """A pass over tokens [B, T] in a pipeline of fresh processes: logits [B, T, V], and the timeline."""
+    if not 1 <= microbatches <= len(tokens):
+        raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the number of rows")
+    results = launch(stage_of, ranks, str(model), tokens, microbatches, dtype)
+    return results[-1][0], Timeline.merge([timeline for _, timeline in results])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    top = argparse.ArgumentParser(
+        prog="python -m minispec.parallel.pipeline", description="A pipeline and its timeline."
+    )
+    top.add_argument("--model", default="micro", help="a known name or a folder (default: %(default)s)")
+    top.add_argument("--ranks", type=int, default=2, help="stages (default: %(default)s)")
+    top.add_argument("--microbatches", type=int, default=4, metavar="N", help="(default: %(default)s)")
+    top.add_argument("--rows", type=int, default=8, help="of 64 tokens each (default: %(default)s)")
+    top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
+    args = top.parse_args(argv)
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(load(args.model, device="cpu").config.vocab_size, (args.rows, 64),
+                           generator=generator)  # fmt: skip
+    _, timeline = run(args.model, tokens, args.ranks, args.microbatches)
+    text = json.dumps(timeline, indent=1)
+    args.out.write_text(text + "\n", encoding="utf-8") if args.out else print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

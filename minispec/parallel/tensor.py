@@ -1,0 +1,293 @@
+"""Tensor parallelism: every rank holds a slice of every layer, and all of them together are the model.
+
+A product y = x Wᵀ can be cut in two ways. By columns of the result, each rank owns some outputs:
+
+    column-parallel   y_r = x W_rᵀ                 rows of W; x is everywhere, y is in pieces, nobody talks
+    row-parallel      y = Σ_r x_r W_rᵀ             columns of W; x is in pieces, the sum is one all-reduce
+
+Put one after the other and the pieces fit: q, k, v by columns (so each rank owns whole heads, and the keys and values
+of these heads alone), o by rows; gate and up by columns, down by rows. That makes two all-reduces a layer. The LM head
+is cut by its tokens, and its logits are gathered. Norms, embedding and sampling are everywhere the same.
+
+So every rank sees the same logits and, from the same seed, draws the same numbers: `generate` and `speculate` need not
+know that they run on many ranks. This is the plan that torch.distributed.tensor.parallel calls ColwiseParallel and
+RowwiseParallel (`dtensor_plan`). Here the collectives stand in the open, without DTensor's bookkeeping around them.
+
+    torchrun --nproc-per-node 2 -m minispec.parallel.tensor --model micro --draft micro-draft --prompt "Once upon"
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import pickle
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+
+from ..drafters import Model as ModelDrafter
+from ..files.folder import load as load_model
+from ..files.handle import Model
+from ..generate import generate
+from ..model import Config, Linear, Transformer
+from ..speculate import speculate
+
+PATIENCE = 20  # seconds without an answer until a rank gives the others up
+
+COLUMNS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
+ROWS = ("self_attn.o_proj", "mlp.down_proj")
+
+
+# ---- the layers --------------------------------------------------------------------------------------------------
+
+
+class ColumnParallel(Linear):
+    """This rank's outputs: y_r = x W_rᵀ + b_r."""
+
+    def __init__(self, whole: nn.Linear, rank: int, ranks: int):
+        super().__init__(1, 1, device="meta")  # the weights are set below, not drawn
+        self.weight = nn.Parameter(piece(whole.weight, 0, rank, ranks), requires_grad=False)  # [N / t, K]
+        self.bias = None if whole.bias is None else nn.Parameter(piece(whole.bias, 0, rank, ranks), requires_grad=False)
+
+
+class RowParallel(Linear):
+    """From this rank's inputs to everybody's outputs: y = Σ_r x_r W_rᵀ + b."""
+
+    def __init__(self, whole: nn.Linear, rank: int, ranks: int):
+        super().__init__(1, 1, device="meta")
+        self.weight = nn.Parameter(piece(whole.weight, 1, rank, ranks), requires_grad=False)  # [N, K / t]
+        self.bias = None
+        self.whole_bias = whole.bias  # added once, after the sum
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x).contiguous()
+        dist.all_reduce(y)
+        return y if self.whole_bias is None else y + self.whole_bias
+
+
+class VocabularyParallel(ColumnParallel):
+    """The LM head: this rank scores its tokens, then all hear of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mine = super().forward(x).contiguous()  # [B, T, V / t]
+        everybody = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+        dist.all_gather(everybody, mine)
+        return torch.cat(everybody, -1)  # [B, T, V]
+
+
+def piece(whole: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
+    """A copy: a view would keep the whole tensor in memory."""
+    return whole.detach().chunk(ranks, dim)[rank].clone(memory_format=torch.contiguous_format)
+
+
+# ---- the model ---------------------------------------------------------------------------------------------------
+
+
+def fitting_ranks(config: Config) -> list[int]:
+    """The numbers of ranks that this model can be cut for: they divide its heads, its neurons and its vocabulary."""
+    parts = math.gcd(config.num_heads, config.num_kv_heads, config.intermediate_size,
+                     config.head_vocab or config.vocab_size)  # fmt: skip
+    return [n for n in range(1, parts + 1) if parts % n == 0]
+
+
+def parallelize(model: Model) -> Model:
+    """This rank's share of a model, as a Model of its own; the whole one is not changed, and can be dropped.
+
+    Give `ms.generate` and `ms.speculate` a seed where they sample, and a number as k: nothing may be left to a rank's
+    own clock or dice. Heads of Medusa and EAGLE are loaded for the whole model, before: they read its LM head.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    whole, config = model.transformer, model.config
+    if ranks not in (fit := fitting_ranks(config)):
+        raise ValueError(
+            f"{ranks} ranks cannot share {model.name!r} (num_heads={config.num_heads}, "
+            f"num_kv_heads={config.num_kv_heads}, intermediate_size={config.intermediate_size}, "
+            f"vocabulary={config.head_vocab or config.vocab_size}): start {' or '.join(map(str, fit))}"
+        )
+    with torch.device("meta"):
+        share = Transformer(config)
+    share.load_state_dict(whole.state_dict(), strict=False, assign=True)  # the same tensors; no copy
+    for layer, whole_layer in zip(share.layers, whole.layers, strict=True):
+        for name in COLUMNS:
+            layer.set_submodule(name, ColumnParallel(whole_layer.get_submodule(name), rank, ranks))
+        for name in ROWS:
+            layer.set_submodule(name, RowParallel(whole_layer.get_submodule(name), rank, ranks))
+    share.lm_head = VocabularyParallel(whole.lm_head, rank, ranks)
+    # What is left to this rank; a cache made from it has room for this rank's heads alone.
+    share.config = replace(config, num_heads=config.num_heads // ranks, num_kv_heads=config.num_kv_heads // ranks)
+    share.embed_tokens.register_forward_pre_hook(agree)
+    name = f"{model.name} ({rank + 1} of {ranks})"
+    return Model(name, share.requires_grad_(False).eval(), model.tokenizer, model.end_tokens, model.chat_template)
+
+
+def agree(_, inputs: tuple[Tensor]) -> None:
+    """Refuse a pass for which the ranks have different tokens: they would add up pieces of different texts."""
+    (tokens,) = inputs
+    number = hash((*tokens.shape, *tokens.flatten().tolist())) >> 2
+    extremes = torch.tensor([number, -number], device=tokens.device)
+    dist.all_reduce(extremes, dist.ReduceOp.MAX)
+    if int(extremes[0]) != -int(extremes[1]):
+        raise ValueError(
+            "the ranks read different tokens: give all of them the same prompt, a seed where they sample, and a number "
+            'as k (k="auto" listens to each rank\'s own clock)'
+        )
+
+
+def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
+    """This rank's share of a model. The whole one passes through the memory of the host, never through a GPU's."""
+    device = my_device() if device is None else torch.device(device)
+    if dtype is None and device.type == "cuda":
+        dtype = torch.bfloat16
+    share = parallelize(load_model(name, device="cpu", dtype=dtype))
+    share.transformer.to(device)
+    return share
+
+
+def dtensor_plan() -> dict:
+    """The same cut for PyTorch's own `parallelize_module(transformer, mesh, dtensor_plan())`.
+
+    A transformer treated so needs a config with this rank's heads, as in `parallelize`.
+    """
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel  # seconds to import
+
+    plan = {f"layers.*.{name}": ColwiseParallel() for name in COLUMNS}
+    plan |= {f"layers.*.{name}": RowwiseParallel() for name in ROWS}
+    return plan | {"lm_head": ColwiseParallel(output_layouts=Replicate())}
+
+
+# ---- the ranks ---------------------------------------------------------------------------------------------------
+
+
+def my_device() -> torch.device:
+    if dist.get_backend() != "nccl":
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def join(
+    rank: int | None = None, ranks: int | None = None, meet: str | None = None, backend: str | None = None,
+    patience: float = PATIENCE,
+) -> None:  # fmt: skip
+    """Become a rank: by torchrun's environment, or as told. `meet` is where the ranks find each other.
+
+    The backend is nccl where every rank of this machine has a GPU of its own, otherwise gloo. Whoever does not answer
+    for `patience` seconds is given up with an error.
+    """
+    rank = int(os.environ["RANK"]) if rank is None else rank
+    ranks = int(os.environ["WORLD_SIZE"]) if ranks is None else ranks
+    if backend is None:
+        gpus_for_all = torch.cuda.device_count() >= int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+        backend = "nccl" if gpus_for_all and dist.is_nccl_available() else "gloo"
+    if backend == "nccl":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
+    dist.init_process_group(backend, init_method=meet or "env://", rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=patience))  # fmt: skip
+
+
+def launch(function: Callable, ranks: int, *arguments, patience: float = PATIENCE) -> list:
+    """Run function(*arguments) on so many fresh ranks, on this machine's CPU; what each of them returned, in order.
+
+    The function must be importable, as for any spawned process. When one rank fails, the others are ended and a
+    RuntimeError says which and why.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        context = mp.start_processes(_be_a_rank, (ranks, folder, patience, function, arguments), ranks, join=False,
+                                     start_method="spawn")  # fmt: skip
+        try:
+            while not context.join(timeout=1, grace_period=2):
+                pass
+        except (mp.ProcessExitedException, mp.ProcessRaisedException) as error:
+            raise RuntimeError(f"rank {error.error_index} of {ranks} died, the others were ended: {error}") from None
+        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(ranks)]
+
+
+def _be_a_rank(rank: int, ranks: int, folder: str, patience: float, function: Callable, arguments: Sequence) -> None:
+    torch.set_num_threads(1)  # the ranks share the cores
+    join(rank, ranks, (Path(folder) / "meet").as_uri(), "gloo", patience)
+    result = function(*arguments)
+    (Path(folder) / str(rank)).write_bytes(pickle.dumps(result))
+    dist.destroy_process_group()
+
+
+@dataclass
+class Timeline:
+    """Who did what and when, from a real run: one entry for each piece of work, in seconds since the first."""
+
+    entries: list[dict] = field(default_factory=list)
+
+    def record(self, what: str, start: float) -> None:
+        """Something that began at `start` (of time.perf_counter, which all processes of a machine share) ends now."""
+        self.entries.append({"rank": dist.get_rank(), "what": what, "start": start, "end": time.perf_counter()})
+
+    @staticmethod
+    def merge(timelines: Sequence[Timeline]) -> list[dict]:
+        """The entries of all ranks on one clock that starts at 0, in the order in which they began."""
+        entries = sorted((entry for t in timelines for entry in t.entries), key=lambda entry: entry["start"])
+        zero = entries[0]["start"]
+        return [entry | {"start": entry["start"] - zero, "end": entry["end"] - zero} for entry in entries]
+
+
+# ---- the command -------------------------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """What every rank of `torchrun -m minispec.parallel.tensor` does. The first one speaks."""
+    top = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m minispec.parallel.tensor", description=main.__doc__
+    )
+    top.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
+    top.add_argument("--draft", help="a draft, cut like the target; without one, plain decoding")
+    top.add_argument("--prompt", default="Once upon a time", help="how the text begins (default: %(default)s)")
+    top.add_argument("--k", type=int, default=4, help="drafts a cycle (default: %(default)s)")
+    top.add_argument("--tokens", type=int, default=64, metavar="N", help="how many to write (default: %(default)s)")
+    top.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
+    top.add_argument("--seed", type=int, help="the same seed, the same text (default: another one every time)")
+    args = top.parse_args(argv)
+    if "RANK" not in os.environ:
+        top.error("this runs on several ranks: start it with torchrun, as above")
+    rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    try:
+        join()
+        seed = torch.tensor(random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
+                            device=my_device())  # fmt: skip
+        dist.broadcast(seed, 0)  # one rank's dice for all
+        target = load(args.model)
+        options = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
+        if args.draft:
+            out = speculate(target, args.prompt, ModelDrafter(load(args.draft)), args.k, **options)
+        else:
+            out = generate(target, args.prompt, **options)
+        if rank == "0":
+            print(f"{args.prompt}{out.text}\n\n{report(target, out)}")
+        dist.destroy_process_group()
+        return 0
+    except ValueError as error:
+        print(f"minispec: rank {rank}: {error}", file=sys.stderr)
+        return 2
+    except RuntimeError as error:  # a broken connection or a time-out; torchrun then ends whoever is left
+        print(f"minispec: rank {rank} of {ranks} gives up, another rank died or did not answer for {PATIENCE} s "
+              f"({str(error).splitlines()[0]})", file=sys.stderr, flush=True)  # fmt: skip
+        return 1
+
+
+def report(target: Model, out) -> str:
+    ranks = dist.get_world_size()
+    kv = target.transformer.new_cache(1, 1).bytes_per_token
+    said = f"{ranks} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values a token on each"
+    return said if out.trace is None else f"{said}, {out.trace.tokens_per_cycle:.2f} tokens a cycle"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,169 @@
+"""The notebook builder: same source, same bytes; and nothing stale goes unnoticed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import nbformat
+import pytest
+
+from minispec.course.classroom import builder
+
+LESSON = """\
+# %% [markdown]
+# # A lesson
+# With **two** lines.
+
+# %%
+print("one")
+print("two")
+
+# %% tags=["nbval-ignore-output"]
+import sys
+
+print("three", file=sys.stderr)
+6 * 7
+
+# %%
+print("twin")
+
+# %%
+print("twin")
+"""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """A repository with one lesson, built."""
+    root = tmp_path_factory.mktemp("course")
+    source = root / "course/lessons/01_lesson.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(LESSON, encoding="utf-8")
+    assert [job.name for job in builder.build(root=root)] == ["01_lesson"]
+    return root
+
+
+@pytest.fixture
+def repository(built, tmp_path):
+    """A copy of it to spoil."""
+    return shutil.copytree(built, tmp_path / "copy")
+
+
+def source_of(root):
+    return root / "course/lessons/01_lesson.py"
+
+
+def notebook_of(root):
+    return root / "notebooks/01_lesson.ipynb"
+
+
+def test_the_same_source_gives_the_same_bytes(built, repository):
+    notebook_of(repository).unlink()
+    list(builder.build(root=repository))
+    assert notebook_of(repository).read_bytes() == notebook_of(built).read_bytes()
+
+
+def test_outputs_counts_and_tags_are_kept(built):
+    notebook = nbformat.read(notebook_of(built), as_version=4)
+    nbformat.validate(notebook)
+    cells = builder.code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == [1, 2, 3, 4]
+    assert [output.text for output in cells[0].outputs] == ["one\ntwo\n"]
+    assert {output.output_type for output in cells[1].outputs} == {"stream", "execute_result"}
+    assert [cell.metadata.get("tags", []) for cell in cells] == [[], ["nbval-ignore-output"], [], []]
+
+
+def test_nothing_of_the_machine_is_kept(built):
+    notebook = json.loads(notebook_of(built).read_text(encoding="utf-8"))
+    assert notebook["metadata"].keys() == {"kernelspec", "language_info", "minispec"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert "version" not in notebook["metadata"]["language_info"]
+    assert all(cell["metadata"].keys() <= {"tags"} for cell in notebook["cells"])  # no times of execution
+
+
+def test_cell_ids_come_from_the_text_of_the_cells(built, repository):
+    [before], [after] = builder.jobs(root=built), builder.jobs(root=repository)
+    source_of(repository).write_text("# %%\nprint(0)\n\n" + LESSON, encoding="utf-8")
+    ids = [cell.id for cell in builder.compose(before).cells]
+    assert len(set(ids)) == len(ids)  # twins too
+    assert [cell.id for cell in builder.compose(after).cells][1:] == ids  # a cell more in front moves no other id
+
+
+def test_check_passes_what_was_just_built(built):
+    assert builder.check(root=built) == []
+
+
+def edit_source(root):
+    source_of(root).write_text(LESSON.replace("one", "uno"), encoding="utf-8")
+
+
+def edit_blank_line(root):
+    source_of(root).write_text(LESSON + "\n", encoding="utf-8")
+
+
+def edit_notebook(root, change):
+    notebook = nbformat.read(notebook_of(root), as_version=4)
+    change(notebook)
+    nbformat.write(notebook, notebook_of(root))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "complaint"),
+    [
+        (edit_source, "another version"),
+        (edit_blank_line, "another version"),
+        (lambda root: notebook_of(root).unlink(), "never built"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(source="print('one')")), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells.pop()), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].metadata.clear()), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.metadata.update(widgets={})), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(execution_count=None)), "not run"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(execution_count=7)), "not run"),
+        (
+            lambda root: shutil.copy(notebook_of(root), root / "notebooks/02_other.ipynb"),
+            "02_other.ipynb has no",
+        ),
+    ],
+)
+def test_check_finds_what_is_stale(repository, spoil, complaint):
+    spoil(repository)
+    [said] = builder.check(root=repository)
+    assert complaint in said
+
+
+@pytest.mark.parametrize(
+    ("cell", "key"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("import os\nprint(os.path.expanduser('~/notes'))", "path of this machine"),
+        ("import sys\nsys.executable", "path of this machine"),
+    ],
+)
+@pytest.mark.slow
+def test_a_lesson_that_fails_leaves_the_old_notebook(repository, cell, key):
+    old = notebook_of(repository).read_bytes()
+    source_of(repository).write_text(f"# %%\n{cell}\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=key):
+        list(builder.build(root=repository))
+    assert notebook_of(repository).read_bytes() == old
+    assert [file.name for file in notebook_of(repository).parent.iterdir()] == ["01_lesson.ipynb"]
+
+
+def test_widgets_leave_no_trace(repository):
+    source_of(repository).write_text("# %%\nimport ipywidgets\n\nipywidgets.IntSlider(3)\n", encoding="utf-8")
+    list(builder.build(root=repository))
+    notebook = nbformat.read(notebook_of(repository), as_version=4)
+    assert "widgets" not in notebook.metadata
+    assert notebook.cells[0].outputs == []
+
+
+def test_names_choose_lessons(repository):
+    source_of(repository).with_name("02_next.py").write_text("# %%\n", encoding="utf-8")
+    assert [job.name for job in builder.jobs(root=repository)] == ["01_lesson", "02_next"]
+    assert [job.name for job in builder.jobs(["02"], root=repository)] == ["02_next"]
+    assert [job.name for job in builder.jobs(["01_lesson"], root=repository)] == ["01_lesson"]
+    with pytest.raises(ValueError, match=r"03.*01_lesson, 02_next"):
+        builder.jobs(["01", "03"], root=repository)
+    with pytest.raises(ValueError, match="clone"):
+        builder.jobs(root=repository / "notebooks")

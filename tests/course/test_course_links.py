@@ -1,0 +1,278 @@
+"""The course hangs together: no dead link, no function that is not there, every lesson in the one shape.
+
+Links are read in the sources and resolved from where the built notebook lies, since that is where a learner clicks.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import cache
+from graphlib import TopologicalSorter
+from itertools import pairwise
+from pathlib import Path
+
+import jupytext
+import pytest
+
+from minispec.course import interview
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = sorted((ROOT / "course/lessons").glob("[0-9]*.py"))
+EXERCISES = sorted((ROOT / "course/exercises").glob("[0-9]*.py"))
+PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
+BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises": ROOT / "exercises"}
+LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
+TOP = re.compile(r"^\*Time:\* \d+ minutes · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
+ENDING = ["In production", "Check yourself", "Next"]
+
+lesson = pytest.mark.parametrize("file", LESSONS, ids=lambda file: file.stem)
+page = pytest.mark.parametrize(
+    "file", [*LESSONS, *EXERCISES, *PAGES], ids=lambda file: f"{file.parent.name}/{file.stem}"
+)
+
+
+# ---------------------------------------------------------------- reading
+
+
+@cache
+def prose(file: Path) -> str:
+    """What a page says: the Markdown cells of a source, or a Markdown file."""
+    text = file.read_text(encoding="utf-8")
+    if file.suffix == ".md":
+        return text
+    cells = jupytext.reads(text, fmt="py:percent").cells
+    return "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+
+
+def links(text: str) -> list[tuple[str, str]]:
+    """(words, address) of every link, outside of code blocks and formulas."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(r"\$\$.*?\$\$|(?<![\\\w])\$[^$\n]+\$", "", text, flags=re.DOTALL)
+    return LINK.findall(text)
+
+
+def home(file: Path) -> Path:
+    """The folder that a page's links start from."""
+    return BUILT.get(file.parent, file.parent)
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub and JupyterLab give the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def dead_links(file: Path, root: Path = ROOT) -> list[str]:
+    """Links of a page that lead nowhere, or out of the repository."""
+    dead = []
+    for words, address in links(prose(file)):
+        if re.match(r"https?://|mailto:", address):
+            continue
+        path, _, anchor = address.partition("#")
+        there = home(file) / path if path else file
+        known = there.exists() and there.resolve().is_relative_to(root)
+        if known and anchor and there.suffix in (".md", ".py"):
+            known = anchor in anchors(prose(there))
+        if not known:
+            dead.append(f"[{words}]({address})")
+    return dead
+
+
+@cache
+def defined(file: Path) -> set[str]:
+    """Every function, class, method and constant of a module, bare and with its class; and the module's own name."""
+    names = {file.stem}
+    for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        for target in node.targets if isinstance(node, ast.Assign) else []:
+            names |= {name.id for name in ast.walk(target) if isinstance(name, ast.Name)}
+        for inner in node.body if isinstance(node, ast.ClassDef) else []:
+            if isinstance(inner, ast.FunctionDef):
+                names |= {inner.name, f"{node.name}.{inner.name}"}
+            elif isinstance(inner, ast.AnnAssign):
+                names |= {inner.target.id, f"{node.name}.{inner.target.id}"}
+    return names
+
+
+def unknown_names(file: Path) -> list[str]:
+    """Links like [`name`](../minispec/file.py) whose file defines no such thing. `module.name` and `Class.name` do."""
+    unknown = []
+    for words, address in links(prose(file)):
+        named, there = re.fullmatch(r"`([\w.]+)(?:\(.*\))?`", words), home(file) / address
+        if named and there.suffix == ".py" and there.exists():
+            parts = named[1].removeprefix("minispec.").split(".")
+            endings = {".".join(parts[i:]) for i in range(len(parts))}
+            owner = parts[-2] if len(parts) > 1 and parts[-2][0].isupper() else None  # a class: then it must be its own
+            wanted = {f"{owner}.{parts[-1]}"} if owner else endings
+            if not wanted & defined(there):
+                unknown.append(f"{named[1]} in {address}")
+    return unknown
+
+
+def sections(text: str) -> list[tuple[str, str]]:
+    """(heading, what follows) of a page's sections."""
+    parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+# ---------------------------------------------------------------- links
+
+
+@page
+def test_every_link_leads_somewhere(file):
+    assert dead_links(file) == []
+
+
+@page
+def test_every_function_that_a_link_names_is_there(file):
+    assert unknown_names(file) == []
+
+
+def test_dead_links_and_missing_functions_are_found(tmp_path):
+    """The two tests above can fail."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "minispec").mkdir()
+    theory = "../minispec/theory.py"
+    (tmp_path / "minispec/theory.py").write_text("class Hardware:\n    def peak(self): ...\ndef speedup(alpha): ...\n")
+    bad = [
+        f"[`nothing`]({theory})",
+        f"[`Hardware.speedup`]({theory})",
+        "[gone](gone.md)",
+        "[here](#no)",
+        "[out](../../x)",
+    ]
+    good = [
+        f"[`speedup`]({theory})",
+        f"[`theory.speedup(0.7)`]({theory})",
+        f"[`Hardware.peak`]({theory})",
+        "[up](#top)",
+    ]
+    page = tmp_path / "docs/page.md"
+    page.write_text("# Top\n\n$E[N](x)$ [web](https://example.org)\n" + "\n".join([*bad, *good]), encoding="utf-8")
+    assert unknown_names(page) == [f"nothing in {theory}", f"Hardware.speedup in {theory}"]
+    assert dead_links(page, tmp_path) == bad[2:]
+
+
+def test_the_glossary_and_the_syllabus_are_a_click_away_from_the_first_lesson():
+    addresses = {address for _, address in links(prose(LESSONS[0]))}
+    assert {"../docs/glossary.md", "../docs/syllabus.md"} <= addresses
+    assert {f"{file.stem}.ipynb" for file in LESSONS[1:]} <= addresses, "the table of lessons links to every one"
+
+
+# ---------------------------------------------------------------- the shape of a lesson
+
+
+@lesson
+def test_a_lesson_says_first_how_long_it_takes_and_what_belongs_to_it(file):
+    first = prose(file).split("\n## ")[0]
+    assert first.startswith("# ") and len(TOP.findall(first)) == 1, (
+        "the line below the title: time, before this, practice"
+    )
+    assert re.search(r"you will be able to", first, flags=re.IGNORECASE)
+
+
+@lesson
+def test_a_lesson_ends_with_production_questions_and_the_way_on(file):
+    parts = sections(prose(file))
+    assert [heading for heading, _ in parts[-3:]] == ENDING
+    questions = dict(parts)["Check yourself"]
+    assert questions.count("<details><summary>") == questions.count("</summary>") == questions.count("</details>") == 3
+    assert links(dict(parts)["Next"]), "where to go from here"
+
+
+@lesson
+def test_a_lesson_lets_the_learner_predict(file):
+    code = file.read_text(encoding="utf-8")
+    assert code.count("predict(") >= 1 and code.count(".reveal(") >= 1
+
+
+# ---------------------------------------------------------------- what needs what
+
+
+def needed() -> dict[str, set[str]]:
+    """Lesson -> all lessons before it, as the arrows of the syllabus have it."""
+    drawn = re.search(r"```mermaid\n(.*?)```", prose(ROOT / "docs/syllabus.md"), flags=re.DOTALL)[1]
+    direct: dict[str, set[str]] = {}
+    for line in drawn.splitlines():
+        chain = re.findall(r"L(\d\d)", line)
+        for before, after in pairwise(chain):
+            direct.setdefault(before, set())
+            direct.setdefault(after, set()).add(before)
+    order = TopologicalSorter(direct).static_order()  # refuses a circle
+    needs: dict[str, set[str]] = {}
+    for number in order:
+        needs[number] = direct[number].union(*(needs[before] for before in direct[number]))
+    return needs
+
+
+def test_the_map_shows_every_lesson():
+    assert needed().keys() == set(interview.questions.LESSONS)
+
+
+@lesson
+def test_what_comes_before_a_lesson_comes_before_it_on_the_map(file):
+    [top] = TOP.findall(prose(file))
+    before = re.findall(r"\((\d\d)_\w+\.ipynb\)", top.split("*Practice:*")[0])
+    assert set(before) <= needed()[file.stem[:2]]
+    assert bool(before) == (file.stem[:2] != "00")
+
+
+# ---------------------------------------------------------------- interview questions
+
+BANK = interview.load()  # id -> question
+
+
+def mentioned(file: Path) -> set[str]:
+    """Question ids in a lesson's last section: what stands there in backquotes and has a hyphen, or is one anyway."""
+    quoted = set(re.findall(r"`([a-z0-9]+(?:-[a-z0-9]+)*)`", dict(sections(prose(file)))["Next"]))
+    return {word for word in quoted if "-" in word or word in BANK}
+
+
+@lesson
+def test_every_question_a_lesson_names_is_in_the_bank(file):
+    assert mentioned(file) - BANK.keys() == set()
+    own = {question.id for question in BANK.values() if question.lesson == file.stem[:2]}
+    assert not own or own & mentioned(file), f"name some of its own questions, as in {sorted(own)[:3]}"
+
+
+def test_every_question_belongs_to_a_lesson_that_exists():
+    missing = {question.lesson for question in BANK.values()} - {file.stem[:2] for file in LESSONS}
+    assert missing == set()
+
+
+# ---------------------------------------------------------------- cells that show nothing
+
+QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
+
+
+def checks_nothing(cell: dict) -> bool:
+    """A cell without output that is more than definitions.
+
+    A widget has no output in a stored notebook. Its cell ends in it, and is tagged, since nbval cannot compare it.
+    """
+    if cell["outputs"]:
+        return False
+    body = ast.parse("".join(cell["source"])).body
+    if body and isinstance(body[-1], ast.Expr) and "nbval-ignore-output" in cell["metadata"].get("tags", []):
+        body = body[:-1]
+    return not all(isinstance(statement, QUIET) for statement in body)
+
+
+@lesson
+def test_no_cell_silently_checks_nothing(file):
+    notebook = json.loads((ROOT / f"notebooks/{file.stem}.ipynb").read_text(encoding="utf-8"))
+    silent = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and checks_nothing(cell)]
+    assert ["".join(cell["source"]) for cell in silent] == []
+
+
+def test_silent_cells_are_found():
+    def cell(source: str, *tags: str) -> dict:
+        return {"source": [source], "outputs": [], "metadata": {"tags": list(tags)}}
+
+    assert checks_nothing(cell("x = 1\nx == 1 or print('wrong')")) and checks_nothing(cell("if False:\n    print(1)"))
+    assert checks_nothing(cell("for i in range(0): print(i)", "nbval-ignore-output"))
+    assert not checks_nothing(cell("import torch\nx: int = 3\ndef f(): return x"))
+    assert not checks_nothing(cell("panel = 3\npanel", "nbval-ignore-output"))

@@ -1,0 +1,243 @@
+"""Exams: what is picked, what the notebook holds, how it is graded. And the progress table, its neighbour."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import nbformat
+import pytest
+
+import minispec as ms
+from minispec.course.classroom import cells, exam, exercise, progress, terminal
+from minispec.course.classroom.board import places, progress_table
+from minispec.course.classroom.exercise import everything, find
+
+START = 1_800_000_000
+RIGHT = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))"
+WRONG = "def my_residual(p, q):\n    return p"
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """A progress file of one's own."""
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setattr(exam, "FOLDER", tmp_path / "exams")
+    monkeypatch.setattr(progress, "_hints_of_this_process", {})
+
+
+def ids(chosen) -> list[str]:
+    return [e.id for e in chosen]
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def test_an_exam_fits_and_little_time_is_left():
+    shortest = min(e.minutes for e in everything().values())
+    for seed in range(40):
+        chosen = exam.pick(45, seed, solved=())
+        assert 45 - shortest < sum(e.minutes for e in chosen) <= 45
+        assert ids(chosen) == [id for id in everything() if id in ids(chosen)]  # in the order of the course
+        assert not any(e.joins for e in chosen)
+
+
+def test_the_seed_decides():
+    assert ids(exam.pick(60, 5, solved=())) == ids(exam.pick(60, 5, solved=()))
+    assert len({tuple(ids(exam.pick(60, seed, solved=()))) for seed in range(10)}) > 5
+
+
+def test_what_is_not_solved_comes_first():
+    unsolved = {"05.rewind", "06.accept", "06.residual"}  # 40 minutes in all
+    for seed in range(20):
+        chosen = set(ids(exam.pick(60, seed, solved=everything().keys() - unsolved)))
+        assert unsolved < chosen  # and the time that is left is used
+    progress.attempted("06.accept", "right")
+    assert ids(exam.pick(10, 0, topics=["06.accept", "05.greedy_verify"])) == ["05.greedy_verify"]  # as the file says
+
+
+def test_topics_and_level_are_kept_to():
+    assert {e.id.split(".")[0] for e in exam.pick(200, 1, topics=["05", "06_rejection_sampling"])} == {"05", "06"}
+    assert ids(exam.pick(30, 1, topics=["06.residual"])) == ["06.residual"]
+    assert {e.level for e in exam.pick(90, 1, level="H")} == {"H"}
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (dict(minutes=0), "minutes=0"),
+        (dict(minutes=3), "the shortest takes"),
+        (dict(minutes=45, topics=["17"]), "17"),
+        (dict(minutes=45, level="X"), "level='X'"),
+        (dict(minutes=45, topics=["06.accept"], level="H"), "another level"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, key):
+    with pytest.raises(ValueError, match=key):
+        exam.pick(seed=0, **options)
+
+
+# ---- the notebook ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path):
+    """An exam with two exercises."""
+    out = tmp_path / "mine.ipynb"
+    return exam.start(30, 7, topics=["06.accept", "06.residual"], out=out, now=START)
+
+
+def answer(file, id: str, source: str) -> None:
+    nb = nbformat.read(file, as_version=4)
+    [cell] = [c for c in nb.cells if c.id == cells.cell_id(id, "answer")]
+    cell.source = source
+    nbformat.write(nb, file)
+
+
+def test_the_notebook_holds_the_exercises_and_no_hints(file):
+    nb = nbformat.read(file, as_version=4)
+    nbformat.validate(nb)
+    roles = [cell.metadata.get("minispec", {}).get("role") for cell in nb.cells]
+    assert [role for role in roles if role] == ["answer", "check"] * 2
+    answers = [cell for cell in nb.cells if cell.metadata.get("minispec", {}).get("role") == "answer"]
+    assert all(cells.is_stub(cell.source) for cell in answers)
+    assert nb.metadata.minispec.exam == {
+        "minutes": 30, "seed": 7, "exercises": ["06.accept", "06.residual"], "started": START,
+    }  # fmt: skip
+    assert f"clock({START + 30 * 60})" in nb.cells[1].source
+    assert not any(cell.get("outputs") for cell in nb.cells)
+
+
+@pytest.mark.parametrize("number", sorted({id.split(".")[0] for id in everything()}))
+def test_of_every_set_each_exercise_can_be_taken_alone(number):
+    """What a chapter defines before an exercise is all that its stub needs: the stub is reached and not tried."""
+    for id in (id for id, e in everything().items() if id.startswith(number) and not e.joins):
+        names: dict = {}
+        for cell in exam.chapter(number, [id]):
+            if cell.cell_type == "code" and cell.metadata.get("minispec", {}).get("role") != "check":
+                exec(cell.source, names)
+        text = "\n".join(cell.source for cell in exam.chapter(number, [id]))
+        assert text.count("raise NotImplementedError") == 1 and f'check("{id}"' in text and "draw(" not in text
+
+
+def test_an_exam_is_fresh(file, tmp_path):
+    with pytest.raises(ValueError, match="mine.ipynb"):
+        exam.start(30, 7, out=file)
+    first, second = (exam.start(30, 7) for _ in range(2))
+    assert (first.name, second.name) == ("exam-1.ipynb", "exam-2.ipynb")
+    assert sorted(f.name for f in first.parent.iterdir()) == ["exam-1.ipynb", "exam-2.ipynb"]
+
+
+def test_the_clock_says_what_is_left(capsys):
+    assert "45 minutes left" in exam.remaining(START + 45 * 60, START)
+    assert "1 minute left" in exam.remaining(START + 60, START)
+    assert "time is up" in exam.remaining(START, START)
+    clock = exam.clock(START)
+    assert clock.deadline == START and ("left" in (said := capsys.readouterr().out) or "time is up" in said)
+
+
+# ---- grading --------------------------------------------------------------------------------------------------------
+
+
+def results(monkeypatch, *outcomes: tuple[str, str]) -> None:
+    """What the checks say, without a kernel."""
+    said = [terminal.Result(id, outcome, f"{id}: {outcome}, because") for id, outcome in outcomes]
+    monkeypatch.setattr(terminal, "check_notebook", lambda file: said)
+
+
+def test_the_report_adds_up_and_tells_the_diagnosis(file, monkeypatch):
+    results(monkeypatch, ("06.accept", "right"), ("06.residual", "wrong"))
+    os.utime(file, (START + 20 * 60, START + 20 * 60))
+    report, place = exam.grade(file)
+    assert (report.reached, report.possible) == (find("06.accept").points, 1 + find("06.residual").points)
+    assert report.seconds == 20 * 60 and not report.late
+    text = place.read_text(encoding="utf-8")
+    assert text == report.markdown() and place.name == "mine.report.md"
+    assert "20 minutes used of 30" in text and "06.residual: wrong, because" in text
+    assert "06.accept: right, because" not in text and find("06.residual").code in text
+
+
+def test_who_saves_late_is_told(file, monkeypatch):
+    results(monkeypatch, ("06.accept", "right"), ("06.residual", "right"))
+    os.utime(file, (START + 31 * 60, START + 31 * 60))
+    report, _ = exam.grade(file)
+    assert report.late and "over time" in report.markdown()
+    os.utime(file, (START - 60, START - 60))  # a clock that went back
+    assert exam.grade(file)[0].seconds == 0
+
+
+def test_a_check_that_was_deleted_is_no_way_out(file, monkeypatch):
+    results(monkeypatch, ("06.accept", "right"))
+    report, _ = exam.grade(file)
+    assert [r.outcome for r in report.results] == ["right", "not attempted"] and report.reached < report.possible
+
+
+def test_what_is_no_exam_is_refused(tmp_path):
+    (tmp_path / "a.ipynb").write_text("{", encoding="utf-8")
+    nbformat.write(nbformat.v4.new_notebook(), tmp_path / "b.ipynb")
+    for name, key in (("a.ipynb", "no exam"), ("b.ipynb", "no exam"), ("c.ipynb", "no such file")):
+        with pytest.raises(ValueError, match=key):
+            exam.grade(tmp_path / name)
+
+
+def test_the_command_line(run, tmp_path, monkeypatch):
+    out = str(tmp_path / "cli.ipynb")
+    code, said, _ = run("exam", "25", "--seed", "3", "--topics", "06", "--out", out)
+    assert code == 0 and "25 minutes left" in said and "--grade" in said and "06." in said
+    chosen = nbformat.read(out, as_version=4).metadata.minispec.exam.exercises
+    results(monkeypatch, *((id, "right") for id in chosen))
+    code, said, _ = run("exam", "--grade", out)
+    assert code == 0 and "100 %" in said
+    results(monkeypatch, *((id, "wrong") for id in chosen))
+    assert run("exam", "--grade", out)[0] == 1
+    for argv in (["exam"], ["exam", "45", "--grade", out], ["exam", "2"], ["exam", "--grade", "nowhere.ipynb"]):
+        code, said, err = run(*argv)
+        assert (code, said) == (2, "") and err.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_an_exam_from_start_to_end(file):
+    answer(file, "06.accept", RIGHT)
+    answer(file, "06.residual", WRONG)
+    report, _ = exam.grade(file)
+    assert [r.outcome for r in report.results] == ["right", "wrong"]
+    assert find("06.residual").mutants["p_itself"].diagnosis.split(".")[0] in report.markdown()
+    assert progress.read()["06.accept"]["solved"]
+
+
+# ---- the progress table ---------------------------------------------------------------------------------------------
+
+
+def test_the_table_shows_every_exercise_in_its_state():
+    progress.attempted("06.accept", "right")
+    progress.attempted("05.loop", "wrong")
+    progress.hinted("05.loop", 3)
+    sets = places()
+    assert [place.exercise.id for found in sets.values() for place in found] == list(everything())
+    states = {place.exercise.id: place.state for found in sets.values() for place in found}
+    assert states["06.accept"] == "solved" and states["05.loop"] == "tried" and states["05.rewind"] == "not attempted"
+    html = ms.classroom.progress_table()._repr_html_()
+    assert "✓ accept" in html and "~ loop" in html and "· rewind" in html
+    assert re.search(r'title="[^"]*1 attempt, 1 hint"', html)
+    assert html.count("<tr>") == 1 + len(sets)
+
+
+def test_the_sums_are_those_of_the_terminal():
+    progress.attempted("06.accept", "right")
+    table = progress_table()
+    assert repr(table) == progress.table()
+    html = table._repr_html_()
+    everyone = everything().values()
+    solved = find("06.accept")
+    assert f"{solved.points} of {sum(e.points for e in everyone)} points" in html
+    assert f"{sum(e.minutes for e in everyone) - solved.minutes} minutes left" in html
+
+
+def test_words_in_the_table_are_words(monkeypatch):
+    monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
+    exercise.exercise(
+        "99.<i>", title='"<b>"', level="E", minutes=5, points=1, hints=("1", "2", "3"), code="minispec.verify",
+        reference=len, cases=[],
+    )  # fmt: skip
+    html = progress_table()._repr_html_()
+    assert "<b>" not in html.replace("<p><b>", "") and "<i>" not in html and "99" in html

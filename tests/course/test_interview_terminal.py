@@ -1,0 +1,190 @@
+"""The drill in a terminal: with replies from a list, from a pipe, and from a pseudo-terminal of 80 columns."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from interview_checks import Script
+
+from minispec.course.interview import load, start, terminal
+from minispec.course.interview.drill import Figure, Session, Talk
+from minispec.course.interview.schedule import Schedule
+from minispec.course.interview.terminal import read_ticks
+
+BANK = load()
+KV = BANK["kv-size"]
+COMMAND = "import sys; from minispec.cli import main; sys.exit(main(sys.argv[1:]))"
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path / "drill.json"
+
+
+@pytest.mark.parametrize(
+    ("text", "ticked"),
+    [
+        ("", set()), ("1 3", {0, 2}), ("1,2, 5", {0, 1, 4}), ("2-4", {1, 2, 3}), ("1 9", None), ("0", None),
+        ("one", None), ("4-2", None), ("1-999999999999", None), ("-1", None),
+    ],
+)  # fmt: skip
+def test_ticks(text, ticked):
+    assert read_ticks(text, 5) == ticked
+
+
+def test_a_question_is_followed_up_before_the_rubric_is_shown():
+    script = Script("my answer", "its size", "", "1 2 3 4")
+    session = Session([Talk(KV)], 4, Schedule(None))
+    assert terminal.drill(session, script.console) == 0
+    places = [script.words.index(text[:40]) for text in (KV.question, *(f.question for f in KV.follow_ups), KV.short)]
+    assert places == sorted(places)
+    for point in (*KV.L4, *KV.L6, *KV.raises, *KV.sinks, KV.follow_ups[0].short):
+        assert point in script.words
+    [said] = session.results
+    assert said.ticked == {0, 1, 2, 3} and said.level == "L5" and said.texts == ("my answer", "its size")
+    assert "kv-cache: L5" in script.text and KV.function in script.words
+    assert max(map(len, script.lines)) <= 80
+
+
+def test_a_number_is_graded_and_explained():
+    figures = [Figure(number, KV) for number in KV.numbers[:2]]
+    script = Script("320 KiB", "lots", "17")
+    terminal.drill(Session(figures, 4, Schedule(None)), script.console)
+    assert "right: 320 KiB" in script.text and "wrong: 2.5 MiB (you said 17)" in script.text
+    assert "kv_bytes_per_token(80, 8, 128) / 1024 = 320" in script.text and "1 of 2 right" in script.text
+    assert script.text.count("Give a number, or a sum") == 1
+
+
+def test_wrong_ticks_are_asked_again():
+    script = Script("", "", "", "99", "all of it", "1")
+    session = Session([Talk(KV)], 4, Schedule(None))
+    terminal.drill(session, script.console)
+    assert session.results[0].ticked == {0} and script.text.count("Give numbers from 1 to") == 2
+
+
+def test_s_skips_and_q_ends():
+    script = Script("s", "", "s", "q")
+    session = Session([Talk(BANK[id]) for id in ("kv-size", "gqa", "medusa")], 20, Schedule(None))
+    assert terminal.drill(session, script.console) == 0
+    assert session.place == 2 and not session.results and "Nothing was answered" in script.text
+
+
+@pytest.mark.parametrize("end", [EOFError(), KeyboardInterrupt()])
+def test_what_was_answered_is_kept_whatever_happens(kept, end):
+    script = Script("", "", "", "1 2", end)
+    session = Session([Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
+    assert terminal.drill(session, script.console) == (130 if isinstance(end, KeyboardInterrupt) else 0)
+    assert list(json.loads(kept.read_text())["cards"]) == ["kv-size"]
+    assert "1 question in" in script.text and "kv-cache: L4" in script.text
+
+
+def test_every_question_and_number_fits_80_columns():
+    script = Script()
+    for question in BANK.values():
+        session = Session([Talk(question), *(Figure(n, question) for n in question.numbers)], 1000, Schedule(None))
+        script.replies = [""] * (len(question.follow_ups) + 2 + len(question.numbers))
+        terminal.drill(session, script.console)
+        assert session.current is None
+    assert max(map(len, script.lines)) <= 80 and len(script.lines) > 3000
+
+
+@pytest.mark.parametrize(("columns", "widest"), [(40, 40), (200, 80)])
+def test_a_narrow_terminal_is_kept_to_and_a_wide_one_not_filled(monkeypatch, columns, widest):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    script = Script("", "", "", "1")
+    terminal.drill(Session([Talk(KV)], 4, Schedule(None)), script.console)
+    assert widest - 5 < max(map(len, script.lines)) <= widest
+
+
+def test_a_broken_file_is_said(kept):
+    kept.write_text("{")
+    script = Script("q")
+    terminal.drill(start(BANK, minutes=4, seed=0), script.console)
+    assert "kept as drill.json.broken" in script.words
+
+
+# ---------------------------------------------------------------- the command
+
+
+def test_replies_from_a_pipe(run, monkeypatch, kept):
+    monkeypatch.setattr("sys.stdin", io.StringIO("aloud\n" + "\n" * 20))
+    code, out, err = run("drill", "--topics", "kv-cache", "--levels", "L4", "--minutes", "8", "--seed", "3")
+    assert (code, err) == (0, "") and "Level reached" in out and "L5" not in out
+    assert json.loads(kept.read_text())["cards"]
+
+
+def test_no_input_at_all(run, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    code, out, _ = run("drill", "--seed", "0")
+    assert code == 0 and "Nothing was answered" in out
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--topics", "cooking"], "topics='cooking'"), (["--levels", "L9"], "levels='L9'"),
+        (["--minutes", "0"], "minutes=0"), (["--bank", "/nowhere"], "bank='/nowhere'"),
+    ],
+)  # fmt: skip
+def test_a_users_mistake_is_one_line(run, options, says):
+    code, out, err = run("drill", *options)
+    assert (code, out) == (2, "") and says in err and err.count("\n") == 1
+
+
+def teachers_question(folder: Path, **changes) -> None:
+    entry = {
+        "id": "my-question", "topic": "my-topic", "question": "Which colour is the bike shed?", "short": "Green.",
+        "L4": ["Says green"], "L5": ["Says why"], "L6": ["Does not care"], "raises": ["Paints it"], "sinks": ["Red"],
+        "lesson": "07", "function": "minispec.theory.speedup", **changes,
+    }  # fmt: skip
+    (folder / "mine.yaml").write_text(yaml.safe_dump([entry]), encoding="utf-8")
+
+
+def test_a_teachers_questions_are_asked(run, monkeypatch, tmp_path):
+    (tmp_path / "bank").mkdir()
+    teachers_question(tmp_path / "bank")
+    monkeypatch.setattr("sys.stdin", io.StringIO("green\n1 2\n"))
+    code, out, _ = run("drill", "--bank", tmp_path / "bank", "--topics", "my-topic")
+    assert code == 0 and "Which colour is the bike shed?" in out and "- my-topic: L5" in out
+
+
+def test_a_mistake_in_a_teachers_file_is_named(run, tmp_path):
+    teachers_question(tmp_path, L5="no list", lesson="99")
+    for command in ("drill", "mock"):
+        code, out, err = run(command, "--bank", tmp_path)
+        assert (code, out) == (2, "")
+        assert "mine.yaml: entry my-question, L5: " in err and "mine.yaml: entry my-question, lesson: '99'" in err
+
+
+# ---------------------------------------------------------------- a real terminal
+
+
+@pytest.mark.slow
+def test_a_real_terminal_of_80_columns_and_ctrl_c(kept, monkeypatch):
+    pexpect = pytest.importorskip("pexpect")
+    monkeypatch.delenv("COLUMNS")
+    options = ["-c", COMMAND, "drill", "--topics", "kv-cache", "--seed", "3", "--minutes", "60"]
+    child = pexpect.spawn(sys.executable, options, dimensions=(24, 80), encoding="utf-8", timeout=120)
+    child.logfile_read = screen = io.StringIO()
+    asked = 0
+    while child.expect(["What did you say\\?.*?> ", "> "]):
+        asked += 1
+        child.sendline("it keeps keys and values")
+    child.sendline("1 2")
+    child.expect("It comes back in")
+    child.expect("> ")
+    child.sendintr()  # in the middle of the second item
+    child.expect(pexpect.EOF)
+    child.close()
+    assert child.exitstatus == 130 and asked >= 2
+    text = screen.getvalue()
+    assert "Follow-up: " in text and "- kv-cache: " in text and "Traceback" not in text
+    assert max(len(line.rstrip("\r")) for line in text.split("\n")) <= 80
+    assert len(json.loads(kept.read_text())["cards"]) == 1

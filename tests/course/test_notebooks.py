@@ -1,0 +1,52 @@
+"""Every committed notebook is current, was run, and keeps what it showed. `make test` then runs them all with nbval.
+
+nbval compares nothing where nothing is kept, and says so to nobody. So what it relies on is asserted here.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from minispec.course.classroom import builder
+
+ROOT = Path(__file__).resolve().parents[2]
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+lesson = pytest.mark.parametrize("file", LESSONS, ids=lambda file: file.stem)
+
+
+def code_cells(file: Path) -> list[dict]:
+    return [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+
+
+def test_every_notebook_is_what_its_source_gives():
+    assert builder.check() == [], "run: minispec build NAME"
+
+
+def test_the_first_lesson_is_there():
+    assert ROOT / "notebooks/00_start_here.ipynb" in LESSONS
+
+
+@lesson
+def test_every_cell_was_run_and_none_failed(file):
+    cells = code_cells(file)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"]
+
+
+@lesson
+def test_jupyter_opens_it_without_a_question(file):
+    metadata = json.loads(file.read_text(encoding="utf-8"))["metadata"]
+    assert metadata["kernelspec"]["name"] == "python3"
+    assert "widgets" not in metadata
+
+
+@lesson
+def test_nbval_has_something_to_compare(file):
+    def is_checked(cell: dict) -> bool:
+        marks = cell["metadata"].get("tags", []) + cell["source"][:1]  # nbval's other way is a comment on top
+        return bool(cell["outputs"]) and not any("ignore-output" in m or "NBVAL" in m or "skip" in m for m in marks)
+
+    assert sum(map(is_checked, code_cells(file))) >= 6

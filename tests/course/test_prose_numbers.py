@@ -1,0 +1,85 @@
+"""Every number in a lesson's prose is computed on the page.
+
+A number in a sentence has to stand in the code of some cell, or in what a cell printed; as it is, or as a percentage.
+The few others are listed here: with an expression that gives them, or as GIVEN, where a sentence only sets the scene (a
+year, the premise of a question). Whole numbers up to sixteen are words.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from minispec import theory
+from minispec.course import interview
+from minispec.train.eagle import DECAY
+
+LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
+NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
+NOT_PROSE = re.compile(
+    r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |[Ll]essons? \d+(?:(?:,| to| and) \d+)*", re.M
+)
+
+GIVEN = None
+QUOTED: dict[str, dict[float, object]] = {
+    "00": {200: GIVEN, 50: GIVEN},
+    "01": {4.2: theory.H200.bandwidth / 1e12, 790: theory.H200.flops / 1e12},
+    "02": {4096: GIVEN, 8192: GIVEN, 131072: 32 * 4096},
+    "03": {32768: 2048 * 16, 96: 100 // 16 * 16},
+    "04": {2022: GIVEN, 40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
+    "05": {103: 100 + 2 + 1, 102: 103 - 1},
+    "07": {1.75: theory.expected_tokens(0.5, 2)},
+    "08": {0.6: GIVEN, 0.95: GIVEN},
+    "09": {32000: GIVEN},
+    "10": {0.8: DECAY, 31: GIVEN},
+    "11": {39: GIVEN, 40: GIVEN, 41: 39 + 1 + 1, 42: 41 + 1},
+    "12": {0.9: GIVEN},
+    "13": {2022: GIVEN, 120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},
+    "14": {45: interview.mock_interview.MINUTES},
+}
+
+
+def numbers(text: str) -> set[float]:
+    return {float(whole.replace(",", "") + part) for whole, part in NUMBER.findall(text)}
+
+
+def unexplained(cells: list[dict]) -> set[float]:
+    """The numbers of the text cells that are in no code cell and in no output."""
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    shown = ["".join(cell["source"]) for cell in code]
+    steady = [cell for cell in code if "nbval-ignore-output" not in cell.get("metadata", {}).get("tags", [])]
+    for output in (output for cell in steady for output in cell["outputs"]):  # what no machine changes
+        data = output.get("data", {})
+        shown += ["".join(text) for text in (output.get("text", ""), *(data.get(f"text/{k}", "") for k in KINDS))]
+    known = numbers("\n".join(shown))
+    known |= {round(x * 100, 6) for x in known} | {round(x / 100, 6) for x in known}
+    prose = "\n".join(NOT_PROSE.sub(" ", "".join(cell["source"])) for cell in cells if cell["cell_type"] == "markdown")
+    return {x for x in numbers(prose) - known if x != int(x) or x > 16}
+
+
+KINDS = ("plain", "markdown")
+
+
+@pytest.mark.parametrize("file", LESSONS, ids=lambda file: file.stem)
+def test_every_number_in_the_prose_is_computed_on_the_page(file):
+    quoted = QUOTED.get(file.stem[:2], {})
+    found = unexplained(json.loads(file.read_text(encoding="utf-8"))["cells"])
+    assert found == set(quoted), "compute it in a cell nearby, or say here where it comes from; drop what is gone"
+    for number, value in quoted.items():
+        if value is not GIVEN:
+            digits = len(f"{number:g}".partition(".")[2])
+            assert round(value, digits) == number, f"{number} in the prose, {value} computed"
+
+
+def test_a_number_out_of_thin_air_is_found():
+    text = "So a cycle gives 2.40 tokens, `3.5` is code, [17](a.md) a link, lesson 20, five is 5, and 70 % holds."
+    cells = [
+        {"cell_type": "markdown", "source": [text]},
+        {"cell_type": "code", "source": ["x = 0.7"], "outputs": [{"text": ["2.77 tokens, 1,234 bytes\n"]}]},
+        {"cell_type": "markdown", "source": ["That is 2.77 tokens and 1,234 bytes, in 1,235 steps."]},
+    ]
+    assert unexplained(cells) == {2.4, 1235}

@@ -1,0 +1,181 @@
+"""The scheduler stepper shows an engine's own plans and verdicts; the batch curve is theory.py's, its dots add up."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("plotly")
+
+import minispec as ms
+from minispec import theory
+from minispec.course import viz
+from minispec.course.viz import presets
+from minispec.course.viz.batch_speedup import LONGEST, MACHINES, ROWS, BatchDot, batch_speedup_figure, best, gain
+from minispec.course.viz.recorder import Ask, DryEngine, endless
+from minispec.course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
+from minispec.files.registry import BENCHMARKS
+from minispec.serving.blocks import BlockPool
+
+ASKS = [Ask((1, 2, 3, 4, 5, 6, 7), 8), Ask((1, 2, 3), 5), Ask((8, 8), 7, arrival=2)]
+
+
+@pytest.fixture
+def drafter(tiny_draft):
+    return ms.drafters.Model(tiny_draft)
+
+
+# ---------------------------------------------------------------- the stepper
+
+
+@pytest.fixture
+def run(tiny, drafter):
+    engine = ms.Engine(endless(tiny), drafter, num_blocks=24, block_size=4, k=3, prefix_sharing=False)
+    return engine, record(engine, ASKS)
+
+
+def test_the_parts_add_up_to_what_the_engine_counted(run):
+    engine, moments = run
+    totals = engine.metrics()["totals"]
+    parts = [part for moment in moments for part in moment.parts]
+    assert sum(len(part.drafted) for part in parts) == totals["drafted"] > 0
+    assert sum(part.accepted for part in parts) == totals["accepted"]
+    assert sum(moment.read for moment in moments) == totals["read"]
+    assert sum(len(part.emitted) for part in parts) == sum(ask.new for ask in ASKS)
+    assert len(moments) == totals["steps"] and all(moment.scheduled <= moment.budget for moment in moments)
+    assert "listen" not in engine.scheduler.update.__name__  # nothing of us is left in the engine
+
+
+def test_blocks_taken_and_given_back_balance(run):
+    _, moments = run
+    held: dict[int, int] = {}
+    for moment in moments:
+        for part in moment.parts:
+            assert part.blocks_before == held.get(part.id, 0) <= part.blocks_planned
+            assert part.blocks_planned == -(-(part.start + part.count + part.lookahead) // 4)
+            assert part.blocks_after == (0 if part.ended else -(-part.kept // 4))
+            held[part.id] = part.blocks_after
+        assert sum(part.blocks_after for part in moment.parts) == moment.frame.record.used_blocks
+    assert any(part.given_back and not part.ended for moment in moments for part in moment.parts)  # a rolled back block
+
+
+def test_slots_say_what_became_of_every_token(run):
+    for moment in run[1]:
+        for part in moment.parts:
+            plan, verdict, after = (slots_of(part, show) for show in MOMENTS)
+            assert len(plan) == len(verdict) and plan.count("lookahead") == part.lookahead
+            assert verdict.count("accepted") == part.accepted
+            assert verdict.count("accepted") + verdict.count("refused") == len(part.drafted)
+            if not part.ended:
+                assert len(after) == part.start + part.count + part.accepted
+
+
+def test_the_picture_draws_them(run):
+    moment = next(m for m in run[1] if any(0 < len(p.drafted) > p.accepted for p in m.parts))
+    plan, verdict, after = (scheduler_steps_html(moment, show) for show in MOMENTS)
+    ahead = sum(part.lookahead for part in moment.parts)
+    refused = sum(len(part.drafted) - part.accepted for part in moment.parts)
+    assert len(re.findall(r'stroke-dasharray:3 2"', plan)) == ahead
+    assert verdict.count("<line ") == verdict.count("line-through") == refused > 0 and "<line " not in after
+    assert all(html.count('role="img"') == len(moment.parts) for html in (plan, verdict, after))
+    with pytest.raises(ValueError, match="show"):
+        scheduler_steps_html(moment, "later")
+
+
+def test_tokens_are_escaped(run):
+    moment = next(m for m in run[1] if any(p.emitted for p in m.parts))
+    assert "<b>x" not in scheduler_steps_html(moment, "verify", decode=lambda token: "<b>x")
+
+
+def test_it_works_without_a_model_too():
+    moments = record(DryEngine(BlockPool(16, 4)), ASKS)
+    assert sum(len(part.emitted) for moment in moments for part in moment.parts) == sum(ask.new for ask in ASKS)
+    assert not any(part.lookahead for moment in moments for part in moment.parts)
+
+
+def test_the_panel_walks_through_every_engine(tiny, drafter):
+    panel = scheduler_steps(tiny, drafter, ASKS)
+    assert isinstance(panel, viz.Panel)
+    place, engine = panel.controls["moment"], panel.controls["engine"]
+    pictures = set()
+    for moment in range(6, 12):
+        place.value = moment
+        pictures.add((panel.picture, panel.words))
+    assert len(pictures) == 6
+    for name in engine.options:
+        engine.value, place.value = name, place.max
+        assert f"All {len(ASKS)} were served" in panel.words
+
+
+# ---------------------------------------------------------------- speed-up against batch size
+
+LLAMA = presets.SHAPES["Llama-3-8B"]
+
+
+def by_name(figure) -> dict:
+    return {trace.name: trace for trace in figure.data}
+
+
+def test_the_lines_are_the_formula():
+    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, 0.7, 4, 0.05))
+    weights = presets.weights_read(LLAMA)
+    for rows, shown, cost in zip(ROWS, figure["K = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
+        v = theory.verify_cost(theory.H200, weights, 4, rows)
+        assert cost == pytest.approx(v) and shown == pytest.approx(theory.speedup(0.7, 4, 0.05, v))
+    free = figure["the best K for each batch"]
+    tried = [[gain(theory.H200, LLAMA, 0.7, k, 0.05, rows) for k in range(1, LONGEST + 1)] for rows in ROWS]
+    assert list(free.y) == pytest.approx([max(1, *row) for row in tried])
+    assert list(free.customdata) == list(figure["best K"].y) and free.customdata[0] > free.customdata[-1] == 0
+
+
+def test_a_long_context_brings_the_gain_back():
+    assert best(theory.H200, LLAMA, 0.7, 0.05, 256) == (1, 0)
+    assert best(theory.H200, LLAMA, 0.7, 0.05, 256, context=16_384)[0] == pytest.approx(
+        best(theory.H200, LLAMA, 0.7, 0.05, 1)[0]
+    )
+
+
+def test_dots_are_drawn_where_they_were_measured():
+    dots = [BatchDot(1, 4, 0.7, 0.1, 1.0, 1.8), BatchDot(8, 4, 0.7, 0.1, 2.5, 0.9)]
+    assert [round(dot.predicted, 2) for dot in dots] == [1.98, 0.96]
+    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, dots={"here": dots}))
+    assert list(figure["measured here"].x) == [1, 8] and list(figure["measured here"].y) == [1.8, 0.9]
+    assert list(figure["by the formula here"].y) == [dot.predicted for dot in dots]
+    assert list(figure["v, measured here"].y) == [1.0, 2.5]
+
+
+def test_an_h200_is_shown_with_what_was_measured_there_and_nothing_else_is():
+    result = json.loads((BENCHMARKS / "speculation.json").read_text())
+    rows = result["speculation"]["results"]
+    assert [(dot.batch, dot.measured, dot.v) for dot in BatchDot.recorded()] == [
+        (row["batch"], row["speedup"]["median"], row["v"]) for row in rows
+    ]
+    for dot, row in zip(BatchDot.recorded(), rows, strict=True):
+        assert dot.predicted == pytest.approx(row["predicted_speedup"])
+    panel = viz.batch_speedup()
+    assert "measured on an H200" in by_name(panel.picture) and "measured here" not in by_name(panel.picture)
+    assert list(by_name(panel.picture)["measured on an H200"].x) == [row["batch"] for row in rows]
+    for name, value in dict(machine=MACHINES[1].name, model="Llama-2-70B", stored=0.5).items():
+        panel = viz.batch_speedup()
+        panel.controls[name].value = value
+        assert "measured on an H200" not in by_name(panel.picture)
+
+
+def test_a_perfect_draft_is_measured_as_one(tiny):
+    [dot] = viz.measure_batches(tiny, ms.drafters.Model(tiny), [2], k=2, new=10, repeat=1, prompt=[1, 2, 3])
+    assert (dot.batch, dot.k) == (2, 2) and dot.alpha > 0.99
+    assert dot.c > 0 and dot.v > 0
+    # Every full step but the last writes k + 1 tokens a row, so the ratio of speeds is that of the formula.
+    assert dot.measured == pytest.approx(dot.predicted, rel=0.2)
+
+
+def test_moving_a_control_changes_the_curve():
+    panel = viz.batch_speedup()
+    seen = {panel.picture.to_json()}
+    moves = dict(alpha=0.9, k=3, c=0.1, context=1024, stored=0.5, model="Llama-2-70B", machine=MACHINES[-1].name)
+    for name, value in moves.items():
+        panel.controls[name].value = value
+        seen.add(panel.picture.to_json())
+    assert len(seen) == 1 + len(moves)

@@ -1,0 +1,335 @@
+"""Checks that a way of verifying drafts is lossless, each a function of one `Scheme`.
+
+The tests run them on minispec's own scheme; test_mutants.py runs the same functions on schemes with one part broken and
+expects them to fail. All laws are composed exactly in float64, except in `check_samples`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache, partial
+from random import Random
+
+import numpy as np
+import torch
+from scipy.stats import chi2
+from torch import Tensor
+
+from minispec import exact, verify
+
+EXACT = 1e-12  # total variation that float64 may leave
+DRAWS, P_VALUE = 20_000, 1e-4
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """Everything between a draft's law and the emitted tokens. A mutant is a Scheme with one part replaced."""
+
+    accept: Callable = verify.accept_probability
+    replace: Callable = verify.residual
+    chain: Callable = verify.chain
+    chain_batch: Callable = verify.chain_batch
+    tree: Callable = verify.tree
+    propose: Callable = exact.propose_chain
+    propose_tree: Callable = exact.propose_tree
+    propose_cascade: Callable | None = None  # None: `propose_cascade` below
+
+    @property
+    def rules(self) -> dict:
+        return dict(accept=self.accept, replace=self.replace)
+
+    def chain_distribution(self, target, draft, gamma, context=(), *, propose=None):
+        verifier = partial(self.chain, **self.rules)
+        return exact.chain_distribution(target, draft, gamma, context, propose=propose or self.propose, verify=verifier)
+
+    def tree_distribution(self, target, draft, widths, context=(), *, propose=None):
+        verifier = partial(self.tree, **self.rules)
+        return exact.tree_distribution(
+            target, draft, widths, context, propose=propose or self.propose_tree, verify=verifier
+        )
+
+
+# ---- material ------------------------------------------------------------------------------------------------------
+
+
+def random_pairs(count: int, seed: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """Laws p, q over 2–12 tokens; every tenth is of each of these kinds."""
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        V = int(rng.integers(2, 13))
+        p, q = rng.dirichlet(np.full(V, 0.7), 2)
+        cut = int(rng.integers(1, V))
+        spike = np.eye(V)[rng.integers(0, V, 2)]
+        match i % 10:
+            case 0 | 1:  # zeros here and there, at least one token left
+                p, q = (law * np.maximum(rng.random(V) < 0.6, np.eye(V)[law.argmax()]) for law in (p, q))
+            case 2:  # disjoint supports
+                p, q = p * (np.arange(V) < cut), q * (np.arange(V) >= cut)
+            case 3:
+                q = p
+            case 4:
+                q = p * (1 + 1e-9 * rng.random(V))  # a hair apart
+            case 5:
+                p = spike[0]
+            case 6:
+                q = spike[0]
+            case 7:
+                p, q = spike
+            case 8:
+                q = p**2  # a sharper draft, as from a lower temperature
+        yield torch.tensor(p / p.sum()), torch.tensor(q / q.sum())
+
+
+def toy_model(V: int, seed: int, *, sparse: bool = False, sharpness: float = 1.0) -> Callable:
+    """A context-dependent toy: the law of the next token is a fixed random function of all tokens so far."""
+
+    def model(context) -> Tensor:
+        rng = np.random.default_rng([seed, len(context), *context])
+        law = np.exp(sharpness * rng.normal(size=V))
+        if sparse:
+            law *= np.maximum(rng.random(V) < 0.6, np.eye(V)[law.argmax()])
+        return torch.tensor(law / law.sum())
+
+    return cache(model)
+
+
+def target_law(target, n: int) -> dict:
+    return exact.joint_distribution(partial(exact.plain_distribution, target), n)
+
+
+def assert_same(law, expected, what) -> None:
+    distance = exact.total_variation(law, expected)
+    assert distance <= EXACT, f"{what}: the emitted law is {distance:.3g} away from the target's"
+
+
+# ---- ways of drafting ----------------------------------------------------------------------------------------------
+
+
+def propose_greedy(draft, context, gamma, random):
+    """A deterministic chain: nothing is drawn, so q is None."""
+    drafted = ()
+    for _ in range(gamma):
+        drafted += (int(draft(context + drafted).argmax()),)
+    return drafted, None
+
+
+def propose_until_unsure(draft, context, gamma, random, *, least=0.55):
+    """The honest stopping rule: whether to draw is decided before the draw, by the peak of q."""
+    drafted, laws = (), []
+    while len(drafted) < gamma and float((q := draft(context + drafted)).max()) >= least:
+        drafted, laws = (*drafted, verify.pick(q, random())), [*laws, q]
+    return drafted, torch.stack(laws) if laws else None
+
+
+def propose_until_unlikely(draft, context, gamma, random, *, least=0.4):
+    """Also honest: a drawn token of low probability ends the draft, but is kept."""
+    drafted, laws = (), []
+    while len(drafted) < gamma and not (drafted and float(laws[-1][drafted[-1]]) < least):
+        laws.append(draft(context + drafted))
+        drafted += (verify.pick(laws[-1], random()),)
+    return drafted, torch.stack(laws)
+
+
+def propose_cascade(draft, context, gamma, random, *, middle, verifier=verify.chain):
+    """A middle model corrects the drafter, cycle by cycle; the target is told the middle model's law."""
+    drafted = ()
+    while len(drafted) < gamma:
+        drafted += exact.chain_cycle(middle, draft, context + drafted, 1, random, verify=verifier)
+    drafted = drafted[:gamma]
+    return drafted, torch.stack([middle(context + drafted[:i]) for i in range(gamma)])
+
+
+def propose_best_tree(draft, context, widths, random):
+    """The likeliest children, with q given as None instead of as one-hot laws."""
+    tokens, parents, _ = exact.propose_tree(draft, context, widths, random, siblings=verify.best)
+    return tokens, parents, None
+
+
+# ---- exact checks --------------------------------------------------------------------------------------------------
+
+
+def check_residual(scheme: Scheme, pairs: int = 500) -> None:
+    """A law comes out of the residual rule, whatever goes in; it gives nothing to tokens the draft covers."""
+    for p, q in random_pairs(pairs):
+        r = scheme.replace(p, q)
+        assert bool(torch.isfinite(r).all()), f"not finite for p={p.tolist()}, q={q.tolist()}"
+        assert abs(float(r.sum()) - 1) <= EXACT and bool((r >= 0).all()), f"not a law: {r.tolist()}"
+        assert exact.total_variation(p, q) == 0 or not bool(r[p <= q].any()), "mass on a token the draft covers"
+
+
+def check_position(scheme: Scheme, pairs: int = 500) -> None:
+    """One place of a chain: the emitted token follows p."""
+    for p, q in random_pairs(pairs):
+        assert_same(verify.emitted_distribution(p, q, **scheme.rules), p, f"p={p.tolist()}, q={q.tolist()}")
+
+
+def check_siblings(scheme: Scheme, pairs: int = 500) -> None:
+    """One node of a tree, for the three ways to draft its children."""
+    for i, (p, q) in enumerate(random_pairs(pairs)):
+        siblings = (verify.iid, verify.distinct, verify.best)[i % 3]
+        m = 3 if len(p) <= 5 else 2
+        assert_same(
+            verify.emitted_distribution(p, q, m=m, siblings=siblings, **scheme.rules), p, f"{m} × {siblings.__name__}"
+        )
+
+
+def check_cascade(scheme: Scheme, pairs: int = 500) -> None:
+    """One place of a cascade, and the joint law of a cascade's cycles."""
+    laws = [law for pair in random_pairs(pairs) for law in pair]
+    for i, (p, q) in enumerate(random_pairs(pairs)):
+        middle = next(law for law in laws[i:] + laws if len(law) == len(p))
+        assert_same(verify.cascade_distribution(p, middle, q, **scheme.rules), p, "cascade, one place")
+    target, middle, draft = (toy_model(2, seed) for seed in (1, 2, 3))
+    propose = partial(scheme.propose_cascade or propose_cascade, middle=middle)
+    law = exact.joint_distribution(lambda c: scheme.chain_distribution(target, draft, 2, c, propose=propose), 3)
+    assert_same(law, target_law(target, 3), "cascade, joint law")
+
+
+def check_joint(scheme: Scheme, sizes=((3, 2, 3),)) -> None:
+    """The first n tokens of repeated chain cycles (V, γ, n) follow the target's joint law, and so does one whole cycle
+    that plain decoding continues: dense and sparse toys, drawn and deterministic drafts."""
+    for V, gamma, n in sizes:
+        for sparse in (False, True):
+            target, draft = toy_model(V, 1, sparse=sparse), toy_model(V, 2, sparse=sparse)
+            for propose in (scheme.propose, propose_greedy):
+                cycle = partial(scheme.chain_distribution, target, draft, gamma, propose=propose)
+                what = f"V={V}, γ={gamma}, {propose.__name__}"
+                assert_same(exact.joint_distribution(cycle, n), target_law(target, n), f"{what}, {n} tokens")
+                plain = partial(exact.plain_distribution, target)
+                once = exact.joint_distribution(lambda c: plain(c) if c else cycle(c), gamma + 1)  # noqa: B023
+                assert_same(once, target_law(target, gamma + 1), f"{what}, one cycle, then plain")
+
+
+def check_count(scheme: Scheme, sizes=((3, 1), (3, 2))) -> None:
+    """A cycle emits 1 + Σ_i Π_{j≤i} β_j tokens on average, β_j = P(accept j | all before accepted)."""
+    for V, gamma in sizes:
+        target, draft = toy_model(V, 1), toy_model(V, 2)
+        law = scheme.chain_distribution(target, draft, gamma)
+        assert abs(sum(law.values()) - 1) <= EXACT
+        mean = sum(len(run) * probability for run, probability in law.items())
+        reach, survivors = [], {(): 1.0}  # all i drafts so far accepted: Π min(p, q) along each context
+        for _ in range(gamma):
+            survivors = {
+                (*text, x): weight * float(both)
+                for text, weight in survivors.items()
+                for x, both in enumerate(torch.minimum(target(text), draft(text)))
+            }
+            reach.append(sum(survivors.values()))
+        betas = [now / before for before, now in zip([1.0, *reach], reach, strict=False)]
+        expected = 1 + sum(np.cumprod(betas))
+        assert abs(mean - expected) <= EXACT, f"V={V}, γ={gamma}: {mean:.6f} tokens a cycle instead of {expected:.6f}"
+
+
+def check_tree(scheme: Scheme, sizes=((3, (2,), 1), (3, (3,), 1), (2, (2, 2), 2), (3, (2, 1), 2))) -> None:
+    """The first n tokens of repeated tree cycles (V, widths, n) follow the target's joint law."""
+    drafts = [partial(scheme.propose_tree, siblings=s) for s in (verify.iid, verify.distinct, verify.best)]
+    for V, widths, n in sizes:
+        target, draft = toy_model(V, 1), toy_model(V, 2)
+        for propose in [*drafts, propose_best_tree]:
+            law = exact.joint_distribution(partial(scheme.tree_distribution, target, draft, widths, propose=propose), n)
+            assert_same(law, target_law(target, n), f"V={V}, widths={widths}, {n} tokens, {propose}")
+
+
+def check_batch(scheme: Scheme, rows: int = 400) -> None:
+    """All rows at once give what one row at a time gives on the same random numbers, ragged drafts included."""
+    generator = torch.Generator().manual_seed(0)
+    for V, gamma, sparse in [(2, 1, False), (8, 4, False), (8, 4, True), (5, 3, True)]:
+        p, q = (_random_laws((rows, gamma + extra, V), generator, sparse) for extra in (1, 0))
+        drafted = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, gamma)
+        lengths = torch.randint(0, gamma + 1, (rows,), generator=generator)
+        u = torch.rand(rows, gamma + 1, generator=generator, dtype=torch.float64)
+        u[::7], u[3::7] = 0.0, 1 - 2.0**-53  # the two ends of [0, 1)
+        for told, long in [(q, lengths), (None, lengths), (q, None), (None, None)]:
+            accepted, token = scheme.chain_batch(p, told, drafted, long, u)
+            for b in range(rows):
+                k = gamma if long is None else int(long[b])
+                one = scheme.chain(p[b, : k + 1], None if told is None else told[b, :k], drafted[b, :k], u[b, : k + 1])
+                assert (int(accepted[b]), int(token[b])) == (one.accepted, one.token), f"row {b}, {k} drafts"
+                assert float(p[b, one.accepted, one.token]) > 0, "emitted a token the target cannot say"
+
+
+def _random_laws(shape, generator, sparse: bool) -> Tensor:
+    laws = torch.rand(shape, generator=generator, dtype=torch.float64) ** 2
+    if sparse:
+        laws = laws * (torch.rand(shape, generator=generator) < 0.6)
+        laws[..., 0] += (laws.sum(-1) == 0).double()
+    return laws / laws.sum(-1, keepdim=True)
+
+
+# ---- the statistical check -----------------------------------------------------------------------------------------
+
+
+def chi_square(counts: Counter, law: dict) -> float:
+    """The p-value of observed counts under an exact law; bins that expect fewer than 5 are merged."""
+    assert not (strangers := counts.keys() - {x for x, px in law.items() if px > 0}), f"impossible: {strangers}"
+    draws = counts.total()
+    statistic, bins = 0.0, 0
+    rest_seen, rest_expected = 0, 0.0
+    for outcome, probability in law.items():
+        if probability * draws < 5:
+            rest_seen, rest_expected = rest_seen + counts[outcome], rest_expected + probability * draws
+        else:
+            statistic += (counts[outcome] - probability * draws) ** 2 / (probability * draws)
+            bins += 1
+    if rest_expected >= 5:
+        statistic, bins = statistic + (rest_seen - rest_expected) ** 2 / rest_expected, bins + 1
+    return float(chi2.sf(statistic, bins - 1))
+
+
+def check_samples(scheme: Scheme, draws: int = DRAWS, kinds=("chain", "tree")) -> None:
+    """The samplers do what the exact laws say the correct scheme does: whole cycles, chain and tree."""
+    target, draft = (toy_model(3, seed) for seed in (1, 2))
+    uniform = Random(0).random
+    cycles = {
+        "chain": (
+            partial(exact.chain_cycle, gamma=2, propose=scheme.propose, verify=partial(scheme.chain, **scheme.rules)),
+            exact.chain_distribution(target, draft, 2),
+        ),
+        "tree": (
+            partial(exact.tree_cycle, widths=(2,), verify=partial(scheme.tree, **scheme.rules)),
+            exact.tree_distribution(target, draft, (2,)),
+        ),
+    }
+    for name in kinds:
+        cycle, law = cycles[name]
+        counts = Counter(cycle(target, draft, (), random=uniform) for _ in range(draws))
+        p_value = chi_square(counts, law)
+        assert p_value >= P_VALUE, f"{name}: χ² gives p = {p_value:.2g} over {draws} cycles"
+
+
+def check_batch_samples(scheme: Scheme, draws: int = DRAWS) -> None:
+    """`chain_batch` over rows that each drafted for themselves: the joint law of one cycle."""
+    V, gamma = 3, 2
+    target, draft = toy_model(V, 1), toy_model(V, 2)
+    generator = torch.Generator().manual_seed(0)
+    texts = [(), *((x,) for x in range(V)), *((x, y) for x in range(V) for y in range(V))]
+    at = torch.zeros(draws, gamma + 1, dtype=torch.long)  # which text each row has at each place
+    p_of, q_of = (torch.stack([model(text) for text in texts]) for model in (target, draft))
+    drafted = torch.zeros(draws, gamma, dtype=torch.long)
+    for i in range(gamma):
+        drafted[:, i] = torch.multinomial(q_of[at[:, i]], 1, generator=generator).squeeze(1)
+        at[:, i + 1] = 1 + drafted[:, 0] if i == 0 else 1 + V + V * drafted[:, 0] + drafted[:, 1]
+    accepted, token = scheme.chain_batch(p_of[at], q_of[at[:, :gamma]], drafted, None, generator)
+    rows = zip(drafted.tolist(), accepted.tolist(), token.tolist(), strict=True)
+    counts = Counter((*d[:a], x) for d, a, x in rows)
+    p_value = chi_square(counts, exact.chain_distribution(target, draft, gamma))
+    assert p_value >= P_VALUE, f"χ² gives p = {p_value:.2g} over {draws} rows"
+
+
+CHECKS = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        check_residual,
+        check_position,
+        check_siblings,
+        check_cascade,
+        check_joint,
+        check_count,
+        check_tree,
+        check_batch,
+        check_samples,
+        check_batch_samples,
+    )
+}

@@ -1,0 +1,232 @@
+"""The cascade: a drafter for the drafter. What it drafts follows the middle model's law, what comes out the target's.
+
+Statistical power: see sequence_distribution.py. A stale cache would bend neither law (q is what was drawn from,
+whatever that was), so the laws that middle model and inner drafter claim are compared with those of fresh passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+from loop_checks import no_garbage_collection
+from sequence_distribution import DRAWS, assert_follows, joint_distribution
+
+import minispec as ms
+from minispec.drafters import Context, Draft, Drafter
+
+D = ms.drafters
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
+SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1)
+
+
+class Parrot(Drafter):
+    """Repeats the last tokens of the text: one-hot drafts of different lengths, now and then none."""
+
+    def propose(self, contexts, k):
+        return [Draft(c.tokens[-1 : -1 - min(k, (len(c.tokens) + c.row) % 3) : -1]) for c in contexts]
+
+
+class Diary(Parrot):
+    """Notes what the protocol tells it of each row, and compares that with the texts it is shown."""
+
+    def __init__(self):
+        self.known: dict[int, list[int]] = {}
+        self.drafted: dict[int, list[int]] = {}
+        self.events = Counter()
+
+    def propose(self, contexts, k):
+        drafts = super().propose(contexts, k)
+        for context, draft in zip(contexts, drafts, strict=True):
+            known = self.known.get(context.row, [])
+            assert context.tokens[: len(known)] == known, "the text it knew is no longer the text"
+            self.known[context.row], self.drafted[context.row] = list(context.tokens), draft.tokens
+        self.events["propose"] += 1
+        return drafts
+
+    def settle(self, row, path, emitted, scratch=None):
+        self.known[row] += [*(self.drafted[row][i] for i in path), emitted]
+        self.events["settle"] += 1
+
+    def rewind(self, row, length):
+        del self.known[row][length:]
+        self.events["rewind"] += 1
+
+    def forget(self, row):
+        self.known.pop(row, None)
+        self.events["forget"] += 1
+
+
+def watch(drafter: D.Model, model: ms.Model) -> Counter:
+    """Compare every law that `drafter` claims with a fresh pass of `model` over the same text."""
+    seen, propose = Counter(), drafter.propose
+
+    def watched(contexts, k):
+        drafts = propose(contexts, k)
+        for context, draft in zip(contexts, drafts, strict=True):
+            sampling, start = drafter.sampling or context.sampling, len(context.tokens)
+            logits = model.transformer(torch.tensor([[*context.tokens, *draft.tokens]])).logits[0, start - 1 : -1]
+            assert draft.parents is None and draft.probs.shape == logits.shape
+            assert (draft.probs - sampling.probs(logits)).abs().max() <= 1e-10
+            assert len(draft.tokens) == k
+            seen["laws"] += k
+        return drafts
+
+    drafter.propose = watched
+    return seen
+
+
+INNER = {
+    "model": lambda models: D.Model(models[1]),
+    "greedy model": lambda models: D.Model(models[1], ms.Sampling(temperature=0.0)),
+    "parrot": lambda models: Parrot(),
+    "cascade": lambda models: D.Cascade(Parrot(), models[1], 2),
+}
+
+
+@pytest.fixture(scope="module")
+def models(make_model) -> list[ms.Model]:
+    """Target, and its first two layers and its first one as models of their own."""
+    return [make_model(num_layers=n) for n in (3, 1, 2)]
+
+
+@pytest.fixture(scope="module")
+def small(make_model) -> list[ms.Model]:
+    return [make_model(num_layers=n, **SMALL) for n in (3, 1, 2)]
+
+
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("inner", [pytest.param("model", marks=SLOW), "parrot", pytest.param("cascade", marks=SLOW)])
+def test_greedy_equals_generate(models, inner):
+    target, _, middle = models
+    plain = [out.tokens for out in ms.generate(target, PROMPTS, 12)]
+    drafter = D.Cascade(INNER[inner](models), middle, 3)
+    for k in range(1, 9):
+        outs = ms.speculate(target, PROMPTS, drafter, k, 12)
+        assert [out.tokens for out in outs] == plain
+        assert drafter.propose([Context(0, [1], ms.Sampling(), torch.Generator())], 2)[0].probs is None
+        drafter.forget(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("inner", "knobs"),
+    [("model", dict(temperature=1.0)), ("parrot", dict(temperature=0.7, top_k=4, top_p=0.9))],
+    ids=str,
+)
+def test_sampled_texts_follow_the_law_of_the_target(small, inner, knobs):
+    target, _, middle = small
+    drafter = D.Cascade(INNER[inner](small), middle, 2)
+    with no_garbage_collection():
+        outs = ms.speculate(target, [[1, 2, 3]] * DRAWS, drafter, 2, 3, seed=0, **knobs)
+    assert_follows([out.tokens for out in outs], joint_distribution(target, [1, 2, 3], 3, ms.Sampling(**knobs)), inner)
+    assert 0.2 < sum(out.trace.cycles[0].accepted for out in outs) / DRAWS < 1.9
+
+
+@pytest.mark.slow
+def test_drafts_follow_the_law_of_the_middle_model(small):
+    """The draft alone, without a target: k tokens for each of many rows, corrected twice on the way."""
+    middle, sampling = small[2], ms.Sampling(temperature=1.3, top_k=4, top_p=0.95)
+    drafter = D.Cascade(INNER["cascade"](small), middle, 2)
+    generator = torch.Generator().manual_seed(5)
+    with no_garbage_collection():
+        contexts = [Context(row, [1, 2, 3], sampling, generator) for row in range(DRAWS)]
+        drafts = [draft.tokens for draft in drafter.propose(contexts, 3)]
+    assert_follows(drafts, joint_distribution(middle, [1, 2, 3], 3, sampling), "a cascade's draft")
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_q_is_the_law_of_the_middle_model_at_every_drafted_token(models, inner):
+    target, _, middle = models
+    for sampling in (None, ms.Sampling(temperature=1.5, top_p=0.9)):
+        drafter = D.Cascade(INNER[inner](models), middle, 3, sampling)
+        seen = watch(drafter, middle)
+        outs = ms.speculate(target, PROMPTS, drafter, 5, 20, temperature=0.8, top_k=20, seed=4)
+        assert seen["laws"] > 100
+        accepted = {cycle.accepted for out in outs for cycle in out.trace.cycles}
+        assert 0 in accepted and len(accepted) > 1  # rejections to recover from, and drafts that passed
+
+
+def test_q_of_the_inner_model_is_true_after_every_correction_and_rejection(models):
+    """The target refuses a part of what the middle model let pass: both caches must notice, and keep the rest."""
+    target, first, middle = models
+    inner = D.Model(first)
+    seen = watch(inner, first)
+    ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 6, 24, temperature=1.0, seed=1)
+    assert seen["laws"] > 100
+    assert inner.cache is None and not inner.read  # every row was forgotten
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_inner_drafter_knows_no_token_that_was_taken_back(models, temperature):
+    target, _, middle = models
+    diary = Diary()
+    ms.speculate(target, PROMPTS, D.Cascade(diary, middle, 3), 4, 20, temperature=temperature, seed=2)
+    assert min(diary.events[event] for event in ("propose", "settle", "rewind")) > 5
+    assert diary.events["forget"] == len(PROMPTS) and not diary.known
+
+
+def test_lookups_can_draft_for_the_middle_model(models):
+    """Their index of a text that was taken back must go, or it would point past the end of the next one."""
+    target, _, middle = models
+    for temperature in (0.0, 1.0):
+        for inner in (D.NGram(), D.Suffix(memory=9)):
+            outs = ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 5, 24, temperature=temperature, seed=7)
+            assert all(len(out.tokens) == 24 for out in outs)
+            assert any(cycle.accepted < len(cycle.drafted) for out in outs for cycle in out.trace.cycles)
+        assert len(inner.past.texts) == len(PROMPTS)  # a rewound row is no finished output to remember
+
+
+def test_a_middle_model_that_is_the_target_accepts_everything(models):
+    target, first, _ = models
+    outs = ms.speculate(target, PROMPTS, D.Cascade(D.Model(first), target, 2), 4, 20, temperature=1.0, seed=0)
+    assert all(out.trace.acceptance_rate == 1.0 for out in outs)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_perfect_inner_drafter_saves_passes_of_the_middle_model(models, make_model, monkeypatch, temperature):
+    """k = 6 and chains of 2: the middle model adds one each time, so two passes of it make six tokens."""
+    middle, passes = models[2], Counter()
+    body = middle.transformer.body
+    monkeypatch.setattr(
+        middle.transformer, "body", lambda *args, **options: passes.update(["middle"]) or body(*args, **options)
+    )
+    for inner, expected in ((D.Model(make_model(num_layers=2)), {2}), (Parrot(), {5, 6})):
+        passes.clear()
+        context = Context(0, PROMPTS[0], ms.Sampling(temperature), torch.Generator().manual_seed(0))
+        (draft,) = D.Cascade(inner, middle, 2).propose([context], 6)
+        assert len(draft.tokens) == 6 and passes["middle"] in expected
+
+
+def test_rows_end_at_the_length_of_the_models(make_model):
+    """A long and a short row, up to the last position that target, middle and inner model have."""
+    target, first, middle = (make_model(num_layers=n, max_length=48) for n in (3, 1, 2))
+    prompts = [[*range(1, 33)], [5, 6]]
+    for temperature in (0.0, 1.0):
+        for seed in range(3):
+            drafter = D.Cascade(D.Model(first), middle, 3)
+            outs = ms.speculate(target, prompts, drafter, 4, 16, temperature=temperature, seed=seed)
+            assert all(len(out.tokens) == 16 for out in outs)
+            if not temperature:
+                assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(target, prompts, 16)]
+
+
+def test_what_cannot_work_is_refused(models, make_model):
+    target, first, middle = models
+    with pytest.raises(ValueError, match="inner_k=0"):
+        D.Cascade(D.Model(first), middle, 0)
+    with pytest.raises(ValueError, match="tokenizer"):
+        D.Cascade(D.Model(make_model(vocab_size=5)), middle)
+    with pytest.raises(ValueError, match="drafts trees"):
+        ms.speculate(target, [1, 2], D.Cascade(D.Lookahead(), middle), 3, 8)
+
+    class Reader(Parrot):
+        hidden_layers = (1,)
+
+    with pytest.raises(ValueError, match="hidden states"):
+        D.Cascade(Reader(), middle)
+    with pytest.raises(ValueError, match="drafter speaks"):
+        ms.speculate(make_model(vocab_size=5), [1, 2], D.Cascade(D.Model(first), middle), 3, 8)

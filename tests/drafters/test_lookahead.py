@@ -1,0 +1,247 @@
+"""Lookahead: the target guesses ahead in a window that rides along, and the window never leaves a trace in the text.
+
+Statistical power: see sequence_distribution.py.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import pytest
+import torch
+from loop_checks import no_garbage_collection
+from sequence_distribution import DRAWS, assert_follows, joint_distribution, power
+
+import minispec as ms
+from minispec.drafters import Context, Lookahead
+from minispec.drafters.lookahead import Row as State
+from minispec.drafters.lookahead import window_mask
+from minispec.generate import Writer
+from minispec.speculate import Row, judge, keep, prefill, propose, read, write
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
+PROMPT = [1, 2, 3]
+SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, num_kv_heads=1)
+
+
+def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sampling: ms.Sampling, seed: int = 0):
+    """Rows and cache as `speculate` makes them, to run the loop cycle by cycle."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = [
+        Row(Context(i, list(p), sampling, generator), Writer(target, count, (), None), len(p))
+        for i, p in enumerate(prompts)
+    ]
+    return rows, prefill(target, rows, count + k + drafter.extra_slots, ())
+
+
+def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):
+    """One cycle of `speculate`: the drafts, and the logits of the pass."""
+    drafts = propose(drafter, rows, k)
+    logits, _ = read(target, cache, rows, drafts, ())
+    verdicts, cycles = judge(logits, rows, drafts)
+    keep(cache, drafts, verdicts)
+    for i, (row, draft, verdict, story) in enumerate(zip(rows, drafts, verdicts, cycles, strict=True)):
+        write(row, story)
+        drafter.settle(row.context.row, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
+    return drafts, logits
+
+
+def full_pool(vocab_size: int, depth: int, guesses: int) -> dict[int, list[tuple[int, ...]]]:
+    """For every first token as many different branches as fit, some with a common beginning."""
+    branches = list(product(range(vocab_size), repeat=depth))
+    return {first: random.Random(first).sample(branches, guesses) for first in range(vocab_size)}
+
+
+@pytest.mark.parametrize(("window", "ngram", "guesses"), [(5, 4, 5), (1, 2, 1), (3, 6, 2)])
+def test_greedy_equals_generate(tiny, window, ngram, guesses):
+    plain = [out.tokens for out in ms.generate(tiny, PROMPTS, 24)]
+    for k in (*range(1, 9), "auto"):
+        drafter = Lookahead(tiny, window, ngram, guesses)
+        assert [out.tokens for out in ms.speculate(tiny, PROMPTS, drafter, k, 24)] == plain
+        assert not drafter.rows  # every row was forgotten
+
+
+@pytest.mark.slow
+def test_sampled_texts_follow_the_law_of_the_target(make_model):
+    check_distribution(make_model(**SMALL), DRAWS, dict(temperature=1.4, top_k=4, top_p=0.9))
+
+
+@pytest.mark.slow
+def test_sampled_texts_follow_the_law_at_temperature_one(make_model):
+    """A quarter of the texts: seen in 99 of 100 runs is now a law that is 0.1 away."""
+    target, knobs = make_model(**SMALL), dict(temperature=1.0)
+    assert power(joint_distribution(target, PROMPT, 3, ms.Sampling(**knobs)), 0.1, DRAWS // 4) > 0.99
+    check_distribution(target, DRAWS // 4, knobs)
+
+
+def check_distribution(target: ms.Model, draws: int, knobs: dict, batch: int = 5000) -> None:
+    """The pool starts full, so that trees of two levels with siblings are verified from the first cycle on."""
+    drafter, pool, outs = Lookahead(target, window=2, ngram=3, guesses=3), full_pool(5, 2, 3), []
+    for seed in range(draws // batch):
+        with no_garbage_collection():
+            for row in range(batch):
+                drafter.rows[row] = state = State(random.Random(row), [[], []])
+                state.pool.update({first: list(branches) for first, branches in pool.items()})
+            outs += ms.speculate(target, [PROMPT] * batch, drafter, 2, 3, seed=seed, **knobs)
+    assert_follows(
+        [out.tokens for out in outs], joint_distribution(target, PROMPT, 3, ms.Sampling(**knobs)), str(knobs)
+    )
+    first = [out.trace.cycles[0] for out in outs]
+    assert {len(c.path) for c in first} == {0, 1, 2} and {len(c.drafted) for c in first} == {len(first[0].drafted)}
+    assert len(set(first[0].parents)) < len(first[0].parents)  # siblings
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
+    """After every cycle each row's cache is what a fresh prefill of its text makes: all tokens but the last."""
+    drafter, k = Lookahead(tiny, window=4, ngram=4, guesses=4), 3
+    sampling = ms.Sampling(temperature)
+    rows, cache = start(tiny, PROMPTS, drafter, k, 40, sampling)
+    accepted = set()
+    for _ in range(20):
+        cycle(tiny, rows, cache, drafter, k)
+        accepted |= {row.trace.cycles[-1].accepted for row in rows}
+        for i, row in enumerate(rows):
+            text = row.context.tokens[:-1]
+            fresh = tiny.transformer.new_cache(1, len(text))
+            tiny.transformer(torch.tensor([text]), fresh)
+            assert int(cache.lengths[i]) == len(text)
+            for memory, expected in ((cache.keys, fresh.keys), (cache.values, fresh.values)):
+                assert (memory[:, i, :, : len(text)] - expected[:, 0]).abs().max() <= 1e-10
+    assert len(accepted) > 1
+
+
+def test_every_window_token_reads_a_text_without_gaps(tiny):
+    """The logits at level l of column c are those of a plain pass over: text, oldest level up to c, column c to l."""
+    W, k = 4, 3
+    drafter = Lookahead(tiny, W, ngram=4, guesses=3)
+    rows, cache = start(tiny, PROMPTS[:3], drafter, k, 40, ms.Sampling(1.0), seed=3)
+    for _ in range(6):
+        texts = [list(row.context.tokens) for row in rows]
+        drafts, logits = cycle(tiny, rows, cache, drafter, k)
+        for i, draft in enumerate(drafts):
+            levels = torch.tensor(draft.scratch.tokens).view(3, W).tolist()
+            of_window = logits[i, -3 * W :].view(3, W, -1)
+            for level, column in product(range(3), range(W)):
+                guessed = levels[0][: column + 1] + [levels[below][column] for below in range(1, level + 1)]
+                fresh = tiny.transformer(torch.tensor([[*texts[i], *guessed]])).logits[0, -1]
+                assert (of_window[level, column] - fresh).abs().max() <= 1e-10
+
+
+def test_each_column_adds_its_ngram_and_the_window_moves_on(tiny):
+    drafter = Lookahead(tiny, window=3, ngram=3, guesses=2)
+    (draft,) = drafter.propose([Context(0, [7, 8], ms.Sampling(), torch.Generator())], 4)
+    assert draft.tokens == [] and draft.parents == [] and draft.probs is None
+    assert set(draft.scratch.tokens) <= {7, 8} and len(draft.scratch.tokens) == 6
+    assert draft.scratch.offsets == [1, 2, 3, 2, 3, 4]
+
+    def settle(levels: list[list[int]], new: list[int], accepted: int) -> None:
+        drafter.rows[0].levels = levels
+        logits = torch.zeros(6, 64)
+        logits[range(3, 6), new] = 1.0  # the newest level's columns
+        logits[range(3), 63] = 1.0
+        drafter.settle(0, range(accepted), 0, logits)
+
+    state = drafter.rows[0]
+    settle([[1, 2, 3], [11, 12, 13]], [21, 22, 23], accepted=0)
+    assert state.pool == {1: [(11, 21)], 2: [(12, 22)], 3: [(13, 23)]}
+    assert state.levels == [[11, 12, 13], [21, 22, 23]]
+    settle([[1, 1, 4], [15, 16, 17]], [25, 26, 27], accepted=1)
+    assert state.pool[1] == [(15, 25), (16, 26)]  # at most two, newest and nearest first
+    assert state.levels == [[16, 17], [26, 27]]  # the first column is past
+    settle([[1, 5, 5], [16, 1, 1]], [26, 2, 2], accepted=3)
+    assert state.pool[1] == [(16, 26), (15, 25)] and state.pool[5] == [(1, 2)]  # seen again: newest again
+    assert state.levels == [[], []]
+    (draft,) = drafter.propose([Context(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 4)
+    assert (draft.tokens, draft.parents) == ([16, 26, 15, 25], [-1, 0, -1, 2])
+    assert len(draft.scratch.tokens) == 6
+    (draft,) = drafter.propose([Context(0, [7, 8, 1], ms.Sampling(), torch.Generator())], 1)
+    assert (draft.tokens, draft.parents) == ([16, 15], [-1, -1])  # k is how deep
+
+
+@pytest.mark.parametrize("accepted_before", [0, 3])
+def test_a_window_that_knows_the_future_stays_true(tiny, accepted_before):
+    """Greedy: with the true continuation in every level, every N-gram is true, and N tokens come out of every pass."""
+    W, N = 6, 4
+    prompt = [3, 1, 4, 1, 5]
+    future = ms.generate(tiny, prompt, 60).tokens
+    drafter = Lookahead(tiny, W, N, guesses=W)  # so that no N-gram of the window is crowded out
+    state = drafter.rows[0] = State(random.Random(0), [future[level : level + W] for level in range(N - 1)])
+    if accepted_before:  # the first cycle already finds its draft in the pool
+        state.pool[prompt[-1]] = [tuple(future[:accepted_before])]
+    rows, cache = start(tiny, [prompt], drafter, N - 1, 60, ms.Sampling())
+    written = 0
+    for step in range(4):
+        cycle(tiny, rows, cache, drafter, N - 1)
+        emitted = rows[0].trace.cycles[-1].accepted + 1
+        assert emitted == (N if step or accepted_before else 1)
+        written += emitted
+        for level, tokens in enumerate(state.levels):
+            assert tokens == future[written + level :][: len(tokens)]
+            assert len(tokens) == W - emitted + 1
+            tokens += future[written + level :][len(tokens) : W]  # instead of random ones
+    assert rows[0].writer.tokens == future[:written]
+
+
+def test_it_finds_drafts_of_its_own(tiny):
+    outs = ms.speculate(tiny, PROMPTS, Lookahead(tiny, window=8, ngram=4, guesses=6), 3, 100)
+    print("tokens per pass:", [round(out.trace.tokens_per_cycle, 2) for out in outs])
+    assert sum(cycle.accepted for out in outs for cycle in out.trace.cycles) >= 10
+
+
+@pytest.mark.parametrize(("window", "ngram", "guesses", "k"), [(4, 3, 4, 1), (2, 4, 6, 3), (1, 2, 1, 8), (3, 5, 5, 8)])
+def test_extra_slots_are_enough_for_the_fullest_pass(make_model, window, ngram, guesses, k):
+    target = make_model(**SMALL | dict(vocab_size=8, max_length=40))
+    drafter = Lookahead(target, window, ngram, guesses)
+    for row in range(2):
+        drafter.rows[row] = state = State(random.Random(row), [[] for _ in range(ngram - 1)])
+        state.pool.update(full_pool(8, ngram - 1, guesses))
+    widest, original = [], drafter.propose
+
+    def watched(contexts, depth):
+        drafts = original(contexts, depth)
+        widest.append(max(len(draft.tokens) + len(draft.scratch.tokens) for draft in drafts))
+        return drafts
+
+    drafter.propose = watched
+    plain = [out.tokens for out in ms.generate(target, [PROMPT, [4]], 20)]
+    assert [out.tokens for out in ms.speculate(target, [PROMPT, [4]], drafter, k, 20)] == plain
+    assert max(widest) <= k + drafter.extra_slots
+
+
+def test_random_window_tokens_come_from_the_seed_alone(tiny):
+    def run(seed: int) -> list[ms.Output]:
+        return ms.speculate(tiny, PROMPTS, Lookahead(tiny, seed=seed), 3, 30)
+
+    def story(outs: list[ms.Output]) -> list:
+        return [[c.drafted for c in out.trace.cycles] for out in outs]
+
+    state = torch.get_rng_state(), random.getstate()
+    assert story(run(1)) == story(run(1)) != story(run(2))
+    assert [out.tokens for out in run(1)] == [out.tokens for out in run(2)]
+    assert torch.equal(torch.get_rng_state(), state[0]) and random.getstate() == state[1]
+
+
+def test_window_mask_of_three_columns_and_three_levels():
+    seen = {
+        (0, 0): [(0, 0)],
+        (0, 2): [(0, 0), (0, 1), (0, 2)],
+        (1, 1): [(0, 0), (0, 1), (1, 1)],
+        (2, 0): [(0, 0), (1, 0), (2, 0)],
+        (2, 2): [(0, 0), (0, 1), (0, 2), (1, 2), (2, 2)],
+    }
+    mask = window_mask(3, 3)
+    for (level, column), expected in seen.items():
+        assert [divmod(int(i), 3) for i in mask[3 * level + column].nonzero()] == expected
+
+
+@pytest.mark.parametrize("wrong", [dict(window=0), dict(ngram=1), dict(guesses=0), dict(window=2.5)], ids=str)
+def test_impossible_windows_are_refused(wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        Lookahead(**wrong)
+
+
+def test_another_vocabulary_is_refused(tiny, make_model):
+    with pytest.raises(ValueError, match="vocab|speaks"):
+        ms.speculate(tiny, [1, 2], Lookahead(make_model(vocab_size=5)), 3, 8)

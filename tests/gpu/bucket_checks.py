@@ -1,0 +1,437 @@
+"""Checks that the engine's passes in fixed shapes (buckets.py) are its passes: same logits, states, memory and texts.
+
+test_buckets.py runs them on the CPU, where a recording just does its work, on broken variants too, and under the `gpu`
+mark on CUDA. A GPU box needs no pytest for that:
+
+    PYTHONPATH=. python3 tests/bucket_checks.py
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from random import Random
+from typing import ClassVar
+from unittest.mock import patch
+
+import torch
+from fast_checks import SHAPES, distance, pair, run_on_the_gpu, slow
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.gpu import buckets as module
+from minispec.gpu import draft_memory
+from minispec.gpu import fused as graphs
+from minispec.gpu.buckets import Buckets, rows_of, tokens_of
+from minispec.serving.paged import PagedKVCache, split
+
+K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
+LAYERS = (0, 2, 3)  # whose streams are handed out
+
+
+class Scene:
+    """A pool in mid-run: `count` rows of different lengths, blocks out of order, some of them shared."""
+
+    def __init__(self, model: ms.Model, count: int, seed: int = 0, **options):
+        self.model, random = model, Random(seed)
+        self.texts = [random.choices(range(64), k=random.randint(1, 30)) for _ in range(count)]
+        for row in range(1, count, 3):  # begins like the row before it: two blocks in common
+            self.texts[row - 1] = self.texts[row - 1] + [7] * 9
+            self.texts[row] = self.texts[row - 1][: 2 * BLOCK] + self.texts[row]
+        self.starts = [len(text) for text in self.texts]
+        free = list(range(10 * count))
+        random.shuffle(free)
+        # Blocks for the text, and for a token and its drafts: as many as this row brings.
+        self.rows = [random.choices(range(64), k=random.randint(1, 1 + K)) for _ in range(count)]
+        self.tables = []
+        for row, (text, new) in enumerate(zip(self.texts, self.rows, strict=True)):
+            shared = self.tables[row - 1][:2] if row % 3 == 1 else []
+            need = -(-(len(text) + len(new)) // BLOCK) - len(shared)
+            self.tables.append(shared + [free.pop() for _ in range(need)])
+        make = graphs.on_the_device(PagedKVCache)
+        self.cache = make(model.config, 10 * count + 2, BLOCK, device=model.device, dtype=model.dtype)
+        for text, table in zip(self.texts, self.tables, strict=True):
+            self.ragged(self.cache, [text], [0], [table])
+        self.buckets = Buckets(model.transformer, self.cache, count, K, hidden_layers=LAYERS, **options)
+
+    def ragged(self, cache: PagedKVCache, rows, starts, tables) -> tuple[list, dict[int, list]]:
+        """The engine's usual pass over these rows: logits and streams of each."""
+        counts = list(map(len, rows))
+        tokens = torch.tensor([[token for row in rows for token in row]], device=self.model.device)
+        transformer = self.model.transformer
+        x, hidden = transformer.body(tokens, cache.open(tables, starts, counts), hidden_layers=LAYERS)
+        return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
+
+    def compare(self, rows: Sequence[int], longest: int, tolerance: float) -> None:
+        """One pass over some of the rows, cut to so many tokens each, against the usual one on a copy of the pool."""
+        tokens = [self.rows[row][:longest] for row in rows]
+        starts, tables = [self.starts[row] for row in rows], [self.tables[row] for row in rows]
+        before = self.cache.keys.clone(), self.cache.values.clone()
+        logits, hidden = self.buckets.read(tokens, starts, tables)
+        after = self.cache.keys.clone(), self.cache.values.clone()
+        for memory, old in zip((self.cache.keys, self.cache.values), before, strict=True):
+            memory.copy_(old)
+        expected, states = self.ragged(self.cache, tokens, starts, tables)
+        assert len(logits) == len(rows) and set(hidden) == set(LAYERS)
+        for i, new in enumerate(tokens):
+            close(logits[i, : len(new)], expected[i], tolerance, f"logits of row {i}")
+            for n in LAYERS:
+                close(hidden[n][i, : len(new)], states[n][i], tolerance, f"the stream after {n} layers of row {i}")
+        self.compare_memory(before, after, tokens, starts, tables, tolerance)
+
+    def compare_memory(self, before, after, tokens, starts, tables, tolerance: float) -> None:
+        """What was to be written is there; the rest is as before, but for the spare block and a row's own padding."""
+        T = tokens_of(max(map(len, tokens)) - 1, K)
+        written, free = set(), {self.buckets.spare * BLOCK + i for i in range(BLOCK)}
+        for new, start, table in zip(tokens, starts, tables, strict=True):
+            where = [table[p // BLOCK] * BLOCK + p % BLOCK for p in range(start, start + T) if p // BLOCK < len(table)]
+            written |= set(where[: len(new)])
+            free |= set(where[len(new) :])
+        untouched = sorted(set(range(self.cache.num_blocks * BLOCK)) - written - free)
+        for memory, old, now in zip((self.cache.keys, self.cache.values), before, after, strict=True):
+            memory, old, now = (m.flatten(1, 2) for m in (memory, old, now))  # [L, slots, Hkv, D]
+            assert torch.equal(now[:, untouched], old[:, untouched]), "somebody else's memory has changed"
+            close(now[:, sorted(written)], memory[:, sorted(written)], tolerance, "keys or values")
+
+
+def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> None:
+    error = distance(found, expected.double().cpu())
+    assert error < tolerance, f"{what}: off by {error:.1e}"
+
+
+EVERY = (1, 2, 3, 4, 5, 8, 9, 10, 1)  # rows; the lines of those who left turn into padding
+
+
+def check_logits(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), counts=EVERY, **options) -> None:
+    """Every bucket of up to ten rows and K drafts, full and not."""
+    tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 0.05)
+    for name in shapes:
+        model = random_model(dtype=dtype, device=device, num_layers=3, **SHAPES[name])
+        scene = Scene(model, 10, **options)
+        for longest in range(1, 2 + K):
+            for count in counts:
+                scene.compare(Random(count).sample(range(10), count), longest, tolerance)
+        rows, tokens = map(set, zip(*scene.buckets.recordings, strict=True))
+        assert rows == {rows_of(count) for count in counts} and tokens == {1, 2, 3, 5}
+
+
+def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
+    """A row whose memory is damaged damages nobody: not through padding, nor by what it leaves in blocks given back."""
+    model = random_model(dtype=dtype, device=device, num_layers=3)
+    scene = Scene(model, rows)
+    for broken in (0, 4, 7):
+        for start in (2 * BLOCK - 1, 2 * BLOCK - 3):  # padding goes beyond the table, or stays in its last block
+            tables = [[2 * row, 2 * row + 1] for row in range(rows)]
+            drafting = (broken + 2) % rows  # so everybody else is padded
+            tables[drafting].append(2 * rows)
+            for memory in (scene.cache.keys, scene.cache.values):
+                memory[:, : 2 * rows].normal_()
+                memory[:, 1 : 2 * rows : 2, start % BLOCK :] = torch.nan  # of an owner before, past the row's length
+                memory[:, tables[broken][0]] = torch.nan
+            new = [[3, 1, 4] if row == drafting else [3] for row in range(rows)]
+            expected, _ = scene.ragged(scene.cache, [[3]], [start], [tables[1]])
+            for _ in range(2):  # now the spare block holds what the broken row left there
+                logits, _ = scene.buckets.read(new, [start] * rows, tables)
+                damaged = [row for row in range(rows) if not bool(logits[row, 0].isfinite().all())]
+                assert damaged == [broken], f"row {broken} is broken, and {damaged} are damaged"
+            close(logits[1, :1], expected[0], 1e-10 if dtype == torch.float64 else 1e-4, "a neighbour's logits")
+
+
+# ---- texts ---------------------------------------------------------------------------------------------------------
+
+
+def asks(count: int = 14, longest: int = 30, new: int = 20, seed: int = 0) -> list[tuple[list[int], dict]]:
+    """Prompts, some of which begin alike, and what to do with each."""
+    random = Random(seed)
+    beginning, made = random.choices(range(64), k=longest // 2), []
+    for i in range(count):
+        prompt = beginning * (i % 2) + random.choices(range(64), k=random.randint(1, longest // 2))
+        made.append((prompt, dict(max_new_tokens=random.randint(2, new), k=random.choice((None, None, 1, 6, 0)))))
+    return made
+
+
+def texts(target: ms.Model, drafter, fast: bool, some, at_once: int = 5, **options) -> tuple[list, ms.Engine]:
+    """Serve them, `at_once` from the start and one more a step; (tokens, finish) of each."""
+    sizes = dict(num_blocks=60, block_size=BLOCK, max_num_seqs=7, token_budget=48, max_chunk=16, k=3)
+    engine, outs, left = ms.Engine(target, drafter, **sizes | options, fast=fast), {}, list(some)
+    for prompt, wishes in left[:at_once]:
+        engine.add(prompt, **wishes)
+    left = left[at_once:]
+    while engine.jobs or left:
+        if left:
+            prompt, wishes = left.pop(0)
+            engine.add(prompt, **wishes)
+        engine.step()
+        engine.check_integrity()
+        outs |= engine.take()
+    return [(outs[id].tokens, outs[id].finish) for id in sorted(outs)], engine
+
+
+def drafters(draft: ms.Model) -> dict[str, Callable]:
+    return {"nobody": lambda: None, "n-gram": ms.drafters.NGram, "model": lambda: ms.drafters.Model(draft)}
+
+
+def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = ("nobody", "n-gram", "model")) -> None:
+    """Token for token those of the usual passes, whoever drafts, with shared prefixes and preemptions."""
+    target, draft = pair(device, dtype)
+    endless = ms.Model("endless", target.transformer)
+    for name in some:
+        make = drafters(draft)[name]
+        for model, blocks in ((target, 60), (endless, 22)):
+            expected, usual = texts(model, make(), False, asks(), num_blocks=blocks)
+            found, engine = texts(model, make(), True, asks(), num_blocks=blocks)
+            assert found == expected
+            assert usual.buckets is None and len(engine.buckets.recordings) >= 3
+            assert [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
+            few = blocks < 60
+            assert engine.pool.stats().prefix_hits > 3 and (not few or engine.metrics()["totals"]["preemptions"] > 0)
+
+
+def check_sampled(device="cpu", dtype=torch.float64, drafted: Sequence[str] = ("nobody", "n-gram", "model")) -> None:
+    """Seed for seed the same sampled texts, of requests that sample in different ways, and some not at all."""
+    target, draft = pair(device, dtype)
+    ways = (dict(temperature=0.8), dict(), dict(temperature=1.2, top_k=9, top_p=0.9), dict(temperature=0.8))
+    some = [(prompt, wishes | ways[i % 4] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
+    for name in drafted:
+        both = [texts(target, drafters(draft)[name](), fast, some)[0] for fast in (True, False)]
+        assert both[0] == both[1]
+
+
+class Recorder(ms.drafters.Drafter):
+    """Drafts a chain, and keeps every state that it is told."""
+
+    hidden_layers = LAYERS
+
+    def __init__(self):
+        self.told: dict[int, list] = {}
+
+    def propose(self, contexts, k):
+        for context in contexts:
+            self.told.setdefault(context.row, []).append({n: state.clone() for n, state in context.hidden.items()})
+        return [ms.drafters.Draft([context.tokens[-1]] * min(k, 1 + context.row % 3)) for context in contexts]
+
+
+def check_hidden(device="cpu", dtype=torch.float64) -> None:
+    """A drafter hears the same states."""
+    target, told = pair(device, dtype)[0], []
+    for fast in (True, False):
+        drafter = Recorder()
+        told.append((texts(target, drafter, fast, asks(8))[0], drafter.told))
+    assert told[0][0] == told[1][0] and told[0][1].keys() == told[1][1].keys()
+    for row, heard in told[0][1].items():
+        for mine, theirs in zip(heard, told[1][1][row], strict=True):
+            assert mine.keys() == theirs.keys()
+            for n in mine:
+                close(mine[n], theirs[n], 1e-9 if dtype == torch.float64 else 1e-3, f"states of request {row}")
+
+
+def check_trouble(device="cpu", dtype=torch.float64) -> None:
+    """A request whose memory is damaged in mid-run fails alone; so does nobody, when passes break for some at once."""
+    target, _ = pair(device, dtype)
+    some = asks(10, new=20)
+    for _, wishes in some:
+        wishes["max_new_tokens"] += 6
+    expected, _ = texts(target, ms.drafters.NGram(), False, some)
+    engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=60, block_size=BLOCK, max_num_seqs=7, k=3,
+                       prefix_sharing=False, fast=True)  # fmt: skip
+    for prompt, wishes in some:
+        engine.add(prompt, **wishes)
+    victim = next(id for id, (tokens, _) in enumerate(expected) if len(tokens) > 12)
+    right, passes = engine.buckets.read, 0
+
+    def read(rows, *rest):
+        nonlocal passes
+        passes += 1
+        if len(rows) > 1 and passes % 4 == 0:
+            raise RuntimeError("too many at once")
+        return right(rows, *rest)
+
+    engine.buckets.read = read
+    while len(engine.jobs[victim].writer.tokens) < 3:
+        engine.step()
+    for memory in (engine.cache.keys, engine.cache.values):
+        memory[:, engine.pool.tables[victim].blocks[0]] = torch.nan
+    outs = engine.run()
+    assert passes > 8
+    for id, wanted in enumerate(expected):
+        if id == victim:
+            assert outs[id].finish == "error" and "NaN" in str(outs[id].error)
+        else:
+            assert (outs[id].tokens, outs[id].finish, outs[id].error) == (*wanted, None)
+
+
+# ---- a draft model's memory ----------------------------------------------------------------------------------------
+
+
+class Noted(ms.drafters.Model):
+    """Keeps every draft that it made, and what for."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.notes: list[tuple] = []
+
+    def propose(self, contexts, k):
+        drafts = super().propose(contexts, k)
+        self.notes += [(c.row, list(c.tokens), d.tokens, d.probs) for c, d in zip(contexts, drafts, strict=True)]
+        return drafts
+
+
+def same_drafts(found: Noted, expected: Noted, tolerance: float) -> None:
+    """Draft for draft the same tokens, drawn from the same laws."""
+    assert len(found.notes) == len(expected.notes)
+    for (*mine, q), (*theirs, law) in zip(found.notes, expected.notes, strict=True):
+        assert mine == theirs and (q is None) == (law is None)
+        if q is not None:
+            close(q, law, tolerance, f"the laws of a draft for row {mine[0]}")
+
+
+def nothing_is_left(drafter: ms.drafters.Model) -> None:
+    """Everybody has left: all blocks are free, once each."""
+    held = drafter.memory
+    assert not held.lengths and not held.tables and not drafter.committed
+    assert sorted(held.free) == list(range(held.buckets.blank))
+
+
+def beginning_with(rows: int, tokens: int, block: int) -> AbstractContextManager:
+    """A draft model's paged memory is to be that small at first."""
+    return patch.multiple(draft_memory, ROWS=rows, TOKENS=tokens, BLOCK=block)
+
+
+def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] = (2, 8, 4)) -> None:
+    """An engine's draft model in blocks drafts what it does in contiguous memory, though it begins too small."""
+    target, draft = pair(device, dtype)
+    endless = ms.Model("endless", target.transformer)
+    ways = (dict(temperature=0.8), dict(), dict(temperature=1.2, top_k=9, top_p=0.9))
+    sampled = [(prompt, wishes | ways[i % 3] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
+    with beginning_with(*sizes):
+        for model, blocks, some in ((target, 60, asks()), (endless, 22, asks()), (target, 60, sampled)):
+            both = [Noted(draft, fast=fast) for fast in (True, False)]
+            (found, engine), (expected, _) = (texts(model, drafter, False, some, num_blocks=blocks) for drafter in both)
+            assert found == expected and len(both[0].notes) > 20
+            same_drafts(*both, 1e-9 if dtype == torch.float64 else 1e-3)
+            nothing_is_left(both[0])
+            grown = both[0].memory.buckets
+            assert grown.rows > sizes[0] and grown.blank * grown.block_size > sizes[0] * sizes[1]
+            assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
+
+
+# ---- recordings ----------------------------------------------------------------------------------------------------
+
+
+class Counted:
+    """In the place of Recorded: which shapes were recorded, and how often each was replayed."""
+
+    made: ClassVar[list[tuple[int, int]]] = []
+    played: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, work: Callable, state: Sequence[torch.Tensor]):
+        self.work, self.shape = work, work.args
+        Counted.made.append(self.shape)
+
+    def __call__(self) -> None:
+        Counted.played.append(self.shape)
+        graphs.on_the_device(self.work)()
+
+
+def check_recordings() -> None:
+    """A recording for each bucket that occurs, found again whenever it occurs again. Prompts are in none of them."""
+    target, draft = pair()
+    right, module.Recorded = module.Recorded, Counted
+    try:
+        Counted.made.clear(), Counted.played.clear()
+        _, engine = texts(target, ms.drafters.Model(draft, fast=False), True, asks(), max_num_seqs=12)
+    finally:
+        module.Recorded = right
+    wanted = []
+    for step in engine.measured.steps:
+        drafted = [row.drafted for row in step.rows if row.phase != "prefill"]
+        if drafted and max(drafted) <= 3:
+            wanted.append((rows_of(len(drafted)), tokens_of(max(drafted), 3)))
+    assert Counted.played == wanted
+    assert sorted(Counted.made) == sorted(set(wanted)) and len(Counted.made) < len(wanted) / 2
+    assert {rows for rows, _ in wanted} <= {1, 2, 4, 8, 16} and {T for _, T in wanted} <= {1, 2, 3, 4}
+
+
+CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
+    "logits": lambda: check_logits(shapes=("llama",), counts=(10, 3, 1, 5)),
+    "neighbours": check_neighbours,
+    "texts": lambda: check_texts(some=["n-gram"]),
+    "sampled": lambda: check_sampled(drafted=["model"]),
+    "hidden": check_hidden,
+    "trouble": check_trouble,
+    "recordings": check_recordings,
+}
+
+
+# ---- on a GPU only -------------------------------------------------------------------------------------------------
+
+
+def check_replay(device="cuda") -> None:
+    """A recording does what its work does, whatever is written in the sheet since; its first launch too."""
+    model = random_model(dtype=torch.float32, device=device, num_layers=3)
+    scene = Scene(model, 10)
+    for longest in (1, 3, 5):
+        for start in range(0, 7):
+            rows = range(start, start + 3)
+            new = [scene.rows[row][:longest] for row in rows]
+            place = [scene.starts[row] for row in rows], [scene.tables[row] for row in rows]
+            replayed, streams = scene.buckets.read(new, *place)
+            replayed, streams = replayed.clone(), {n: stream.clone() for n, stream in streams.items()}
+            graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K))
+            for mine, theirs in (
+                (replayed, scene.buckets.logits),
+                *((streams[n], scene.buckets.streams[n]) for n in LAYERS),
+            ):
+                close(mine, theirs[: 3 * mine.shape[1]].view_as(mine), 1e-5, "replayed and not replayed")
+    assert all(recorded.graph is not None for recorded in scene.buckets.recordings.values())
+
+
+def check_flat_memory(device="cuda", requests: int = 120) -> None:
+    """Once every bucket has been recorded, serving leaves memory as it was."""
+    target, _ = pair(device, torch.float32)
+    engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=64, block_size=BLOCK, max_num_seqs=8, k=3,
+                       prefix_sharing=False)  # fmt: skip
+    used = []
+    for _ in range(4):
+        for prompt, wishes in asks(requests // 4, seed=1):
+            engine.add(prompt, **wishes)
+        engine.run()
+        gc.collect()
+        torch.cuda.synchronize()
+        used.append(torch.cuda.memory_allocated())
+    assert len(set(used[1:])) == 1, f"memory moved: {used}"
+
+
+def check_compiled(device="cuda") -> None:
+    """An engine on a GPU is fast and compiled unless told otherwise, and writes what the usual one does."""
+    assert graphs.why_not_compile() is None, graphs.why_not_compile()
+    model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
+    some = asks()
+    expected, usual = texts(model, ms.drafters.NGram(), False, some)
+    found, engine = texts(model, ms.drafters.NGram(), None, some)
+    assert usual.buckets is None and engine.buckets.enter is not graphs.enter
+    assert found == expected
+
+
+def main() -> None:
+    cuda = dict(device="cuda", dtype=torch.float32)
+    checks = {
+        "logits, float32": lambda: check_logits(**cuda),
+        "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16, shapes=("llama",)),
+        "neighbours": lambda: check_neighbours(**cuda),
+        "texts": lambda: check_texts(**cuda),
+        "sampled": lambda: check_sampled(**cuda),
+        "hidden": lambda: check_hidden(**cuda),
+        "trouble": lambda: check_trouble(**cuda),
+        "drafts": lambda: check_drafts(**cuda),
+        "recordings": check_recordings,
+        "replay": check_replay,
+        "flat memory": check_flat_memory,
+        "compiled": check_compiled,
+    }
+    run_on_the_gpu(checks)
+
+
+if __name__ == "__main__":
+    main()

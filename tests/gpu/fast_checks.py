@@ -1,0 +1,413 @@
+"""Checks that decoding in fixed shapes (graphs.py, decoders.py, fast.py) is decoding: same logits, tokens and law.
+
+test_fast.py runs them on the CPU, where a launch just does its work, and under the `gpu` mark on CUDA, where it replays
+a recording. A GPU box needs no pytest for that:
+
+    PYTHONPATH=. python3 tests/fast_checks.py
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+import traceback
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.gpu import backend as fast
+from minispec.gpu import fused as graphs
+from minispec.gpu import record
+from minispec.gpu.decode import FastDecoder, FastSpeculator
+from minispec.gpu.fused import FastTransformer
+from minispec.gpu.record import Recorded
+from minispec.model import RopeScaling
+
+PROMPTS = ([3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18])
+SHAPES = {
+    "llama": {},
+    "qwen2": dict(qkv_bias=True, tie_embeddings=True),
+    "qwen3": dict(qk_norm=True),
+    "biased": dict(qkv_bias=True, out_bias=True, mlp_bias=True, num_kv_heads=4),
+    "stretched": dict(rope_scaling=RopeScaling(4.0, 1.0, 4.0, 32), num_kv_heads=1),
+    "few words": dict(head_vocab=40),
+}
+
+
+@cache
+def pair(device="cpu", dtype=torch.float64, noise=0.06) -> tuple[ms.Model, ms.Model]:
+    """A target with end tokens, which some of the prompts come to, and a draft with noise on every weight."""
+    target = random_model(num_layers=3, dtype=dtype, device=device)
+    draft = random_model(num_layers=3, device="cpu")
+    generator = torch.Generator().manual_seed(1)
+    for parameter in draft.transformer.parameters():
+        parameter += noise * parameter.std() * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    draft.transformer.to(device, dtype)
+    return ms.Model("ends", target.transformer, None, {42, 31}), draft
+
+
+def slow(model: ms.Model) -> ms.Model:
+    """The same model without a fast side: the reference."""
+    return ms.Model("reference", model.transformer, model.tokenizer, model.end_tokens)
+
+
+# ---- logits --------------------------------------------------------------------------------------------------------
+
+
+def check_logits(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **options) -> None:
+    """Passes of all sizes over two rows of different lengths, with a rewind between, score what the reference does."""
+    tokens = torch.randint(0, 64, (2, 30), generator=torch.Generator().manual_seed(0)).to(device)
+    for name in shapes:
+        shape = SHAPES[name]
+        model = random_model(dtype=dtype, device=device, **shape)
+        expected = random_model(**shape).transformer(tokens.cpu()).logits  # float64, and not fused
+        # Half precision: as good as the reference in half precision, which rounds as often, is all one can ask.
+        tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype) or 2 * distance(
+            model.transformer(tokens).logits, expected
+        )
+        quick = FastTransformer(model.transformer, 2, 40, **options)
+        lengths = torch.tensor([7, 4], device=device)
+        quick.prefill(tokens[:, :7], lengths)
+        for count, kept in ((1, 1), (5, 2), (2, 2), (5, 5), (1, 1), (3, 0), (8, 8)):
+            start = quick.lengths.tolist()
+            new = torch.stack([row[at : at + count] for row, at in zip(tokens, start, strict=True)])
+            wanted = torch.stack([row[at : at + count] for row, at in zip(expected, start, strict=True)])
+            error = distance(quick.step(new), wanted)
+            assert error < tolerance, f"{name}, {count} tokens: the logits are off by {error:.1e}"
+            assert quick.lengths.tolist() == [at + count for at in start]
+            quick.lengths.copy_(torch.tensor(start, device=device) + kept)
+        assert distance(model.transformer(tokens).logits, expected) < tolerance  # it still works, on shared matrices
+
+
+def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """‖logits − expected‖ / ‖expected‖ where both are finite, which must be in the same places."""
+    logits, seen = logits.double().cpu(), expected.isfinite()
+    assert torch.equal(seen, logits.isfinite())
+    return float((logits - expected)[seen].norm() / expected[seen].norm())
+
+
+def check_attention(device="cpu", dtype=torch.float64) -> None:
+    """Every way to look back sees the same."""
+    model = pair(device, dtype)[0]
+    tokens = torch.tensor([PROMPTS[2]], device=device)
+    ways = [graphs.masked, graphs.two_products, graphs.best_attention(tokens.device, dtype)]
+    results = []
+    for attend in ways:
+        quick = FastTransformer(model.transformer, 1, 64, attend=attend)
+        results.append(torch.cat([quick.step(tokens[:, :5]), quick.step(tokens[:, 5:6]), quick.step(tokens[:, 6:])], 1))
+    for way, logits in zip(ways, results, strict=True):
+        assert torch.allclose(logits, results[0], rtol=1e-4, atol=1e-4), way.__name__
+
+
+# ---- tokens --------------------------------------------------------------------------------------------------------
+
+
+def check_greedy(device="cpu", dtype=torch.float64, ks=(1, 2, 4, 7), count: int = 40) -> None:
+    """Token for token what the reference writes: plain and speculative, to an end token and to the length."""
+    target, draft = pair(device, dtype)
+    endless = ms.Model("endless", target.transformer)
+    finishes, accepted = set(), set()
+    for model in (target, endless):
+        for prompt in PROMPTS:
+            expected = ms.generate(slow(model), prompt, count)
+            finishes.add(expected.finish)
+            assert_same(fast.generate(model, prompt, count), expected)
+            for k in ks:
+                out = fast.speculate(model, prompt, ms.drafters.Model(draft), k, count)
+                assert_same(out, expected)
+                reference = ms.speculate(slow(model), prompt, ms.drafters.Model(draft), k, count).trace
+                assert_same_cycles(out, reference, k)
+                accepted |= {(k, cycle.accepted) for cycle in out.trace.cycles}
+    assert finishes == {"stop", "length"}
+    assert all({0, k} <= {a for of, a in accepted if of == k} for k in ks if k <= 4), "some cycles must end each way"
+
+
+def assert_same(out: ms.Output, expected: ms.Output) -> None:
+    assert (out.tokens, out.text, out.finish) == (expected.tokens, expected.text, expected.finish)
+    assert out.prompt_tokens == expected.prompt_tokens
+
+
+def assert_same_cycles(out: ms.Output, reference: ms.Trace, k: int) -> None:
+    """The reference's cycles, apart from the last one: it drafts no more than there is room for."""
+    written = 0
+    for cycle, other in zip(out.trace.cycles, reference.cycles, strict=True):
+        assert cycle.committed == out.prompt_tokens + written == other.committed
+        assert cycle.kept == other.kept and cycle.tokens == other.tokens
+        if len(other.drafted) == k:
+            assert (cycle.drafted, cycle.path, cycle.token, cycle.bonus) == (
+                other.drafted, other.path, other.token, other.bonus
+            )  # fmt: skip
+            assert cycle.q == other.q and torch.allclose(torch.tensor(cycle.p), torch.tensor(other.p))
+        written += cycle.kept
+    assert written == len(out.tokens)
+
+
+def check_sampled(count: int = 40) -> None:
+    """Seed for seed the reference's tokens, until it drafts less because the end is near."""
+    target, draft = pair()
+    for knobs in (dict(temperature=0.8), dict(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01)):
+        for seed, prompt in enumerate(PROMPTS):
+            assert_same(fast.generate(target, prompt, count, seed=seed, **knobs),
+                        ms.generate(slow(target), prompt, count, seed=seed, **knobs))  # fmt: skip
+            for k, own in ((1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling())):
+                drafter = ms.drafters.Model(draft, own)
+                out = fast.speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
+                expected = ms.speculate(slow(target), prompt, drafter, k, count, seed=seed, **knobs)
+                sure = count - k if expected.finish == "length" else count
+                assert out.tokens[:sure] == expected.tokens[:sure]
+                for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
+                    if len(other.drafted) == k:
+                        assert cycle.drafted == other.drafted
+                        for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
+                            assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
+                assert fast.speculate(target, prompt, drafter, k, count, seed=seed, **knobs).tokens == out.tokens
+
+
+def check_end_is_a_cut(device="cpu", dtype=torch.float64) -> None:
+    """Whatever the end token is and wherever the looks fall, the text is the endless one, cut after it."""
+    target, draft = pair(device, dtype)
+    endless = ms.Model("endless", target.transformer)
+    text = ms.generate(slow(endless), PROMPTS[2], 40).tokens
+    for place in (0, 1, 6, 7, 8, 15, 39):
+        model = ms.Model("ends", target.transformer, None, {text[place]})
+        expected = text[: text.index(text[place]) + 1]
+        fast.accelerate(model, compile=False)
+        assert fast.generate(model, PROMPTS[2], 40).tokens == expected
+        out = fast.speculate(model, PROMPTS[2], ms.drafters.Model(draft), 3, 40)
+        assert (out.tokens, out.finish) == (expected, "stop")
+        assert sum(cycle.kept for cycle in out.trace.cycles) == len(expected)
+
+
+# ---- memory --------------------------------------------------------------------------------------------------------
+
+
+def check_lengths(device="cpu", dtype=torch.float64, k: int = 3, cycles: int = 25) -> None:
+    """After every cycle: the target has read all tokens but the last; the draft too, or one less after a = k."""
+    models = pair(device, dtype)
+    batch = len(PROMPTS)
+    target, draft = (FastTransformer(model.transformer, batch, 160) for model in models)
+    decoder = FastSpeculator(target, draft, k)
+    decoder.start(PROMPTS)
+    assert target.lengths.tolist() == draft.lengths.tolist() == [len(prompt) - 1 for prompt in PROMPTS]
+    texts = [list(prompt) for prompt in PROMPTS]
+    seen = set()
+    for cycle in range(cycles):
+        decoder.launch()
+        for row, new in enumerate(decoder.fetch()):
+            texts[row] += new
+            [last] = decoder.history(row, first=cycle)
+            assert last.tokens == new and last.committed == len(texts[row]) - len(new)
+            seen.add(last.accepted)
+            assert int(decoder.count[row]) == len(texts[row])
+            assert int(target.lengths[row]) == len(texts[row]) - 1
+            assert int(draft.lengths[row]) == len(texts[row]) - (2 if last.accepted == k else 1)
+    assert {0, k} <= seen
+    for row, text in enumerate(texts):  # the memory is that of one pass over the text
+        for fresh, quick in zip(models, (target, draft), strict=True):
+            held = int(quick.lengths[row])
+            cache = fresh.transformer.new_cache(1, held)
+            fresh.transformer(torch.tensor([text[:held]], device=device), cache)
+            assert torch.allclose(quick.cache.keys[:, row, :, :held], cache.keys[:, 0], atol=1e-4)
+            assert torch.allclose(quick.cache.values[:, row, :, :held], cache.values[:, 0], atol=1e-4)
+
+
+def check_capacity(device="cpu", dtype=torch.float64) -> None:
+    """A text may fill the memory to the last slot; a launch that might need one more is refused before it starts."""
+    target, draft = (FastTransformer(model.transformer, 1, 64) for model in pair(device, dtype))
+    endless = ms.Model("endless", pair(device, dtype)[0].transformer)
+    prompt = [*PROMPTS[2]] * 5  # 60 tokens
+    expected = ms.generate(slow(endless), prompt, 5).tokens
+    for decoder, most in ((FastDecoder(target), 1), (FastSpeculator(target, draft, 3), 4)):
+        with refused("capacity=64"):
+            decoder.launch()  # nothing has started
+        decoder.start([prompt])
+        with refused("capacity=64"):
+            decoder.launch(6)
+        assert int(decoder.count) == 60 and target.lengths.tolist() == [59]  # nothing has happened
+        decoder.launch(5 if most == 1 else 1)
+        new = decoder.fetch()[0]
+        assert new == expected[: len(new)] and len(new) >= 1 and int(decoder.count) <= 65
+        if most == 1:
+            assert len(new) == 5 and target.lengths.tolist() == [64]
+        with refused("capacity=64"):
+            decoder.launch(2)
+        with refused("capacity=64"):
+            decoder.start([[1] * 65])
+
+
+class refused:
+    """pytest.raises for ValueErrors, where there may be no pytest."""
+
+    def __init__(self, words: str):
+        self.words = words
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace) -> bool:
+        assert kind is ValueError and self.words in str(error), f"expected ValueError({self.words!r}), got {error!r}"
+        return True
+
+
+def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
+    """Longer texts get more memory, a recording of the old one is never used again, and few are kept."""
+    target = random_model(dtype=dtype, device=device)
+    draft = random_model(num_layers=1, max_length=2048, dtype=dtype, device=device)
+    drafter = ms.drafters.Model(draft)
+    for model in (target, draft):
+        fast.accelerate(model, compile=False)  # compiled ones begin with more memory than these texts fill
+    for prompt, count in (([5, 9], 10), ([5] * 240, 16), ([5] * 496, 16), ([5, 9], 12)):  # to the last slot, twice
+        plain = ms.generate(slow(target), prompt, count).tokens
+        assert fast.speculate(target, prompt, drafter, 4, count).tokens == plain
+        assert fast.generate(draft, prompt, count).tokens == ms.generate(slow(draft), prompt, count).tokens
+    fast.generate(draft, [5] * 1020, 12)  # a longer text of the draft's own: its memory moves, the target's does not
+    assert fast.speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
+    *_, decoder = target.backend.decoders.values()
+    assert draft.backend.transformer.capacity > target.backend.transformer.capacity
+    assert all(a is b for a, b in zip(decoder.recorded.state, decoder.state(), strict=True)), "recorded on old memory"
+    for temperature in range(1, 10):
+        fast.generate(target, [5], 2, temperature=float(temperature))
+    assert len(target.backend.decoders) <= fast.RECORDINGS
+
+
+# ---- the law -------------------------------------------------------------------------------------------------------
+
+LAW_PROMPT, LAW_TOKENS, DRAWS = (1, 2, 3, 1, 2), 3, 20_000
+ONE = dict(temperature=1.0)
+OTHER = dict(temperature=0.7, top_k=4, top_p=0.9)
+
+
+def law_models(device="cpu") -> tuple[ms.Model, ms.Model]:
+    tiny = dict(vocab_size=5, hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=16,
+                dtype=torch.float32, max_length=64, device=device)  # fmt: skip
+    return random_model(num_layers=3, **tiny), random_model(num_layers=1, **tiny)
+
+
+def check_distribution(
+    device="cpu", k: int | None = 2, draws: int = DRAWS, draft_sampling=None, seed=0, **knobs
+) -> None:
+    """Texts of many rows, plain (k=None) or speculative, follow the target's joint law of three tokens.
+
+    At most 125 bins and 20,000 texts: a law 0.05 away in total variation is found in more than 99 of 100 runs.
+    """
+    from sequence_distribution import assert_follows, joint_distribution, power  # needs scipy
+
+    sampling = ms.Sampling(**(knobs or ONE))
+    models = law_models(device)
+    law = joint_distribution(models[0], LAW_PROMPT, LAW_TOKENS, sampling)
+    assert power(law, 0.05, draws) > 0.99
+    target, draft = (FastTransformer(model.transformer, draws, 64) for model in models)
+    decoder = FastDecoder(target, sampling) if k is None else FastSpeculator(target, draft, k, sampling, draft_sampling)
+    decoder.start([LAW_PROMPT] * draws, seed)
+    decoder.launch(LAW_TOKENS)  # each adds one token at least
+    assert_follows([row[:LAW_TOKENS] for row in decoder.fetch()], law, f"k={k}, {sampling}, {draft_sampling}")
+
+
+# ---- on a GPU only -------------------------------------------------------------------------------------------------
+
+
+def check_replay(device="cuda") -> None:
+    """A recording does what its work does, random numbers included, and the first launch counts like any other."""
+    for sampling in (ms.Sampling(), ms.Sampling(0.9), ms.Sampling(0.9, top_k=20, top_p=0.95, min_p=0.01)):
+        target, draft = (FastTransformer(model.transformer, 1, 256) for model in pair(device, torch.float32))
+        for decoder in (FastDecoder(target, sampling), FastSpeculator(target, draft, 4, sampling)):
+            texts = []
+            for recorded in (True, True, False):
+                if not recorded:
+                    decoder.recorded = record.on_the_device(decoder.step)
+                decoder.start([PROMPTS[0]], seed=7)
+                decoder.launch(20)
+                texts.append(decoder.fetch()[0])
+            assert texts[0] == texts[1], "a seed repeats a run"
+            assert texts[0] == texts[2], "replayed and not replayed"
+            assert len(texts[0]) >= 20
+
+
+def check_flat_memory(device="cuda", launches: int = 1000) -> None:
+    """A thousand cycles of a seed, in several texts, leave memory as it was."""
+    gc.collect()  # what other checks left behind goes now, not in the middle
+    target, draft = (FastTransformer(model.transformer, 1, 256) for model in pair(device, torch.float32))
+    decoder = FastSpeculator(target, draft, 4, ms.Sampling(1.0))
+    used = []
+    for text in range(launches // 40):
+        decoder.start([PROMPTS[0]], seed=text)
+        for _ in range(40):
+            decoder.launch()
+            decoder.fetch()
+        torch.cuda.synchronize()
+        used.append((torch.cuda.memory_allocated(), torch.cuda.memory_reserved()))
+    assert len(set(used[1:])) == 1, f"memory moved: {sorted(set(used[1:]))}"
+
+
+def check_graphs_come_and_go(device="cuda") -> None:
+    """The memory that all graphs share dies with the last of them; the next one finds new memory."""
+    count = torch.zeros(1, device=device)
+
+    def work() -> None:
+        count.add_(torch.ones(1000, device=device).sum())
+
+    for _ in range(3):
+        gc.collect()
+        recordings = [Recorded(work, [count]) for _ in range(2)]
+        for recorded in (*recordings, *recordings):
+            recorded()
+    assert count.item() == 12_000
+
+
+def check_compiled(device="cuda") -> None:
+    """The compiled blocks compute the same."""
+    assert record.why_not_compile() is None, record.why_not_compile()
+    with torch._dynamo.config.patch(recompile_limit=64):
+        check_logits(device, torch.float32, shapes=["qwen3"], compile=True)
+    model = random_model(dtype=torch.float32, device=device, num_layers=3)
+    draft = random_model(dtype=torch.float32, device=device, num_layers=1)
+    assert fast.accelerate(model).note is None
+    out = fast.speculate(model, PROMPTS[0], ms.drafters.Model(draft), 4, 60)
+    assert out.tokens == ms.generate(slow(model), PROMPTS[0], 60).tokens
+
+
+def run_on_the_gpu(checks: dict[str, Callable[[], None]]) -> None:
+    """All of them, one line each; ends with how many failed."""
+    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
+    failed = 0
+    for name, check in checks.items():
+        start, error = time.perf_counter(), None
+        try:
+            check()
+        except Exception as caught:
+            error, failed = caught, failed + 1
+        print(f"{'FAILED' if error else 'ok':<7}{name:<20}{time.perf_counter() - start:6.1f} s", flush=True)
+        if error:
+            traceback.print_exception(error)
+    raise SystemExit(failed)
+
+
+def main() -> None:
+    cuda = dict(device="cuda", dtype=torch.float32)
+    checks = {
+        "attention": lambda: check_attention(**cuda),
+        "logits, float32": lambda: check_logits(**cuda),
+        "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16),
+        "logits, lean": lambda: check_logits("cuda", torch.bfloat16, lean=True),
+        "logits, lean, float32": lambda: check_logits(**cuda, lean=True),
+        "greedy": lambda: check_greedy(**cuda),
+        "end tokens": lambda: check_end_is_a_cut(**cuda),
+        "lengths": lambda: check_lengths(**cuda),
+        "capacity": lambda: check_capacity(**cuda),
+        "growing memory": lambda: check_memory_grows(**cuda),
+        "replay": check_replay,
+        "flat memory": check_flat_memory,
+        "graphs come and go": check_graphs_come_and_go,
+        "law, plain": lambda: check_distribution("cuda", None),
+        "law, speculative": lambda: check_distribution("cuda", 2),
+        "law, truncated": lambda: check_distribution("cuda", 3, **OTHER),
+        "compiled": check_compiled,
+    }
+    run_on_the_gpu(checks)
+
+
+if __name__ == "__main__":
+    main()

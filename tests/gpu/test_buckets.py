@@ -1,0 +1,330 @@
+"""The engine's passes in fixed shapes: on the CPU unrecorded, on a GPU by CUDA graphs, and everywhere as usual."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+
+import bucket_checks as checks
+import pytest
+import torch
+from mutants.patching import Mutant, assert_caught, rewrite
+from pytest import MonkeyPatch
+from test_fast import NoLooking
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.bench.slower import with_wrong_kernel
+from minispec.gpu import attention as flash_decode
+from minispec.gpu import buckets
+from minispec.gpu import fused as graphs
+from minispec.gpu import products as skinny
+from minispec.gpu.buckets import Buckets, rows_of, tokens_of
+from minispec.serving import engine
+from minispec.serving.engine import Engine
+from minispec.serving.paged import PagedKVCache
+
+loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+
+# ---------------------------------------------------------------- the usual passes
+
+
+@pytest.mark.parametrize("check", checks.CHECKS)
+def test_buckets(check):
+    checks.CHECKS[check]()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", [checks.check_logits, checks.check_texts, checks.check_sampled])
+def test_all_models_buckets_and_drafters(check):
+    check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_other_precisions(dtype):
+    checks.check_logits(dtype=dtype, shapes=["qwen3"], counts=(9, 3))
+
+
+def test_few_tokens_go_the_lean_way(monkeypatch):
+    """On a GPU a kernel computes their products; here its twin in torch takes the kernel's place."""
+    monkeypatch.setattr(skinny, "skinny", skinny.skinny_torch)
+    sizes = set()
+    monkeypatch.setattr(skinny, "fits", lambda x, weight: sizes.add(few := x.shape[:-1].numel()) or few <= 16)
+    checks.check_logits(shapes=("llama", "biased"), counts=(10, 3, 1), lean=True)
+    assert min(sizes) == 1 and max(sizes) > 16
+
+
+def test_how_sizes_are_rounded_up():
+    assert [rows_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 100, 128)] == [
+        1, 2, 4, 4, 8, 8, 16, 16, 24, 24, 104, 128,
+    ]  # fmt: skip
+    assert [tokens_of(n, 4) for n in range(5)] == [1, 2, 3, 5, 5]
+    assert [tokens_of(n, 6) for n in range(7)] == [1, 2, 3, 5, 5, 7, 7]
+
+
+def test_the_kernel_gets_what_it_asks_for(monkeypatch):
+    """On a GPU the kernel attends. Here its twin takes its place, after the kernel's own checks of its arguments."""
+
+    def kernel(q, k, v, tables, lengths):
+        flash_decode._check(q, k, v, tables, lengths, None, k.shape[2], None)
+        assert tables.stride(1) == 1 and k.is_contiguous()
+        return flash_decode.flash_decode_paged_torch(q, k, v, tables, lengths)
+
+    monkeypatch.setattr(flash_decode, "unavailable", lambda device: None)
+    monkeypatch.setattr(buckets, "best_attention", lambda device, dtype: kernel)
+    checks.check_logits(dtype=torch.float32, shapes=["llama"], counts=(9, 1))
+
+
+def test_no_pass_looks_at_a_number_or_leaves_its_place():
+    scene = checks.Scene(random_model(num_layers=3), 6)
+    scene.compare(range(6), 3, 1e-10)
+    fixed = [scene.buckets.sheet, scene.buckets.logits, *scene.buckets.streams.values()]
+    addresses = [tensor.data_ptr() for tensor in fixed]
+    with NoLooking(), torch.inference_mode(False), torch.no_grad():
+        scene.buckets.work(8, 3)
+    assert [tensor.data_ptr() for tensor in fixed] == addresses
+    again = scene.buckets.logits.clone()
+    scene.buckets.work(8, 3)  # a recording's warm-up works for real: twice is as good as once
+    assert torch.equal(scene.buckets.logits, again)
+
+
+@pytest.mark.slow
+def test_a_few_compiled_versions_serve_all_buckets():
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    scene = checks.Scene(random_model(num_layers=3), 10)
+    scene.buckets.enter, scene.buckets.leave = (
+        torch.compile(piece, backend=counter, fullgraph=True, dynamic=Buckets.dynamic)
+        for piece in (graphs.enter, graphs.leave)
+    )
+    with torch._dynamo.config.patch(recompile_limit=64):
+        for count in (1, 2, 3, 5, 8, 9, 10):
+            for longest in (1, 2, 3, 5):
+                scene.compare(range(10 - count, 10), longest, 1e-10)
+    assert len(scene.buckets.recordings) > 10
+    assert counter.frame_count <= 12  # two pieces; one row or several, one token or several; and a change of mind
+
+
+# ---------------------------------------------------------------- the engine
+
+
+def test_fast_is_for_gpus_unless_asked_for(tiny):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Engine(tiny).buckets is None and Engine(tiny, fast=False).buckets is None
+        quick = Engine(tiny, num_blocks=32, fast=True)
+    assert quick.buckets.recordings == {} and quick.buckets.enter is graphs.enter
+    assert quick.pool.num_blocks == 32 and quick.cache.num_blocks == 34
+    quick.shutdown()
+    assert quick.buckets is None and quick.cache is None
+
+
+def test_where_nothing_can_be_compiled_a_warning_says_so(tiny, monkeypatch):
+    """As on a GPU without a C compiler."""
+
+    class Anywhere:
+        type = "cuda"
+
+    monkeypatch.setattr(buckets, "why_not_compile", lambda: "no C compiler")
+    monkeypatch.setattr(ms.Model, "device", property(lambda self: Anywhere))
+    monkeypatch.setattr(buckets, "PagedKVCache", lambda config, *a, device, **o: PagedKVCache(config, *a, **o))
+    with pytest.warns(UserWarning, match="uncompiled: no C compiler"):
+        _, quick = buckets.memory_for(tiny, 8, 4, 2)
+    assert quick.enter is graphs.enter
+
+
+def test_products_of_another_kind_are_never_fused(tiny_text):
+    model = with_wrong_kernel(tiny_text)
+    assert not model.transformer.ordinary and tiny_text.transformer.ordinary
+    with pytest.raises(ValueError, match="fast=True"):
+        Engine(model, fast=True)
+    assert Engine(model).buckets is None
+
+
+def test_weights_are_stored_once_however_many_use_them():
+    model = random_model()
+    first = graphs.FastTransformer(model.transformer, 1, 64)
+    second = Engine(model, fast=True).buckets
+    assert first.layers[0].qkv[0].data_ptr() == second.layers[0].qkv[0].data_ptr()
+    assert model.transformer.layers[1].mlp.up_proj.weight.untyped_storage().data_ptr() == (
+        second.layers[1].gate_up[0].untyped_storage().data_ptr()
+    )
+    assert torch.equal(first.layers[1].gate_up[0], second.layers[1].gate_up[0])
+
+
+def test_under_inference_mode_and_outside_it_alternately(tiny):
+    expected = ms.generate(tiny, [5, 9], 12).tokens
+    for made_inside in (True, False):
+        with torch.inference_mode(made_inside):
+            quick = Engine(tiny, fast=True)
+        for inside in (True, False, True):
+            with torch.inference_mode(inside):
+                quick.add([5, 9], 12)
+                assert [out.tokens for out in quick.run().values()] == [expected]
+
+
+def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
+    """Padding goes past the last position of all, and past the last block."""
+    model = random_model(max_length=32)
+    for blocks, longest in ((8, 32), (6, 24), (20, 32)):
+        prompt = [5, 6] * 4
+        expected = ms.generate(model, prompt, longest - len(prompt)).tokens
+        guess = checks.Recorder()
+        guess.hidden_layers = ()
+        quick = Engine(model, guess, num_blocks=blocks, block_size=4, k=5, fast=True)
+        quick.add(prompt, longest - len(prompt))
+        assert quick.run()[0].tokens == expected and quick.buckets.recordings
+
+
+def test_a_table_too_short_for_the_tokens_is_refused():
+    scene = checks.Scene(random_model(num_layers=3), 3)
+    with pytest.raises(ValueError, match="row 1: 9 tokens"):
+        scene.buckets.read([[1], [1, 2]], [0, 7], [[0], [1, 2]])
+
+
+def test_a_table_may_hold_more_blocks_than_a_text_can_fill():
+    """A drafter of trees reserves slots past the last position."""
+    scene = checks.Scene(random_model(num_layers=3, max_length=64), 4)
+    scene.tables = [table + [30 + row] * 40 for row, table in enumerate(scene.tables)]
+    scene.compare(range(4), 2, 1e-10)
+
+
+def test_trees_and_longer_drafts_than_the_engine_s_go_the_usual_way():
+    model = random_model()
+    quick = Engine(model, ms.drafters.NGram(), k=2, fast=True)
+    quick.add([5, 6] * 6, 24, k=6)
+    deepest = 0
+    while quick.jobs:
+        deepest = max(deepest, quick.step().rows[0].drafted)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens in quick.buckets.recordings)
+    assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
+
+
+# ---------------------------------------------------------------- greedy verdicts
+
+
+def test_greedy_rows_are_judged_by_one_look_at_the_device(monkeypatch):
+    """No laws, no random numbers: one transfer of the best tokens, however many rows and drafts."""
+    looks = []
+    right = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: looks.append(tensor.shape) or right(tensor))
+    for name in ("laws", "uniforms", "pad"):
+        monkeypatch.setattr(loop, name, lambda *args: pytest.fail("nothing is drawn"))
+    quick = Engine(random_model(), ms.drafters.NGram(), fast=True)
+    for i in range(6):
+        quick.add([5, 6, 7] * 3 + [i], 12)
+    quick.step()  # reads the prompts
+    looks.clear()
+    quick.step()
+    assert len(looks) == 1 and looks[0][0] == 6
+
+
+def test_greedy_verdicts_are_those_of_the_laws():
+    """The same verdicts and cycles as by one-hot laws, ragged drafts included."""
+    target = random_model()
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 4, 64, generator=generator, dtype=torch.float64)
+    best = logits.argmax(-1).tolist()
+    drafts = [ms.drafters.Draft(tokens) for tokens in (best[0][:3], [best[1][0], 5, 6], [], [7], best[4][:2])]
+    generators, writer = [torch.Generator().manual_seed(i) for i in range(5)], loop.Writer(target, 9, (), None)
+    rows = [loop.Row(loop.Context(i, [1, 2], ms.Sampling(), generators[i]), writer, 2) for i in range(5)]
+    quick = loop.judge(logits, rows, drafts)
+    drawn = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
+             for d in drafts]  # fmt: skip
+    assert quick == loop.judge(logits, rows, drawn)
+    assert [verdict.accepted for verdict in quick[0]] == [3, 1, 0, 0, 2]
+    logits[2, 0, 3] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        loop.judge(logits, rows, drafts)
+
+
+# ---------------------------------------------------------------- broken variants
+
+
+def in_write(old: str, new: str):
+    return lambda patch: rewrite(patch, Buckets, "write", old, new)
+
+
+def in_work(old: str, new: str):
+    return lambda patch: rewrite(patch, Buckets, "work", old, new)
+
+
+MUTANTS = {
+    "padding is written into block 0": Mutant(in_work("self.blank, self.spare)", "self.blank, 0)"), ("logits",)),
+    "tables are filled up with block 0": Mutant(in_write("1:first] = self.blank", "1:first] = 0"), ("logits",)),
+    "garbage is read": Mutant(
+        in_work("self.blank, self.spare)", "self.blank, self.blank)"), ("neighbours",), ("texts",)
+    ),
+    "tables of other rows": Mutant(in_write("enumerate(tables)", "enumerate(tables[::-1])"), ("logits", "texts")),
+    "stale lengths": Mutant(in_write("self.numbers[:B, 0] = starts", "pass"), ("logits", "texts")),
+    "stale tables": Mutant(in_write("table != self.tables[row]", "not self.tables[row]"), ("logits", "texts")),
+    "tables that grow unnoticed": Mutant(in_write("= list(table)", "= table"), ("texts",), ("logits",)),
+    "old blocks stay in a shorter table": Mutant(
+        in_write("self.numbers[row, 1:first] = self.blank", "pass"), ("logits",)
+    ),
+    "those who left go on": Mutant(in_write("[*tables, *[[]] * nobody]", "tables"), ("logits",)),
+    "positions within a block": Mutant(
+        in_work("through(tokens, positions,", "through(tokens, positions % self.block_size,"), ("logits", "texts")
+    ),
+    "streams before the MLP": Mutant(
+        lambda patch: rewrite(patch, graphs.Fused, "through", "hidden[n] = x if lean else x + delta", "hidden[n] = x"),
+        ("logits", "hidden"),
+        ("texts",),
+    ),
+    "shapes are mixed up": Mutant(
+        lambda patch: rewrite(patch, Buckets, "read", "tokens_of(max(map(len, rows)) - 1, self.k)", "1 + self.k"),
+        ("recordings",),
+        ("texts",),
+    ),
+    "alone, they share one place": Mutant(
+        lambda patch: rewrite(patch, Engine, "_read_bucket", "len(turns) == 1", "False"), ("trouble",), ("texts",)
+    ),
+    "judged by the first row's logits": Mutant(
+        lambda patch: rewrite(patch, engine, "side_by_side", "together[rows]", "together[: len(rows)]"),
+        ("trouble",),
+        ("texts",),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name):
+    assert_caught(name, MUTANTS[name], checks.CHECKS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in MUTANTS if MUTANTS[name].passes])
+def test_mutant_is_invisible_elsewhere(name):
+    for check in MUTANTS[name].passes:
+        with MonkeyPatch.context() as patch:
+            MUTANTS[name].install(patch)
+            checks.CHECKS[check]()
+
+
+# ---------------------------------------------------------------- on a GPU, recorded
+
+CUDA = dict(device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_logits, checks.check_neighbours, checks.check_texts, checks.check_sampled, checks.check_hidden,
+     checks.check_trouble],
+    ids=lambda check: check.__name__,
+)  # fmt: skip
+def test_recorded(check):
+    check(**CUDA)
+
+
+@pytest.mark.gpu
+def test_recorded_in_bfloat16():
+    checks.check_logits("cuda", torch.bfloat16, shapes=["llama"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("check", [checks.check_replay, checks.check_flat_memory, checks.check_compiled])
+def test_recordings(check):
+    check()

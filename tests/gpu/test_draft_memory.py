@@ -1,0 +1,284 @@
+"""A draft model's memory in blocks drafts what its contiguous memory does, whatever happens to its rows."""
+
+from __future__ import annotations
+
+import weakref
+from functools import partialmethod
+from itertools import chain
+from random import Random
+
+import bucket_checks as checks
+import pytest
+import torch
+from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
+from mutants.patching import Mutant, assert_caught, rewrite
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.bench.slower import with_wrong_kernel
+from minispec.drafters import Context
+from minispec.drafters.early_exit import Adapter
+from minispec.drafters.model import Contiguous
+from minispec.gpu.buckets import Buckets
+from minispec.gpu.draft_memory import Paged
+
+PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
+
+
+@pytest.fixture
+def small():
+    """Memory that begins with room for two rows, in blocks of 4: it has to grow soon."""
+    with beginning_with(2, 8, 4):
+        yield
+
+
+# ---------------------------------------------------------------- any order of events
+
+
+def live(draft: ms.Model, seed: int, events: int = 14) -> Paged:
+    """Rows join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
+
+    Whatever is in free blocks is not a number: nobody may look there.
+    """
+    random = Random(seed)
+    both = paged, contiguous = Noted(draft, fast=True), Noted(draft, fast=False)
+    texts, fresh, some = {}, iter(range(1000)), lambda most: random.choices(range(64), k=random.randint(1, most))
+    ways = [ms.Sampling(), ms.Sampling(temperature=0.9), ms.Sampling(temperature=1.3, top_k=7)]
+    for event in range(events):
+        for _ in range(random.randint(0 if texts else 1, 3)):
+            texts[next(fresh)] = some(12)
+        chosen, k = random.sample(sorted(texts), random.randint(1, len(texts))), random.randint(1, 4)
+        sampled = random.random() < 0.5
+        for drafter in both:
+            seeds = {row: torch.Generator().manual_seed(100 * event + row) for row in chosen}
+            drafter.propose([Context(row, list(texts[row]), ways[row % 3 * sampled], seeds[row]) for row in chosen], k)
+        drafts = {row: tokens for row, _, tokens, _ in contiguous.notes[-len(chosen) :]}
+        for row in chosen:
+            a = random.choice((0, k, random.randint(0, k)))
+            texts[row] += [*drafts[row][:a], some(1)[0]]
+            for drafter in both:
+                drafter.settle(row, range(a), texts[row][-1])
+        for row in texts:
+            if row not in chosen:
+                texts[row] += some(3)  # plain decoding, for a cycle or three
+            elif random.random() < 0.2:  # a cascade's target refuses a part of the text
+                length = random.randint(0, len(texts[row]) - 1)
+                texts[row][length:] = some(4)
+                for drafter in both:
+                    drafter.rewind(row, length)
+        assert paged.read == contiguous.read
+        for row in random.sample(sorted(texts), random.choice((0, 0, 1, 2)) if len(texts) > 2 else 0):
+            del texts[row]
+            for drafter in both:
+                drafter.forget(row)
+        held = paged.memory
+        assert sorted(chain(held.free, *held.tables.values())) == list(range(held.buckets.blank))
+        held.cache.keys[:, held.free] = held.cache.values[:, held.free] = torch.nan
+    same_drafts(paged, contiguous, 1e-9)
+    for row in texts:
+        paged.forget(row)
+    nothing_is_left(paged)
+    return paged.memory
+
+
+def check_any_order() -> None:
+    draft = random_model(num_layers=1)
+    with beginning_with(2, 8, 4):
+        grown = [live(draft, seed) for seed in range(6)]
+    assert max(held.buckets.rows for held in grown) >= 8 and min(held.buckets.blank for held in grown) > 8
+
+
+def test_any_order_of_events():
+    check_any_order()
+
+
+def test_memory_that_is_large_enough_stays():
+    with beginning_with(64, 64, 16):
+        held = live(random_model(num_layers=1), 0)
+    assert held.buckets.rows == 64 and held.buckets.blank == 256
+
+
+def test_outgrown_memory_is_given_back_at_once(small):
+    """Without waiting for the garbage collector: on a GPU it may be large."""
+    drafter = ms.drafters.Model(random_model(num_layers=1), fast=True)
+    ask = lambda length: drafter.propose([Context(0, [3] * length, ms.Sampling(), torch.Generator())], 2)  # noqa: E731
+    ask(2)
+    old = weakref.ref(drafter.memory.buckets)
+    assert old().recordings
+    ask(40)
+    assert old() is None and drafter.memory.buckets.blank > 4
+
+
+# ---------------------------------------------------------------- the loop and the engine
+
+
+@pytest.mark.parametrize("options", [{}, dict(temperature=0.9, seed=5), dict(temperature=1.2, top_p=0.8, seed=6)])
+def test_speculate_writes_the_same(small, options):
+    target, draft = checks.pair()
+    drafter = Noted(draft, fast=True)
+    for prompts in (PROMPTS, PROMPTS[0], PROMPTS[::-1]):  # one after the other, with one memory
+        usual, drafter.notes = Noted(draft, fast=False), []
+        outs, expected = (ms.speculate(target, prompts, d, 3, 30, **options) for d in (drafter, usual))
+        same_drafts(drafter, usual, 1e-9)
+        nothing_is_left(drafter)
+        for out, other in zip(*([o] if isinstance(o, ms.Output) else o for o in (outs, expected)), strict=True):
+            assert out.tokens == other.tokens and out.finish == other.finish
+            for cycle, twin in zip(out.trace.cycles, other.trace.cycles, strict=True):
+                assert (cycle.drafted, cycle.path, cycle.token) == (twin.drafted, twin.path, twin.token)
+                assert cycle.q == pytest.approx(twin.q, abs=1e-9)
+
+
+def test_an_engine_writes_the_same():
+    checks.check_drafts()
+
+
+@pytest.mark.parametrize("shape", checks.SHAPES)
+def test_all_kinds_of_models(small, shape):
+    live(random_model(**checks.SHAPES[shape]), 1, events=6)
+
+
+def test_up_to_the_last_position(small):
+    """Past its own length a draft proposes nothing; right before it padding goes past the last position."""
+    target, draft = random_model(), random_model(num_layers=1, max_length=16)
+    outs = [ms.speculate(target, [[3, 1, 4], [5]], Noted(draft, fast=fast), 4, 40) for fast in (True, False)]
+    for out, other in zip(*outs, strict=True):
+        drafted = [cycle.drafted for cycle in out.trace.cycles]
+        assert drafted == [cycle.drafted for cycle in other.trace.cycles] and drafted[0] and not drafted[-1]
+
+
+def test_a_draft_that_breaks_costs_time_and_no_text(small, monkeypatch):
+    """The engine forgets the rows of a broken call and asks for each alone."""
+    target, draft = checks.pair()
+    drafter, passes, right = ms.drafters.Model(draft, fast=True), [], Buckets.read
+
+    def read(self, rows, *rest):
+        passes.append(len(rows))
+        if len(rows) > 1 and len(passes) % 5 == 0:
+            raise RuntimeError("too many at once")
+        return right(self, rows, *rest)
+
+    monkeypatch.setattr(Buckets, "read", read)
+    found, _ = checks.texts(target, drafter, False, checks.asks())
+    assert found == checks.texts(target, None, False, checks.asks())[0] and len(passes) > 20
+    nothing_is_left(drafter)
+
+
+# ---------------------------------------------------------------- passes
+
+
+def count(monkeypatch) -> tuple[list, list]:
+    """The tokens of each row in every launch, and in every eager pass."""
+    launched, eager = [], []
+    for passes, name in ((launched, "_launch"), (eager, "_ragged")):
+        note = lambda self, new, passes, right: passes.append(list(map(len, new.values()))) or right(self, new)  # noqa: E731
+        monkeypatch.setattr(Paged, name, partialmethod(note, passes=passes, right=getattr(Paged, name)))
+    return launched, eager
+
+
+def test_a_cycle_is_k_launches(monkeypatch):
+    launched, eager = count(monkeypatch)
+    target, draft = checks.pair()
+    drafter = ms.drafters.Model(draft, fast=True)
+    cycles = ms.speculate(ms.Model("endless", target.transformer), PROMPTS[0], drafter, 3, 40).trace.cycles
+    assert eager == [[5]]  # the prompt
+    assert len(launched) == sum(len(cycle.drafted) for cycle in cycles) - 1
+    firsts = [2 if cycle.bonus else 1 for cycle in cycles[:-1]]  # the last draft was never read
+    expected = [[1]] * 2
+    for cycle, first in zip(cycles[1:], firsts, strict=True):
+        expected += [[first], *[[1]] * (len(cycle.drafted) - 1)] if cycle.drafted else []
+    assert launched == expected and {1, 2} == set(firsts)
+    recordings = drafter.memory.buckets.recordings
+    assert set(recordings) == {(1, 1), (1, 2)}
+    ms.speculate(target, PROMPTS[0], drafter, 3, 40)
+    assert drafter.memory.buckets.recordings is recordings and len(recordings) == 2  # kept from text to text
+
+
+def test_a_call_with_prompts_is_two_passes(monkeypatch):
+    launched, eager = count(monkeypatch)
+    draft = random_model(num_layers=1)
+    rows = [Context(row, list(prompt), ms.Sampling(), torch.Generator()) for row, prompt in enumerate(PROMPTS)]
+    drafts = ms.drafters.Model(draft, fast=True).propose(rows, 2)
+    assert (launched, eager) == ([[1, 2], [1] * 5], [[5, 11, 3]])
+    assert [d.tokens for d in drafts] == [ms.generate(draft, prompt, 2).tokens for prompt in PROMPTS]
+
+
+# ---------------------------------------------------------------- who gets which memory
+
+
+def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
+    other = with_wrong_kernel(tiny)
+    kind = lambda *args, **options: type(ms.drafters.Model(*args, **options).memory)  # noqa: E731
+    assert kind(tiny) is kind(tiny, fast=False) is kind(other) is Contiguous and kind(tiny, fast=True) is Paged
+    with pytest.raises(ValueError, match="fast=True"):
+        kind(other, fast=True)
+
+    def served(drafter, fast) -> type:
+        ms.Engine(tiny, drafter, num_blocks=8, fast=fast)
+        return type(drafter.memory)
+
+    model = ms.drafters.Model
+    assert served(model(tiny), True) is served(model(tiny, fast=True), False) is Paged
+    usual = [(model(tiny), False), (model(tiny), None), (model(tiny, fast=False), True), (model(other), True),
+             (ms.drafters.Cascade(ms.drafters.NGram(), tiny), True)]  # fmt: skip
+    assert {served(*one) for one in usual} == {Contiguous}
+
+
+def test_memory_that_holds_rows_stays(tiny):
+    drafter = ms.drafters.Model(tiny)
+    drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
+    drafter.record()
+    assert type(drafter.memory) is Contiguous and drafter.read == {0: 4}
+    drafter.forget(0)
+    drafter.record()
+    assert type(drafter.memory) is Paged and drafter.cache is None and not drafter.read
+    drafter.forget(3)  # never seen
+
+
+def test_an_exit_of_its_own_is_not_lost():
+    """A view of the target ends in its exit, of which fused layers know nothing."""
+    target = random_model()
+    view = ms.drafters.EarlyExit(target, 1, Adapter(32)).draft
+    assert target.transformer.ordinary and not view.transformer.ordinary
+
+
+# ---------------------------------------------------------------- broken variants
+
+
+def in_memory(method: str, old: str, new: str):
+    return lambda patch: rewrite(patch, Paged, method, old, new)
+
+
+CHECKS = {"any order": check_any_order, "engine": checks.check_drafts}
+BOTH = tuple(CHECKS)
+MUTANTS = {
+    "nothing is rewound": Mutant(
+        lambda patch: rewrite(
+            patch, ms.drafters.Model, "settle", "+ len(path)", "+ len(path) + 9 * hasattr(self.memory, 'tables')"
+        ),
+        BOTH,
+    ),
+    "scored at the padding": Mutant(in_memory("_launch", "min(last) == max(last)", "True"), BOTH),
+    "scored at the first token": Mutant(in_memory("_launch", "len(tokens) - 1", "0"), BOTH),
+    "memory is lost as it grows": Mutant(in_memory("_grow", "old.keys[:, :had], old.values[:, :had]", "0, 0"), BOTH),
+    "half of it is lost": Mutant(in_memory("_grow", "old.values[:, :had]", "0"), BOTH),
+    "blocks are given twice": Mutant(in_memory("_grow", "range(had, total)", "range(total)"), BOTH),
+    "blocks are never given back": Mutant(in_memory("forget", "self.free += ", ""), BOTH),
+    "rows change places": Mutant(in_memory("read", "[[place[row] for row in new]]", ""), ("any order",)),
+    "prompts are scored too early": Mutant(in_memory("_ragged", "end - 1", "end - 2"), BOTH),
+    "tokens are read over and over": Mutant(in_memory("read", "+= len(new[row])", "+= 0"), BOTH),
+    "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name):
+    assert_caught(name, MUTANTS[name], CHECKS)
+
+
+# ---------------------------------------------------------------- on a GPU, recorded
+
+
+@pytest.mark.gpu
+def test_recorded():
+    checks.check_drafts("cuda", torch.float32)

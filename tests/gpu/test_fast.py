@@ -1,0 +1,421 @@
+"""Decoding in fixed shapes: on the CPU unrecorded, on a GPU by CUDA graphs, and everywhere equal to the reference."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from unittest.mock import Mock
+
+import fast_checks as checks
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import minispec as ms
+from minispec.files.folder import load_folder, save_folder
+from minispec.gpu import attention as flash_decode
+from minispec.gpu import backend as fast
+from minispec.gpu import fused as graphs
+from minispec.gpu import products as skinny
+from minispec.gpu import record
+from minispec.gpu.decode import FastDecoder, FastSpeculator, pick_by_page
+from minispec.gpu.fused import FastTransformer, Products
+from minispec.sampling import Sampling
+from minispec.verify import pick
+
+# ---------------------------------------------------------------- equal to the reference
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_logits_are_the_reference_s(dtype):
+    checks.check_logits(dtype=dtype)
+
+
+def test_every_way_to_look_back_sees_the_same():
+    checks.check_attention()
+
+
+def test_the_kernel_is_told_the_right_lengths(monkeypatch):
+    """On a GPU the kernel attends; here its twin in torch takes its place."""
+    monkeypatch.setattr(flash_decode, "flash_decode", flash_decode.flash_decode_torch)
+    checks.check_logits(dtype=torch.float32, attend=graphs.flash)
+
+
+def test_the_lean_way_is_the_same_way(monkeypatch):
+    """On a GPU a kernel computes its products; here its twin in torch takes the kernel's place."""
+    calls = []
+
+    def twin(x, *args, **given):
+        calls.append((type(x), *given))
+        return skinny.skinny_torch(x, *args, **given)
+
+    monkeypatch.setattr(skinny, "skinny", twin)
+    monkeypatch.setattr(skinny, "fits", lambda x, weight: x.shape[:-1].numel() <= 6)  # larger passes go the other way
+    checks.check_logits(lean=True)
+    half, whole = skinny.HalfNormed, torch.Tensor
+    assert set(calls) == {(half, "eps"), (half, "eps", "swiglu"), (whole, "eps", "residual", "gain")}
+    with pytest.raises(ValueError, match="lean"):
+        FastTransformer(checks.pair()[0].transformer, lean=True, products=Products())
+
+
+def test_greedy_tokens_are_the_reference_s():
+    checks.check_greedy(ks=(3,), count=24)
+
+
+@pytest.mark.slow
+def test_greedy_tokens_are_the_reference_s_for_all_draft_lengths():
+    checks.check_greedy(ks=(1, 2, 4, 7), count=60)
+
+
+@pytest.mark.slow
+def test_sampled_tokens_are_the_reference_s_seed_for_seed():
+    checks.check_sampled()
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [dict(temperature=1.0), dict(temperature=0.6, top_k=5), dict(temperature=1.0, top_p=0.7),
+     dict(temperature=2.0, min_p=0.1), dict(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02)],
+    ids=str,
+)  # fmt: skip
+def test_laws_are_those_of_sampling(knobs):
+    logits = 3 * torch.randn(4, 5, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits[0, 0, :7] = -torch.inf
+    logits[1, :, 3:6] = logits[1].amax()  # ties
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        expected = ms.Sampling(**knobs).probs(logits.to(dtype))
+        assert torch.equal(ms.Sampling(**knobs).law(logits.to(dtype)), expected)
+
+
+def test_to_pick_by_page_is_to_pick():
+    """For laws of all lengths, with gaps and with everything on one token, and for u at and between the steps."""
+    generator = torch.Generator().manual_seed(0)
+    for size in (1, 5, 255, 256, 257, 1000, 4096):
+        law = torch.rand(64, size, generator=generator, dtype=torch.float64) ** 8
+        law[:, torch.rand(size, generator=generator) < 0.4] = 0.0
+        law[torch.arange(64), torch.randint(size, (64,), generator=generator)] = 1.0
+        law[:8] = torch.eye(size, dtype=torch.float64)[torch.randint(size, (8,), generator=generator)]
+        law /= law.sum(-1, keepdim=True)
+        for u in (torch.rand(64, generator=generator, dtype=torch.float64), torch.zeros(64), torch.full((64,), 0.5)):
+            assert torch.equal(pick_by_page(law, u.double()), pick(law, u.double()))
+        top = pick_by_page(law, torch.full((64,), 1 - 2**-53, dtype=torch.float64))
+        assert bool((law.gather(1, top[:, None]) > 0).all())  # rounding never lands on an impossible token
+    dyadic = torch.tensor([[0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
+    steps = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
+    assert pick_by_page(dyadic.expand(4, 4), steps).tolist() == [0, 2, 3, 3]
+
+
+def test_texts_end_where_the_reference_s_do():
+    checks.check_end_is_a_cut()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", [None, 2])
+def test_sampled_texts_follow_the_law(k):
+    checks.check_distribution(k=k)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_sampling", [None, ms.Sampling(2.5), ms.Sampling()], ids=str)
+def test_sampled_texts_follow_the_law_whatever_the_draft_s_is(draft_sampling):
+    checks.check_distribution(k=3, draft_sampling=draft_sampling, **checks.OTHER)
+
+
+# ---------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_lengths_after_every_cycle(k):
+    checks.check_lengths(k=k)
+
+
+def test_what_does_not_fit_is_refused_before_work():
+    checks.check_capacity()
+
+
+def test_memory_grows_with_the_texts():
+    checks.check_memory_grows()
+
+
+def test_a_fused_model_is_stored_once_and_can_be_saved(make_model, tmp_path):
+    model = make_model()
+    logits = model.transformer(torch.tensor([[3, 1, 4]])).logits
+    quick = FastTransformer(model.transformer, 1, 64)
+    attention, mlp = model.transformer.layers[0].self_attn, model.transformer.layers[0].mlp
+    for part in (attention.q_proj, attention.k_proj, attention.v_proj):
+        assert part.weight.untyped_storage().data_ptr() == quick.layers[0].qkv[0].untyped_storage().data_ptr()
+    assert mlp.up_proj.weight.untyped_storage().data_ptr() == quick.layers[0].gate_up[0].untyped_storage().data_ptr()
+    save_folder(model, tmp_path / "again", bits=None)
+    again = load_folder(tmp_path / "again", dtype=torch.float64)
+    assert torch.equal(again.transformer(torch.tensor([[3, 1, 4]])).logits, logits)
+
+
+# ---------------------------------------------------------------- what makes a launch recordable
+
+
+class NoLooking(TorchDispatchMode):
+    """Raises where a number would be looked at, or a shape depend on one: a recording could not do that."""
+
+    FORBIDDEN = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero", "equal", "lift_fresh")
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.__name__.split(".")[0]
+        assert name not in self.FORBIDDEN, f"{function} waits for the device"
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("sampling", [ms.Sampling(), ms.Sampling(0.8), ms.Sampling(0.8, 9, 0.9, 0.01)], ids=str)
+def test_no_launch_looks_at_a_number(sampling):
+    target, draft = (FastTransformer(model.transformer, 2, 64) for model in checks.pair())
+    for decoder in (FastDecoder(target, sampling), FastSpeculator(target, draft, 3, sampling)):
+        decoder.start([[3, 1, 4], [1]], seed=0)
+        addresses = [tensor.data_ptr() for tensor in decoder.state()]
+        with NoLooking():
+            decoder.launch(3)
+        assert [tensor.data_ptr() for tensor in decoder.state()] == addresses  # changed in place
+        with NoLooking(), pytest.raises(AssertionError, match="waits"):
+            int(decoder.count[0])
+
+
+def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
+    """What a recording's warm-up puts back is all there is to put back."""
+    target, draft = (FastTransformer(model.transformer, 1, 64) for model in checks.pair())
+    decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
+    decoder.start([[3, 1, 4, 1, 5]], seed=0)
+    decoder.launch(2)
+    before, numbers = [tensor.clone() for tensor in decoder.state()], decoder.generator.get_state()
+    texts = []
+    for _ in range(3):
+        decoder.step()
+        decoder.step()
+        texts.append(decoder.text.clone())
+        for tensor, value in zip(decoder.state(), before, strict=True):
+            tensor.copy_(value)
+        decoder.generator.set_state(numbers)
+    assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
+
+
+class FakeGraph:
+    """Replays by working again. While it is captured nothing happens, so what the work did then is undone."""
+
+    def __init__(self):
+        self.registered = []
+
+    def register_generator_state(self, generator):
+        self.registered.append(generator)
+
+    @contextmanager
+    def capture(self, recorded):
+        before, numbers = [tensor.clone() for tensor in recorded.state], recorded.generator.get_state()
+        yield
+        for tensor, value in zip(recorded.state, before, strict=True):
+            tensor.copy_(value)
+        recorded.generator.set_state(numbers)
+        self.replay = recorded.work
+
+
+def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
+    """The bookkeeping around a capture, with a stand-in for CUDA."""
+    target, draft = (FastTransformer(model.transformer, 1, 128) for model in checks.pair())
+    decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
+    decoder.start([[3, 1, 4, 1, 5]], seed=0)
+    decoder.launch(9)
+    expected = decoder.fetch()
+    stream = Mock()
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: graph.capture(decoder.recorded))
+    monkeypatch.setattr(record.Recorded, "recordable", lambda self: True)
+    monkeypatch.setattr(record.Recorded, "pool", None)
+    decoder.start([[3, 1, 4, 1, 5]], seed=0)
+    decoder.launch(9)
+    assert decoder.fetch() == expected
+    assert decoder.recorded.graph.registered == [decoder.generator]
+
+
+@pytest.mark.slow
+def test_blocks_compile_whole_and_once_for_all_layers(make_model):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    model = make_model(num_layers=4, qk_norm=True)
+    counter = CompileCounterWithBackend("aot_eager")
+    quick = FastTransformer(model.transformer, 1, 64)
+    quick.enter, quick.leave = (
+        torch.compile(piece, backend=counter, fullgraph=True, dynamic=False) for piece in (graphs.enter, graphs.leave)
+    )
+    tokens = torch.tensor([[3, 1, 4, 1, 5, 9]])
+    logits = torch.cat([quick.step(tokens[:, :1]), quick.step(tokens[:, 1:2]), quick.step(tokens[:, 2:])], 1)
+    assert torch.allclose(logits, model.transformer(tokens).logits)
+    assert counter.frame_count == 4  # two pieces, passes of one and of four tokens
+
+
+def test_every_product_can_be_somebody_else_s(make_model):
+    calls = []
+
+    def product(name, x, weight, bias):
+        calls.append((name, tuple(x.shape), tuple(weight.shape)))
+        return torch.nn.functional.linear(x, weight, bias)
+
+    model = make_model()
+    quick = FastTransformer(model.transformer, 1, 64,
+                            products=Products(*(partial(product, name) for name in Products._fields)))  # fmt: skip
+    quick.step(torch.tensor([[3, 1]]), last=torch.tensor([1]))
+    layer = [("qkv", (1, 2, 32), (64, 32)), ("out", (1, 2, 32), (32, 32)),
+             ("gate_up", (1, 2, 32), (96, 32)), ("down", (1, 2, 48), (32, 48))]  # fmt: skip
+    assert calls == [*layer, *layer, ("head", (1, 32), (64, 32))]
+
+
+# ---------------------------------------------------------------- for users
+
+
+def test_text_stop_and_stream(tiny_text):
+    pieces = []
+    expected = ms.generate(tiny_text, "Once upon", 30, stream=pieces.append)
+    quick, streamed = checks.slow(tiny_text), []
+    out = fast.generate(quick, "Once upon", 30, stream=streamed.append)
+    assert (out.text, out.tokens) == (expected.text, expected.tokens)
+    assert "".join(streamed) == "".join(pieces) == out.text
+    stop = expected.text[5:8]
+    assert fast.generate(quick, "Once upon", 30, stop=stop).text == expected.text.split(stop)[0]
+    shown = []
+    drafter = ms.drafters.Model(ms.Model("twin", tiny_text.transformer))
+    out = fast.speculate(quick, "Once upon", drafter, 3, 30, stop=stop, on_cycle=shown.append)
+    assert out.text == expected.text.split(stop)[0] and out.finish == "stop string"
+    assert shown == out.trace.cycles and out.trace.acceptance_rate == 1.0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_logits_are_an_error_not_a_token(make_model, temperature):
+    model, draft = make_model(), make_model(num_layers=1)
+    expected = fast.generate(model, [5, 9], 12, temperature=temperature, seed=0)
+    broken = make_model()
+    broken.transformer.layers[1].mlp.down_proj.weight[3, 4] = torch.nan
+    with pytest.raises(ValueError, match="NaN"):
+        fast.generate(broken, [5, 9], 12, temperature=temperature)
+    with pytest.raises(ValueError, match="NaN"):
+        fast.speculate(broken, [5, 9], ms.drafters.Model(draft), 2, 12, temperature=temperature)
+    if temperature:  # a greedy draft's are only bad guesses
+        with pytest.raises(ValueError, match="NaN"):
+            fast.speculate(model, [5, 9], ms.drafters.Model(broken), 2, 12, temperature=temperature)
+    assert fast.generate(model, [5, 9], 12, temperature=temperature, seed=0).tokens == expected.tokens
+
+
+def test_under_inference_mode_and_outside_it_alternately(make_model):
+    model, draft = make_model(), make_model(num_layers=1)
+    expected = ms.generate(checks.slow(model), [5, 9], 12).tokens
+    for inside in (True, False, True, False):
+        with torch.inference_mode(inside):
+            assert fast.generate(model, [5, 9], 12).tokens == expected
+            assert fast.speculate(model, [5, 9], ms.drafters.Model(draft), 2, 12).tokens == expected
+
+
+def test_a_model_with_a_fast_side_uses_it_for_single_prompts(make_model, monkeypatch):
+    """`ms.generate` and `ms.speculate` go there and nowhere else: same tokens, and no cycle's parts were timed."""
+    model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
+    drafter = ms.drafters.Model(draft)
+    expected = [ms.generate(model, [5, 9], 12).tokens, *(out.tokens for out in ms.generate(model, [[5, 9], [7]], 12))]
+    fast.accelerate(model)
+    asked = []
+    for name in ("generate", "speculate"):
+        real = getattr(model.backend, name)
+        monkeypatch.setattr(model.backend, name, lambda *a, real=real, name=name: asked.append(name) or real(*a))
+    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and asked == ["generate"]
+    out = ms.speculate(model, [5, 9], drafter, 3, 12)
+    assert out.tokens == expected[0] and asked == ["generate", "speculate"] and out.trace.seconds("verify") == 0
+    assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]  # a batch, and other drafters,
+    assert ms.speculate(model, [5, 9], ms.drafters.NGram(), 3, 12).tokens == expected[0]  # go the usual way
+    assert ms.speculate(model, [5, 9], drafter, "auto", 12).tokens == expected[0] and len(asked) == 2
+
+
+def test_load_says_when_it_cannot_be_fast(tiny_folder):
+    with pytest.warns(UserWarning, match="needs a CUDA device"):
+        model = fast.load(tiny_folder, device="cpu", fast=True)
+    assert model.backend is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fast.load(tiny_folder, device="cpu")
+        fast.load(tiny_folder, device="cpu", fast=False)
+
+
+def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
+    tiny, drafter = checks.slow(tiny), ms.drafters.Model(checks.slow(tiny_draft))
+    with pytest.raises(ValueError, match="max_new_tokens=600"):
+        fast.generate(tiny, [1], 600)
+    with pytest.raises(ValueError, match="batch of 2"):
+        fast.generate(tiny, [[1], [2]], 4)
+    with pytest.raises(ValueError, match="fixed k"):
+        fast.speculate(tiny, [1], drafter, "auto", 4)
+    with pytest.raises(ValueError, match="ms.drafters.Model"):
+        fast.speculate(tiny, [1], ms.drafters.NGram(), 4, 4)
+    with pytest.raises(ValueError, match="another model"):
+        fast.speculate(tiny, [1], ms.drafters.Model(tiny), 4, 4)
+    with pytest.raises(ValueError, match="k=0"):
+        fast.speculate(tiny, [1], drafter, 0, 4)
+    with pytest.raises(ValueError, match="same tokenizer"):
+        fast.speculate(tiny, [1], ms.drafters.Model(make_model(vocab_size=32)), 4, 4)
+    target, draft = FastTransformer(tiny.transformer, 1, 128), FastTransformer(tiny_draft.transformer, 1, 64)
+    with pytest.raises(ValueError, match="capacity=64"):
+        FastSpeculator(target, draft)
+    with pytest.raises(ValueError, match="its own memory"):
+        FastSpeculator(target, target)
+    with pytest.raises(ValueError, match="same rows"):
+        FastSpeculator(target, FastTransformer(tiny_draft.transformer, 2, 128))
+    with pytest.raises(ValueError, match="2 prompts"):
+        FastDecoder(target).start([[1], [2]])
+
+
+# ---------------------------------------------------------------- on a GPU, recorded
+
+CUDA = dict(device="cuda", dtype=torch.float32)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
+def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
+    """What is compiled between the products and around the verdict. On a GPU this is the default."""
+    target, draft = checks.pair()
+    texts = []
+    for compile in (False, True):
+        big, small = (FastTransformer(model.transformer, 2, 64, compile=compile) for model in (target, draft))
+        decoder = FastSpeculator(big, small, 3, Sampling(0.9))
+        decoder.start([[3, 1, 4, 1, 5], [9]], seed=7)
+        decoder.launch(10)
+        texts.append(decoder.fetch())
+    assert texts[0] == texts[1] and min(map(len, texts[0])) > 10
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_attention, checks.check_logits, checks.check_greedy, checks.check_end_is_a_cut, checks.check_lengths,
+     checks.check_capacity, checks.check_memory_grows],
+    ids=lambda check: check.__name__,
+)  # fmt: skip
+def test_recorded(check):
+    check(**CUDA)
+
+
+@pytest.mark.gpu
+def test_recorded_in_bfloat16():
+    checks.check_logits("cuda", torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_replay, checks.check_flat_memory, checks.check_graphs_come_and_go, checks.check_compiled],
+    ids=lambda check: check.__name__,
+)
+def test_recordings(check):
+    check()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("k", [None, 2, 3])
+def test_recorded_texts_follow_the_law(k):
+    checks.check_distribution("cuda", k, **checks.OTHER)

@@ -1,0 +1,190 @@
+"""What the ranks of test_parallel.py do. They are processes of their own, so this has to be importable."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.parallel import experts
+from minispec.parallel import tensor as parallel
+
+PROMPT = [5, 9, 2, 41, 7]
+TOKENS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
+FOUR_HEADS = dict(num_heads=8, num_kv_heads=4, head_dim=8)  # so that four ranks can share them
+KINDS = {
+    "llama": {},
+    "tied": dict(tie_embeddings=True),
+    "qwen2": dict(qkv_bias=True),
+    "qwen3": dict(qk_norm=True),
+    "all biases": dict(qkv_bias=True, out_bias=True, mlp_bias=True),
+    "fewer tokens": dict(head_vocab=32),
+}
+
+
+def facts_of_a_rank() -> dict:
+    """Whatever the tests ask of a group of ranks."""
+    facts = {"differences": {}, "sizes": {}, "experts": with_experts()}
+    if dist.get_world_size() == 2:
+        facts["dtensor"] = as_dtensor()  # slow to import
+    for kind, overrides in KINDS.items():
+        whole = random_model(dtype=torch.float32, **FOUR_HEADS, **overrides)
+        share = parallel.parallelize(whole)
+        facts["differences"][kind] = difference(whole, share)
+        facts["sizes"][kind] = whole.num_parameters, share.num_parameters
+
+    target, draft = random_model(**FOUR_HEADS), random_model(num_layers=1, **FOUR_HEADS)  # float64: no close calls
+    target_share, draft_share = parallel.parallelize(target), parallel.parallelize(draft)
+    facts["texts"] = {"whole": texts(target, draft, target), "shared": texts(target_share, draft_share, target)}
+    memory = [sum(m.nbytes for m in (cache.keys, cache.values))
+              for cache in (model.transformer.new_cache(2, 10) for model in (target, target_share))]  # fmt: skip
+    facts["memory"] = memory
+    facts["refusals"] = [refusal(lambda: ms.generate(target_share, PROMPT, 32, temperature=1.0)),  # a die for each rank
+                         refusal(lambda: parallel.parallelize(random_model(num_heads=9, num_kv_heads=3)))]  # fmt: skip
+    biased = random_model(dtype=torch.float32, **FOUR_HEADS, **KINDS["all biases"])
+    facts["mutants"] = {mutant.__name__: mutant(biased) for mutant in (no_sum, bias_everywhere, shuffled_vocabulary)}
+    return facts
+
+
+def difference(whole: ms.Model, share: ms.Model) -> float:
+    """The largest difference of any logit, with a cache and without."""
+    worst = 0.0
+    for caches in ((None, None), (whole.transformer.new_cache(2, 12), share.transformer.new_cache(2, 12))):
+        with torch.inference_mode():
+            for tokens in (TOKENS, TOKENS[:, :1]):
+                want, got = (m.transformer(tokens, c).logits for m, c in zip((whole, share), caches, strict=True))
+                worst = max(worst, float((got - want).nan_to_num(0, 0, 0).abs().max()))
+    return worst
+
+
+def texts(target: ms.Model, draft: ms.Model, whole: ms.Model) -> dict:
+    """Everything that the ranks should write as one process does."""
+    drafter, sampled = ms.drafters.Model(draft), dict(temperature=0.9, seed=11)
+    heads = ms.drafters.MedusaHeads(whole)
+    speculative = ms.speculate(target, PROMPT, drafter, 4, 16)
+    return {
+        "greedy": ms.generate(target, PROMPT, 16).tokens,
+        "sampled": ms.generate(target, PROMPT, 16, **sampled).tokens,
+        "batch": [out.tokens for out in ms.generate(target, [PROMPT, PROMPT[:2]], 8, **sampled)],
+        "speculative": speculative.tokens,
+        "speculative, sampled": ms.speculate(target, PROMPT, drafter, 3, 16, **sampled).tokens,
+        "n-grams": ms.speculate(target, PROMPT, ms.drafters.NGram(), 4, 16).tokens,
+        "medusa": ms.speculate(target, PROMPT, ms.drafters.Medusa(target, heads, nodes=6), 4, 16).tokens,
+        "accepted": speculative.trace.acceptance_rate,
+    }
+
+
+def refusal(act) -> str:
+    try:
+        act()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+# ---- mutants: each gives the difference that its bug makes ----
+
+
+def no_sum(whole: ms.Model) -> float:
+    """A rank keeps its own part of a row-parallel product."""
+    return with_method(parallel.RowParallel, "forward", parallel.Linear.forward, whole)
+
+
+def bias_everywhere(whole: ms.Model) -> float:
+    """The bias is added before the sum, so once by each rank."""
+
+    def forward(self, x):
+        y = parallel.Linear.forward(self, x) + self.whole_bias
+        dist.all_reduce(y)
+        return y
+
+    return with_method(parallel.RowParallel, "forward", forward, whole)
+
+
+def shuffled_vocabulary(whole: ms.Model) -> float:
+    """Logits are gathered in another order than they were given out."""
+
+    def forward(self, x):
+        return right(self, x).roll(1, -1)
+
+    right = parallel.VocabularyParallel.forward
+    return with_method(parallel.VocabularyParallel, "forward", forward, whole)
+
+
+def with_method(owner: type, name: str, wrong, whole: ms.Model) -> float:
+    right = getattr(owner, name)
+    setattr(owner, name, wrong)
+    try:
+        return difference(whole, parallel.parallelize(whole))
+    finally:
+        setattr(owner, name, right)
+
+
+# ---- the other ranks ----
+
+
+def as_dtensor() -> float:
+    """PyTorch's parallelize_module by our plan, against our own cut."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    whole = random_model(dtype=torch.float32, **FOUR_HEADS)
+    ours = parallel.parallelize(whole)
+    theirs = random_model(dtype=torch.float32, **FOUR_HEADS)
+    ranks = dist.get_world_size()
+    parallelize_module(theirs.transformer, init_device_mesh("cpu", (ranks,)), parallel.dtensor_plan())
+    theirs.transformer.config = ours.config
+    assert replace(ours.config, **FOUR_HEADS) == whole.config
+    with torch.no_grad():
+        return float((theirs.transformer(TOKENS).logits - ours.transformer(TOKENS).logits).abs().max())
+
+
+def with_experts() -> tuple[float, int]:
+    """How far this rank's tokens are from what one process makes of them, and how many went elsewhere."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    weights = experts.Mixture.random(ranks)
+    x = torch.randn(22, 64, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    y, sent, _ = experts.my_share(weights, x)
+    want = experts.mixture(weights, x).tensor_split(ranks)[rank]
+    return float((y - want).abs().max()), sum(sent) - sent[rank]
+
+
+def somebody_dies(how: str, diary: str) -> None:
+    """In the middle of a text, rank 1 is no longer there. If anybody waits until it wakes up, its diary tells."""
+    share, passes = parallel.parallelize(random_model(**FOUR_HEADS)), []
+
+    def accident(*_):
+        passes.append(1)
+        if dist.get_rank() == 1 and len(passes) == 4:
+            if how == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+            Path(diary).write_text("they waited for me")
+
+    written = []
+    hook = share.transformer.embed_tokens.register_forward_pre_hook(
+        lambda *_: (written.append(1), accident(written))[1]
+    )
+    ms.generate(share, PROMPT, 32)
+    hook.remove()
+
+
+if __name__ == "__main__":  # by torchrun: minispec.parallel.tensor, but rank 1 dies after a few passes
+    passes = []
+    embed = torch.nn.Embedding.forward
+
+    def forward(self, tokens):
+        passes.append(1)
+        if os.environ["RANK"] == "1" and len(passes) > 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return embed(self, tokens)
+
+    torch.nn.Embedding.forward = forward
+    raise SystemExit(parallel.main(["--tokens", "400"]))

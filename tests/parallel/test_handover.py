@@ -1,0 +1,190 @@
+"""What is handed over: option names that exist, folders that others can read, and the same greedy tokens elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import minispec as ms
+from minispec.drafters.medusa import MedusaHeads
+from minispec.parallel import handover
+from minispec.parallel.handover import ENGINES, Order
+
+HUB = "meta-llama/Llama-3.1-8B-Instruct"
+# What the sources in handover.READ define. A name that is not here does not exist there.
+VLLM_FIELDS = {
+    "method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method",
+}  # fmt: skip
+VLLM_METHODS = {"ngram", "suffix", "draft_model", "medusa", "eagle3"}
+SGLANG_OPTIONS = {
+    "--model-path", "--tp-size", "--speculative-algorithm", "--speculative-draft-model-path",
+    "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens",
+    "--speculative-use-rejection-sampling", "--speculative-ngram-max-bfs-breadth",
+    "--speculative-ngram-max-trie-depth",
+}  # fmt: skip
+
+
+def order(drafter: str, **options) -> Order:
+    return Order(drafter, HUB, draft="a/draft", heads="some/heads", **options)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.mark.parametrize("drafter", handover.DRAFTERS)
+def test_vllm_gets_a_config_of_known_fields(drafter):
+    words = shlex.split(handover.vllm(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
+    assert words[:4] == ["vllm", "serve", HUB, "--speculative-config"] and words[5:] == ["--tensor-parallel-size", "2"]
+    config = json.loads(words[4])
+    assert set(config) <= VLLM_FIELDS and config["method"] in VLLM_METHODS and config["num_speculative_tokens"] == 5
+
+
+def test_vllms_ngram_knows_both_lengths():
+    command = handover.vllm(order("ngram", n_max=4, n_min=2))
+    assert '"prompt_lookup_max": 4' in command and '"prompt_lookup_min": 2' in command
+
+
+@pytest.mark.parametrize("drafter", ["ngram", "model", "eagle"])
+def test_sglang_gets_known_options(drafter):
+    words = shlex.split(handover.sglang(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
+    assert {word for word in words if word.startswith("--")} <= SGLANG_OPTIONS
+    assert words[words.index("--speculative-num-draft-tokens") + 1] == "6"  # with the last token
+    assert words[words.index("--tp-size") + 1] == "2"
+
+
+@pytest.mark.parametrize(
+    ("engine", "drafter"),
+    [("sglang", "suffix"), ("sglang", "medusa"), ("transformers", "suffix"), ("transformers", "medusa"),
+     ("transformers", "eagle")],
+)  # fmt: skip
+def test_what_an_engine_lacks_is_refused(engine, drafter):
+    with pytest.raises(ValueError, match=f"{drafter}.* no such .*; take "):
+        ENGINES[engine](order(drafter))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "key"),
+    [
+        (dict(drafter="magic"), "drafter='magic'"),
+        (dict(drafter="ngram", k=0), "k=0"),
+        (dict(drafter="ngram", n_max=1, n_min=2), "n_max=1"),
+        (dict(drafter="model"), "--draft"),
+        (dict(drafter="eagle"), "--heads"),
+    ],
+)
+def test_bad_orders_are_refused(arguments, key):
+    with pytest.raises(ValueError, match=re.escape(key)):
+        Order(**dict(model=HUB) | arguments)
+
+
+def test_a_script_for_several_devices_is_refused():
+    with pytest.raises(ValueError, match="ranks=2"):
+        handover.transformers(order("ngram", ranks=2))
+
+
+# ---------------------------------------------------------------- the command line
+
+
+def test_a_hub_model_is_named_as_it_is(run):
+    code, out, _ = run("handover", "--engine", "vllm", "--drafter", "ngram", "--model", HUB)
+    assert code == 0 and f"vllm serve {HUB}" in out and "commit" in out.splitlines()[0]
+    code, out, _ = run("handover", "--engine", "sglang", "--drafter", "ngram", "--model", "smollm2")
+    assert code == 0 and "HuggingFaceTB/SmolLM2-135M-Instruct" in out
+
+
+def test_what_no_engine_can_read_asks_for_an_export(run):
+    code, out, err = run("handover", "--engine", "vllm", "--drafter", "ngram", "--model", "micro")
+    assert (code, out) == (2, "") and "--export" in err
+
+
+def test_nothing_is_written_for_an_engine_that_refuses(run, tmp_path):
+    code, _, _ = run("handover", "--engine", "sglang", "--drafter", "suffix", "--export", tmp_path / "x")
+    assert code == 2 and not (tmp_path / "x").exists()
+
+
+def test_medusa_heads_are_exported_and_all_of_them_draft(run, tmp_path, tiny_folder):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    MedusaHeads(target, 3).save(target, tmp_path / "heads")
+    options = ["--engine", "vllm", "--drafter", "medusa", "--model", tiny_folder, "--heads", tmp_path / "heads"]
+    assert run("handover", *options)[0] == 2  # ours, so that it has to be exported
+    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
+    assert code == 0 and '"num_speculative_tokens": 3' in out and str(tmp_path / "x" / "medusa") in out
+    assert (tmp_path / "x" / "medusa" / "model.safetensors").is_file()
+
+
+def test_our_eagle_heads_are_refused_honestly(run, tmp_path, tiny_folder):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    ms.drafters.EagleHead(target, torch.arange(8)).save(target, tmp_path / "heads")
+    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", "--model", HUB, "--heads",
+                       tmp_path / "heads")  # fmt: skip
+    assert code == 2 and "speculators" in err
+
+
+def test_a_reduced_vocabulary_is_refused(make_model, tmp_path):
+    with pytest.raises(ValueError, match="32 of its 64 tokens"):
+        handover.export_model(make_model(head_vocab=32), tmp_path)
+
+
+# ---------------------------------------------------------------- what the engines will read
+
+
+@pytest.mark.parametrize("head_ids", [None, [1, 5, 9, 40, 63]])
+def test_exported_medusa_heads_compute_the_same_by_vllms_formula(make_model, tmp_path, head_ids):
+    target, generator = make_model(dtype=torch.float32), torch.Generator().manual_seed(0)
+    heads = MedusaHeads(target, 3, None if head_ids is None else torch.tensor(head_ids))
+    with torch.no_grad():
+        for part in (heads.weight, heads.bias):
+            part.copy_(0.3 * torch.randn(part.shape, generator=generator))
+    handover.export_medusa(heads, target, tmp_path)
+    tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
+    assert config["model_type"] == "medusa" and config["num_heads"] == 3 and config["vocab_size"] == 64
+    assert config["truncated_vocab_size"] == (64 if head_ids is None else 5) and config["medusa_fc_bias"]
+    h = torch.randn(4, 32, generator=generator)
+    for i in range(3):
+        x = h + F.silu(F.linear(h, tensors[f"blocks.{i}.layers.0.weight"], tensors[f"blocks.{i}.layers.0.bias"]))
+        assert torch.allclose(x @ tensors["lm_head.weight"].T, heads(h)[:, i], atol=1e-6)
+    assert ("token_map" in tensors) == (head_ids is not None)
+    assert head_ids is None or tensors["token_map"].tolist() == head_ids
+
+
+COUNT_PASSES = """
+import transformers.models.llama.modeling_llama as llama
+
+passes, forward = [], llama.LlamaForCausalLM.forward
+
+def counted(self, *args, **kwargs):
+    passes.append(self.config.num_hidden_layers)
+    return forward(self, *args, **kwargs)
+
+llama.LlamaForCausalLM.forward = counted
+"""
+
+
+@pytest.mark.slow
+def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
+    """Both scripts in one process: transformers takes seconds to import."""
+    prompt, code = "Once upon a time, there was a little", COUNT_PASSES
+    for drafter in ("model", "ngram"):
+        options = ["--drafter", drafter, "--model", "micro", "--draft", "micro-draft", "--export", tmp_path]
+        status, script, err = run("handover", "--engine", "transformers", *options, "--prompt", prompt, "--tokens", 40)
+        assert status == 0, err
+        code += f"{script}\nprint('passes', passes.count(6), passes.count(2)); passes.clear()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    target, draft = (ms.load(name, device="cpu") for name in ("micro", "micro-draft"))
+    plain = ms.generate(target, prompt, 40)
+    assert [json.loads(line) for line in lines if line.startswith("[")] == [plain.tokens, plain.tokens]
+    assert plain.text in done.stdout
+    ours = ms.speculate(target, prompt, ms.drafters.Model(draft), 4, 40).trace.target_passes
+    with_draft, with_ngrams = ([int(n) for n in line.split()[1:]] for line in lines if line.startswith("passes"))
+    assert abs(with_draft[0] - ours) <= 1  # its first pass reads the prompt, too
+    assert with_draft[1] > 0 == with_ngrams[1] and with_ngrams[0] <= 40

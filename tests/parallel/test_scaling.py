@@ -1,0 +1,89 @@
+"""Scaling on paper: the doctests, and what must hold whatever the numbers are."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from minispec import theory
+from minispec.parallel import scaling
+from minispec.parallel.scaling import H200_NODES, LLAMA_8B, LLAMA_70B, LLAMA_405B
+
+
+def test_every_number_in_the_file_is_right():
+    assert doctest.testmod(scaling).failed == 0
+
+
+def test_shapes_have_the_sizes_of_their_names():
+    sizes = [round(shape.parameters / 1e9, 1) for shape in (scaling.LLAMA_1B, LLAMA_8B, LLAMA_70B, LLAMA_405B)]
+    assert sizes == [1.2, 8.0, 70.6, 405.9]
+
+
+def test_one_gpu_is_the_roofline_of_theory():
+    alone = scaling.parallel_pass_time(LLAMA_8B, 1, batch=4, tokens=5, context=100)
+    kv = theory.kv_bytes_per_token(32, 8, 128)
+    assert alone == theory.pass_time(theory.H200, LLAMA_8B.weights, 4, 5, 100, 2, kv, 32 * 32 * 128)
+
+
+@pytest.mark.parametrize("shape", [LLAMA_8B, LLAMA_70B, LLAMA_405B])
+def test_no_number_of_gpus_gains_more_than_itself(shape):
+    for ranks in (1, 2, 4, 8, 16, 32):
+        assert scaling.parallel_speedup(shape, ranks) <= ranks + 1e-9
+
+
+def test_larger_models_scale_further():
+    for ranks in (2, 4, 8, 16, 32):
+        small, middle, large = (scaling.parallel_speedup(s, ranks) for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B))
+        assert small < middle < large
+
+
+def test_the_cache_is_divided_up_to_one_head_a_gpu():
+    """Beyond eight GPUs a long context costs each of them what it cost before."""
+
+    def reading(ranks):
+        options = dict(batch=8, cluster=H200_NODES)
+        long, none = (scaling.parallel_pass_time(LLAMA_70B, ranks, context=c, **options) for c in (100_000, 0))
+        return long - none
+
+    assert reading(1) / reading(8) == pytest.approx(8)
+    assert reading(16) == pytest.approx(reading(8))
+
+
+def test_bytes_are_those_of_theory_and_the_logits():
+    layers = theory.tensor_parallel_bytes(80, 8192, 8, batch=3, tokens=5)
+    assert scaling.communication_bytes(LLAMA_70B, 8, 3, 5) == layers + 7 / 8 * 3 * 5 * 128_256 * 2
+    assert scaling.communication_bytes(LLAMA_70B, 1) == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_speculation_pays_up_to_the_last_paying_batch(ranks):
+    last = scaling.last_paying_batch(LLAMA_70B, ranks)
+    assert (
+        scaling.speculation_speedup(LLAMA_70B, ranks, last)
+        > 1
+        >= scaling.speculation_speedup(LLAMA_70B, ranks, last + 1)
+    )
+
+
+def test_a_useless_draft_never_pays_and_a_perfect_one_pays_longer():
+    assert scaling.last_paying_batch(LLAMA_8B, 1, alpha=0.0) == 0
+    batches = [scaling.last_paying_batch(LLAMA_8B, 1, alpha=alpha) for alpha in (0.5, 0.7, 0.9)]
+    assert batches == sorted(batches) and batches[0] < batches[-1]
+    assert scaling.last_paying_batch(LLAMA_8B, 1, most=7) == 7
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="ranks=64 does not divide the 32 heads"):
+        scaling.parallel_pass_time(LLAMA_8B, 64)
+    with pytest.raises(ValueError, match="ranks=0"):
+        scaling.communication_time(LLAMA_8B, 0)
+    with pytest.raises(ValueError, match="spare"):
+        scaling.gpus_to_hold(LLAMA_8B, spare=1.0)
+
+
+def test_the_table_is_complete():
+    rows = scaling.table()
+    assert {row["model"] for row in rows} == {s.name for s in (LLAMA_8B, LLAMA_70B, LLAMA_405B)}
+    assert [row["gpus"] for row in rows if "405B" in row["model"]] == [1, 2, 4, 8, 16, 32, 64]
+    assert all(0 <= row["communication"] < 1 for row in rows)

@@ -1,0 +1,554 @@
+"""Checks that the block pool and the scheduler keep their promises, against a memory that really holds tokens.
+
+test_blocks.py and test_scheduler.py run them on minispec as it is; test_block_mutants.py runs the same functions while
+one part is broken on purpose, and expects them to fail.
+
+`Memory` stands for the tensors: slot → token. A text is right when its request reads it back through its table.
+"""
+
+from __future__ import annotations
+
+import json
+from random import Random
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from minispec.serving import blocks, scheduler
+from minispec.serving.scheduler import Request, Result
+
+
+class Memory:
+    def __init__(self, pool):
+        self.pool, self.slots = pool, {}
+
+    def copy(self, copies):
+        size = self.pool.block_size
+        for source, destination in copies:
+            for i in range(size):
+                self.slots[destination * size + i] = self.slots.get(source * size + i)
+
+    def write(self, request, start, tokens):
+        self.slots.update(zip(self.pool.slots(request, start, start + len(tokens)), tokens, strict=True))
+
+    def read(self, request, stop):
+        return [self.slots.get(slot) for slot in self.pool.slots(request, 0, stop)]
+
+    def read_blocks(self, table):
+        size = self.pool.block_size
+        return [self.slots.get(block * size + i) for block in table for i in range(size)]
+
+    def fill(self, request, tokens):
+        """Prefill: start the request, compute what is not cached, keep all of it."""
+        cached = self.pool.start(request, tokens)
+        self.write(request, cached, tokens[cached:])
+        self.pool.commit(request, tokens)
+        return cached
+
+
+# ---- the pool, by chance -------------------------------------------------------------------------------------------
+
+# Hypothesis chooses what happens; how exactly follows from a seed, since lists of its own are mostly short or empty.
+chance = st.integers(0, 2**32).map(Random)
+
+
+def words(random: Random, least: int, most: int) -> list[int]:
+    """Two words only, so that texts often begin alike."""
+    return random.choices((0, 1), k=random.randint(least, most))
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Requests start, grow with drafts that are partly refused, fork, roll back and end, in any order."""
+
+    steps = 0
+
+    @initialize(
+        num_blocks=st.sampled_from([3, 8, 16, 32]),
+        block_size=st.sampled_from([1, 2, 3, 4]),
+        sharing=st.sampled_from([True, True, False]),
+    )
+    def make(self, num_blocks, block_size, sharing):
+        self.pool = blocks.BlockPool(num_blocks, block_size, sharing)
+        self.memory, self.texts, self.seen, self.ids = Memory(self.pool), {}, [[]], 0
+        for seed in range(2):
+            self.start(Random(seed))
+
+    def new_id(self):
+        self.ids += 1
+        return self.ids
+
+    @rule(random=chance)
+    def arrive(self, random):
+        self.start(random)
+
+    def start(self, random):
+        tokens = random.choice([*self.seen, *self.texts.values()]) + words(random, 0, 9)
+        request, pool = self.new_id(), self.pool
+        running = sum(pool.refcount[block] > 0 for block in pool.match_prefix(tokens))
+        fits = pool.blocks_for(len(tokens)) - running <= pool.num_free
+        cached = pool.start(request, tokens)
+        assert (cached is not None) == fits
+        if cached is not None:
+            assert cached < max(1, len(tokens)), "a prefix hit must leave a token to compute"
+            assert self.memory.read(request, cached) == tokens[:cached]
+            self.memory.write(request, cached, tokens[cached:])
+            kept = random.choice((len(tokens), random.randint(cached, len(tokens))))
+            pool.commit(request, tokens, kept)
+            pool.trim(request)
+            self.texts[request] = tokens[:kept]
+
+    @precondition(lambda self: self.texts)
+    @rule(random=chance)
+    def pass_over_some(self, random):
+        for request in random.sample(list(self.texts), k=(len(self.texts) + 1) // 2):
+            self.append(request, random)
+
+    def append(self, request, random):
+        pool = self.pool
+        text, tokens, drafts = self.texts[request], words(random, 1, 3), words(random, 0, 6)
+        whole = text + tokens + drafts
+        for total in (len(text) + len(tokens), len(whole)):  # the certain ones first, then the lookahead slots
+            copies = pool.allocate(request, total)
+            if copies is None:
+                assert pool.blocks_for(total) + 1 - len(pool.table(request)) > pool.num_free
+                self.end(request)  # or nothing would happen any more
+                return
+            self.memory.copy(copies)
+        if random.random() < 0.2:  # between allocation and pass
+            child = self.new_id()
+            self.memory.copy(pool.fork(request, child))
+            self.texts[child] = text
+        self.memory.write(request, len(text), whole[len(text) :])
+        self.texts[request] = whole[: len(text) + len(tokens) + random.randint(0, len(drafts))]
+        pool.commit(request, whole, len(self.texts[request]))
+        pool.trim(request)
+
+    @precondition(lambda self: self.texts)
+    @rule(random=chance)
+    def fork(self, random):
+        parent, child = random.choice(list(self.texts)), self.new_id()
+        self.memory.copy(self.pool.fork(parent, child))
+        self.texts[child] = self.texts[parent]
+
+    @precondition(lambda self: self.texts)
+    @rule(random=chance)
+    def roll_back(self, random):
+        request = random.choice(list(self.texts))
+        self.texts[request] = self.texts[request][: -random.randint(1, 6)]
+        self.pool.trim(request, len(self.texts[request]))
+
+    @precondition(lambda self: self.texts)
+    @rule(random=chance)
+    def free(self, random):
+        self.end(random.choice(list(self.texts)))
+
+    def end(self, request):
+        self.pool.free(request)
+        self.seen = [*self.seen, self.texts.pop(request)][-8:]
+
+    @precondition(lambda self: self.pool.cached_blocks)
+    @rule(random=chance)
+    def evict(self, random):
+        """A stranger takes many of the free blocks, fills them with its own text and leaves without a trace."""
+        tokens = [7] * random.randint(1, min(12, self.pool.num_free * self.pool.block_size))
+        self.pool.start("stranger", tokens)
+        self.memory.write("stranger", 0, tokens)
+        self.pool.free("stranger")
+
+    @invariant()
+    def books_balance(self):
+        if not hasattr(self, "pool"):
+            return
+        type(self).steps += 1
+        self.pool.check_integrity()
+        for request, text in self.texts.items():
+            assert self.memory.read(request, len(text)) == text, f"request {request} reads somebody else's tokens"
+            assert len(self.pool.table(request)) == self.pool.blocks_for(len(text)), "surplus blocks were kept"
+        for text in self.seen:
+            for tokens in (text, [*text, 0]):
+                found = self.pool.match_prefix(tokens)
+                assert len(found) * self.pool.block_size < max(1, len(tokens))
+                assert self.memory.read_blocks(found) == tokens[: len(found) * self.pool.block_size]
+        stats = self.pool.stats()
+        assert stats.tokens == sum(map(len, self.texts.values())) >= stats.tokens_stored
+        assert 0 <= stats.waste <= (self.pool.block_size - 1) * len(self.texts)
+
+    def teardown(self):
+        if hasattr(self, "pool"):
+            for request in self.texts:
+                self.pool.free(request)
+            self.pool.check_integrity()
+            assert self.pool.num_used == 0 and not any(self.pool.refcount)
+
+
+# ---- the scheduler, by chance --------------------------------------------------------------------------------------
+
+
+class Server:
+    """A scheduler with a scripted model: every request has the text it must end with, drafts are right by chance.
+
+    One `step` is one step of an engine, with all that may be observed in it checked.
+    """
+
+    def __init__(self, scheduler):
+        self.scheduler, self.memory = scheduler, Memory(scheduler.pool)
+        self.requests: dict[int, Request] = {}
+        self.scripts: dict[int, list[int]] = {}
+        self.records = []
+
+    def add(self, request: Request, script: list[int]):
+        """`script`: what it writes after its prompt; shorter than max_new_tokens if it stops by itself."""
+        self.scheduler.add(request)
+        self.requests[request.id], self.scripts[request.id] = request, [*request.prompt, *script]
+
+    def step(self, random: Random, abort=0.0, fail=0.0):
+        plan, pool = self.scheduler, self.scheduler.pool
+        running, waiting = list(plan.running), list(plan.waiting)
+        step = plan.schedule()
+        self.check_plan(step, running, waiting)
+        self.memory.copy(step.copies)
+        results, paths = {}, {}
+        for row in step.rows:
+            request = row.request
+            paths[request.id] = self.draft(row, self.scripts[request.id], random)
+            if random.random() < abort:
+                plan.abort(request.id)
+            else:
+                read = self.memory.read(request.id, row.start)
+                assert read == request.tokens[: row.start], f"request {request.id} reads {read}"
+        for row in step.rows:
+            request = row.request
+            if request.finish is None and random.random() >= fail:
+                self.memory.write(request.id, row.start, row.tokens)
+                results[request.id] = self.verify(row, self.scripts[request.id], paths[request.id])
+        record = plan.update(step, results)
+        self.check_after(step, record, results)
+        assert pool.num_used == record.used_blocks and json.loads(record.to_json())["step"] == step.number
+        self.records.append(record)
+        return record
+
+    def draft(self, row, script, random):
+        """Chains with side branches between: which nodes are the chain is returned."""
+        request, path = row.request, []
+        depth = random.randint(0, row.draft_length)
+        side = row.num_lookahead_tokens - row.draft_length
+        for i in range(depth):
+            extra = random.randint(0, side)
+            side -= extra
+            request.draft_tokens += [random.randint(0, 1) for _ in range(extra)]
+            path.append(len(request.draft_tokens))
+            place = request.num_tokens + i
+            right = random.random() < 0.7 and place < len(script)
+            request.draft_tokens.append(script[place] if right else random.randint(0, 1))
+        return path
+
+    def verify(self, row, script, path):
+        request = row.request
+        if not row.emits:
+            return Result()
+        n, accepted = request.num_tokens, 0
+        while accepted < len(path) and script[n + accepted : n + accepted + 1] == [
+            request.draft_tokens[path[accepted]]
+        ]:
+            accepted += 1
+        slots = self.memory.pool.slots(request.id, n, n + len(request.draft_tokens))
+        for i, node in enumerate(path[:accepted]):  # the accepted path moves together
+            self.memory.slots[slots[i]] = self.memory.slots[slots[node]]
+        tokens = script[n : n + accepted + 1]
+        stops = n + len(tokens) == len(script) and len(script) < len(request.prompt) + request.max_new_tokens
+        return Result(tokens, accepted, "stop" if stops else None)
+
+    def check_plan(self, step, running, waiting):
+        plan = self.scheduler
+        ids = [row.request.id for row in step.rows]
+        assert len(ids) == len(set(ids))
+        assert sum(row.count + row.num_lookahead_tokens for row in step.rows) <= plan.token_budget, "over budget"
+        assert len(plan.running) <= plan.max_num_seqs, "too many at once"
+        assert all(row.count <= plan.max_chunk for row in step.rows)
+        for row in step.rows:
+            assert row.start == row.request.num_computed_tokens
+            assert plan.pool.tables[row.request.id].reserved >= row.start + row.count + row.num_lookahead_tokens
+        out = len(step.preempted)
+        assert step.preempted == [r.id for r in reversed(running)][:out], "not the last ones were pushed out"
+        assert not out or out < len(running), "the first one was pushed out"
+        came = len(step.admitted)
+        assert step.admitted == [r.id for r in waiting][:came], "somebody was overtaken"
+        decoding = {r.id for r in running if r.num_tokens - r.num_computed_tokens == 1} - set(step.preempted)
+        assert decoding <= set(ids), "a decoding request was left out"
+        if isinstance(plan, scheduler.StaticScheduler):
+            assert not (running and step.admitted), "a static batch was joined"
+
+    def check_after(self, step, record, results):
+        self.scheduler.check_integrity()
+        assert all(not r.draft_tokens for r in self.requests.values())
+        for row in record.rows:
+            if row.id in results and row.phase != "prefill":
+                assert row.tokens == 1 + row.drafted and row.accepted <= row.drafted
+        for row in step.rows:
+            request = row.request
+            if request.id in results and request.finish is None:
+                assert request.num_tokens - request.num_computed_tokens == 1 or not request.output or row.prefill
+        for id in record.finished:
+            request, script = self.requests.pop(id), self.scripts.pop(id)
+            assert request.status == "finished" and id not in self.scheduler.requests
+            if request.finish == "aborted":
+                assert request.tokens == script[: request.num_tokens]
+            else:
+                full = len(script) == len(request.prompt) + request.max_new_tokens
+                assert request.tokens == script and request.finish == ("length" if full else "stop")
+        for id, request in self.requests.items():
+            assert request.tokens == self.scripts[id][: request.num_tokens]
+
+    def run(self, random, limit=3000, **chances):
+        for _ in range(limit):
+            if not self.scheduler.requests:
+                break
+            self.step(random, **chances)
+        self.step(random)  # nothing to do is no error, and what ended between steps gets recorded
+        assert not self.scheduler.requests and not self.requests, "somebody never ends"
+        pool = self.scheduler.pool
+        assert pool.num_used == 0 and not any(pool.refcount) and not pool.tables, "blocks leak"
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    steps = 0
+
+    @initialize(
+        pool=st.tuples(st.integers(4, 16), st.integers(1, 4), st.sampled_from(["sharing", "paged", "contiguous"])),
+        seqs=st.integers(1, 5),
+        spare=st.integers(0, 12),
+        chunk=st.none() | st.integers(1, 6),
+        lookahead=st.integers(0, 4),
+        extra=st.integers(0, 2),
+        static=st.booleans(),
+    )
+    def make(self, pool, seqs, spare, chunk, lookahead, extra, static):
+        num_blocks, size, kind = pool
+        if kind == "contiguous":
+            made = blocks.ContiguousPool(num_blocks, size, max_length=max(1, num_blocks * size // 2))
+        else:
+            made = blocks.BlockPool(num_blocks, size, kind == "sharing")
+        policy = scheduler.StaticScheduler if static else scheduler.Scheduler
+        plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, extra_slots=extra)
+        self.server, self.ids = Server(plan), 0
+
+    @rule(random=chance)
+    def add(self, random):
+        plan = self.server.scheduler
+        for _ in range(random.randint(1, 4)):
+            self.ids += 1
+            prompt, new = words(random, 1, 12), random.randint(1, 14)
+            request = Request(self.ids, prompt, new, random.choice((0, 0, 0, -1, 1)), random.choice((None, None, 0, 6)))
+            if len(prompt) + new - 1 <= plan.pool.max_tokens:
+                self.server.add(request, words(random, random.choice((1, new)), new))
+                continue
+            before = list(plan.waiting)
+            try:
+                plan.add(request)
+            except ValueError as error:
+                assert "blocks" in str(error) and before == plan.waiting and request.id not in plan.requests
+            else:
+                raise AssertionError("a request that can never fit was let in")
+
+    @precondition(lambda self: self.server.scheduler.requests)
+    @rule(random=chance, trouble=st.sampled_from([0, 0, 1]))
+    def step(self, random, trouble):
+        self.server.step(random, abort=0.1 * trouble, fail=0.3 * trouble)
+
+    @precondition(lambda self: self.server.scheduler.requests)
+    @rule(random=chance)
+    def some_steps(self, random):
+        for _ in range(3):
+            self.server.step(random)
+
+    @precondition(lambda self: len(self.server.scheduler.requests) > 3)
+    @rule(random=chance)
+    def abort(self, random):
+        self.server.scheduler.abort(random.choice(list(self.server.scheduler.requests)))
+
+    @invariant()
+    def books_balance(self):
+        if hasattr(self, "server"):
+            type(self).steps += 1
+            self.server.scheduler.check_integrity()
+
+    def teardown(self):
+        if hasattr(self, "server"):
+            self.server.run(Random(0))
+
+
+def run_machine(machine, examples: int, steps: int = 50, shrink: bool = False) -> int:
+    """Run a state machine; returns how many steps it really took."""
+    machine.steps = 0
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            phases=phases,
+            derandomize=True,  # the same choices in every run
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            print_blob=False,
+            report_multiple_bugs=False,
+        ),
+    )
+    return machine.steps
+
+
+def check_pool(examples: int = 100) -> None:
+    run_machine(PoolMachine, examples)
+
+
+def check_scheduler(examples: int = 60) -> None:
+    run_machine(SchedulerMachine, examples, steps=25)
+
+
+# ---- single promises, without chance -------------------------------------------------------------------------------
+
+
+def check_whole_prompt_is_never_cached() -> None:
+    pool = blocks.BlockPool(8, 4)
+    memory = Memory(pool)
+    memory.fill("a", list(range(8)))
+    assert memory.fill("b", list(range(8))) == 4  # the second block would be all of it
+    assert memory.fill("c", list(range(9))) == 8
+    assert pool.match_prefix([0, 1, 2, 3]) == [] and pool.match_prefix([]) == []
+
+
+def check_least_recently_used_goes_first() -> None:
+    pool = blocks.BlockPool(4, 1)
+    memory = Memory(pool)
+    for request, token in (("a", 1), ("b", 2), ("c", 3), ("d", 4)):
+        memory.fill(request, [token])
+    for request in "bacd":
+        pool.free(request)
+    memory.fill("a again", [1, 9])  # uses 1 and evicts 2, the longest unused
+    assert [bool(pool.match_prefix([token, 0])) for token in (1, 2, 3, 4)] == [True, False, True, True]
+    pool.free("a again")  # now 3 and 4 are older than 1
+    memory.fill("e", [5, 6])
+    assert [bool(pool.match_prefix([token, 0])) for token in (1, 3, 4)] == [True, False, False]
+    assert pool.stats().evictions == 3
+
+
+def check_the_end_of_a_prefix_goes_first() -> None:
+    pool = blocks.BlockPool(3, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3, 4, 5, 6])
+    pool.free("a")
+    memory.fill("b", [7, 8])
+    assert len(pool.match_prefix([1, 2, 3, 4, 5, 6, 0])) == 2
+
+
+def check_cached_blocks_are_given_out_once() -> None:
+    """Of three free blocks, two hold the beginning of a prompt that needs four: it does not fit."""
+    pool = blocks.BlockPool(3, 2)
+    Memory(pool).fill("a", [1, 2, 3, 4])
+    pool.free("a")
+    assert pool.start("b", [1, 2, 3, 4, 5, 6, 7]) is None and pool.start("c", [1, 2, 3, 4, 5]) == 4
+    pool.check_integrity()
+
+
+def check_drafts_are_not_hashed() -> None:
+    """Refused drafts fill a block, but nobody may find it."""
+    pool = blocks.BlockPool(8, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3])
+    memory.copy(pool.allocate("a", 7))
+    memory.write("a", 3, [4, 5, 6, 7])
+    assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
+    pool.commit("a", [1, 2, 3, 4, 5, 6, 7], 4)  # only the 4 was accepted
+    pool.trim("a")
+    assert len(pool.table("a")) == 2 and len(pool.match_prefix([1, 2, 3, 4, 5, 6, 7, 8])) == 2
+
+
+def check_forks_part_ways() -> None:
+    """Two texts that share a half-filled block and go on differently: both keep their own, and the books balance."""
+    pool = blocks.BlockPool(8, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3])
+    memory.copy(pool.fork("a", "b"))
+    for request, token in (("b", 9), ("a", 4)):
+        memory.copy(pool.allocate(request, 4))
+        memory.write(request, 3, [token])
+        pool.commit(request, [1, 2, 3, token])
+        pool.check_integrity()
+    assert memory.read("a", 4) == [1, 2, 3, 4] and memory.read("b", 4) == [1, 2, 3, 9]
+    assert pool.stats().copies == 1  # whoever comes second has the block for itself
+    pool.free("a"), pool.free("b")
+    assert pool.num_used == 0
+
+
+def check_a_rewritten_block_loses_its_name() -> None:
+    """Rolled back into a full block and gone on differently: what stood there before is found no more."""
+    pool = blocks.BlockPool(8, 2)
+    memory = Memory(pool)
+    memory.fill("a", [1, 2, 3, 4])
+    pool.trim("a", 3)
+    memory.copy(pool.allocate("a", 4))
+    memory.write("a", 3, [9])
+    assert len(pool.match_prefix([1, 2, 3, 4, 5])) == 1
+    pool.commit("a", [1, 2, 3, 9])
+    assert len(pool.match_prefix([1, 2, 3, 9, 5])) == 2
+
+
+def check_nobody_overtakes() -> None:
+    """A long prompt that must wait for blocks is not passed by a short one behind it."""
+    server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4), 4, 64))
+    for id, prompt in ((0, 9), (1, 9), (2, 1)):
+        server.add(Request(id, [0] * prompt, 3), [1, 1, 1])
+    assert server.step(Random(0)).admitted == [0]
+    server.run(Random(0))
+    order = [id for record in server.records for id in record.admitted]
+    assert order == [0, 1, 2]
+
+
+def check_two_that_do_not_fit_together() -> None:
+    """Both need the whole pool in the end: the first goes through, the second gives way and ends as well."""
+    for sharing in (False, True):
+        server = Server(scheduler.Scheduler(blocks.BlockPool(4, 4, sharing), 2, 32, lookahead=3))
+        server.add(Request("old", [0] * 4, 12), [1] * 12)
+        server.add(Request("new", [0] * 4, 12), [0] * 12)
+        server.run(Random(1), limit=60)
+        preempted = [id for record in server.records for id in record.preempted]
+        assert set(preempted) == {"new"}
+        assert [id for record in server.records for id in record.finished] == ["old", "new"]
+
+
+def check_guesses_are_served_last() -> None:
+    """Lookahead slots take no block from a prompt that waits, and no token from one that is being read."""
+    pool = blocks.BlockPool(4, 4)
+    plan = scheduler.Scheduler(pool, 4, token_budget=8, lookahead=6)
+    server = Server(plan)
+    server.add(Request(0, [0] * 3, 12), [1] * 12)
+    server.step(Random(0))
+    server.add(Request(1, [0] * 11, 2), [1] * 2)
+    step = plan.schedule()
+    assert [(row.request.id, row.count, row.num_lookahead_tokens) for row in step.rows] == [(0, 1, 0), (1, 7, 0)]
+    assert step.admitted == [1] and pool.num_free == 0
+
+
+CHECKS = {
+    "pool": check_pool,
+    "scheduler": check_scheduler,
+    "whole prompt": check_whole_prompt_is_never_cached,
+    "lru": check_least_recently_used_goes_first,
+    "prefix end": check_the_end_of_a_prefix_goes_first,
+    "cached once": check_cached_blocks_are_given_out_once,
+    "drafts": check_drafts_are_not_hashed,
+    "forks": check_forks_part_ways,
+    "rewritten": check_a_rewritten_block_loses_its_name,
+    "overtaking": check_nobody_overtakes,
+    "two": check_two_that_do_not_fit_together,
+    "guesses last": check_guesses_are_served_last,
+}

@@ -1,0 +1,352 @@
+"""Paged memory: whatever the tables look like, every row's logits are those of the row alone in a contiguous cache."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.serving import paged
+from minispec.serving.paged import PagedKVCache, split
+from minispec.tree import depths, path_to, verify_mask
+
+# In float32, contiguous logits are themselves up to 2e-5 from those of float64 here, and so are paged ones; two such
+# roundings differ by 1e-5. What paging adds of its own is for float64 to show.
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 3e-5}
+MODELS = {dtype: random_model(dtype=dtype) for dtype in TOLERANCE}
+
+
+def make_pool(model: ms.Model, num_blocks: int, block_size: int) -> PagedKVCache:
+    """A pool in which every slot is NaN: one that is read before it is written spoils the logits that follow."""
+    pool = PagedKVCache(model.config, num_blocks, block_size, dtype=model.transformer.dtype)
+    pool.keys.fill_(math.nan)
+    pool.values.fill_(math.nan)
+    return pool
+
+
+def random_tree(size: int, rng: random.Random) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """What a verify pass of `size` tokens reads: who sees whom [n, n], depths [n], and a path to accept."""
+    parents = [rng.randrange(-1, node) for node in range(size - 1)]
+    path = path_to(parents, rng.randrange(-1, size - 1))
+    return verify_mask(parents), torch.tensor([0, *depths(parents)]), [0, *(node + 1 for node in path)]
+
+
+class Twins:
+    """The same rows twice: in one paged pool, its blocks handed out at random, and each in a KVCache of its own."""
+
+    def __init__(self, model: ms.Model, rows: int, block_size: int, seed: int, slots: int = 400):
+        self.transformer, self.rng = model.transformer, random.Random(seed)
+        self.pool = make_pool(model, slots // block_size, block_size)
+        self.free = self.rng.sample(range(self.pool.num_blocks), self.pool.num_blocks)
+        self.tables: list[list[int]] = [[] for _ in range(rows)]
+        self.dense = [self.transformer.new_cache(1, 128) for _ in range(rows)]
+
+    def length(self, row: int) -> int:
+        return int(self.dense[row].lengths)
+
+    def prepare(self, row: int, count: int) -> None:
+        """Blocks for `count` more tokens; a block that others hold too is copied before it is written to."""
+        size, table = self.pool.block_size, self.tables[row]
+        while len(table) * size < self.length(row) + count:
+            table.append(self.free.pop())
+        for at in range(self.length(row) // size, len(table)):
+            if sum(table[at] in other for other in self.tables) > 1:
+                self.pool.copy([(table[at], new := self.free.pop())])
+                table[at] = new
+
+    def read(self, rows: list[int], counts: list[int], trees: list | None = None) -> torch.Tensor:
+        """One paged pass and one dense pass a row over random tokens: the logits agree. Returns the flat ones."""
+        trees = [None] * len(rows) if trees is None else trees
+        for row, count in zip(rows, counts, strict=True):
+            self.prepare(row, count)
+        lengths = [self.length(row) for row in rows]
+        masks = [tree and tree[0] for tree in trees]
+        offsets = [tree[1] if tree else torch.arange(n) for tree, n in zip(trees, counts, strict=True)]
+        positions = torch.cat([length + offset for length, offset in zip(lengths, offsets, strict=True)])[None]
+        tokens = torch.tensor([[self.rng.randrange(64) for _ in range(sum(counts))]])
+        step = self.pool.open([self.tables[row] for row in rows], lengths, counts, masks)
+        # Where all is causal, the pass itself must know the positions.
+        logits = self.transformer(tokens, step, positions=positions if any(trees) else None).logits  # [1, N, V]
+        parts = (split(x, counts) for x in (tokens, logits, positions))
+        for row, mask, new, got, where in zip(rows, masks, *parts, strict=True):
+            expected = self.transformer(new[None], self.dense[row], positions=where[None], mask=mask).logits[0]
+            assert float((got - expected).abs().max()) <= TOLERANCE[logits.dtype], f"row {row}"  # fails on NaN too
+        return logits
+
+    def accept(self, row: int, path: list[int], start: int) -> None:
+        """A tree's path becomes a chain, on both sides."""
+        self.pool.gather([self.tables[row]], [start], [path])
+        self.dense[row].gather(torch.tensor([path]), torch.tensor([start]))
+        self.rewind(row, start + len(path))
+
+    def rewind(self, row: int, length: int) -> None:
+        """Forget; what is forgotten and not another row's becomes NaN, to show that nobody looks there."""
+        self.dense[row].rewind(length)
+        owned = {self.slot(r, at) for r in range(len(self.tables)) for at in range(self.length(r))}
+        rest = sorted(set(range(self.pool.num_blocks * self.pool.block_size)) - owned)
+        for memory in (self.pool.keys, self.pool.values):
+            memory.flatten(1, 2)[:, rest] = math.nan
+
+    def slot(self, row: int, position: int) -> int:
+        block, offset = divmod(position, self.pool.block_size)
+        return self.tables[row][block] * self.pool.block_size + offset
+
+    def fork(self, source: int) -> int:
+        """A new row that shares every block of `source`, the half-full one included."""
+        self.tables.append(list(self.tables[source]))
+        self.dense.append(self.dense[source].rows([0]))
+        return len(self.tables) - 1
+
+    def check_contents(self) -> None:
+        """Keys and values in the pool are those of the contiguous caches, not only what one query made of them."""
+        for row, dense in enumerate(self.dense):
+            slots = [self.slot(row, at) for at in range(self.length(row))]
+            for mine, theirs in ((self.pool.keys, dense.keys), (self.pool.values, dense.values)):
+                difference = mine.flatten(1, 2)[:, slots] - theirs[:, 0, :, : len(slots)].transpose(1, 2)
+                assert not slots or float(difference.abs().max()) <= TOLERANCE[mine.dtype]
+
+
+# ---------------------------------------------------------------- the same logits as in contiguous memory
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_ragged_batches_equal_every_row_alone(dtype, block_size):
+    """Prompt chunks, single tokens, drafts and trees in one pass; rollback, forks and copy-on-write between passes."""
+    for seed in range(8):
+        twins = Twins(MODELS[dtype], 3, block_size, seed)
+        rng = twins.rng
+        for _ in range(6):
+            rows = rng.sample(range(len(twins.tables)), rng.randint(1, len(twins.tables)))
+            counts = [rng.choice([1, 1, 4, 4, 7, 12]) for _ in rows]
+            trees = [random_tree(4, rng) if count == 4 and rng.random() < 0.6 else None for count in counts]
+            starts = [twins.length(row) for row in rows]
+            twins.read(rows, counts, trees)
+            for row, start, count, tree in zip(rows, starts, counts, trees, strict=True):
+                if tree:
+                    twins.accept(row, tree[2], start)
+                elif count == 4:  # a verified chain: some of it is kept
+                    twins.rewind(row, start + rng.randint(1, 4))
+            if len(twins.tables) < 6 and rng.random() < 0.4:
+                twins.fork(rng.choice(rows))
+        twins.check_contents()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_a_prompt_in_chunks_equals_the_prompt_at_once(tiny, block_size):
+    tokens = torch.randint(0, 64, (1, 45), generator=torch.Generator().manual_seed(0))
+    pool, table = make_pool(tiny, 50, block_size), random.Random(0).sample(range(50), -(-45 // block_size))
+    chunks, at = [], 0
+    for count in (20, 1, 17, 7):
+        chunks.append(tiny.transformer(tokens[:, at : at + count], pool.open([table], [at], [count])).logits)
+        at += count
+    expected = tiny.transformer(tokens).logits
+    assert (torch.cat(chunks, 1) - expected).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_two_rows_read_one_prefix(dtype):
+    """Full blocks are shared and never copied; only the half-full one of the fork is, when it is written to."""
+    twins = Twins(MODELS[dtype], 1, 4, seed=3)
+    twins.read([0], [10])
+    other = twins.fork(0)
+    before = twins.pool.keys[:, twins.tables[0][:2]].clone()
+    twins.read([0, other], [1, 3])
+    assert twins.tables[0][:2] == twins.tables[other][:2] and twins.tables[0][2] != twins.tables[other][2]
+    assert torch.equal(twins.pool.keys[:, twins.tables[0][:2]], before)
+    twins.read([other, 0], [2, 2])
+    twins.check_contents()
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+def test_paths_of_several_rows_become_chains_in_one_call(tiny, block_size):
+    """Paths of different lengths, one empty, one in place already; what follows equals having read the chain."""
+    starts, paths = [5, 9, 2, 3], [[0, 2, 5], [0, 1, 2, 3], [], [1]]
+    twins = Twins(tiny, 4, block_size, seed=1)
+    twins.read([0, 1, 2, 3], starts)
+    twins.read([0, 1, 2, 3], [6] * 4)
+    twins.pool.gather(twins.tables, starts, paths)
+    for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
+        twins.dense[row].gather(torch.tensor([path], dtype=torch.long), torch.tensor([start]))
+        twins.rewind(row, start + len(path))
+    twins.check_contents()
+    twins.read([3, 1, 2, 0], [1, 1, 1, 1])
+
+
+def test_hidden_states_come_back_flat_and_split_to_rows(tiny):
+    """Layer choice and hidden_layers are the model's affair: they work through a paged pass unchanged."""
+    tokens = torch.randint(0, 64, (1, 9), generator=torch.Generator().manual_seed(0))
+    pool, counts = make_pool(tiny, 8, 4), [3, 5, 1]
+    step = pool.open([[7], [2, 5], [0]], [0, 0, 0], counts)
+    x, hidden = tiny.transformer.body(tokens, step, hidden_layers=(0, 1, 2))
+    assert x.shape == (1, 9, 32) and all(h.shape == (1, 9, 32) for h in hidden.values())
+    for new, *parts in zip(*(split(t, counts) for t in (tokens, *hidden.values())), strict=True):
+        _, alone = tiny.transformer.body(new[None], hidden_layers=(0, 1, 2))
+        for n, part in enumerate(parts):
+            assert (part - alone[n][0]).abs().max() <= 1e-12
+    x, _ = tiny.transformer.body(tokens, step, layers=[1])  # a draft that skips the first layer
+    alone, _ = tiny.transformer.body(tokens[:, :3], layers=[1])
+    assert (x[:, :3] - alone).abs().max() <= 1e-12
+
+
+# ---------------------------------------------------------------- nothing leaks
+
+
+def test_a_poisoned_row_poisons_itself_alone(tiny):
+    """One row's whole memory is NaN: the rows beside it, in the same attention call, do not notice."""
+    twins = Twins(tiny, 3, 4, seed=0)
+    twins.read([0, 1, 2], [6, 11, 2])
+    for memory in (twins.pool.keys, twins.pool.values):
+        memory[:, twins.tables[1]] = math.nan
+    for counts in ([1, 1, 1], [3, 3, 3]):
+        for row, count in enumerate(counts):
+            twins.prepare(row, count)
+        lengths = [twins.length(row) for row in range(3)]
+        tokens = torch.randint(0, 64, (1, sum(counts)), generator=torch.Generator().manual_seed(0))
+        logits = split(tiny.transformer(tokens, twins.pool.open(twins.tables, lengths, counts)).logits, counts)
+        assert logits[1].isnan().all()
+        for row in (0, 2):
+            expected = tiny.transformer(split(tokens, counts)[row][None], twins.dense[row]).logits[0]
+            assert (logits[row] - expected).abs().max() <= 1e-12
+            twins.dense[row].rewind(lengths[row])
+
+
+def test_a_pass_writes_its_own_slots_and_no_others(tiny):
+    pool = make_pool(tiny, 6, 4)
+    tiny.transformer(torch.arange(8)[None], pool.open([[4, 1], [3, 0]], [0, 0], [6, 2]))
+    written = sorted([16, 17, 18, 19, 4, 5, 12, 13])
+    for memory in (pool.keys, pool.values):
+        numbers = ~memory.flatten(1, 2).isnan()  # [L, slots, Hkv, D]
+        assert numbers.flatten(2).all(2).nonzero()[:, 1].tolist() == written * tiny.config.num_layers
+        assert int(numbers.sum()) == len(written) * numbers[:, 0].numel()
+
+
+def test_copies_run_in_order_over_all_layers(tiny):
+    """A block may be a copy and be copied on in one list; keys and values of every layer travel."""
+    pool = make_pool(tiny, 4, 2)
+    generator = torch.Generator().manual_seed(0)
+    for memory in (pool.keys, pool.values):
+        memory.copy_(torch.randn(memory.shape, generator=generator, dtype=memory.dtype))
+    keys, values = pool.keys.clone(), pool.values.clone()
+    pool.copy([(3, 0), (0, 2)])
+    for memory, before in ((pool.keys, keys), (pool.values, values)):
+        assert torch.equal(memory, before[:, [3, 1, 3, 3]])
+    pool.copy([])
+
+
+# ---------------------------------------------------------------- how the work is done
+
+
+def test_rows_of_equal_width_share_one_attention_call(tiny, monkeypatch):
+    """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls a layer, wherever they stand."""
+    calls = []
+    real = paged.attention
+    monkeypatch.setattr(paged, "attention", lambda q, k, v, mask: calls.append(q.shape) or real(q, k, v, mask))
+    counts = [1] * 30 + [5] + [1] * 34 + [17, 5, 5]
+    twins = Twins(tiny, len(counts), 4, seed=0, slots=4000)
+    twins.read(list(range(len(counts))), [1 + row % 13 for row in range(len(counts))])
+    calls.clear()
+    twins.read(list(range(len(counts))), counts)
+    H, D = tiny.config.num_heads, tiny.config.head_dim
+    assert sorted(calls) == sorted([(64, H, 1, D), (3, H, 5, D), (1, H, 17, D)] * tiny.config.num_layers)
+
+
+def test_a_pass_may_be_run_again(tiny):
+    """Nothing is counted here: the same pass over other tokens overwrites its slots (a draft, then the real thing)."""
+    pool, tokens = make_pool(tiny, 4, 4), torch.arange(12).view(2, 1, 6)
+    step = pool.open([[2, 0]], [0], [6])
+    first, second = (tiny.transformer(new, step).logits for new in tokens)
+    assert (second - tiny.transformer(tokens[1]).logits).abs().max() <= 1e-12
+    assert torch.equal(first, tiny.transformer(tokens[0], step).logits)
+
+
+def test_bytes_per_block(tiny):
+    pool = PagedKVCache(tiny.config, 10, 16, dtype=torch.float16)
+    assert pool.bytes_per_block == 2 * 2 * 16 * 2 * 8 * 2  # K and V · layers · slots · heads · width · bytes
+    assert pool.bytes_per_block * 10 == 2 * pool.keys.numel() * 2
+    assert pool.bytes_per_block == 16 * ms.KVCache(tiny.config, dtype=torch.float16).bytes_per_token
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_rows_equal_rows_alone():
+    model = random_model(device="cuda")
+    pool = PagedKVCache(model.config, 40, 4, device="cuda", dtype=torch.float64)
+    tables, lengths, counts = [[7, 3, 21], [39, 0], [12]], [0, 0, 0], [9, 5, 1]
+    tokens = torch.arange(15, device="cuda")[None]
+    rows = split(tokens, counts)
+    first = split(model.transformer(tokens, pool.open(tables, lengths, counts)).logits, counts)
+    mask = torch.tensor([[True, False], [True, True]])  # from the host, as a scheduler makes it
+    step = pool.open(tables, counts, [2, 2, 2], [None, mask, None])
+    again = split(model.transformer(tokens[:, :6], step).logits, [2, 2, 2])
+    for row in range(3):
+        expected = model.transformer(torch.cat([rows[row], tokens[0, 2 * row : 2 * row + 2]])[None]).logits[0]
+        assert (torch.cat([first[row], again[row]]) - expected).abs().max() <= 1e-10
+
+
+# ---------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (dict(tables=[[0], [1]], lengths=[0, 3], counts=[4, 2]), "row 1: 5 tokens do not fit"),
+        (dict(tables=[[0], []], lengths=[0, 0], counts=[1, 1]), "row 1: 1 tokens do not fit"),
+        (dict(tables=[[0], [1]], lengths=[0, 0], counts=[1, 0]), "row 1: .*count=0"),
+        (dict(tables=[[0], [1]], lengths=[-1, 0], counts=[1, 1]), "row 0: length=-1"),
+        (dict(tables=[[0], [6]], lengths=[0, 0], counts=[1, 1]), "row 1: its table"),
+        (dict(tables=[[-1]], lengths=[0], counts=[1]), "row 0: its table"),
+        (dict(tables=[[0], [1]], lengths=[0], counts=[1, 1]), "2 tables, 1 lengths"),
+        (dict(tables=[], lengths=[], counts=[]), "at least one row"),
+        (dict(tables=[[0]], lengths=[0], counts=[1], masks=[]), "0 masks"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 3).bool()]), "row 0: the mask"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 2)]), "row 0: the mask"),
+        (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "rows 0 and 1 both write to block 1"),
+    ],
+)
+def test_a_pass_that_cannot_be_is_refused(tiny, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PagedKVCache(tiny.config, 6, 4, dtype=torch.float64).open(**arguments)
+
+
+def test_spare_blocks_are_ignored(tiny):
+    """Lookahead slots: a table may be longer than the pass needs, whatever stands in the rest of it."""
+    pool = make_pool(tiny, 6, 4)
+    logits = tiny.transformer(torch.arange(8)[None], pool.open([[4, 5, -1], [3, 5]], [0, 0], [4, 4])).logits
+    assert (logits[:, :4] - tiny.transformer(torch.arange(4)[None]).logits).abs().max() <= 1e-12
+
+
+def test_the_model_must_bring_the_tokens_the_pass_was_opened_for(tiny):
+    pool = make_pool(tiny, 6, 4)
+    step = pool.open([[0], [1]], [0, 0], [2, 1])
+    with pytest.raises(ValueError, match="opened for 3"):
+        tiny.transformer(torch.arange(4)[None], step)
+    with pytest.raises(ValueError, match="mask"):
+        tiny.transformer(torch.arange(3)[None], step, mask=torch.ones(3, 3).bool())
+    assert pool.keys.isnan().all()  # nothing was written
+
+
+@pytest.mark.parametrize("num_blocks, block_size", [(0, 16), (4, 0), (-1, 1)])
+def test_a_pool_needs_room(tiny, num_blocks, block_size):
+    with pytest.raises(ValueError, match="num_blocks"):
+        PagedKVCache(tiny.config, num_blocks, block_size)
+
+
+def test_copy_and_gather_refuse_what_is_not_there(tiny):
+    pool = make_pool(tiny, 4, 4)
+    pool.keys.zero_()
+    for pairs in ([(0, 1), (0, 4)], [(-1, 0)]):
+        with pytest.raises(ValueError, match="cannot copy"):
+            pool.copy(pairs)
+    for tables, starts, paths, message in (
+        ([[0], [1]], [0, 2], [[0], [1, 2]], "row 1: 5 tokens do not fit"),
+        ([[0]], [0], [[1, 1]], "row 0: .*ascend"),
+        ([[0]], [0], [[-1]], "row 0: .*ascend"),
+        ([[0]], [0], [], "0 paths"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            pool.gather(tables, starts, paths)
+    assert not pool.keys.any()
