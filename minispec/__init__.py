@@ -38,9 +38,9 @@ from .files.registry import models
 from .generate import Output, generate
 from .gpu.backend import load
 from .model import Config, Transformer
-from .sampling import Sampling
+from .sampling import Sampling, SamplingParams
 from .serving.engine import Engine
-from .speculate import speculate
+from .speculate import speculate, stream
 from .trace import Cycle, Trace
 
 __version__ = "0.1.0"
@@ -52,6 +52,7 @@ __all__ = [
     "Model",
     "Output",
     "Sampling",
+    "SamplingParams",
     "Trace",
     "Transformer",
     "drafters",
@@ -59,6 +60,7 @@ __all__ = [
     "load",
     "models",
     "speculate",
+    "stream",
 ]
 
 LAZY = ("viz", "classroom", "interview")  # these need packages that the core does without

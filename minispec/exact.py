@@ -14,8 +14,72 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from .sampling import pick
 from .tree import path_to
-from .verify import Context, as_distribution, chain, iid, pick, tree
+from .verify import Context, accept_probability, chain, check_distribution, one_hot, residual, tree
+
+# ---- one position --------------------------------------------------------------------------------------------------
+# How the m children of one node are drafted is a function (q, elder siblings) → distribution of the next one.
+
+
+def iid(q: Tensor, drawn: Sequence[int]) -> Tensor:
+    """Independent draws: duplicates happen, and count."""
+    return q
+
+
+def distinct(q: Tensor, drawn: Sequence[int]) -> Tensor:
+    """Draws without replacement: q without the elder siblings, renormalised (all zero once q is used up)."""
+    rest = q.clone()
+    rest[list(drawn)] = 0.0
+    return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
+
+
+def best(q: Tensor, drawn: Sequence[int]) -> Tensor:
+    """Nothing is drawn: the children are the m likeliest tokens of q."""
+    if len(drawn) == len(q):
+        return torch.zeros_like(q)
+    return one_hot(int(q.argsort(descending=True, stable=True)[len(drawn)]), like=q)
+
+
+def emitted_distribution(
+    p, q, *, drawn_from=None, m: int = 1, siblings=iid, accept=accept_probability, replace=residual
+) -> Tensor:
+    """The exact distribution [V] of the token emitted at one position, with m drafted children there (m = 1: a chain).
+
+    `drawn_from` is the distribution drafts really come from, where that is not the q the verifier is told. Plug in
+    other rules and watch the distribution move away from p.
+    """
+    p, q = as_distribution("p", p), as_distribution("q", q)
+    drawn_from = q if drawn_from is None else as_distribution("drawn_from", drawn_from)
+
+    def after(rejected: Context, r: Tensor) -> Tensor:  # the distribution, once these siblings were rejected
+        source, told = siblings(drawn_from, rejected), siblings(q, rejected)
+        if len(rejected) == m or not bool(source.any()):
+            return r
+        probs, uncovered = torch.zeros_like(p), replace(r, told)
+        for d in source.nonzero().flatten().tolist():
+            a = float(accept(r, told, d))
+            probs[d] += source[d] * a
+            if a < 1:
+                probs += source[d] * (1 - a) * after((*rejected, d), uncovered)
+        return probs
+
+    return after((), p)
+
+
+def cascade_distribution(p, middle, q, *, accept=accept_probability, replace=residual) -> Tensor:
+    """The same where a middle model first corrects the drafter: its output is the draft, its distribution q."""
+    corrected = emitted_distribution(middle, q, accept=accept, replace=replace)
+    return emitted_distribution(p, middle, drawn_from=corrected, accept=accept, replace=replace)
+
+
+def as_distribution(name: str, probs) -> Tensor:
+    probs = probs if isinstance(probs, Tensor) else torch.as_tensor(probs, dtype=torch.float64)
+    check_distribution(name, probs)
+    return probs.double()
+
+
+# ---- whole programs ------------------------------------------------------------------------------------------------
 
 
 class Undecided:
@@ -59,32 +123,33 @@ class World:
 
 
 def exact_distribution(program: Callable) -> dict:
-    """The law of what program(random) returns, where random() gives a number in [0, 1): run it down every branch.
+    """The distribution of what program(random) returns, where random() gives a number in [0, 1): run it down every
+    branch.
 
     The same program given `random.random` is a sampler. Numbers may only be compared, as in `random() < 0.3`.
     """
-    law, scripts = defaultdict(float), [()]
+    probs, scripts = defaultdict(float), [()]
     while scripts:
         world = World(scripts.pop())
         outcome = program(world)
         probability = 1.0
         for number in world.numbers:
             probability *= number.high - number.low
-        law[outcome] += probability
+        probs[outcome] += probability
         scripts += world.untried
-    return dict(law)
+    return dict(probs)
 
 
-Model = Callable[[Context], Tensor]  # a toy: the law of the next token after a context, as tensor or list
+Model = Callable[[Context], Tensor]  # a toy: the distribution of the next token after a context, as tensor or list
 
 
 def propose_chain(draft: Model, context: Context, gamma: int, random) -> tuple[Context, Tensor | None]:
-    """Draw γ tokens one after the other: them, and the laws they came from [γ, V]."""
-    drafted, laws = (), []
+    """Draw γ tokens one after the other: them, and the distributions they came from [γ, V]."""
+    drafted, qs = (), []
     for _ in range(gamma):
-        laws.append(draft(context + drafted))
-        drafted += (pick(laws[-1], random()),)
-    return drafted, torch.stack(laws) if laws else None
+        qs.append(draft(context + drafted))
+        drafted += (pick(qs[-1], random()),)
+    return drafted, torch.stack(qs) if qs else None
 
 
 def chain_cycle(
@@ -99,20 +164,20 @@ def chain_cycle(
 def propose_tree(
     draft: Model, context: Context, widths: Sequence[int], random, *, siblings=iid
 ) -> tuple[list[int], list[int], Tensor]:
-    """Draft widths[0] children of the root, widths[1] of each of these, …: tokens, parents and laws [n, V]."""
-    tokens, parents, laws = [], [], []
+    """Draft widths[0] children of the root, widths[1] of each of these, …: tokens, parents and distributions [n, V]."""
+    tokens, parents, qs = [], [], []
     level = [(-1, context)]
     for width in widths:
         above, level = level, []
         for parent, text in above:
             q, drawn = draft(text), ()
-            while len(drawn) < width and bool((law := siblings(q, drawn)).any()):
-                drawn += (pick(law, random()),)
+            while len(drawn) < width and bool((probs := siblings(q, drawn)).any()):
+                drawn += (pick(probs, random()),)
                 level.append((len(tokens), text + drawn[-1:]))
                 tokens.append(drawn[-1])
                 parents.append(parent)
-                laws.append(law)
-    return tokens, parents, torch.stack(laws)
+                qs.append(probs)
+    return tokens, parents, torch.stack(qs)
 
 
 def tree_cycle(
@@ -126,7 +191,7 @@ def tree_cycle(
 
 
 def chain_distribution(target: Model, draft: Model, gamma: int, context: Context = (), **parts) -> dict[Context, float]:
-    """The joint law of all tokens one cycle emits. `parts`: another `verify` or `propose` for `chain_cycle`."""
+    """The joint distribution of all tokens one cycle emits. `parts`: another `verify` or `propose`."""
     return exact_distribution(partial(chain_cycle, _model(target), _model(draft), context, gamma, **parts))
 
 
@@ -141,7 +206,7 @@ def plain_distribution(target: Model, context: Context = ()) -> dict[Context, fl
 
 
 def joint_distribution(cycle: Callable[[Context], dict], n: int, context: Context = ()) -> dict[Context, float]:
-    """The law of the first n tokens when cycles, each with the law cycle(context), follow one another."""
+    """The distribution of the first n tokens when cycles, each with the probs cycle(context), follow one another."""
     done = [{(): 1.0}] + [defaultdict(float) for _ in range(n)]  # done[i]: after a cycle i tokens are out
     for written in range(n):
         for text, probability in done[written].items():
@@ -152,11 +217,11 @@ def joint_distribution(cycle: Callable[[Context], dict], n: int, context: Contex
 
 
 def total_variation(a, b) -> float:
-    """½ Σ |a − b|, of laws as tensors or as dicts."""
+    """½ Σ |a − b|, of distributions as tensors or as dicts."""
     if isinstance(a, dict):
         return sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in a.keys() | b.keys()) / 2
     return float((torch.as_tensor(a) - torch.as_tensor(b)).abs().sum() / 2)
 
 
 def _model(model: Model) -> Model:
-    return cache(lambda context: as_distribution(f"the law after {context}", model(context)))
+    return cache(lambda context: as_distribution(f"the distribution after {context}", model(context)))

@@ -1,33 +1,37 @@
-"""Plain decoding: one pass of the model for every token. The baseline that everything else is compared with."""
+"""Plain autoregressive decoding: one forward pass for every token. All else is compared with this."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING
 
 import torch
 
-from .sampling import Sampling, draw, generator_for
+from .sampling import SamplingParams, argmax, pick, uniforms
 from .trace import Trace
 
 if TYPE_CHECKING:
     from .files.handle import Model
 
+WAITS = 16  # tokens; a character takes at most four bytes, so one that is not whole by then never will be
+
 
 @dataclass
 class Output:
-    """What a run wrote: the new tokens only, without the prompt."""
+    """What was generated: the new tokens only, without the prompt."""
 
     tokens: list[int]
     text: str | None  # None for a model without a tokenizer
     prompt_tokens: int
-    seconds: float  # wall clock of the whole call, prompt included, shared by the rows of a batch
-    finish: str  # "length", "stop" (an end token), "stop string"; from an engine also "aborted" and "error"
+    seconds: float  # wall clock of the whole call, prompt included, shared by the sequences of a batch
+    finish_reason: str  # "length" or "stop"; from an engine also "abort" and "error"
     trace: Trace | None = None  # the cycles of a speculative run
     error: Exception | None = None  # what an engine's request failed with; its tokens are those before that
+    stop_reason: int | str | None = None  # the stop token or stop string that ended it; None: the model's end token
 
     @property
     def tokens_per_second(self) -> float:
@@ -35,73 +39,93 @@ class Output:
 
 
 class Writer:
-    """One row being written: decides when it ends, and hands out text as it becomes final.
+    """One sequence being generated: decides when it ends, and hands out text as it becomes final.
 
     Shared by plain and speculative decoding, so that both stop at exactly the same token.
     """
 
-    def __init__(self, model: Model, max_new_tokens: int, stop: str | Sequence[str], stream: Callable | None):
-        self.model, self.limit, self.stream = model, max_new_tokens, stream
-        self.stop = (stop,) if isinstance(stop, str) else tuple(stop)
-        if self.stop and model.tokenizer is None:
-            raise ValueError(f"stop={stop!r} needs a tokenizer and this model has none: leave stop empty")
-        if "" in self.stop:
-            raise ValueError(f"stop={self.stop!r} holds an empty string, and every text begins with one: leave it out")
+    def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None):
+        if params.stop and model.tokenizer is None:
+            raise ValueError(f"stop={params.stop!r} needs a tokenizer and {model.name} has none: use stop_token_ids")
+        self.model, self.limit, self.stop, self.stream = model, params.max_new_tokens, params.stop, stream
+        self.stop_tokens = frozenset(params.stop_token_ids)
+        self.end_tokens = frozenset() if params.ignore_eos else model.end_tokens
         self.tokens: list[int] = []
         self.text = "" if model.tokenizer else None
-        self.streamed = 0
-        self.finish: str | None = None
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.streamed = 0  # characters
+        self.read = self.start = (
+            0  # self.text is that of the first `read` tokens; the last piece of it began at `start`
+        )
 
     def write(self, token: int) -> bool:
-        """Append a token; True when the row is finished with it."""
+        """Append a token; True when the sequence ends with it."""
         self.tokens.append(token)
-        if token in self.model.end_tokens:
-            self.finish = "stop"
+        if token in self.end_tokens:
+            self.finish_reason = "stop"
+        elif token in self.stop_tokens:
+            self.finish_reason, self.stop_reason = "stop", token
         elif len(self.tokens) == self.limit:
-            self.finish = "length"
-        if self.text is not None and (self.stop or self.stream or self.finish):
-            self.text = self.model.decode(self.tokens)
-            cuts = [at for s in self.stop if (at := self.text.find(s)) >= 0]
-            if cuts:
-                self.text, self.finish = self.text[: min(cuts)], "stop string"
+            self.finish_reason = "length"
+        if self.text is not None and (self.stop or self.stream):
+            self._decode()
             self._hand_out()
-        return self.finish is not None
+        elif self.text is not None and self.finish_reason:
+            self.text = self.model.decode(self.tokens)
+        return self.finish_reason is not None
+
+    def _decode(self) -> None:
+        """Append the text of the new tokens, and cut it where a stop string appears.
+
+        Only the newest tokens are decoded, after those before them: what a token looks like may depend on its
+        neighbour (a space before a word), or on the tokens that complete its character.
+        """
+        known = self.model.decode(self.tokens[self.start : self.read])
+        piece = self.model.decode(self.tokens[self.start :])
+        whole = not piece.endswith("\ufffd") or len(self.tokens) - self.read > WAITS
+        if not (whole or self.finish_reason):
+            return
+        searched = max(0, len(self.text) - max(map(len, self.stop), default=1) + 1)
+        self.text += piece[len(known) :]
+        self.start, self.read = self.read, len(self.tokens)
+        if found := [(at, s) for s in self.stop if (at := self.text.find(s, searched)) >= 0]:
+            at, self.stop_reason = min(found)
+            self.text, self.finish_reason = self.text[:at], "stop"
 
     def _hand_out(self) -> None:
-        """Stream what can no longer change: not a half-decoded character, not the start of a stop string."""
-        if self.stream is None:
-            return
+        """Stream what can no longer change: not what may turn out to be the start of a stop string."""
         end = len(self.text)
-        if self.finish is None:
-            end = len(self.text.rstrip("\ufffd"))
-            begun = [n for s in self.stop for n in range(1, len(s)) if self.text[:end].endswith(s[:n])]
+        if self.finish_reason is None:
+            begun = [n for s in self.stop for n in range(1, len(s)) if self.text.endswith(s[:n])]
             end -= max(begun, default=0)
-        if end > self.streamed:
+        if self.stream and end > self.streamed:
             self.stream(self.text[self.streamed : end])
             self.streamed = end
 
     def end(self, reason: str) -> None:
         """Stop here, because somebody else says so. What is not streamed by now never will be."""
-        self.finish, self.stream = reason, None
+        self.finish_reason, self.stream = reason, None
         if self.text is not None:
             self.text = self.model.decode(self.tokens)
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
-        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish, trace)
+        return Output(
+            self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, stop_reason=self.stop_reason
+        )
 
 
-def prepare(model: Model, prompt, max_new_tokens: int) -> tuple[list[list[int]], bool]:
+def prepare(model: Model, prompt, params: SamplingParams) -> tuple[list[list[int]], bool]:
     """Prompts as lists of token ids, checked; and whether the caller gave a batch of them."""
-    if not isinstance(max_new_tokens, int) or max_new_tokens < 1:
-        raise ValueError(f"max_new_tokens={max_new_tokens!r}: give a whole number ≥ 1")
-    batched = not isinstance(prompt, str) and len(prompt) > 0 and not isinstance(prompt[0], (Integral, dict))
+    batched = not isinstance(prompt, (str, bytes)) and len(prompt) > 0 and not isinstance(prompt[0], (Integral, dict))
     batched = batched and not (hasattr(prompt, "ndim") and prompt.ndim == 1)  # a tensor of token ids is one prompt
+    batched = batched and not isinstance(prompt[0], float)  # for `encode` to refuse
     prompts = [model.encode(p) for p in (prompt if batched else [prompt])]
     for ids in prompts:
-        if len(ids) + max_new_tokens > model.config.max_length:
+        if len(ids) + params.max_new_tokens > model.config.max_length:
             raise ValueError(
-                f"max_new_tokens={max_new_tokens} after a prompt of {len(ids)} tokens exceeds the model's length of "
-                f"{model.config.max_length}; shorten the prompt or ask for at most "
+                f"max_new_tokens={params.max_new_tokens} after a prompt of {len(ids)} tokens exceeds the model's "
+                f"length of {model.config.max_length}; shorten the prompt or ask for at most "
                 f"{max(0, model.config.max_length - len(ids))} tokens"
             )
     return prompts, batched
@@ -114,46 +138,76 @@ def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, torch.tensor([len(row) for row in rows], device=device)
 
 
+class Decoder:
+    """Plain decoding on any device: every call of `next` is one forward pass and one token for each sequence.
+
+    Sequences that have ended ride along until the longest has.
+    """
+
+    def __init__(self, model: Model, prompts: Sequence[list[int]], params: SamplingParams):
+        self.transformer, self.params = model.transformer, params
+        self.generators = [params.generator(i) for i in range(len(prompts))]
+        # Until min_new_tokens have come, these are not sampled.
+        self.held_back = sorted({*params.stop_token_ids, *(() if params.ignore_eos else model.end_tokens)})
+        self.count = 0
+        self.cache = self.transformer.new_cache(len(prompts), max(map(len, prompts)) + params.max_new_tokens)
+        self.unread, counts = pad(list(prompts), model.device)  # [B, T]: at first the prompts, then one token each
+        self.first = dict(counts=counts, last_only=True)
+
+    def next(self, most: int) -> list[list[int]]:
+        """At least one more token of each sequence; another decoder may return up to `most`."""
+        logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
+        if self.held_back and self.count < self.params.min_new_tokens:
+            logits[:, self.held_back] = -torch.inf
+        if self.params.greedy:  # no distribution is needed to know its only token
+            tokens = torch.tensor(argmax(logits[:, None]), device=logits.device)  # [B, 1]
+        else:
+            u = uniforms(self.generators, 1, logits.device)
+            tokens = pick(self.params.probs(logits), u[:, 0])[:, None]
+        self.unread, self.first, self.count = tokens, {}, self.count + 1
+        return tokens.tolist()
+
+    def close(self) -> None:
+        """Nothing to give back: the memory is this decoder's own."""
+
+
 @torch.inference_mode()
+def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
+    """Generate until every writer has ended, one step at a time: on a device that records its passes by its own
+    decoder, elsewhere by the one above."""
+    recorded = model.backend.decoder(prompts, params) if model.backend else None
+    with closing(recorded or Decoder(model, prompts, params)) as decoder:
+        while going := [writer for writer in writers if writer.finish_reason is None]:
+            most = min(writer.limit - len(writer.tokens) for writer in going)
+            for writer, tokens in zip(writers, decoder.next(most), strict=True):
+                if writer.finish_reason is None:
+                    any(writer.write(token) for token in tokens)  # up to the one that ends the sequence
+            yield
+
+
 def generate(
     model: Model,
     prompt,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
+    params: SamplingParams | None = None,
     stream: Callable[[str], None] | None = None,
+    **options,
 ) -> Output | list[Output]:
     """Continue a prompt (text, token ids or chat messages), or a list of prompts of different lengths as one batch.
 
-    Ends at `max_new_tokens`, at the model's end token (kept in `tokens`), or where a `stop` string appears (cut from
-    `text`). `stream` is called with each piece of text as it becomes final; a batch has no stream.
+    `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, max_new_tokens (64),
+    min_new_tokens, stop, stop_token_ids, ignore_eos. The output ends at `max_new_tokens`, at the model's end token
+    (kept in `tokens`), at a stop token, or where a `stop` string appears (cut from `text`). `stream` is called with
+    each piece of text as it becomes final; a batch has no stream.
     """
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    prompts, batched = prepare(model, prompt, max_new_tokens)
+    params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
+    prompts, batched = prepare(model, prompt, params)
     if batched and stream:
         raise ValueError("stream works for one prompt, not for a batch: call generate once per prompt")
-    if model.backend and not batched:
-        return model.backend.generate(prompts[0], max_new_tokens, sampling, seed, stop, stream)
-    start = time.perf_counter()
-    transformer, generator = model.transformer, generator_for(model.device, seed)
-    writers = [Writer(model, max_new_tokens, stop, stream) for _ in prompts]
-    cache = transformer.new_cache(len(prompts), max(map(len, prompts)) + max_new_tokens)
-
-    tokens, counts = pad(prompts, model.device)
-    logits = transformer(tokens, cache, counts=counts, last_only=True).logits  # prefill: [B, 1, V]
-    while True:
-        new = draw(sampling.probs(logits[:, -1]), generator)  # [B]
-        for writer, token in zip(writers, new.tolist(), strict=True):
-            if writer.finish is None:  # rows that are done ride along until the longest is
-                writer.write(token)
-        if all(writer.finish for writer in writers):
-            break
-        logits = transformer(new[:, None], cache).logits  # decode: [B, 1, V]
+    writers, start = [Writer(model, params, stream) for _ in prompts], time.perf_counter()
+    for _ in decode(model, prompts, writers, params):
+        pass
     seconds = time.perf_counter() - start
-    outputs = [w.output(len(p), seconds) for w, p in zip(writers, prompts, strict=True)]
+    outputs = [writer.output(len(ids), seconds) for writer, ids in zip(writers, prompts, strict=True)]
     return outputs if batched else outputs[0]

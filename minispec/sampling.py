@@ -1,24 +1,34 @@
-"""From logits to a probability law, and from a law to a token.
+"""From logits to a probability distribution, and from a distribution to a token.
 
 `Sampling.probs` is the *only* place where logits become probabilities. Speculative decoding is exact with respect to
-the law that tokens are really drawn from, so target and draft must both go through here, truncation included.
+the distribution that tokens are really sampled from, so target and draft must both go through here, truncation
+included.
+
+Random numbers come from one place, too: every sequence has a generator of its own on the CPU, seeded once. The same
+seed gives the same numbers on every device, whoever asks for them: `generate`, `speculate` or an engine.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from numbers import Integral, Real
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
+COLDEST = 1e-30  # dividing by less would overflow float32; the best token has all the mass long before
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How to turn logits into a law: divide by temperature, then keep top_k, then top_p, then min_p.
+    """How to turn logits into a distribution: divide by temperature, then keep top_k, then top_p, then min_p.
 
     The order, the ties (equal logits at the top-k border all stay) and the edges (the best token always stays) are
     those of transformers. `temperature=0` is greedy: all mass on the argmax.
@@ -30,13 +40,13 @@ class Sampling:
     min_p: float = 0.0  # 0: off
 
     def __post_init__(self):
-        if not (isinstance(self.temperature, (int, float)) and 0 <= self.temperature < math.inf):
+        if not (isinstance(self.temperature, Real) and 0 <= self.temperature < math.inf):
             raise ValueError(f"temperature={self.temperature!r}: give a finite number ≥ 0 (0 is greedy)")
-        if not (isinstance(self.top_k, int) and self.top_k >= 0):
+        if not (isinstance(self.top_k, Integral) and self.top_k >= 0):
             raise ValueError(f"top_k={self.top_k!r}: give a whole number ≥ 0 (0 keeps every token)")
-        if not 0 < self.top_p <= 1:
+        if not (isinstance(self.top_p, Real) and 0 < self.top_p <= 1):
             raise ValueError(f"top_p={self.top_p!r}: give a number in (0, 1] (1 keeps every token)")
-        if not 0 <= self.min_p <= 1:
+        if not (isinstance(self.min_p, Real) and 0 <= self.min_p <= 1):
             raise ValueError(f"min_p={self.min_p!r}: give a number in [0, 1] (0 keeps every token)")
 
     @property
@@ -44,17 +54,17 @@ class Sampling:
         return self.temperature == 0
 
     def probs(self, logits: Tensor) -> Tensor:
-        """The law tokens are drawn from, [..., V], in float32 or better."""
-        if not math.isfinite(logits.amax(-1).double().sum()):  # −inf forbids a token, but not all of a row
+        """The distribution tokens are sampled from, [..., V], in float32 or better."""
+        if not bool(finite(logits)):
             raise ValueError(NOT_FINITE)
-        return self.law(logits)
+        return self.unchecked_probs(logits)
 
-    def law(self, logits: Tensor) -> Tensor:
-        """`probs` of logits that need no checking. It looks at no number: on a GPU, to look is to wait."""
+    def unchecked_probs(self, logits: Tensor) -> Tensor:
+        """`probs` without a look at any number: on a GPU, to look is to wait."""
         if self.greedy:
             best = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits, dtype=_precise(logits)).scatter_(-1, best, 1.0)
-        scores = logits.to(_precise(logits)) / self.temperature
+        scores = logits.to(_precise(logits)) / max(self.temperature, COLDEST)
         if self.top_k:
             kth_best = scores.topk(min(self.top_k, scores.shape[-1])).values[..., -1:]
             scores = scores.masked_fill(scores < kth_best, -math.inf)
@@ -69,25 +79,125 @@ class Sampling:
         return scores.softmax(-1)
 
 
+@dataclass(frozen=True)
+class SamplingParams(Sampling):
+    """Everything a request may ask for: the distribution, the seed, and when to stop.
+
+    One object for `generate`, `speculate` and `Engine`; each of its fields is a keyword of theirs, too. The names are
+    those of vLLM and transformers.
+    """
+
+    seed: int | None = None  # None: another one every time; sequence i of a batch uses seed + i
+    max_new_tokens: int = 64
+    min_new_tokens: int = 0  # until then no token that would end the sequence is sampled
+    stop: str | Sequence[str] = ()  # strings that end the output; they are cut off its text
+    stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own end tokens
+    ignore_eos: bool = False  # go on past the model's own end tokens
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.seed is not None and not (isinstance(self.seed, Integral) and -(2**63) <= self.seed < 2**63):
+            raise ValueError(
+                f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for another every time"
+            )
+        if not (isinstance(self.max_new_tokens, Integral) and self.max_new_tokens >= 1):
+            raise ValueError(f"max_new_tokens={self.max_new_tokens!r}: give a whole number ≥ 1")
+        if not (isinstance(self.min_new_tokens, Integral) and 0 <= self.min_new_tokens <= self.max_new_tokens):
+            raise ValueError(f"min_new_tokens={self.min_new_tokens!r}: give a whole number from 0 to "
+                             f"max_new_tokens={self.max_new_tokens}")  # fmt: skip
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        if not all(isinstance(s, str) and s for s in stop):
+            raise ValueError(
+                f"stop={self.stop!r}: give strings that are not empty (every text begins with an empty one)"
+            )
+        ids = tuple(self.stop_token_ids)
+        if not all(isinstance(token, Integral) for token in ids):
+            raise ValueError(f"stop_token_ids={self.stop_token_ids!r}: give token ids, whole numbers")
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
+
+    @classmethod
+    def of(cls, params: SamplingParams | None = None, **options) -> SamplingParams:
+        """`params` with some fields replaced; an option that is None changes nothing."""
+        if not isinstance(params, (SamplingParams, type(None))):
+            raise ValueError(f"params={params!r}: give ms.SamplingParams(...), or its fields as keywords")
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(options.keys() - set(known)):
+            raise TypeError(f"{unknown[0]!r} is no sampling parameter; they are {', '.join(known)}")
+        options = {name: value for name, value in options.items() if value is not None}
+        return replace(params, **options) if params else cls(**options)
+
+    @cached_property
+    def sampling(self) -> Sampling:
+        """The distribution alone: requests that differ in nothing but seeds and stops share it."""
+        return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def generator(self, index: int = 0) -> torch.Generator:
+        """The source of randomness of sequence `index` of a batch."""
+        generator = torch.Generator()
+        generator.seed() if self.seed is None else generator.manual_seed(int(self.seed) + index)
+        return generator
+
+
 def _precise(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
 
 
-def likeliest(logits: Tensor) -> list[list[int]]:
-    """The best token at every place of logits [B, T, V]: what greedy laws come to, for one look at the device."""
+def finite(logits: Tensor) -> Tensor:
+    """Whether there is no NaN or ∞ in [..., V]: −∞ forbids a token, but not all tokens of a position."""
+    return logits.amax(-1).isfinite().all()
+
+
+def argmax(logits: Tensor) -> list[list[int]]:
+    """The best token at every position of logits [B, T, V]: what greedy distributions come to, by one look."""
     best = torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1).tolist()
     if any(-1 in row for row in best):
         raise ValueError(NOT_FINITE)
     return best
 
 
-def draw(probs: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """One token per row from the laws probs [B, V]: [B]."""
-    return torch.multinomial(probs, 1, generator=generator).squeeze(-1)
+def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Logits [B, ..., V] to distributions, each sequence by its own Sampling."""
+    if all(sampling == samplings[0] for sampling in samplings):
+        return samplings[0].probs(logits)
+    p: Tensor | None = None
+    for sampling in dict.fromkeys(samplings):  # not one by one: `probs` looks at the numbers, and a GPU would wait
+        rows = [row for row, other in enumerate(samplings) if other == sampling]
+        some = sampling.probs(logits[rows])
+        p = some.new_empty(logits.shape) if p is None else p
+        p[rows] = some
+    return p
 
 
-def generator_for(device, seed: int | None) -> torch.Generator:
-    """The one source of randomness of a run. No seed: a fresh one."""
-    generator = torch.Generator(device=device)
-    generator.manual_seed(seed) if seed is not None else generator.seed()
-    return generator
+def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int], device="cpu") -> Tensor:
+    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator.
+
+    A sequence takes its own count and no more (zeros follow): which numbers it gets next must not depend on how many
+    another one needed.
+    """
+    counts = [counts] * len(generators) if isinstance(counts, int) else counts
+    if all(generator is generators[0] for generator in generators):
+        u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
+        return u.to(device, widest(device))
+    own = [
+        torch.rand(count, generator=generator, dtype=torch.float64)
+        for generator, count in zip(generators, counts, strict=True)
+    ]
+    return pad_sequence(own, batch_first=True).to(device, widest(device))
+
+
+def pick(probs: Tensor, u) -> int | Tensor:
+    """The token at which the running total of a distribution passes u: one number samples one token.
+
+    For distributions [..., V] and numbers [...]; a float picks from one distribution.
+    """
+    total = probs.to(widest(probs.device)).cumsum(-1)
+    total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
+    if isinstance(u, Tensor):
+        return torch.searchsorted(total, u[..., None].contiguous(), right=True).squeeze(-1)
+    return bisect_right(total.cpu().numpy(), u)
+
+
+def widest(device) -> torch.dtype:
+    """The most precise float there is: Apple's GPUs have no float64."""
+    return torch.float32 if torch.device(device).type == "mps" else torch.float64

@@ -1,11 +1,13 @@
-"""The draft/verify loop: one pass of the target checks a whole draft, and what comes out is exactly the target's.
+"""The draft/verify loop: one forward pass of the target checks a whole draft, and what comes out is exactly the
+target's.
 
-One cycle, for every row of the batch:
+One cycle, for every sequence of the batch:
 
-    the drafter proposes d₁ … d_k            a cheap guess
-    the target reads [last token, d₁ … d_k]  one pass: k + 1 laws for little more than the price of one
-    the verifier accepts a prefix            and emits one token more: the correction, or the bonus
-    both caches forget what was rejected
+    propose    the drafter guesses d₁ … d_k
+    forward    the target processes [last token, d₁ … d_k]: k + 1 distributions for little more than the price of one
+    judge      the verifier accepts a prefix and emits one token more: the correction, or the bonus
+    keep       the cache rewinds past what was rejected
+    finish     the tokens go to the caller, and the drafter is told
 
 Between cycles the target's cache holds every token but the last, which opens the next pass.
 """
@@ -13,115 +15,211 @@ Between cycles the target's cache holds every token but the last, which opens th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from . import tree as trees
-from . import verify
 from .cache import KVCache
-from .drafters.base import Context, Draft, Drafter, laws, stack, uniforms
-from .generate import Output, Writer, pad, prepare
-from .sampling import Sampling, generator_for, likeliest
-from .trace import AdaptiveLength, Cycle, Trace
+from .drafters.base import Context, Drafter, next_id
+from .generate import Output, Writer, decode, pad, prepare
+from .sampling import SamplingParams
+from .trace import AdaptiveLength, Cycle, Stopwatch, Trace
+from .tree import Draft
+from .verify import Verdict, check_draft, judge
 
 if TYPE_CHECKING:
     from .files.handle import Model
 
 
 @dataclass
-class Row:
-    """One sequence being written."""
+class Completion:
+    """One sequence being generated."""
 
     context: Context  # what the drafter sees
     writer: Writer  # what the caller gets
     prompt_tokens: int
     trace: Trace = field(default_factory=Trace)
+    unseen: list[dict[int, Tensor]] = field(default_factory=list)  # hidden states that no drafter has been shown yet
+
+    @classmethod
+    def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
+        """Sequence `index` of a batch."""
+        writer = Writer(model, params, stream)
+        held_back = tuple(sorted(writer.end_tokens | writer.stop_tokens)) if params.min_new_tokens else ()
+        context = Context(next_id(), list(ids), params.sampling, params.generator(index), held_back=held_back,
+                          held_until=len(ids) + params.min_new_tokens)  # fmt: skip
+        return cls(context, writer, len(ids))
+
+    @property
+    def ended(self) -> bool:
+        return self.writer.finish_reason is not None
 
     @property
     def room(self) -> int:
-        """A cycle emits at most one token more than it drafts, so more drafts than this could not be used."""
+        """A cycle emits at most one token more than it drafts, so a deeper draft than this could not be used."""
         return self.writer.limit - len(self.writer.tokens) - 1
 
+    def write(self, cycle: Cycle) -> None:
+        """Hand the cycle's tokens to the writer, up to the one that ends the sequence."""
+        for kept, token in enumerate(cycle.tokens, start=1):
+            self.context.tokens.append(token)
+            if self.writer.write(token):
+                cycle.kept = kept
+                break
+        self.trace.cycles.append(cycle)
 
-@torch.inference_mode()
+    def remember(self, states: dict[int, Tensor], newest: int | None = None) -> None:
+        """Keep the target's hidden states [n, d] until the drafter is asked again; `newest` of them are enough."""
+        if states:
+            self.unseen.append(states)
+        while newest is not None and sum(len(next(iter(s.values()))) for s in self.unseen[1:]) >= newest:
+            del self.unseen[0]
+
+    def reveal(self) -> Context:
+        """The context with all hidden states that the drafter has not seen, [n, d] for each layer it asks for."""
+        layers = self.unseen[0] if self.unseen else {}
+        self.context.hidden = {n: torch.cat([states[n] for states in self.unseen]) for n in layers}
+        self.unseen = []
+        return self.context
+
+    def output(self, seconds: float, trace: bool = True) -> Output:
+        return self.writer.output(self.prompt_tokens, seconds, self.trace if trace else None)
+
+
 def speculate(
     model: Model,
     prompt,
     drafter: Drafter,
     k: int | str = 4,
-    max_new_tokens: int = 64,
+    max_new_tokens: int | None = None,
     *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
+    params: SamplingParams | None = None,
     stream: Callable[[str], None] | None = None,
     on_cycle: Callable[[Cycle], None] | None = None,
+    **options,
 ) -> Output | list[Output]:
-    """What `generate` writes, in fewer passes of the target: the same tokens when greedy, the same law when sampling.
+    """What `generate` generates, in fewer forward passes of the target: the same distribution, and in exact arithmetic
+    the same tokens when greedy.
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
     random numbers are used, so a seed no longer repeats a sampled run). `on_cycle` is shown each Cycle as it ends. The
-    other arguments are those of `generate`. `out.trace` tells what happened; where a GPU runs each cycle as one launch
-    (fast.py) its cycles have no times.
+    other arguments are those of `generate`. `out.trace` tells what happened.
     """
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    prompts, batched = prepare(model, prompt, max_new_tokens)
+    params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
+    prompts, batched = prepare(model, prompt, params)
     check(model, drafter, k, stream is not None and batched)
-    if model.backend and not batched and model.backend.takes(drafter, k):
-        return model.backend.speculate(prompts[0], drafter, k, max_new_tokens, sampling, seed, stop, stream, on_cycle)
-    start = time.perf_counter()
-    generator = generator_for(model.device, seed)
-    everyone = [
-        Row(Context(i, list(ids), sampling, generator), Writer(model, max_new_tokens, stop, stream), len(ids))
-        for i, ids in enumerate(prompts)
-    ]
-    adaptive = AdaptiveLength() if k == "auto" else None
-    spare = (adaptive.longest if adaptive else k) + drafter.extra_slots  # a pass reads more than it keeps
-    rows, cache = everyone, prefill(model, everyone, max_new_tokens + spare, drafter.hidden_layers)
-    try:
-        while rows:
-            wanted = min(adaptive.choose() if adaptive else k, max(row.room for row in rows))
-            times = [time.perf_counter()]
-            drafts = propose(drafter, rows, wanted)
-            times.append(time.perf_counter())
-            logits, hidden = read(model, cache, rows, drafts, drafter.hidden_layers)
-            times.append(time.perf_counter())
-            verdicts, cycles = judge(logits, rows, drafts, drafter.lossless)
-            keep(cache, drafts, verdicts)
-            times.append(time.perf_counter())
-            seconds = [after - before for before, after in pairwise(times)]
-            for i, (row, draft, verdict, cycle) in enumerate(zip(rows, drafts, verdicts, cycles, strict=True)):
-                cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = seconds
-                write(row, cycle)
-                states = {n: state[i, [0, *(node + 1 for node in verdict.path)]] for n, state in hidden.items()}
-                row.context.hidden = states if wanted else joined(row.context.hidden, states)
-                if on_cycle:
-                    on_cycle(cycle)
-                if row.writer.finish is None:
-                    scratch = logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
-                    drafter.settle(row.context.row, verdict.path, verdict.token, scratch)
-            if adaptive:
-                adaptive.learn(wanted, cycles)
-            alive = [i for i, row in enumerate(rows) if row.writer.finish is None]
-            if len(alive) < len(rows):  # finished rows leave the batch
-                finished, rows = [row for row in rows if row.writer.finish], [rows[i] for i in alive]
-                cache = cache.rows(alive) if alive else cache
-                for row in finished:
-                    drafter.forget(row.context.row)
-    finally:
-        for row in rows:  # none, unless something went wrong
-            drafter.forget(row.context.row)
+    rows, start = (
+        [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)],
+        time.perf_counter(),
+    )
+    for _ in cycles(model, rows, drafter, k, params, on_cycle):
+        pass
     seconds = time.perf_counter() - start
-    outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in everyone]
+    outputs = [row.output(seconds) for row in rows]
     return outputs if batched else outputs[0]
+
+
+@torch.inference_mode()
+def cycles(
+    model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams, on_cycle=None
+) -> Iterator[None]:
+    """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter."""
+    recorded = model.backend.speculator(rows, drafter, k, params) if model.backend else None
+    with closing(recorded or Eager(model, rows, drafter, k, params)) as backend:
+        while rows:
+            for row, news in zip(rows, backend.cycles(), strict=True):  # propose, forward, judge, keep
+                for cycle in news:
+                    row.write(cycle)
+                    if on_cycle:
+                        on_cycle(cycle)
+                    if row.ended:  # what a device did past the end never happened
+                        break
+            rows = backend.finish()
+            yield
+
+
+class Eager:
+    """The cycle on any device, one step after the other."""
+
+    def __init__(self, model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
+        self.model, self.rows, self.drafter, self.k = model, rows, drafter, k
+        self.adaptive = AdaptiveLength() if k == "auto" else None
+        spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
+        self.cache = prefill(model, rows, params.max_new_tokens + spare, drafter)
+
+    def cycles(self) -> list[list[Cycle]]:
+        """One cycle for every sequence."""
+        rows, drafter, watch = self.rows, self.drafter, Stopwatch(self.model.device)
+        k = min(self.adaptive.choose() if self.adaptive else self.k, max(row.room for row in rows))
+        with watch("draft"):
+            self.drafts = propose(drafter, rows, k)
+        with watch("verify"):
+            self.logits, hidden = forward(self.model, self.cache, rows, self.drafts, drafter.hidden_layers)
+        with watch("sample"):
+            contexts = [row.context for row in rows]
+            self.verdicts, p, q = judge(self.logits, contexts, self.drafts, drafter.lossless)
+            keep(self.cache, self.drafts, self.verdicts)
+        news = []
+        for i, (row, draft, verdict) in enumerate(zip(rows, self.drafts, self.verdicts, strict=True)):
+            news.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens), drafter.lossless))
+            verified = [0, *(node + 1 for node in verdict.path)]  # the last token and the accepted drafts
+            row.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
+        watch.note(news)
+        if self.adaptive:
+            self.adaptive.learn(k, news)
+        return [[cycle] for cycle in news]
+
+    def finish(self) -> list[Completion]:
+        """Tell the drafter how its drafts ended; sequences that have ended leave the batch. Returns the others."""
+        going = [i for i, row in enumerate(self.rows) if not row.ended]
+        for i in going:
+            draft, verdict = self.drafts[i], self.verdicts[i]
+            scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
+            self.drafter.settle(self.rows[i].context.row, verdict.path, verdict.token, scratch)
+        ended, self.rows = [row for row in self.rows if row.ended], [self.rows[i] for i in going]
+        for row in ended:
+            self.drafter.forget(row.context.row)
+        if ended and going:
+            self.cache = self.cache.rows(going)
+        return self.rows
+
+    def close(self) -> None:
+        for row in self.rows:  # none, unless something went wrong
+            self.drafter.forget(row.context.row)
+
+
+def stream(
+    model: Model, prompt, max_new_tokens: int | None = None, *, drafter: Drafter | None = None, k: int | str = 4,
+    params: SamplingParams | None = None, **options,
+) -> Iterator[str]:  # fmt: skip
+    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…):
+    print(piece)`.
+
+    To stop listening is to stop generating.
+    """
+    params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
+    [ids], batched = prepare(model, [prompt], params) if isinstance(prompt, str) else prepare(model, prompt, params)
+    if model.tokenizer is None or (batched and not isinstance(prompt, str)):
+        raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
+    if drafter is not None:
+        check(model, drafter, k, False)
+    return _pieces(model, ids, drafter, k, params)
+
+
+def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str, params: SamplingParams):
+    pieces: list[str] = []
+    row = Completion.begin(model, ids, params, stream=pieces.append)
+    for _ in cycles(model, [row], drafter, k, params) if drafter else decode(model, [ids], [row.writer], params):
+        yield from pieces
+        pieces.clear()
+
+
+# ---- before any work -----------------------------------------------------------------------------------------------
 
 
 def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -> None:
@@ -139,64 +237,66 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
     if drafter.vocab_size not in (None, model.config.vocab_size):
         raise ValueError(
-            f"drafter speaks {drafter.vocab_size} tokens and the target {model.config.vocab_size}: "
-            "they need the same tokenizer, so choose a draft of the target's family"
+            f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {model.config.vocab_size}: "
+            "both need the same token ids, so choose a draft of the target's family. (Siblings are sometimes padded to "
+            "different sizes: cut or pad the draft's embedding and head to the target's size then)"
         )
 
 
-def prefill(model: Model, rows: Sequence[Row], room: int, hidden_layers: Sequence[int]) -> KVCache:
-    """Read every prompt but its last token, which opens the first verify pass."""
+# ---- the steps of a cycle ------------------------------------------------------------------------------------------
+
+
+def prefill(model: Model, rows: Sequence[Completion], room: int, drafter: Drafter) -> KVCache:
+    """Process every prompt but its last token, which opens the first verify pass."""
     prompts = [row.context.tokens[:-1] for row in rows]
     cache = model.transformer.new_cache(len(rows), max(map(len, prompts)) + 1 + room)
     if any(prompts):
         tokens, counts = pad(prompts, model.device)
-        _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=hidden_layers)
+        _, hidden = model.transformer.body(tokens, cache, counts=counts, hidden_layers=drafter.hidden_layers)
         for i, row in enumerate(rows):
-            row.context.hidden = {n: state[i, : len(prompts[i])] for n, state in hidden.items()}
+            row.remember({n: states[i, : len(prompts[i])] for n, states in hidden.items()}, drafter.hidden_window)
     return cache
 
 
-def joined(earlier: dict[int, Tensor], states: dict[int, Tensor]) -> dict[int, Tensor]:
-    """Hidden states that the drafter was not asked about yet, and the newest behind them."""
-    return {n: torch.cat([earlier[n], state]) if n in earlier else state for n, state in states.items()}
-
-
-def propose(drafter: Drafter, rows: Sequence[Row], k: int, depths: Sequence[int] | None = None) -> list[Draft]:
-    """One draft per row, none deeper than the row's depth (None: than it has room for)."""
+def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequence[int] | None = None) -> list[Draft]:
+    """One draft per sequence, none deeper than its depth (None: than it has room for)."""
     if k < 1:
         return [Draft([]) for _ in rows]
-    drafts = drafter.propose([row.context for row in rows], k)
+    drafts = drafter.propose([row.reveal() for row in rows], k)
     if len(drafts) != len(rows):
-        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} rows: propose returns one for each")
+        raise ValueError(
+            f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: propose returns one for each"
+        )
     depths = [row.room for row in rows] if depths is None else depths
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
 def cut(draft: Draft, depth: int) -> Draft:
-    """Leave out what lies too deep. How deep does not depend on what was drawn, so the law stays the target's."""
+    """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
     if len(draft.tokens) <= depth:
         return draft
-    keep = [i for i, level in enumerate(trees.depths(parents_of(draft))) if level <= depth]
-    place = {-1: -1} | {old: new for new, old in enumerate(keep)}
+    keep = [i for i, level in enumerate(trees.depths(draft.tree)) if level <= depth]
+    number = {-1: -1} | {old: new for new, old in enumerate(keep)}
     return Draft(
         [draft.tokens[i] for i in keep],
         None if draft.probs is None else draft.probs[keep],
-        None if draft.parents is None else [place[draft.parents[i]] for i in keep],
+        None if draft.parents is None else [number[draft.parents[i]] for i in keep],
         draft.scratch,
     )
 
 
-def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Draft], hidden_layers: Sequence[int]):
-    """The target's one pass: [last token, drafts …, scratch …] of every row → logits [B, T, V] and hidden states.
+def forward(
+    model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers: Sequence[int]
+):
+    """The target's one pass: [last token, drafts …, scratch …] of every sequence → logits [B, T, V] and hidden states.
 
-    Scratch tokens sit at the end of the pass, after the padding, so that node i is always in place i + 1.
+    Scratch tokens sit at the end of the pass, after the padding, so that node i is always in slot i + 1.
     """
     check_shapes(drafts, model.config.vocab_size)
-    tokens, counts = pad([[row.context.tokens[-1], *draft.tokens] for row, draft in zip(rows, drafts, strict=True)],
-                         model.device)  # fmt: skip
+    last = [row.context.tokens[-1] for row in rows]
+    tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
-        out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
-        return out.logits, out.hidden
+        return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
     width, extra = tokens.shape[1], max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts)
     tokens = torch.nn.functional.pad(tokens, (0, extra))
     for i, draft in enumerate(drafts):
@@ -205,129 +305,43 @@ def read(model: Model, cache: KVCache, rows: Sequence[Row], drafts: Sequence[Dra
             tokens[i, -len(scratch) :] = scratch
     views = [view(draft, width + extra) for draft in drafts]
     mask, offsets = (torch.stack(part).to(model.device) for part in zip(*views, strict=True))
-    out = model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask,
-                            positions=cache.lengths[:, None] + offsets)  # fmt: skip
-    return out.logits, out.hidden
+    positions = cache.lengths[:, None] + offsets
+    return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask, positions=positions)
 
 
 def check_shapes(drafts: Sequence[Draft], V: int) -> None:
-    """Refuse tokens and laws that are none of the target's: a GPU would not survive the embedding of such a token."""
+    """Refuse tokens and distributions that are none of the target's: a GPU would not survive embedding such a token."""
     for draft in drafts:
         if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
             raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
-                             f"give one law over the target's vocabulary for each token, {needed}")  # fmt: skip
+                             f"give one distribution over the target's vocabulary for each, {needed}")  # fmt: skip
         if not all(0 <= token < V for token in draft.tokens):
-            verify.check_draft(torch.tensor(draft.tokens), None, V)
+            check_draft(torch.tensor(draft.tokens), None, V)
 
 
 def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
-    """Who sees whom [T, T], and how far behind the last token everyone is [T], in a row of T = size tokens:
+    """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
     [last token, drafts …, padding …, scratch …]."""
     mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
-    parents = parents_of(draft)
-    n = len(parents) + 1
-    mask[:n, :n] = trees.verify_mask(parents)
-    offsets[:n] = torch.tensor([0, *trees.depths(parents)])
+    n = len(draft.tokens) + 1
+    mask[:n, :n] = trees.verify_mask(draft.tree)
+    offsets[:n] = torch.tensor([0, *trees.depths(draft.tree)])
     if draft.scratch:
         s = len(draft.scratch.tokens)
         mask[-s:, -s:] = draft.scratch.mask
-        mask[-s:, 0] = True  # the last committed token is text like the rest
+        mask[-s:, 0] = True  # the last committed token is context like the rest
         offsets[-s:] = torch.tensor(draft.scratch.offsets)
     return mask, offsets
 
 
-def judge(
-    logits: Tensor, rows: Sequence[Row], drafts: Sequence[Draft], lossless: bool = True
-) -> tuple[list[verify.Verdict], list[Cycle]]:
-    """Turn logits into laws, test the drafts against them, and note what happened."""
-    contexts = [row.context for row in rows]
-    chains = lossless and all(draft.parents is None for draft in drafts)
-    if chains and all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
-        # Nothing is drawn: the best tokens are all there is to know, and the rest is done without the device.
-        best = likeliest(logits[:, : 1 + max(len(draft.tokens) for draft in drafts)])  # [B, n + 1]
-        verdicts = [verify.greedy(tokens, draft.tokens) for tokens, draft in zip(best, drafts, strict=True)]
-        given = [[float(a == b) for a, b in zip(draft.tokens, tokens, strict=False)]
-                 for tokens, draft in zip(best, drafts, strict=True)]  # fmt: skip
-        return verdicts, describe(given, None, rows, drafts, verdicts, lossless)
-    drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
-    p = laws(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
-    q = stack(drafts, p)  # [B, n, V], or None
-    ragged = len({len(draft.tokens) for draft in drafts}) > 1
-    verify.check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
-    u = uniforms(contexts, [len(draft.tokens) + 1 for draft in drafts]).to(p.device)  # [B, n + 1]
-    if chains:
-        accepted, tokens = verify.chain_batch(p, q, drafted, lengths, u)
-        pairs = zip(accepted.tolist(), tokens.tolist(), strict=True)
-        verdicts = [verify.Verdict(list(range(count)), token) for count, token in pairs]
-    else:
-        verdicts = []
-        for i, draft in enumerate(drafts):
-            n = len(draft.tokens)
-            law, parents, random = p[i, : n + 1], parents_of(draft), u[i, : n + 1]
-            if lossless:
-                verdicts.append(verify.tree(law, draft.probs, draft.tokens, parents, random))
-            else:
-                verdicts.append(verify.typical(law, draft.tokens, parents, random))
-    p_drafted = verify.at(in_place(p, drafts), drafted).tolist()  # [B, n]
-    q_drafted = verify.at(q, drafted).tolist() if q is not None else None
-    return verdicts, describe(p_drafted, q_drafted, rows, drafts, verdicts, lossless)
-
-
-def parents_of(draft: Draft) -> list[int]:
-    return list(range(-1, len(draft.tokens) - 1)) if draft.parents is None else draft.parents
-
-
-def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[verify.Verdict]) -> None:
+def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[Verdict]) -> None:
     """Rewind to the last token and the accepted drafts; those of a tree are moved together first."""
-    read = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
+    processed = torch.tensor([1 + len(draft.tokens) for draft in drafts], device=cache.lengths.device)
     kept = torch.tensor([1 + verdict.accepted for verdict in verdicts], device=cache.lengths.device)
-    start = cache.lengths - read
+    start = cache.lengths - processed
     if any(draft.parents is not None for draft in drafts):
         longest = max(verdict.accepted for verdict in verdicts)
         # The last token stays where it is, node i is in the i-th slot after it. Short paths are filled up at will.
         path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
         cache.gather(torch.tensor(path, dtype=torch.long, device=start.device).view(len(path), longest), start + 1)
     cache.rewind(start + kept)
-
-
-def in_place(p: Tensor, drafts: Sequence[Draft]) -> Tensor:
-    """The law that judges each draft, [B, n, V]: the one after the draft before it, or after its parent in a tree."""
-    if all(draft.parents is None for draft in drafts):
-        return p[:, :-1]
-    n = p.shape[1] - 1
-    place = [[parent + 1 for parent in parents_of(d)] + [0] * (n - len(d.tokens)) for d in drafts]
-    rows = torch.arange(len(drafts), device=p.device)[:, None]
-    return p[rows, torch.tensor(place, dtype=torch.long, device=p.device)]
-
-
-def describe(p_drafted, q_drafted, rows, drafts, verdicts, lossless: bool) -> list[Cycle]:
-    """The cycles of one pass, with what both sides gave each drafted token, [B, n] (no q: nothing was drawn)."""
-    cycles = []
-    for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
-        n = len(draft.tokens)
-        end = verdict.path[-1] if verdict.path else -1
-        cycles.append(
-            Cycle(
-                drafted=draft.tokens,
-                parents=draft.parents,
-                p=p_drafted[i][:n],
-                q=q_drafted[i][:n] if q_drafted else [1.0] * n,
-                path=verdict.path,
-                token=verdict.token,
-                bonus=end not in parents_of(draft),  # nothing was drafted after the last accepted token
-                kept=verdict.accepted + 1,
-                committed=len(row.context.tokens),
-                lossless=lossless,
-            )
-        )
-    return cycles
-
-
-def write(row: Row, cycle: Cycle) -> None:
-    """Hand the cycle's tokens to the writer, up to the one that ends the text."""
-    for kept, token in enumerate(cycle.tokens, start=1):
-        row.context.tokens.append(token)
-        if row.writer.write(token):
-            cycle.kept = kept
-            break
-    row.trace.cycles.append(cycle)

@@ -1,13 +1,23 @@
-"""What happened in a speculative run: one Cycle per row and target pass. The course draws its pictures from this."""
+"""What happened in a speculative run: one Cycle per sequence and target pass. The course draws its pictures from this.
+
+A *cycle* is one draft-verify iteration (papers say iteration, or decoding step).
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .tree import Draft
+    from .verify import Verdict
 
 
 def synchronize(device) -> None:
@@ -19,23 +29,60 @@ def synchronize(device) -> None:
         torch.mps.synchronize()
 
 
+class Stopwatch:
+    """Seconds of the parts of a cycle: `with watch("draft"): …`. It waits for the device, or a part would end before
+    its work does."""
+
+    def __init__(self, device="cpu"):
+        self.device, self.seconds = device, {}
+
+    @contextmanager
+    def __call__(self, part: str):
+        start = time.perf_counter()
+        yield
+        synchronize(self.device)
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+    def note(self, cycles: Iterable[Cycle]) -> None:
+        for cycle in cycles:
+            for part, seconds in self.seconds.items():
+                setattr(cycle, f"{part}_seconds", seconds)
+
+
 @dataclass
 class Cycle:
-    """One draft, one verification, one row."""
+    """One draft, one verification, one sequence."""
 
     drafted: list[int]  # tokens, in draft order
     parents: list[int] | None  # of a tree; None: a chain
-    p: list[float]  # what the target gave each drafted token, in its place
-    q: list[float]  # what the drafter gave it (1 where it was not drawn at all)
+    p: list[float]  # what the target gave each draft token, in its position
+    q: list[float]  # what the drafter gave it (1 where it was not sampled at all)
     path: list[int]  # indices of the accepted ones
     token: int  # emitted after them: the correction, or the bonus
     bonus: bool  # nothing was rejected on the way
     kept: int  # tokens of this cycle that are part of the output; fewer than accepted + 1 where the text ended
     committed: int  # tokens before the cycle, prompt included; the target's cache held one less
-    lossless: bool = True  # False: judged by typical acceptance, which bends the target's law
-    draft_seconds: float = 0.0  # the three of them are shared by the rows of a batch
+    lossless: bool = True  # False: judged by typical acceptance, which biases the target's distribution
+    draft_seconds: float = 0.0  # the three of them are shared by the sequences of a batch
     verify_seconds: float = 0.0
     sample_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, draft: Draft, verdict: Verdict, p: list[float], q: list[float] | None, committed: int, lossless=True):
+        """What one sequence's draft came to. p and q may be longer than the draft; no q: nothing was sampled."""
+        n, end = len(draft.tokens), verdict.path[-1] if verdict.path else -1
+        return cls(
+            drafted=draft.tokens,
+            parents=draft.parents,
+            p=p[:n],
+            q=[1.0] * n if q is None else q[:n],
+            path=verdict.path,
+            token=verdict.token,
+            bonus=end not in draft.tree,  # nothing was drafted after the last accepted token
+            kept=verdict.accepted + 1,
+            committed=committed,
+            lossless=lossless,
+        )
 
     @property
     def accepted(self) -> int:

@@ -11,10 +11,38 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+@dataclass
+class Scratch:
+    """Tokens that ride along in the target's pass without being candidates: lookahead's window.
+
+    They attend to the committed tokens (the last one included) and, of each other, to what `mask` allows.
+    """
+
+    tokens: list[int]
+    offsets: list[int]  # position of each, counted from the last committed token: 1 is the position right after it
+    mask: Tensor  # [s, s] bool, True where scratch token i attends to scratch token j
+
+
+@dataclass
+class Draft:
+    """What a drafter proposes for one sequence: a chain of tokens, or a tree of them."""
+
+    tokens: list[int]
+    probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: not sampled at all (one-hot)
+    parents: list[int] | None = None  # None: a chain; otherwise a tree, −1 is the last committed token
+    scratch: Scratch | None = None
+
+    @property
+    def tree(self) -> list[int]:
+        """The parents, also of a chain."""
+        return list(range(-1, len(self.tokens) - 1)) if self.parents is None else self.parents
 
 
 class Tree(NamedTuple):

@@ -1,29 +1,31 @@
-"""The rejection sampler: drafted tokens in, tokens out that follow the target's law exactly. No model in sight.
+"""The rejection sampler: draft tokens in, tokens out that follow the target's distribution exactly. No model in sight.
 
-p is the target's law after temperature and truncation, q the law a draft was *really drawn from*. Accept a draft d with
-probability min(1, p(d)/q(d)); after a rejection emit from the residual, norm([p − q]₊). What comes out follows
+p is the target's distribution after temperature and truncation, q the one a draft token was *really sampled from*.
+Accept a draft token d with probability min(1, p(d)/q(d)); after a rejection emit from the residual, norm([p − q]₊).
+What comes out follows
 
     q(x)·min(1, p(x)/q(x))  +  P(reject)·[p − q]₊(x) / Σ[p − q]₊  =  min(p, q)(x) + [p − q]₊(x)  =  p(x),
 
-because P(reject) = 1 − Σ min(p, q) = Σ [p − q]₊. `emitted_distribution` at the end of this file computes that
-distribution instead of believing it; exact.py does the same for whole programs.
+because P(reject) = 1 − Σ min(p, q) = Σ [p − q]₊. exact.py computes that distribution instead of believing it, at one
+position and for whole programs.
 
 A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: one per row of p.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from .tree import check_parents, children, depths, path_to
+from .sampling import argmax, distributions, pick, uniforms
+from .tree import Draft, check_parents, children, depths, path_to
 
 Context = tuple[int, ...]
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one a law may sum; half precision: 0.02
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
 
 
 class Verdict(NamedTuple):
@@ -43,14 +45,14 @@ class Verdict(NamedTuple):
 
 
 def accept_probability(p: Tensor, q: Tensor, token: int | Tensor) -> Tensor:
-    """min(1, p(d)/q(d)) for laws [..., V] and tokens [...]. A token that q cannot draw is for `check_draft` to find."""
+    """min(1, p(d)/q(d)) for distributions [..., V] and tokens [...]. `check_draft` finds a token with q(d) = 0."""
     p_d, q_d = at(p, token), at(q, token)
     return torch.where(p_d < q_d, p_d / q_d, 1.0)
 
 
-def at(law: Tensor, token: int | Tensor) -> Tensor:
-    """law(token): one number of every law [..., V], for one token or for tokens [...]."""
-    return law[..., token] if isinstance(token, int) else law.gather(-1, token[..., None]).squeeze(-1)
+def at(probs: Tensor, token: int | Tensor) -> Tensor:
+    """probs(token): one number of every distribution [..., V], for one token or for tokens [...]."""
+    return probs[..., token] if isinstance(token, int) else probs.gather(-1, token[..., None]).squeeze(-1)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -60,20 +62,11 @@ def residual(p: Tensor, q: Tensor) -> Tensor:
     return torch.where(total > 0, uncovered / total, p)
 
 
-def pick(law: Tensor, u) -> int | Tensor:
-    """The token at which the running total of a law passes u: one number draws one token. law [..., V], u [...]."""
-    total = law.double().cumsum(-1)
-    total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
-    if isinstance(u, Tensor):
-        return torch.searchsorted(total, u[..., None].contiguous(), right=True).squeeze(-1)
-    return bisect_right(total.cpu().numpy(), u)
-
-
 def one_hot(token: int, like: Tensor) -> Tensor:
-    """The law of a drafter that could not have said anything else, [V]."""
-    law = torch.zeros_like(like)
-    law[token] = 1.0
-    return law
+    """The distribution of a drafter that could have proposed nothing else, [V]."""
+    probs = torch.zeros_like(like)
+    probs[token] = 1.0
+    return probs
 
 
 # ---- verifiers -----------------------------------------------------------------------------------------------------
@@ -94,10 +87,15 @@ def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_prob
     return Verdict(list(range(len(drafted))), pick(p[-1], u[-1]))  # the bonus
 
 
-def greedy(best: Sequence[int], drafted: Sequence[int]) -> Verdict:
-    """`chain` where neither side draws: only the target's likeliest tokens pass, best [γ+1]."""
-    accepted = next((i for i, token in enumerate(drafted) if token != best[i]), len(drafted))
-    return Verdict(list(range(accepted)), best[accepted])
+def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
+    """Where nothing is sampled only the target's best tokens pass: best [n+1] at the root and at every node."""
+    if parents is None:
+        accepted = next((i for i, token in enumerate(tokens) if token != best[i]), len(tokens))
+        return Verdict(list(range(accepted)), best[accepted])
+    below, node, path = children(parents), -1, []
+    while (node := next((child for child in below[node] if tokens[child] == best[node + 1]), None)) is not None:
+        path.append(node)
+    return Verdict(path, best[path[-1] + 1 if path else 0])
 
 
 def chain_batch(
@@ -124,8 +122,8 @@ def chain_batch(
     d_last = drafted[rows, last][:, None]  # [B, 1]
     q_last = torch.zeros_like(p[:, 0]).scatter_(1, d_last, 1.0) if q is None else q[rows, last]  # [B, V]
     # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
-    law = residual(p[rows, accepted], torch.where(rejected, q_last, 0.0))
-    return accepted, pick(law, u.gather(1, lengths[:, None]).squeeze(1))
+    emitted = residual(p[rows, accepted], torch.where(rejected, q_last, 0.0))
+    return accepted, pick(emitted, u.gather(1, lengths[:, None]).squeeze(1))
 
 
 def tree(
@@ -133,8 +131,9 @@ def tree(
 ) -> Verdict:
     """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens [n], parents [n]. Lossless.
 
-    q [n, V] is the law each node was drawn from *given its elder siblings*: the same q for independent draws, q without
-    the elder siblings for distinct draws; None where nothing was drawn (best tokens, merged branches).
+    q [n, V] is the distribution each node was sampled from *given its elder siblings*: the same q for independent
+    samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged
+    branches).
     """
     tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
     _check_tree(p, q, tokens, parents)
@@ -154,7 +153,7 @@ def tree(
 
 
 def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
-    """Medusa's typical acceptance: faster, and LOSSY. The output does not follow the target's law.
+    """Medusa's typical acceptance: faster, and LOSSY. The output does not follow the target's distribution.
 
     A node passes when p(x) > min(ε, δ·exp(−H(p))): likely enough for how undecided the target is. The longest path of
     passing nodes wins (the earlier one of equals), and the token after it is drawn from p.
@@ -172,22 +171,104 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
     return Verdict(path_to(parents, end), pick(p[end + 1], _uniforms(generator, (len(p),), p.device)[-1]))
 
 
+# ---- a batch of drafts: logits in, verdicts out ----------------------------------------------------------------------
+
+
+def judge(
+    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True
+) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:
+    """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
+    token, [B, n] (no q: nothing was sampled).
+
+    A context knows its sequence's tokens, Sampling and generator. Draft tokens sit in the positions 1 … n of the pass.
+    """
+    hold_back(logits, contexts, drafts)
+    if all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
+        # The best tokens are all there is to know, and the rest is done without the device.
+        best = argmax(logits[:, : 1 + max(len(draft.tokens) for draft in drafts)])  # [B, n + 1]
+        pairs = list(zip(best, drafts, strict=True))
+        given = [
+            [float(d == b[parent + 1]) for d, parent in zip(draft.tokens, draft.tree, strict=True)]
+            for b, draft in pairs
+        ]
+        return [greedy(b, draft.tokens, draft.parents) for b, draft in pairs], given, None
+    lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=logits.device)  # [B]
+    drafted = pad_sequence([torch.tensor(d.tokens, dtype=torch.long) for d in drafts], batch_first=True).to(
+        logits.device
+    )
+    p = distributions(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
+    q = stack(drafts, p)  # [B, n, V], or None
+    ragged = len({len(draft.tokens) for draft in drafts}) > 1
+    check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
+    u = uniforms([context.generator for context in contexts], [len(draft.tokens) + 1 for draft in drafts], p.device)
+    if lossless and all(draft.parents is None for draft in drafts):
+        accepted, tokens = chain_batch(p, q, drafted, lengths, u)
+        verdicts = [
+            Verdict(list(range(count)), token) for count, token in zip(accepted.tolist(), tokens.tolist(), strict=True)
+        ]
+    else:
+        verdicts = []
+        for i, draft in enumerate(drafts):
+            own = slice(len(draft.tokens) + 1)
+            if lossless:
+                verdicts.append(tree(p[i, own], draft.probs, draft.tokens, draft.tree, u[i, own]))
+            else:
+                verdicts.append(typical(p[i, own], draft.tokens, draft.tree, u[i, own]))
+    p_drafted = at(at_parents(p, drafts), drafted).tolist()
+    return verdicts, p_drafted, None if q is None else at(q, drafted).tolist()
+
+
+def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> None:
+    """Before `min_new_tokens` no token that would end the sequence has a chance, at no depth of the draft."""
+    for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
+        if context.held_back and (left := context.held_until - len(context.tokens)) > 0:
+            shallow = [i for i, depth in enumerate([0, *depths(draft.tree)]) if depth < left]
+            logits[row, torch.tensor(shallow)[:, None], list(context.held_back)] = -torch.inf
+
+
+def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
+    """The distributions of all drafts as one tensor [B, n, V], zero after a short draft; None: nothing was sampled."""
+    if all(draft.probs is None for draft in drafts):
+        return None
+    sampled = next(draft.probs for draft in drafts if draft.probs is not None)
+    # In the draft's own precision: that is how close to one its distributions can sum, whatever the target's is.
+    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(sampled.dtype, torch.float32))
+    for i, draft in enumerate(drafts):
+        if draft.probs is not None:
+            q[i, : len(draft.tokens)] = draft.probs
+        else:  # not sampled: could have been nothing else
+            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
+    return q
+
+
+def at_parents(p: Tensor, drafts: Sequence[Draft]) -> Tensor:
+    """The distribution that judges each draft token, [B, n, V]: the one after its parent."""
+    if all(draft.parents is None for draft in drafts):
+        return p[:, :-1]
+    n = p.shape[1] - 1
+    parents = [[parent + 1 for parent in draft.tree] + [0] * (n - len(draft.tokens)) for draft in drafts]
+    rows = torch.arange(len(drafts), device=p.device)[:, None]
+    return p[rows, torch.tensor(parents, dtype=torch.long, device=p.device)]
+
+
 # ---- guards --------------------------------------------------------------------------------------------------------
 
 
-def check_distribution(name: str, law: Tensor) -> None:
-    """Every law of [..., V] is non-negative and sums to one, within what its dtype can hold."""
-    total = law.sum(-1, dtype=torch.float64 if law.dtype == torch.float64 else torch.float32)
-    wrong = ~((total - 1).abs() <= TOLERANCE.get(law.dtype, 0.02))  # the negation catches NaN too
-    if bool(wrong.any() | (law.amin() < 0)):
-        found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {law.amin():.6g}"
+def check_distribution(name: str, probs: Tensor) -> None:
+    """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
+    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
+    wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
+    if bool(wrong.any() | (probs.amin() < 0)):
+        found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"
         raise ValueError(f"{name} {found}: give probabilities (≥ 0, sum 1), e.g. from Sampling.probs")
 
 
 def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tensor | None = None) -> None:
     """Refuse a draft that could not have been drawn: once a cycle, before the target's pass. tokens [..., γ]."""
     if q is not None and q.shape != (needed := (*tokens.shape, vocab_size)):
-        raise ValueError(f"q has shape {tuple(q.shape)}: give one law over the target's vocabulary per draft, {needed}")
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}: give one distribution over the target's vocabulary per token, {needed}"
+        )
     if lengths is not None:  # look at no padding
         real = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
         tokens, q = tokens[real], None if q is None else q[real]
@@ -203,7 +284,7 @@ def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tens
         if bool((never := at(q, tokens) == 0).any()):
             raise ValueError(
                 f"drafted token {int(tokens[never][0])} has probability 0 under q: "
-                "q must be the law the token was really drawn from (None if it was not drawn at all)"
+                "q must be the distribution the token was really sampled from (None if it was not sampled at all)"
             )
 
 
@@ -211,11 +292,13 @@ def _check_shapes(p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> None
     *rows, n = drafted
     if p.dim() != len(drafted) + 1 or p.shape[:-1] != (*rows, n + 1):
         raise ValueError(
-            f"p has shape {tuple(p.shape)}, but {drafted} drafted tokens need {(*rows, n + 1)} laws: one more than "
-            "drafts, for the token after the last"
+            f"p has shape {tuple(p.shape)}, but {drafted} draft tokens need {(*rows, n + 1)} distributions: one "
+            "more than drafts, for the token after the last"
         )
     if q is not None and q.shape != (*drafted, p.shape[-1]):
-        raise ValueError(f"q has shape {tuple(q.shape)}: give one law per draft, {(*drafted, p.shape[-1])}, or None")
+        raise ValueError(
+            f"q has shape {tuple(q.shape)}: give one distribution per draft token, {(*drafted, p.shape[-1])}, or None"
+        )
 
 
 def _check_tree(p: Tensor, q: Tensor | None, tokens: list[int], parents: list[int]) -> None:
@@ -226,7 +309,7 @@ def _check_tree(p: Tensor, q: Tensor | None, tokens: list[int], parents: list[in
 
 
 def _uniforms(generator, shape: tuple[int, ...], device) -> Tensor | Sequence[float]:
-    """Random numbers of one call: as many as laws, however the call ends, so that runs stay comparable."""
+    """Random numbers of one call: as many as distributions, however the call ends, so that runs stay comparable."""
     if isinstance(generator, torch.Generator):
         generator = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
     given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
@@ -235,64 +318,3 @@ def _uniforms(generator, shape: tuple[int, ...], device) -> Tensor | Sequence[fl
     if isinstance(generator, Tensor):
         return generator.tolist() if len(shape) == 1 else generator.to(device, torch.float64)
     return generator
-
-
-# ---- the exact law at one place ------------------------------------------------------------------------------------
-# How the m children of one node are drafted is a function (q, elder siblings) → law of the next sibling.
-
-
-def iid(q: Tensor, drawn: Sequence[int]) -> Tensor:
-    """Independent draws: duplicates happen, and count."""
-    return q
-
-
-def distinct(q: Tensor, drawn: Sequence[int]) -> Tensor:
-    """Draws without replacement: q without the elder siblings, renormalised (all zero once q is used up)."""
-    rest = q.clone()
-    rest[list(drawn)] = 0.0
-    return rest / rest.sum().clamp(min=torch.finfo(q.dtype).tiny)
-
-
-def best(q: Tensor, drawn: Sequence[int]) -> Tensor:
-    """Nothing is drawn: the children are the m likeliest tokens of q."""
-    if len(drawn) == len(q):
-        return torch.zeros_like(q)
-    return one_hot(int(q.argsort(descending=True, stable=True)[len(drawn)]), like=q)
-
-
-def emitted_distribution(
-    p, q, *, drawn_from=None, m: int = 1, siblings=iid, accept=accept_probability, replace=residual
-) -> Tensor:
-    """The exact law [V] of the token emitted at one place, with m drafted children there (m = 1: a chain).
-
-    `drawn_from` is the law drafts really come from, where that is not the q the verifier is told. Plug in other rules
-    and watch the law bend away from p.
-    """
-    p, q = as_distribution("p", p), as_distribution("q", q)
-    drawn_from = q if drawn_from is None else as_distribution("drawn_from", drawn_from)
-
-    def after(rejected: Context, r: Tensor) -> Tensor:  # the law, once these siblings were rejected
-        source, told = siblings(drawn_from, rejected), siblings(q, rejected)
-        if len(rejected) == m or not bool(source.any()):
-            return r
-        law, uncovered = torch.zeros_like(p), replace(r, told)
-        for d in source.nonzero().flatten().tolist():
-            a = float(accept(r, told, d))
-            law[d] += source[d] * a
-            if a < 1:
-                law += source[d] * (1 - a) * after((*rejected, d), uncovered)
-        return law
-
-    return after((), p)
-
-
-def cascade_distribution(p, middle, q, *, accept=accept_probability, replace=residual) -> Tensor:
-    """The same where a middle model first corrects the drafter: its output is the draft, its law the target's q."""
-    corrected = emitted_distribution(middle, q, accept=accept, replace=replace)
-    return emitted_distribution(p, middle, drawn_from=corrected, accept=accept, replace=replace)
-
-
-def as_distribution(name: str, law) -> Tensor:
-    law = law if isinstance(law, Tensor) else torch.as_tensor(law, dtype=torch.float64)
-    check_distribution(name, law)
-    return law.double()

@@ -143,7 +143,7 @@ def propose_cascade(draft, context, gamma, random, *, middle, verifier=verify.ch
 
 def propose_best_tree(draft, context, widths, random):
     """The likeliest children, with q given as None instead of as one-hot laws."""
-    tokens, parents, _ = exact.propose_tree(draft, context, widths, random, siblings=verify.best)
+    tokens, parents, _ = exact.propose_tree(draft, context, widths, random, siblings=exact.best)
     return tokens, parents, None
 
 
@@ -162,16 +162,16 @@ def check_residual(scheme: Scheme, pairs: int = 500) -> None:
 def check_position(scheme: Scheme, pairs: int = 500) -> None:
     """One place of a chain: the emitted token follows p."""
     for p, q in random_pairs(pairs):
-        assert_same(verify.emitted_distribution(p, q, **scheme.rules), p, f"p={p.tolist()}, q={q.tolist()}")
+        assert_same(exact.emitted_distribution(p, q, **scheme.rules), p, f"p={p.tolist()}, q={q.tolist()}")
 
 
 def check_siblings(scheme: Scheme, pairs: int = 500) -> None:
     """One node of a tree, for the three ways to draft its children."""
     for i, (p, q) in enumerate(random_pairs(pairs)):
-        siblings = (verify.iid, verify.distinct, verify.best)[i % 3]
+        siblings = (exact.iid, exact.distinct, exact.best)[i % 3]
         m = 3 if len(p) <= 5 else 2
         assert_same(
-            verify.emitted_distribution(p, q, m=m, siblings=siblings, **scheme.rules), p, f"{m} × {siblings.__name__}"
+            exact.emitted_distribution(p, q, m=m, siblings=siblings, **scheme.rules), p, f"{m} × {siblings.__name__}"
         )
 
 
@@ -180,7 +180,7 @@ def check_cascade(scheme: Scheme, pairs: int = 500) -> None:
     laws = [law for pair in random_pairs(pairs) for law in pair]
     for i, (p, q) in enumerate(random_pairs(pairs)):
         middle = next(law for law in laws[i:] + laws if len(law) == len(p))
-        assert_same(verify.cascade_distribution(p, middle, q, **scheme.rules), p, "cascade, one place")
+        assert_same(exact.cascade_distribution(p, middle, q, **scheme.rules), p, "cascade, one place")
     target, middle, draft = (toy_model(2, seed) for seed in (1, 2, 3))
     propose = partial(scheme.propose_cascade or propose_cascade, middle=middle)
     law = exact.joint_distribution(lambda c: scheme.chain_distribution(target, draft, 2, c, propose=propose), 3)
@@ -224,7 +224,7 @@ def check_count(scheme: Scheme, sizes=((3, 1), (3, 2))) -> None:
 
 def check_tree(scheme: Scheme, sizes=((3, (2,), 1), (3, (3,), 1), (2, (2, 2), 2), (3, (2, 1), 2))) -> None:
     """The first n tokens of repeated tree cycles (V, widths, n) follow the target's joint law."""
-    drafts = [partial(scheme.propose_tree, siblings=s) for s in (verify.iid, verify.distinct, verify.best)]
+    drafts = [partial(scheme.propose_tree, siblings=s) for s in (exact.iid, exact.distinct, exact.best)]
     for V, widths, n in sizes:
         target, draft = toy_model(V, 1), toy_model(V, 2)
         for propose in [*drafts, propose_best_tree]:

@@ -7,6 +7,7 @@ a pass sees is a text one can read, and a cache that was not rewound, or fed twi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -116,13 +117,18 @@ class Given(Drafter):
         self.asked: list[tuple[int, int]] = []  # (row, k)
         self.settled: list[tuple[int, list[int], int]] = []  # (row, path, emitted)
         self.forgotten: list[int] = []
+        self.numbers: dict[int, int] = {}  # ids are unique in the process: here sequences count from 0 as they come
+
+    def number(self, row: int) -> int:
+        return self.numbers.setdefault(row, len(self.numbers))
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        contexts = [replace(context, row=self.number(context.row)) for context in contexts]
         self.asked += [(context.row, k) for context in contexts]
         return [self.make(context, k) for context in contexts]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
-        self.settled.append((row, list(path), emitted))
+        self.settled.append((self.number(row), list(path), emitted))
 
     def forget(self, row: int) -> None:
-        self.forgotten.append(row)
+        self.forgotten.append(self.number(row))

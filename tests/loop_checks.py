@@ -109,7 +109,7 @@ def check_greedy(drafter: Drafter | None = None, ks: Sequence[int | str] = (3, 1
 
 
 def assert_same(out: ms.Output, expected: ms.Output) -> None:
-    assert (out.tokens, out.text, out.finish) == (expected.tokens, expected.text, expected.finish)
+    assert (out.tokens, out.text, out.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
     assert out.prompt_tokens == expected.prompt_tokens
     assert_trace_fits(out)
 
@@ -190,7 +190,7 @@ def check_stop_inside_a_run() -> None:
     texts = [[*PROMPT, *free], [*neighbour, *continuation(neighbour, 16)]]
     for place in (4, 5, 6):  # the three drafts that the second cycle accepts; all eight tokens so far are different
         run = Run(wrong=(), end_tokens=[free[place]], count=12)
-        assert (run.outs[0].tokens, run.outs[0].finish) == (free[: place + 1], "stop")
+        assert (run.outs[0].tokens, run.outs[0].finish_reason) == (free[: place + 1], "stop")
         assert [(cycle.accepted, cycle.kept) for cycle in run.cycles] == [(K, K + 1), (K, place - 3)]
         assert run.kept[-1] == [texts[0][: 6 + K]]  # what was verified stays, as ever; nobody reads on from there
         pair = Run(wrong=(), end_tokens=[free[place]], count=12, prompts=(PROMPT, neighbour))
@@ -206,7 +206,7 @@ def check_length() -> None:
         for count in (1, 2, 3, 4, 5, 9):
             for k in (1, 3, 8):
                 run = Run(wrong, k, count)
-                assert (run.outs[0].tokens, run.outs[0].finish) == (continuation(PROMPT, count), "length")
+                assert (run.outs[0].tokens, run.outs[0].finish_reason) == (continuation(PROMPT, count), "length")
                 for cycle in run.cycles:
                     assert len(cycle.drafted) == min(k, len(PROMPT) + count - cycle.committed - 1)
 

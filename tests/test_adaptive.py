@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import cache, partial
@@ -14,11 +13,9 @@ from fakes import Given, continuation, scripted, whole_text
 from loop_checks import ONE, check_distribution, law_pair
 
 import minispec as ms
-from minispec import exact, theory, verify
+from minispec import exact, theory, trace, verify
 from minispec.drafters import Draft
 from minispec.trace import AdaptiveLength
-
-loop = sys.modules["minispec.speculate"]
 
 
 def cycle(k: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 1.0) -> ms.Cycle:
@@ -163,13 +160,13 @@ class Clock:
 
 @pytest.mark.slow
 def test_sampled_texts_follow_the_targets_law(monkeypatch):
-    monkeypatch.setattr(loop, "time", Clock(seed=1))
+    monkeypatch.setattr(trace, "time", Clock(seed=1))
     check_distribution(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)
 
 
 def test_a_fixed_clock_repeats_a_run(monkeypatch, tiny, tiny_draft):
     def run() -> ms.Output:
-        monkeypatch.setattr(loop, "time", Clock(seed=3))
+        monkeypatch.setattr(trace, "time", Clock(seed=3))
         return ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), "auto", 80, temperature=1.0, seed=3)
 
     first, second = run(), run()
@@ -213,7 +210,7 @@ def test_the_exact_law_with_a_choice_that_depends_on_the_past():
 def test_a_useless_drafter_is_soon_left_alone(monkeypatch):
     """One second a draft, one a pass, nothing ever accepted: plain decoding, but for a look now and then."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(loop, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
+    monkeypatch.setattr(trace, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
     drafter = Given(lambda context, k: Draft([0] * k))  # never says 0
     out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)
     assert out.tokens == continuation([3], 150)
@@ -222,7 +219,7 @@ def test_a_useless_drafter_is_soon_left_alone(monkeypatch):
 
 def test_a_perfect_and_free_drafter_is_used_to_the_full(monkeypatch):
     ticks = iter(range(10**6))
-    monkeypatch.setattr(loop, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
+    monkeypatch.setattr(trace, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
     text = [3, *continuation([3], 200)]
     drafter = Given(lambda context, k: Draft(text[len(context.tokens) : len(context.tokens) + k]))
     out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)

@@ -57,7 +57,7 @@ def ids(model: ms.Model, text: str) -> list[int]:
 @pytest.mark.parametrize("count", [1, 2, 17])
 def test_exactly_max_new_tokens_and_only_new_ones(tiny, count):
     out = ms.generate(tiny, [5, 6, 7], max_new_tokens=count)
-    assert len(out.tokens) == count and out.prompt_tokens == 3 and out.finish == "length"
+    assert len(out.tokens) == count and out.prompt_tokens == 3 and out.finish_reason == "length"
     assert out.text is None and out.seconds > 0 and out.tokens_per_second == len(out.tokens) / out.seconds
 
 
@@ -90,7 +90,9 @@ def test_rows_of_a_batch_end_on_their_own(tiny_text):
     ends = ms.Model("ends", tiny_text.transformer, tiny_text.tokenizer, {runs[0].tokens[3], runs[1].tokens[20]})
     alone = [ms.generate(ends, p, max_new_tokens=40) for p in prompts]
     together = ms.generate(ends, prompts, max_new_tokens=40)
-    assert [(o.tokens, o.text, o.finish) for o in together] == [(o.tokens, o.text, o.finish) for o in alone]
+    assert [(o.tokens, o.text, o.finish_reason) for o in together] == [
+        (o.tokens, o.text, o.finish_reason) for o in alone
+    ]
     assert len({len(out.tokens) for out in together}) > 1
 
 
@@ -168,9 +170,9 @@ def test_text_is_the_text_of_the_new_tokens(tiny_text):
 def test_an_end_token_ends_and_stays_in_tokens(tiny_text):
     script = [*ids(tiny_text, "the end"), 0, *ids(tiny_text, "never said")]
     out = ms.generate(scripted(tiny_text, script), "so", 50)
-    assert out.finish == "stop" and out.tokens == script[: script.index(0) + 1] and out.text == "the end"
+    assert out.finish_reason == "stop" and out.tokens == script[: script.index(0) + 1] and out.text == "the end"
     at_the_limit = ms.generate(scripted(tiny_text, script), "so", script.index(0) + 1)
-    assert at_the_limit.finish == "stop"
+    assert at_the_limit.finish_reason == "stop"
 
 
 def test_several_end_tokens(tiny):
@@ -179,7 +181,7 @@ def test_several_end_tokens(tiny):
     model = ms.Model("two ends", tiny.transformer, None, stops)
     out = ms.generate(model, [1, 2, 3], 30)
     first = min(free.index(token) for token in stops)
-    assert out.tokens == free[: first + 1] and out.finish == "stop"
+    assert out.tokens == free[: first + 1] and out.finish_reason == "stop"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_stop_strings_are_cut_and_never_streamed(tiny_text, stop, text):
     pieces: list[str] = []
     out = ms.generate(scripted(tiny_text, script), "Say: ", len(script), stop=stop, stream=pieces.append)
     assert out.text == text and "".join(pieces) == text and all(pieces)
-    assert out.finish == ("length" if stop == "zebra" else "stop string")
+    assert out.finish_reason == ("length" if stop == "zebra" else "stop")
     # tokens are all that were drawn, the ones that complete the stop string included, and not one more
     assert out.tokens == script[: len(out.tokens)]
     if stop != "zebra":
@@ -213,7 +215,7 @@ def test_a_batch_with_stop_strings(tiny_text):
     longest = max(map(len, scripts))
     outs = ms.generate(scripted(tiny_text, *scripts), ["a", "b", "c"], longest, stop=" bird")
     assert [out.text for out in outs[:2]] == ["the fox and the", "a small"]
-    assert [out.finish for out in outs] == ["stop string", "stop string", "length"]
+    assert [out.finish_reason for out in outs] == ["stop", "stop", "length"]
 
 
 # Few letters, so that stop strings often begin, fail and begin again; the others take two to four bytes each.
@@ -226,7 +228,7 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
     """The tokenizer knows few of these characters: most come as single bytes, one token each."""
     tokens = ids(tiny_text, text) or [1]
     pieces: list[str] = []
-    writer = Writer(tiny_text, len(tokens), stops, pieces.append)
+    writer = Writer(tiny_text, ms.SamplingParams(max_new_tokens=len(tokens), stop=stops), pieces.append)
     for token in tokens:
         if writer.write(token):
             break
@@ -237,9 +239,9 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
     said = tiny_text.decode(out.tokens)
     assert out.text == said[: min([said.find(s) for s in stops if s in said], default=len(said))]
     if any(s in text for s in stops):  # ended by the very token that completed one
-        assert out.finish == "stop string" and not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
+        assert out.finish_reason == "stop" and not any(s in tiny_text.decode(out.tokens[:-1]) for s in stops)
     else:
-        assert out.finish == "length" and said == text
+        assert out.finish_reason == "length" and said == text
 
 
 @settings(max_examples=100)
@@ -250,7 +252,7 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
 def test_any_bytes_stream_to_the_text(tiny_text, tokens, stops):
     """Random tokens are rarely valid UTF-8, and what was streamed can never be taken back."""
     pieces: list[str] = []
-    writer = Writer(tiny_text, len(tokens), stops, pieces.append)
+    writer = Writer(tiny_text, ms.SamplingParams(max_new_tokens=len(tokens), stop=stops), pieces.append)
     any(writer.write(token) for token in tokens)
     assert "".join(pieces) == writer.text and all(pieces)
 
@@ -310,7 +312,6 @@ def test_the_models_length_can_be_used_up(make_model):
         (dict(max_new_tokens=0), "max_new_tokens=0"),
         (dict(max_new_tokens=-3), "max_new_tokens=-3"),
         (dict(max_new_tokens=2.5), "max_new_tokens=2.5"),
-        (dict(max_new_tokens=None), "max_new_tokens=None"),
         (dict(stop=""), "stop"),
         (dict(stop=["fox", ""]), "stop"),
     ],

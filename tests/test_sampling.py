@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import minispec as ms
-from minispec.sampling import draw, generator_for
+from minispec.sampling import SamplingParams, pick, uniforms
 
 # Quarter steps make ties frequent, also at the borders of top-k and top-p; −inf is a token that is forbidden already.
 LOGIT = st.one_of(st.floats(-30, 30, width=32), st.integers(-12, 12).map(lambda n: n / 4), st.just(-math.inf))
@@ -116,7 +117,7 @@ def test_draws_follow_their_law(sampling):
     > 99.9 % (noncentrality n δ² (1/p + 1/p′) ≥ 72 with 11 degrees of freedom): the last lines do just that."""
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(1)) * 1.5
     law = sampling.probs(logits)[0]
-    drawn = draw(law.expand(20_000, -1), torch.Generator().manual_seed(2))
+    drawn = pick(law.expand(20_000, -1), uniforms([torch.Generator().manual_seed(2)] * 20_000, 1)[:, 0])
     counts = torch.bincount(drawn, minlength=12)
     alive = law > 0
     assert counts[~alive].sum() == 0
@@ -127,14 +128,59 @@ def test_draws_follow_their_law(sampling):
 
 
 def test_a_generator_repeats_its_draws():
-    law = torch.full((50, 8), 1 / 8)
-    first, again, other = (draw(law, generator_for("cpu", seed)) for seed in (3, 3, 4))
-    assert torch.equal(first, again) and not torch.equal(first, other)
-    fresh = [draw(law, generator_for("cpu", None)) for _ in range(2)]
-    assert not torch.equal(*fresh)
+    draw = lambda seed, index=0: uniforms([SamplingParams(seed=seed).generator(index)], 50)  # noqa: E731
+    assert torch.equal(draw(3), draw(3)) and not torch.equal(draw(3), draw(4))
+    assert torch.equal(draw(3, index=1), draw(4))  # sequence i of a batch uses seed + i
+    assert not torch.equal(draw(None), draw(None))
     state = torch.get_rng_state()
-    draw(law, generator_for("cpu", 5))
+    draw(5)
     assert torch.equal(torch.get_rng_state(), state)  # nobody else's randomness is touched
+
+
+def test_numbers_do_not_depend_on_who_else_asks_or_how_many_are_taken_at_once():
+    """What recorded launches rely on: they take the numbers of several tokens at once."""
+    one, two = (SamplingParams(seed=seed).generator() for seed in (1, 2))
+    together = uniforms([one, two], [9, 4])
+    assert together.shape == (2, 9) and not together[1, 4:].any()
+    again = SamplingParams(seed=1).generator()
+    alone = torch.cat([uniforms([again], count) for count in (1, 1, 5, 2)], 1)
+    assert torch.equal(alone[0], together[0])
+
+
+def test_a_temperature_close_to_zero_is_greedy_not_an_error():
+    logits = torch.tensor([[1.0, 3.0, 2.0, -5.0]])
+    for temperature in (1e-5, 1e-30, 1e-39, 1e-300):
+        assert torch.equal(ms.Sampling(temperature).probs(logits), ms.Sampling().probs(logits))
+
+
+def test_numbers_of_numpy_are_numbers():
+    params = SamplingParams(
+        temperature=np.float32(0.5), top_k=np.int64(3), max_new_tokens=np.int32(7), seed=np.int64(3)
+    )
+    assert params.sampling.probs(torch.randn(5)).count_nonzero() == 3
+    assert torch.equal(uniforms([params.generator()], 3), uniforms([SamplingParams(seed=3).generator()], 3))
+
+
+# ---------------------------------------------------------------- SamplingParams
+
+
+def test_params_and_keywords_say_the_same(tiny):
+    params = SamplingParams(temperature=0.8, top_k=9, seed=4, max_new_tokens=12)
+    by_params = ms.generate(tiny, [1, 2], params=params)
+    by_words = ms.generate(tiny, [1, 2], 12, temperature=0.8, top_k=9, seed=4)
+    assert by_params.tokens == by_words.tokens
+    assert ms.generate(tiny, [1, 2], 5, params=params).tokens == by_params.tokens[:5]  # a keyword replaces one field
+    with pytest.raises(TypeError, match="'temprature' is no sampling parameter; they are temperature, top_k"):
+        ms.generate(tiny, [1, 2], temprature=1.0)
+    with pytest.raises(ValueError, match=r"SamplingParams\(\.\.\.\)"):
+        ms.generate(tiny, [1, 2], params=dict(temperature=1.0))
+
+
+@pytest.mark.parametrize("knobs", [dict(seed=10**22), dict(seed=1.5), dict(min_new_tokens=9, max_new_tokens=8),
+                                   dict(stop_token_ids=["x"]), dict(stop=[3]), dict(top_k=2.0)])  # fmt: skip
+def test_what_cannot_be_is_named(knobs):
+    with pytest.raises(ValueError, match=next(iter(knobs))):
+        SamplingParams(**knobs)
 
 
 # ---------------------------------------------------------------- errors

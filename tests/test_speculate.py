@@ -101,7 +101,7 @@ def test_a_draft_too_deep_is_cut_where_the_row_has_no_room():
         drafter = Given(lambda context, k: tree_draft(text, context, k))
         drafter.extra_slots = 6
         out = ms.speculate(scripted(whole_text), PROMPT, drafter, 3, count)
-        assert out.tokens == text[2 : 2 + count] and out.finish == "length"
+        assert out.tokens == text[2 : 2 + count] and out.finish_reason == "length"
         assert max(len(cycle.path) for cycle in out.trace.cycles) == min(3, count - 1)
 
 
@@ -337,7 +337,7 @@ def test_k_is_named(idle, k):
 
 
 def test_a_draft_of_another_vocabulary(idle, tiny_draft):
-    with pytest.raises(ValueError, match="64 tokens and the target 320"):
+    with pytest.raises(ValueError, match="64 tokens and the target's 320"):
         ms.speculate(idle, [5], ms.drafters.Model(tiny_draft))
 
 
@@ -406,7 +406,7 @@ def test_an_impossible_draft_is_refused_and_nothing_stays_behind(tiny, draft, na
 def test_the_wrong_number_of_drafts(tiny, count):
     drafter = Given(None)
     drafter.propose = lambda contexts, k: [Draft([5])] * count
-    with pytest.raises(ValueError, match=f"{count} drafts for 2 rows"):
+    with pytest.raises(ValueError, match=f"{count} drafts for 2 sequences"):
         ms.speculate(tiny, [[1], [2]], drafter, 2)
     assert sorted(drafter.forgotten) == [0, 1]
 

@@ -13,10 +13,9 @@ from distribution_checks import CHECKS, Scheme, assert_same, target_law, toy_mod
 from mutants.verify_mutants import MUTANTS
 from scipy.stats import chi2, ncx2
 
-from minispec import exact as laws
-from minispec import verify
-from minispec.exact import exact_distribution
-from minispec.verify import accept_probability, chain, chain_batch, emitted_distribution, pick, residual, tree, typical
+from minispec import exact, verify
+from minispec.exact import emitted_distribution, exact_distribution
+from minispec.verify import accept_probability, chain, chain_batch, pick, residual, tree, typical
 
 FULL = {  # γ ≤ 3, V ≤ 4, and long enough that cycles follow one another
     "joint": {"sizes": ((4, 3, 2), (3, 3, 4), (2, 3, 5), (4, 2, 3), (4, 1, 3))},
@@ -80,7 +79,7 @@ def test_acceptance_is_the_overlap_and_accepted_tokens_alone_do_not_follow_p():
 
         outcomes = exact_distribution(one_draft)
         beta = sum(weight for (accepted, _), weight in outcomes.items() if accepted)
-        assert beta == pytest.approx(1 - laws.total_variation(p, q), abs=1e-12)
+        assert beta == pytest.approx(1 - exact.total_variation(p, q), abs=1e-12)
         if beta > 1e-12:
             accepted = {x: weight / beta for (a, x), weight in outcomes.items() if a}
             overlap = torch.minimum(p, q)
@@ -94,10 +93,10 @@ def test_wrong_rules_bend_the_law_as_algebra_says():
     from_p = emitted_distribution(p, q, replace=lambda p, q: p)
     assert_same(from_p, overlap + reject * p, "resample from p")
     assert_same(emitted_distribution(p, q, accept=lambda p, q, d: 1.0), q, "accept always")
-    assert laws.total_variation(from_p, p) > 0.05
-    greedy = verify.best(q, ())
+    assert exact.total_variation(from_p, p) > 0.05
+    greedy = exact.best(q, ())
     assert_same(emitted_distribution(p, greedy), p, "greedy draft, q one-hot")
-    assert laws.total_variation(emitted_distribution(p, q, drawn_from=greedy), p) > 0.05  # greedy draft, soft q
+    assert exact.total_variation(emitted_distribution(p, q, drawn_from=greedy), p) > 0.05  # greedy draft, soft q
 
 
 # ---- chains --------------------------------------------------------------------------------------------------------
@@ -140,7 +139,7 @@ def test_greedy_target_accepts_exactly_the_argmax():
 )
 def test_honest_stopping_rules_are_lossless(propose):
     target, draft = toy_model(3, 1), toy_model(3, 2, sharpness=1.5)
-    joint = laws.joint_distribution(lambda c: laws.chain_distribution(target, draft, 2, c, propose=propose), 3)
+    joint = exact.joint_distribution(lambda c: exact.chain_distribution(target, draft, 2, c, propose=propose), 3)
     assert_same(joint, target_law(target, 3), propose.__name__)
     lengths = {len(propose(draft, (), 2, iter([u, u]).__next__)[0]) for u in np.linspace(0, 0.99, 20)}
     lengths |= {len(propose(draft, (x,), 2, iter([u, u]).__next__)[0]) for x in range(3) for u in (0.1, 0.5, 0.9)}
@@ -151,7 +150,7 @@ def test_expected_count_with_the_same_acceptance_everywhere():
     p, q = law(0.5, 0.3, 0.2), law(0.2, 0.2, 0.6)
     alpha = float(torch.minimum(p, q).sum())
     for gamma in (1, 2, 3):
-        cycle = laws.chain_distribution(lambda context: p, lambda context: q, gamma)
+        cycle = exact.chain_distribution(lambda context: p, lambda context: q, gamma)
         mean = sum(len(run) * weight for run, weight in cycle.items())
         assert mean == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha), abs=1e-12)
 
@@ -206,18 +205,18 @@ def test_tree_of_no_nodes_emits_from_p():
 
 def test_ways_to_draft_siblings():
     q = law(0.1, 0.6, 0.3, 0.0)
-    assert verify.iid(q, (1, 1)).tolist() == q.tolist()
-    assert verify.distinct(q, (1, 0)).tolist() == [0, 0, 1, 0]
-    assert verify.distinct(q, (1,)).tolist() == pytest.approx([0.25, 0, 0.75, 0])
-    assert verify.distinct(q, (1, 0, 2)).tolist() == [0, 0, 0, 0]  # used up: no more siblings
-    assert [int(verify.best(q, range(m)).argmax()) for m in range(4)] == [1, 2, 0, 3]
-    assert not verify.best(q, range(4)).any()
-    for siblings in (verify.distinct, verify.best):
+    assert exact.iid(q, (1, 1)).tolist() == q.tolist()
+    assert exact.distinct(q, (1, 0)).tolist() == [0, 0, 1, 0]
+    assert exact.distinct(q, (1,)).tolist() == pytest.approx([0.25, 0, 0.75, 0])
+    assert exact.distinct(q, (1, 0, 2)).tolist() == [0, 0, 0, 0]  # used up: no more siblings
+    assert [int(exact.best(q, range(m)).argmax()) for m in range(4)] == [1, 2, 0, 3]
+    assert not exact.best(q, range(4)).any()
+    for siblings in (exact.distinct, exact.best):
         assert_same(
             emitted_distribution(law(0.4, 0.3, 0.2, 0.1), q, m=9, siblings=siblings), law(0.4, 0.3, 0.2, 0.1), siblings
         )
-        tokens, _, _ = laws.propose_tree(lambda c: q, (), (9,), lambda: 0.5, siblings=siblings)
-        assert len(tokens) == len(set(tokens)) == (4 if siblings is verify.best else 3)
+        tokens, _, _ = exact.propose_tree(lambda c: q, (), (9,), lambda: 0.5, siblings=siblings)
+        assert len(tokens) == len(set(tokens)) == (4 if siblings is exact.best else 3)
 
 
 def test_deterministic_trees_of_merged_branches_are_lossless():
@@ -228,7 +227,7 @@ def test_deterministic_trees_of_merged_branches_are_lossless():
         return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None
 
     target = toy_model(3, 1)
-    joint = laws.joint_distribution(lambda c: laws.tree_distribution(target, target, None, c, propose=propose), 3)
+    joint = exact.joint_distribution(lambda c: exact.tree_distribution(target, target, None, c, propose=propose), 3)
     assert_same(joint, target_law(target, 3), "merged branches")
 
 
@@ -251,11 +250,11 @@ def test_typical_is_greedy_on_a_greedy_target_and_biased_otherwise():
     assert typical(p, [1, 1], [-1, 0], generator()) == ([], 2)
     target = toy_model(3, 1)
     lossy = partial(
-        laws.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
+        exact.tree_distribution, target, toy_model(3, 2), (2,), propose=distribution_checks.propose_best_tree
     )
     verdicts = lossy(verify=lambda p, q, *rest: typical(p, *rest))
-    first = laws.joint_distribution(lambda c: verdicts, 1)
-    assert laws.total_variation(first, laws.plain_distribution(target)) > 0.1
+    first = exact.joint_distribution(lambda c: verdicts, 1)
+    assert exact.total_variation(first, exact.plain_distribution(target)) > 0.1
 
 
 # ---- the exact-law machine -----------------------------------------------------------------------------------------
@@ -300,17 +299,17 @@ def test_joint_law_of_plain_decoding_is_the_product():
 
 
 def test_joint_law_uses_whole_runs():
-    assert laws.joint_distribution(lambda c: {(0, 1): 0.5, (2,): 0.5} if c == () else {(0, 1): 1.0}, 3) == {
+    assert exact.joint_distribution(lambda c: {(0, 1): 0.5, (2,): 0.5} if c == () else {(0, 1): 1.0}, 3) == {
         (0, 1, 0): 0.5,
         (2, 0, 1): 0.5,
     }
-    assert laws.joint_distribution(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
+    assert exact.joint_distribution(lambda c: {(len(c),): 1.0}, 2, context=(7, 7)) == {(2, 3): 1.0}
 
 
 def test_power_of_the_statistical_check():
     """20,000 cycles catch a bias of resampling from p with probability > 0.99, and one of TV 0.03 with > 0.9."""
     target, draft = toy_model(3, 1), toy_model(3, 2)
-    right = laws.chain_distribution(target, draft, 2)
+    right = exact.chain_distribution(target, draft, 2)
     biased = MUTANTS["resample_from_p"].scheme.chain_distribution(target, draft, 2)
     critical = chi2.isf(distribution_checks.P_VALUE, len(right) - 1)
     noncentrality = distribution_checks.DRAWS * sum((biased.get(run, 0) - px) ** 2 / px for run, px in right.items())
@@ -335,7 +334,7 @@ BAD_DRAFTS = {
     "sums to nan": (torch.tensor([0, 0]), Q * torch.nan, 2),
     "holds -0.5": (torch.tensor([0, 0]), torch.tensor([[1.5, -0.5], [1.0, 0.0]]), 2),
     "probability 0 under q": (torch.tensor([0, 1]), Q, 2),
-    "one law over the target's vocabulary": (torch.tensor([0, 0]), Q, 3),
+    "one distribution over the target's vocabulary": (torch.tensor([0, 0]), Q, 3),
 }
 
 
@@ -374,7 +373,7 @@ BAD_CALLS = {
     r"parents\[0\]=-2": lambda: typical(HALF.expand(2, 2), [0], [-2], generator()),
     "p sums to 1.1": lambda: emitted_distribution([0.5, 0.6], [0.5, 0.5]),
     "q sums to 0.9": lambda: emitted_distribution([0.5, 0.5], [0.4, 0.5]),
-    "the law after .*sums to": lambda: laws.chain_distribution(lambda c: HALF, lambda c: HALF / 2, 1),
+    "the distribution after .*sums to": lambda: exact.chain_distribution(lambda c: HALF, lambda c: HALF / 2, 1),
 }
 
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 
 import minispec as ms
-from minispec import exact as laws
-from minispec import theory, verify
+from minispec import exact, theory, verify
 from minispec.course import viz
 from minispec.course.viz.goodness import chi_square, draws_needed
 from minispec.course.viz.places import PRESETS
@@ -145,7 +144,7 @@ for _ in range(300):
     pair = pair * (torch.rand(2, 8, generator=generator) < 0.7)
     pair[:, 0] += 0.01  # at least one token is left
     one, other = pair / pair.sum(-1, keepdim=True)
-    worst = max(worst, laws.total_variation(verify.emitted_distribution(one, other), one))
+    worst = max(worst, exact.total_variation(exact.emitted_distribution(one, other), one))
 print("largest distance between the emitted law and p below 1e-12:", worst < 1e-12)
 
 # %% [markdown]
@@ -157,7 +156,7 @@ print("largest distance between the emitted law and p below 1e-12:", worst < 1e-
 # %%
 def claim(says: str, law, wanted) -> None:
     """Print whether a law is what a claim says it is."""
-    off = laws.total_variation(law, wanted)
+    off = exact.total_variation(law, wanted)
     print(f"{'holds' if off < 1e-12 else 'FAILS'}   {says:52s} TV = {off:.4f}")
 
 
@@ -173,7 +172,7 @@ seen = torch.bincount(torch.tensor(accepted), minlength=3) / len(accepted)
 print("accepted in the run:", [round(x, 2) for x in seen.tolist()])
 claim("accepted tokens follow p", overlap, p)
 claim("accepted tokens follow q", overlap, q)
-claim("emitted tokens follow p", verify.emitted_distribution(p, q), p)
+claim("emitted tokens follow p", exact.emitted_distribution(p, q), p)
 
 # %% [markdown]
 # So a data set of accepted tokens only is a biased one. And this is not the rejection sampling of textbooks, which draws
@@ -195,7 +194,7 @@ def from_p(p, q):
     return p
 
 
-biased = verify.emitted_distribution(p, q, replace=from_p)
+biased = exact.emitted_distribution(p, q, replace=from_p)
 print("emitted:", [round(x, 3) for x in biased.tolist()], " wanted:", p.tolist())
 claim("replace from p, and the emitted token follows p", biased, p)
 
@@ -278,14 +277,14 @@ d = int(q.argmax())
 certain = verify.one_hot(d, like=p)
 print("draft:", d, " accept with:", float(verify.accept_probability(p, certain, d)))
 print("residual:", [round(x, 3) for x in verify.residual(p, certain).tolist()])
-claim("greedy draft, q one-hot", verify.emitted_distribution(p, certain), p)
+claim("greedy draft, q one-hot", exact.emitted_distribution(p, certain), p)
 
 # %% [markdown]
 # What does fail is to draft greedily and hand over the softmax. The draft says "I took this token with probability one half",
 # while it took it always.
 
 # %%
-claim("greedy draft, q from the softmax", verify.emitted_distribution(p, q, drawn_from=certain), p)
+claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=certain), p)
 
 # %% [markdown]
 # Lookups in the prompt (lesson 08) live on this rule. Which of the two drafts is accepted more often? That depends: drawn
@@ -323,7 +322,7 @@ wanted = ms.Sampling(temperature=0.8, top_p=0.9).probs(target_logits)  # [T, V]
 for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.Sampling(0.5, top_k=5), ms.Sampling(0)):
     used = how.probs(draft_logits)
     accept = torch.minimum(wanted, used).sum(-1).mean()
-    off = max(laws.total_variation(verify.emitted_distribution(wanted[i], used[i]), wanted[i]) for i in (5, 15, 25))
+    off = max(exact.total_variation(exact.emitted_distribution(wanted[i], used[i]), wanted[i]) for i in (5, 15, 25))
     print(f"draft: temperature {how.temperature:3}, top-k {how.top_k}, top-p {how.top_p:3}: "
           f"accepted {accept:.2f}, exact: {off < 1e-9}")  # fmt: skip
 
@@ -339,14 +338,14 @@ for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.
 # %%
 place = 15
 before, after = (ms.Sampling(0.8, top_p=t).probs(draft_logits[place]) for t in (1.0, 0.5))
-claim("q after top-p, drawn after top-p", verify.emitted_distribution(wanted[place], after), wanted[place])
+claim("q after top-p, drawn after top-p", exact.emitted_distribution(wanted[place], after), wanted[place])
 claim(
     "q before top-p, drawn after it",
-    verify.emitted_distribution(wanted[place], before, drawn_from=after),
+    exact.emitted_distribution(wanted[place], before, drawn_from=after),
     wanted[place],
 )
 raw = ms.Sampling(0.8).probs(target_logits[place])
-claim("p before top-p, where plain decoding truncates", verify.emitted_distribution(raw, after), wanted[place])
+claim("p before top-p, where plain decoding truncates", exact.emitted_distribution(raw, after), wanted[place])
 
 # %% [markdown]
 # One function makes laws of logits in minispec, for both models and for plain decoding:
@@ -371,7 +370,7 @@ def guide_c(offset: int):
     """Guide C's cycle: replacement from the target's row `offset` + number of accepted tokens. First token only."""
 
     def program(random):
-        drafted, q = laws.propose_chain(toy_draft, prompt, 2, random)
+        drafted, q = exact.propose_chain(toy_draft, prompt, 2, random)
         text = prompt + drafted
         rows = [toy_target(text[: i + 1]) for i in range(len(text))]  # row i follows token i
         p = torch.stack(rows[len(prompt) - 1 :])
@@ -390,13 +389,13 @@ def first_token(law: dict) -> dict:
     return total
 
 
-plain = laws.plain_distribution(toy_target, prompt)
-real = laws.chain_distribution(toy_target, toy_draft, 2, prompt)
+plain = exact.plain_distribution(toy_target, prompt)
+real = exact.chain_distribution(toy_target, toy_draft, 2, prompt)
 claim("real verifier", first_token(real), plain)
-claim("row of the replacement: without the prompt", first_token(laws.exact_distribution(guide_c(offset=0))), plain)
+claim("row of the replacement: without the prompt", first_token(exact.exact_distribution(guide_c(offset=0))), plain)
 claim(
     "row of the replacement: with it, but drawn from p",
-    first_token(laws.exact_distribution(guide_c(len(prompt) - 1))),
+    first_token(exact.exact_distribution(guide_c(len(prompt) - 1))),
     plain,
 )
 kept_one = explore(fair, "wrong: only q(d) kept")
@@ -407,11 +406,11 @@ claim("only q(d) kept, though the residual needs the row", kept_one.emitted, kep
 # continues the same text. One token is right, two are not.
 
 # %%
-two = laws.joint_distribution(lambda context: laws.plain_distribution(toy_target, prompt + context), 2)
-advancing = laws.joint_distribution(
-    lambda context: laws.chain_distribution(toy_target, toy_draft, 1, prompt + context), 2
+two = exact.joint_distribution(lambda context: exact.plain_distribution(toy_target, prompt + context), 2)
+advancing = exact.joint_distribution(
+    lambda context: exact.chain_distribution(toy_target, toy_draft, 1, prompt + context), 2
 )
-stuck = laws.joint_distribution(lambda context: laws.chain_distribution(toy_target, toy_draft, 1, prompt), 2)
+stuck = exact.joint_distribution(lambda context: exact.chain_distribution(toy_target, toy_draft, 1, prompt), 2)
 claim("two tokens, the prompt advances", advancing, two)
 claim("one token, the prompt does not advance", first_token(stuck), first_token(two))
 claim("two tokens, the prompt does not advance", stuck, two)

@@ -20,11 +20,12 @@
 import torch
 
 import minispec as ms
-from minispec import theory, verify
+from minispec import theory
 from minispec.bench import measure
 from minispec.bench import temperature as by_temperature
 from minispec.bench.prompts import STORIES
 from minispec.course import viz
+from minispec.exact import cascade_distribution, emitted_distribution
 from minispec.sampling import Sampling
 
 D = ms.drafters
@@ -339,9 +340,9 @@ for kind in ("free story", "copying"):
 
 # %%
 p, middle, tiny = [0.5, 0.2, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]
-corrected = verify.emitted_distribution(middle, tiny)  # the tiny drafter only ever says token 3
+corrected = emitted_distribution(middle, tiny)  # the tiny drafter only ever says token 3
 print("out of the middle model:", [round(x, 3) for x in corrected.tolist()])
-print("out of the target:      ", [round(x, 3) for x in verify.cascade_distribution(p, middle, tiny).tolist()])
+print("out of the target:      ", [round(x, 3) for x in cascade_distribution(p, middle, tiny).tolist()])
 print("α at the target:", round(theory.acceptance(p, middle), 3))
 
 # %% [markdown]

@@ -18,8 +18,7 @@
 import torch
 
 import minispec as ms
-from minispec import exact as laws
-from minispec import theory, tree, verify
+from minispec import exact, theory, tree, verify
 from minispec.course import viz
 from minispec.drafters import Medusa, MedusaHeads
 from minispec.train.medusa import tell_stories, train_heads
@@ -276,12 +275,12 @@ print("positions in a queue:     ", torch.allclose(in_one_pass(mask, queue), exp
 p, q = [0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.2, 0.2]
 print("distance from p      exact rule   each judged by p")
 for name, siblings in (
-    ("drawn independently", verify.iid),
-    ("all different", verify.distinct),
-    ("q's best", verify.best),
+    ("drawn independently", exact.iid),
+    ("all different", exact.distinct),
+    ("q's best", exact.best),
 ):
-    exact = verify.emitted_distribution(p, q, m=3, siblings=siblings)
-    naive = verify.emitted_distribution(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
+    exact = exact.emitted_distribution(p, q, m=3, siblings=siblings)
+    naive = exact.emitted_distribution(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
     print(
         f"{name:21}{theory.total_variation(p, exact.tolist()):10.3f}{theory.total_variation(p, naive.tolist()):19.3f}"
     )
@@ -317,7 +316,7 @@ def distribution_of(rule, tokens: list[int]) -> list[float]:
     """The exact law of the token at one place, with these drafts for it."""
     everywhere = torch.tensor([p] * (1 + len(tokens)), dtype=torch.float64)
     parents = [-1] * len(tokens)
-    found = laws.exact_distribution(
+    found = exact.exact_distribution(
         lambda random: rule(everywhere, tokens, parents, [random() for _ in everywhere]).run(tokens)[0]
     )
     return [round(found.get(token, 0.0), 3) for token in range(4)]

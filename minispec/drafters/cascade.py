@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..files.handle import Model as Handle
 from ..generate import pad
-from ..sampling import Sampling
-from ..verify import chain_batch, check_draft
-from .base import Context, Draft, Drafter, laws, stack, uniforms
+from ..sampling import Sampling, distributions, uniforms
+from ..verify import chain_batch, check_draft, stack
+from .base import Context, Draft, Drafter
 from .model import Model
 
 
@@ -41,6 +41,8 @@ class Cascade(Model):
         super().__init__(middle, sampling, fast=False)  # `_read` asks for laws all along a draft
         self.inner, self.inner_k = inner, inner_k
 
+    chain_model = None  # the inner drafter must be asked, too
+
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         starts = [len(context.tokens) for context in contexts]
@@ -57,7 +59,7 @@ class Cascade(Model):
             drafted, lengths = pad([draft.tokens for draft in drafts], p.device)  # [b, n], [b]
             q_inner = stack(drafts, p)
             check_draft(drafted, q_inner, p.shape[-1], lengths)
-            u = uniforms(now, p.shape[1]).to(p.device)
+            u = uniforms([context.generator for context in now], p.shape[1], p.device)
             verdicts = chain_batch(p, q_inner, drafted, lengths, u)
             for j, (a, token) in enumerate(zip(*(verdict.tolist() for verdict in verdicts), strict=True)):
                 text = now[j]
@@ -116,4 +118,4 @@ class Cascade(Model):
         steps = torch.arange(max(len(draft.tokens) for draft in drafts) + 1, device=x.device)
         asked = (counts[at] - 1 - lengths)[:, None] + steps  # [b, n + 1]
         logits = self.draft.transformer.head(x[at[:, None], asked.clamp(max=x.shape[1] - 1)])
-        return laws(logits, [text.sampling for text in texts])
+        return distributions(logits, [text.sampling for text in texts])

@@ -33,9 +33,8 @@ from ..files.handle import Model as Handle
 from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
 from ..model import MLP, Attention, Layer, RMSNorm, rope_at
-from ..sampling import Sampling
-from ..verify import pick
-from .base import Context, Draft, Drafter, laws, uniforms
+from ..sampling import Sampling, distributions, pick, uniforms
+from .base import Context, Draft, Drafter
 
 
 class EagleHead(nn.Module):
@@ -237,7 +236,7 @@ class Eagle(Drafter):
         B, ids = len(contexts), self.head.head_ids
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
-        u = None if greedy else uniforms(contexts, k).to(feature.device)  # [B, k]
+        u = None if greedy else uniforms([context.generator for context in contexts], k, feature.device)  # [B, k]
         tokens, probs = [], []
         for step in range(k):
             logits = self.head.logits(feature)  # [R, v]
@@ -245,7 +244,7 @@ class Eagle(Drafter):
                 tokens.append(ids[logits.argmax(-1)])  # [R]
             else:
                 everywhere = logits.new_full((B, self.vocab_size), -torch.inf).index_copy_(1, ids, logits[:B])
-                probs.append(laws(everywhere, samplings))  # [B, V]
+                probs.append(distributions(everywhere, samplings))  # [B, V]
                 drawn = pick(probs[-1], u[:, step])
                 tokens.append(F.pad(drawn, (0, len(feature) - B)))
             if step < k - 1:

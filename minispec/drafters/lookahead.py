@@ -62,7 +62,7 @@ class Lookahead(Drafter):
         for context in contexts:
             row = self.rows.get(context.row)
             if row is None:
-                row = Row(random.Random(f"{self.seed} {context.row}"), [[] for _ in range(self.levels)])
+                row = Row(random.Random(f"{self.seed} {context.tokens}"), [[] for _ in range(self.levels)])
                 self.rows[context.row] = row
             for level in row.levels:  # places nobody has guessed yet: any token of the text will do
                 level += row.random.choices(context.tokens, k=self.window - len(level))

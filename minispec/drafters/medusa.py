@@ -123,7 +123,7 @@ class Medusa(Drafter):
             raise ValueError(f"heads read states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.vocab_size = target.config.vocab_size
-        self.hidden_layers = (target.config.num_layers,)
+        self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.shapes = {k: self._shape(k) for k in range(1, self.heads.count + 1)}
         self.extra_slots = max(len(shape.parents) for shape in self.shapes.values())
 

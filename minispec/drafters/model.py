@@ -15,9 +15,8 @@ from torch import Tensor
 from ..cache import KVCache
 from ..files.handle import Model as Handle
 from ..generate import pad
-from ..sampling import Sampling
-from ..verify import pick
-from .base import Context, Draft, Drafter, laws, uniforms
+from ..sampling import Sampling, distributions, pick, uniforms
+from .base import Context, Draft, Drafter
 
 
 class Model(Drafter):
@@ -32,6 +31,10 @@ class Model(Drafter):
         self.memory = draft.recorder().draft_memory() if fast else Contiguous(draft)
         self.committed: dict[int, int] = {}  # how many tokens each row had when it was last drafted for
         self.k = 0
+
+    @property
+    def chain_model(self) -> Handle | None:
+        return self.draft
 
     @property
     def read(self) -> dict[int, int]:
@@ -54,7 +57,7 @@ class Model(Drafter):
             return [Draft([]) for _ in contexts]  # past its own length a draft has nothing to say
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
-        u = None if greedy else uniforms(contexts, k).to(self.draft.device)  # [B, k]
+        u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
 
         # Nobody asks what follows the last draft, so it is not read.
         self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
@@ -65,7 +68,7 @@ class Model(Drafter):
             if greedy:
                 chosen = logits.argmax(-1)  # [B]
             else:
-                probs.append(laws(logits, samplings))  # [B, V]
+                probs.append(distributions(logits, samplings))  # [B, V]
                 chosen = pick(probs[-1], u[:, step])
             tokens.append(chosen.tolist())
             unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}

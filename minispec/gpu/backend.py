@@ -1,41 +1,70 @@
-"""`generate` and `speculate` for one prompt by CUDA graphs: the same tokens, one launch each or one a whole cycle.
+"""The backend of a model on a GPU: `generate` and `speculate` for one prompt, one launch for each token or cycle.
 
-A model on a GPU gets its fast side, `model.backend`, when it is loaded. Without CUDA everything here works too, only
-unrecorded; the tests live on that.
+A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
+generate.py and speculate.py; what is behind them is memory of fixed shape and recordings of what is done in it. Without
+CUDA everything here works too, only unrecorded; the tests live on that.
+
+The memory is lent to one call at a time. Another thread's call waits for it; a call from within (a stream's callback),
+or beside a stream that nobody reads on, decodes eagerly instead, in memory of its own.
 """
 
 from __future__ import annotations
 
-import time
+import threading
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 
-from ..drafters import Model as ModelDrafter
+from ..drafters.base import Drafter
 from ..files.folder import load as load_model
 from ..files.handle import Model
-from ..generate import Output, Writer, prepare
-from ..sampling import Sampling
-from ..speculate import check
-from ..trace import Cycle, Trace
+from ..sampling import Sampling, SamplingParams
+from ..speculate import Completion
+from ..trace import Cycle
 from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator
 from .draft_memory import Paged
 from .fused import FastTransformer, require_ordinary
 from .record import why_not_compile
 
-LOOK_EVERY = 8  # launches between two looks at what was written
+LOOK_EVERY = 8  # launches between two looks at what was generated
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
+PATIENCE = 0.5  # seconds without a sign of life after which a holder of the memory counts as asleep
 
 
-class Fast:
-    """A model's fast side: memory that grows with the texts, and recordings of what is done in it."""
+class Lease:
+    """Who may use a model's memory: one call at a time."""
+
+    def __init__(self):
+        self.lock, self.holder, self.signs = threading.Lock(), None, 0
+
+    def take(self) -> bool:
+        """False where waiting would be in vain: this thread has it already, or its holder does nothing."""
+        while self.holder != threading.get_ident():
+            signs = self.signs
+            if self.lock.acquire(timeout=PATIENCE):
+                self.holder = threading.get_ident()
+                return True
+            if signs == self.signs:
+                return False
+        return False
+
+    def sign(self) -> None:
+        self.signs += 1
+
+    def give_back(self) -> None:
+        self.holder = None
+        self.lock.release()
+
+
+class Backend:
+    """Memory that grows with the sequences, and recordings of what is done in it."""
 
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
-        self.model, self.note = model, None
+        self.model, self.note, self.lease = model, None, Lease()
         if compile is None and (compile := model.device.type == "cuda"):
             self.note = why_not_compile()
             compile = self.note is None
@@ -49,6 +78,41 @@ class Fast:
         """Fused weights and the memory of one sequence: made when the first prompt comes."""
         return FastTransformer(self.model.transformer, 1, **self.options)
 
+    # ---- what the loops ask for ------------------------------------------------------------------------------------
+
+    def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> RecordedDecoder | None:
+        """What `generate` decodes this batch by; None: eagerly."""
+        if len(prompts) > 1 or not self.lease.take():
+            return None
+        with giving_back(self.lease):
+            recording = self.recording(len(prompts[0]) + params.max_new_tokens, params.sampling, self.held_back(params))
+            recording.start(prompts, params.seed, params.min_new_tokens)
+            return RecordedDecoder(recording, [self.lease])
+
+    def speculator(
+        self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
+    ) -> RecordedSpeculator | None:
+        """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one and nothing
+        else. None: eagerly."""
+        draft = drafter.chain_model
+        if len(rows) > 1 or k == "auto" or draft is None or draft is self.model or draft.device != self.model.device:
+            return None
+        if not draft.transformer.ordinary:
+            return None
+        tokens = len(rows[0].context.tokens) + params.max_new_tokens + k  # a cycle may go k tokens past the end
+        leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
+        if not leases[0].take():
+            return None
+        if not leases[1].take():
+            leases[0].give_back()
+            return None
+        with giving_back(*leases):
+            recording = self.recording(
+                tokens, params.sampling, self.held_back(params), draft.backend, k, drafter.sampling
+            )
+            recording.start([rows[0].context.tokens], params.seed, params.min_new_tokens)
+            return RecordedSpeculator(recording, rows[0], leases)
+
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int]):
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""
         return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
@@ -57,45 +121,12 @@ class Fast:
         """Memory in blocks for a model that drafts in an engine."""
         return Paged(self.model)
 
-    def generate(
-        self, ids: Sequence[int], max_new_tokens: int, sampling: Sampling, seed: int | None = None, stop=(), stream=None
-    ) -> Output:
-        """`minispec.generate` for one prompt that was checked already."""
-        writer, start = Writer(self.model, max_new_tokens, stop, stream), time.perf_counter()
-        decoder = self.decoder(len(ids) + max_new_tokens, sampling)
-        decoder.start([ids], seed)
-        while writer.finish is None:
-            decoder.launch(launches(writer, decoder))
-            any(writer.write(token) for token in decoder.fetch()[0])  # up to the one that ends the text
-        return writer.output(len(ids), time.perf_counter() - start)
+    # ---- recordings ------------------------------------------------------------------------------------------------
 
-    def takes(self, drafter, k) -> bool:
-        """Whether a cycle of this drafter can be recorded."""
-        return isinstance(drafter, ModelDrafter) and drafter.draft is not self.model and isinstance(k, int)
-
-    def speculate(
-        self, ids: Sequence[int], drafter: ModelDrafter, k: int, max_new_tokens: int, sampling: Sampling,
-        seed: int | None = None, stop=(), stream=None, on_cycle=None,
-    ) -> Output:  # fmt: skip
-        """`minispec.speculate` for one prompt and a drafter that it takes."""
-        writer, trace, start = Writer(self.model, max_new_tokens, stop, stream), Trace(), time.perf_counter()
-        room = len(ids) + max_new_tokens + k  # a cycle may write k tokens past the end
-        decoder = self.decoder(room, sampling, accelerate(drafter.draft), k, drafter.sampling)
-        decoder.start([ids], seed)
-        while writer.finish is None:
-            decoder.launch(launches(writer, decoder))
-            decoder.fetch()
-            for cycle in decoder.history(first=len(trace.cycles)):
-                for kept, token in enumerate(cycle.tokens, start=1):
-                    if writer.write(token):
-                        cycle.kept = kept
-                        break
-                trace.cycles.append(cycle)
-                if on_cycle:
-                    on_cycle(cycle)
-                if writer.finish is not None:  # what was written past the end never happened
-                    break
-        return writer.output(len(ids), time.perf_counter() - start, trace)
+    def held_back(self, params: SamplingParams) -> tuple[int, ...]:
+        """What must not be sampled before min_new_tokens."""
+        ends = () if params.ignore_eos else self.model.end_tokens
+        return tuple(sorted({*params.stop_token_ids, *ends})) if params.min_new_tokens else ()
 
     def reserve(self, tokens: int) -> FastTransformer:
         """The transformer, with room for so many tokens."""
@@ -104,31 +135,76 @@ class Fast:
             self.decoders.clear()
         return self.transformer
 
-    def decoder(self, tokens: int, sampling: Sampling, draft: Fast | None = None, k: int = 0,
-                draft_sampling: Sampling | None = None) -> FastDecoder:  # fmt: skip
-        """What writes such texts: recorded before, or new."""
+    def recording(self, tokens: int, sampling: Sampling, held_back: tuple[int, ...] = (), draft: Backend | None = None,
+                  k: int = 0, draft_sampling: Sampling | None = None) -> FastDecoder:  # fmt: skip
+        """What generates such sequences: recorded before, or new."""
         target = self.reserve(tokens)
         memory = draft and draft.reserve(target.capacity)
-        key = (sampling, draft, k, draft_sampling, memory and memory.capacity)  # more memory is other memory
+        key = (sampling, held_back, draft, k, draft_sampling, memory and memory.capacity)  # more memory is other memory
         if key not in self.decoders:
             if len(self.decoders) >= RECORDINGS:
                 del self.decoders[next(iter(self.decoders))]
             self.decoders[key] = (
-                FastSpeculator(target, memory, k, sampling, draft_sampling) if draft else FastDecoder(target, sampling)
+                FastSpeculator(target, memory, k, sampling, draft_sampling, held_back)
+                if draft
+                else FastDecoder(target, sampling, held_back)
             )
         return self.decoders[key]
 
 
-def launches(writer: Writer, decoder: FastDecoder) -> int:
-    """As many as the text surely needs, at most `most` − 1 tokens too far; fewer where it may end any time."""
-    needed = -(-(writer.limit - len(writer.tokens)) // decoder.most)
-    free = not (writer.model.end_tokens or writer.stop or writer.stream)
-    return needed if free else min(needed, LOOK_EVERY)
+class giving_back:
+    """Give the leases back if something goes wrong before somebody else looks after them."""
+
+    def __init__(self, *leases: Lease):
+        self.leases = leases
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind, *rest) -> None:
+        if kind is not None:
+            for lease in self.leases:
+                lease.give_back()
 
 
-def accelerate(model: Model, compile: bool | str | None = None) -> Fast:
-    """The model's fast side, made on first use. Its big matrices are fused in place, and the model shares them."""
-    return model.accelerate(compile)
+class RecordedDecoder:
+    """Plain decoding of one sequence, a launch for each token: generate.Decoder's twin."""
+
+    def __init__(self, recording: FastDecoder, leases: Sequence[Lease]):
+        self.recording, self.leases = recording, list(leases)
+
+    def launch(self, most: int) -> None:
+        """As many as surely do not exceed `most` tokens by a whole launch, and then a look."""
+        for lease in self.leases:
+            lease.sign()
+        self.recording.launch(min(-(-most // self.recording.most), LOOK_EVERY))
+
+    def next(self, most: int) -> list[list[int]]:
+        self.launch(most)
+        return self.recording.fetch()
+
+    def close(self) -> None:
+        while self.leases:
+            self.leases.pop().give_back()
+
+
+class RecordedSpeculator(RecordedDecoder):
+    """Speculative decoding of one sequence, a launch for each cycle: speculate.Eager's twin."""
+
+    def __init__(self, recording: FastSpeculator, row: Completion, leases: Sequence[Lease]):
+        super().__init__(recording, leases)
+        self.row = row
+
+    def cycles(self) -> list[list[Cycle]]:
+        self.launch(self.row.room + 1)
+        self.recording.fetch()
+        return [self.recording.history(first=len(self.row.trace.cycles))]
+
+    def finish(self) -> list[Completion]:
+        return [] if self.row.ended else [self.row]
+
+
+Model.make_backend = Backend  # handed in here: a handle knows of no device's backend
 
 
 def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None) -> Model:
@@ -141,64 +217,6 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | No
         if model.device.type != "cuda":
             warnings.warn(f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",
                           stacklevel=2)  # fmt: skip
-        elif note := accelerate(model).note:
+        elif note := model.accelerate().note:
             warnings.warn(f"{model.name} decodes by CUDA graphs, but uncompiled: {note}", stacklevel=2)
     return model
-
-
-def generate(
-    model: Model,
-    prompt,
-    max_new_tokens: int = 64,
-    *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stream: Callable[[str], None] | None = None,
-) -> Output:
-    """`minispec.generate` for one prompt, one launch a token."""
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    ids = one_prompt(model, prompt, max_new_tokens)
-    return accelerate(model).generate(ids, max_new_tokens, sampling, seed, stop, stream)
-
-
-def speculate(
-    model: Model,
-    prompt,
-    drafter: ModelDrafter,
-    k: int = 4,
-    max_new_tokens: int = 64,
-    *,
-    temperature: float = 0.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    seed: int | None = None,
-    stop: str | Sequence[str] = (),
-    stream: Callable[[str], None] | None = None,
-    on_cycle: Callable[[Cycle], None] | None = None,
-) -> Output:
-    """`minispec.speculate` for one prompt and a model as drafter, one launch a cycle.
-
-    Its cycles always draft k tokens, and those of `out.trace` have no times: a launch has no parts.
-    """
-    sampling = Sampling(temperature, top_k, top_p, min_p)
-    check(model, drafter, k, False)
-    ids = one_prompt(model, prompt, max_new_tokens)
-    if not accelerate(model).takes(drafter, k):
-        raise ValueError(f"drafter={drafter!r}, k={k!r}: a recorded cycle needs ms.drafters.Model with another model, "
-                         "and a fixed k; ms.speculate takes all others")  # fmt: skip
-    return model.backend.speculate(ids, drafter, k, max_new_tokens, sampling, seed, stop, stream, on_cycle)
-
-
-def one_prompt(model: Model, prompt, max_new_tokens: int) -> list[int]:
-    prompts, batched = prepare(model, prompt, max_new_tokens)
-    if batched:
-        raise ValueError(f"prompt is a batch of {len(prompts)}: recorded decoding takes one prompt at a time")
-    return prompts[0]
-
-
-Model.make_backend = Fast  # handed in here: a handle knows of no device's backend

@@ -1,42 +1,46 @@
-"""Decoding near the hardware's limit: one launch writes a token, or a whole draft/verify cycle.
+"""Decoding near the hardware's limit: one launch generates a token, or a whole draft-verify cycle.
 
-The text itself lives on the device, `text` [B, S], with `count` [B] tokens of it written; the last one is unread. A
-launch reads what is unread, decides, appends and moves `count` on. The host only says how often, and looks now and
-then whether the text has ended: what was written past its end is dropped, so the result is that of `generate`.
+The sequence itself lives on the device, `text` [B, S], with `count` [B] tokens of it known; the last one is
+unprocessed. A launch processes what is new, decides, appends and moves `count` on. The host only says how often, and
+looks now and then whether the sequence has ended: what was generated past its end is dropped, so the result is that of
+`generate`.
 
-    plain         the target reads the last token; choose one more, append it
-    speculative   the draft runs k tokens ahead; the target reads [last, d₁ … d_k]; accept, append
+    plain         the target processes the last token; choose one more, append it
+    speculative   the draft model runs k tokens ahead; the target processes [last, d₁ … d_k]; accept, append
 
-The random numbers are those of the reference, drawn in its order: the same seed writes the same tokens, as far as
-rounding allows. Memory after every cycle (a accepted of k, n = count): the target has read n − 1 tokens, the draft
-n − 1 too, or n − 2 if a = k, since nobody has read d_k yet. It always reads two tokens next, from where it stopped:
-the second is padding unless a = k. Padding lands past the length and is overwritten, so one shape does for both.
+The random numbers are the reference's: the host takes them from each sequence's own generator, in the reference's
+order, and puts them where the next launches find them. Memory after every cycle (a accepted of k, n = count): the
+target's cache holds n − 1 tokens, the draft's n − 1 too, or n − 2 if a = k, since it has never processed d_k. It always
+processes two tokens next, from where it stopped: the second is padding unless a = k. Padding lands past the length and
+is overwritten, so one shape does for both.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..generate import pad
-from ..sampling import Sampling
+from ..sampling import NOT_FINITE, Sampling, SamplingParams, finite, uniforms
 from ..trace import Cycle
 from ..verify import at, chain_batch
 from .fused import FastTransformer
 from .record import Recorded, on_the_device
 
-PAGE = 256  # numbers of a law that `pick_by_page` sums at once
+PAGE = 256  # numbers of a distribution that `pick_by_page` sums at once
 
 
-def pick_by_page(law: Tensor, u: Tensor) -> Tensor:
-    """verify.pick for laws [B, V] and u [B], without one long running total, which a GPU is slow at.
+def pick_by_page(probs: Tensor, u: Tensor) -> Tensor:
+    """sampling.pick for distributions [B, V] and u [B], without one long running total, which a GPU is slow at.
 
     First the page on which the total passes u, from the sums of all pages, then the place on that page.
     """
-    pages = F.pad(law.double(), (0, -law.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
+    pages = F.pad(probs.double(), (0, -probs.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
     sums = pages.sum(-1)  # [B, n]
     totals = sums.cumsum(-1)
     goal = u[:, None] * totals[:, -1:]  # [B, 1]
@@ -45,13 +49,45 @@ def pick_by_page(law: Tensor, u: Tensor) -> Tensor:
     before = (totals - sums).gather(1, page)
     place = torch.searchsorted(numbers.cumsum(-1), goal - before, right=True)  # [B, 1]
     # Summed in another order the page may end a hair below the goal: then it is its last possible token.
-    last = torch.where(numbers > 0, torch.arange(PAGE, device=law.device), 0).amax(-1, keepdim=True)
+    last = torch.where(numbers > 0, torch.arange(PAGE, device=probs.device), 0).amax(-1, keepdim=True)
     return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
 
 
-def finite(numbers: Tensor) -> Tensor:
-    """Whether there is no NaN or ∞ in logits or laws [..., V]."""
-    return numbers.amax(-1).isfinite().all()
+class Moment:
+    """A moment on the device, noted after what it was asked to do so far. Two of them are seconds apart."""
+
+    def __init__(self, device: torch.device):
+        self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
+        self.time = time.perf_counter()
+        if self.event:
+            self.event.record()
+
+    def __sub__(self, earlier: Moment) -> float:
+        return earlier.event.elapsed_time(self.event) / 1e3 if self.event else self.time - earlier.time
+
+
+class Marks:
+    """Moments on the device, noted inside a launch: `mark` between its parts, then `seconds` of each part.
+
+    A recorded launch notes them every time it is replayed, so they are those of the newest one.
+    """
+
+    def __init__(self, count: int, device: torch.device):
+        cuda = device.type == "cuda"
+        self.events = [torch.cuda.Event(enable_timing=True, external=True) for _ in range(count)] if cuda else None
+        self.moments = [0.0] * count
+
+    def mark(self, number: int) -> None:
+        if self.events:
+            self.events[number].record()
+        else:
+            self.moments[number] = time.perf_counter()
+
+    def seconds(self) -> list[float]:
+        """Of the parts between the marks. The device must be done."""
+        if self.events:
+            return [a.elapsed_time(b) / 1e3 for a, b in pairwise(self.events)]
+        return [b - a for a, b in pairwise(self.moments)]
 
 
 class FastDecoder:
@@ -60,31 +96,43 @@ class FastDecoder:
     most = 1  # tokens that a launch adds at the most
 
     @on_the_device
-    def __init__(self, target: FastTransformer, sampling: Sampling | None = None):
+    def __init__(self, target: FastTransformer, sampling: Sampling | None = None, held_back: Sequence[int] = ()):
         self.target, self.sampling, device = target, sampling or Sampling(), target.device
         self.text = torch.zeros(target.batch, target.capacity + 1, dtype=torch.long, device=device)  # [B, S + 1]
         self.count = torch.ones(target.batch, dtype=torch.long, device=device)  # [B]
         self.sound = torch.ones((), dtype=torch.bool, device=device)  # no NaN so far
-        self.generator = torch.Generator(device).manual_seed(0)
+        # Random numbers of the next launches, [B, n], of which each takes `numbers`; and how many are taken.
+        self.generators: list[torch.Generator] = []
+        self.random = torch.zeros(target.batch, target.capacity * self.numbers + 1, dtype=torch.float64, device=device)
+        self.taken = torch.zeros(1, dtype=torch.long, device=device)
+        # Tokens that must not come before the sequence is `held_until` [B] long.
+        self.held_back = torch.tensor(list(held_back), dtype=torch.long, device=device) if held_back else None
+        self.held_until = torch.zeros(target.batch, dtype=torch.long, device=device)
         self.choose = target.compiled(self.choose)
-        self.recorded = Recorded(self.step, self.state(), None if self.sampling.greedy else self.generator)
+        self.recorded = Recorded(self.step, self.state())
         self.bound = target.capacity + 1  # count at the most, as far as the host knows; nothing has started yet
         self.fetched: list[int] = []
 
+    @property
+    def numbers(self) -> int:
+        """Random numbers that a launch takes for each sequence."""
+        return 0 if self.sampling.greedy else 1
+
     def state(self) -> list[Tensor]:
         """What a launch changes, apart from memory past the lengths."""
-        return [self.count, self.text, self.sound, self.target.lengths]
+        return [self.count, self.text, self.sound, self.taken, self.target.lengths]
 
     @on_the_device
-    def start(self, prompts: Sequence[Sequence[int]], seed: int | None = None) -> None:
-        """Begin anew, one prompt a row: everything but its last token is read now."""
+    def start(self, prompts: Sequence[Sequence[int]], seed: int | None = None, min_new_tokens: int = 0) -> None:
+        """Begin anew, one prompt for each sequence: everything but its last token is processed now."""
         if len(prompts) != self.target.batch:
             raise ValueError(f"{len(prompts)} prompts for {self.target.batch} rows of memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
-        self.generator.manual_seed(seed) if seed is not None else self.generator.seed()
+        self.generators = [SamplingParams(seed=seed).generator(i) for i in range(len(prompts) if self.numbers else 0)]
         tokens, counts = pad([list(prompt) for prompt in prompts], self.target.device)
         self.text[:, : tokens.shape[1]] = tokens
         self.count.copy_(counts)
+        self.held_until.copy_(counts + min_new_tokens)
         self.sound.fill_(True)
         self.read_prompts(tokens[:, :-1], counts - 1)
         self.fetched = [len(prompt) for prompt in prompts]
@@ -96,6 +144,10 @@ class FastDecoder:
     def launch(self, times: int = 1) -> None:
         """Write on. Nothing is waited for; refused where the longest possible result would not fit."""
         self._refuse_more_than(self.bound + times * self.most - 1)
+        if self.numbers:
+            random = uniforms(self.generators, times * self.numbers)
+            self.random[:, : random.shape[1]].copy_(random)
+            self.taken.zero_()
         for _ in range(times):
             self.recorded()
         self.bound += times * self.most
@@ -110,7 +162,7 @@ class FastDecoder:
         """Wait, and get what each row has written since the last look."""
         counts = self.count.tolist()
         if not bool(self.sound):
-            raise ValueError("logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed")
+            raise ValueError(NOT_FINITE)
         first = min(self.fetched)
         rows = self.text[:, first : max(counts)].tolist()
         new = [row[a - first : b - first] for row, a, b in zip(rows, self.fetched, counts, strict=True)]
@@ -118,22 +170,38 @@ class FastDecoder:
         return new
 
     def step(self) -> None:
-        logits = self.target.step(self.text.gather(1, self.count[:, None] - 1))[:, -1]  # [B, V]
-        token, sound = self.choose(logits, None if self.sampling.greedy else self.exponentials(logits))
+        logits = self.target.step(self.text.gather(1, self.count[:, None] - 1))  # [B, 1, V]
+        token, sound = self.choose(self.allowed(logits)[:, -1], self.take(self.numbers))
         self.sound &= sound
         self.append(token[:, None], torch.ones_like(self.count))
 
-    def choose(self, logits: Tensor, noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The next token [B], and whether there was no NaN or ∞."""
-        if noise is None:
+    def choose(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The next token [B] of logits [B, V], and whether there was no NaN or ∞."""
+        if u is None:
             return logits.argmax(-1), finite(logits)
-        p = self.sampling.law(logits)
-        return (p / noise).argmax(-1), finite(p)
+        p = self.sampling.unchecked_probs(logits)
+        return self.inside(pick_by_page(p, u[:, 0])), finite(p)
 
-    def exponentials(self, logits: Tensor) -> Tensor:
-        """As torch.multinomial draws: an exponential race that token x wins with probability p(x)."""
-        noise = torch.empty_like(logits, dtype=torch.promote_types(logits.dtype, torch.float32))
-        return noise.exponential_(generator=self.generator)
+    def take(self, count: int) -> Tensor | None:
+        """The next random numbers [B, count]; None if it is none."""
+        if not count:
+            return None
+        u = self.random.index_select(1, self.taken + self.target.places[:count])
+        self.taken += count
+        return u
+
+    def allowed(self, logits: Tensor) -> Tensor:
+        """Logits [B, T, V] of the tokens count, count + 1, …, without those that must not come so early."""
+        if self.held_back is not None:
+            number = self.count[:, None] + self.target.places[: logits.shape[1]]  # [B, T]
+            early = (number < self.held_until[:, None])[..., None]
+            held = logits.index_select(-1, self.held_back).masked_fill(early, -torch.inf)
+            logits = logits.index_copy(-1, self.held_back, held)
+        return logits
+
+    def inside(self, tokens: Tensor) -> Tensor:
+        """A distribution of NaN picks a token that does not exist, and embedding it would end a GPU's work for good."""
+        return tokens.clamp(max=self.target.config.vocab_size - 1)
 
     def append(self, tokens: Tensor, kept: Tensor) -> None:
         """Write tokens [B, m] behind the text; the first `kept` [B] count, the next launch overwrites the rest."""
@@ -147,7 +215,7 @@ class FastSpeculator(FastDecoder):
 
     @on_the_device
     def __init__(self, target: FastTransformer, draft: FastTransformer, k: int = 4, sampling: Sampling | None = None,
-                 draft_sampling: Sampling | None = None):  # fmt: skip
+                 draft_sampling: Sampling | None = None, held_back: Sequence[int] = ()):  # fmt: skip
         if target is draft:
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
         if target.config.vocab_size != draft.config.vocab_size or target.batch != draft.batch:
@@ -165,11 +233,15 @@ class FastSpeculator(FastDecoder):
         self.log = torch.zeros(target.capacity, target.batch, k + 2, dtype=torch.long, device=target.device)
         self.chances = torch.zeros(target.capacity, target.batch, 2 * k, dtype=torch.float64, device=target.device)
         self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
-        super().__init__(target, sampling)
-        self.draft_sampling = draft_sampling or self.sampling
-        self.draw, self.judge = target.compiled(self.draw), target.compiled(self.judge)
-        if not self.draft_sampling.greedy:
-            self.recorded.generator = self.generator
+        self.marks = Marks(4, target.device)
+        self.spans: list[tuple[Moment, Moment]] = []  # of every cycle
+        self.draft_sampling = draft_sampling or sampling or Sampling()
+        super().__init__(target, sampling, held_back)
+        self.sample, self.judge = target.compiled(self.sample), target.compiled(self.judge)
+
+    @property
+    def numbers(self) -> int:
+        return (not self.draft_sampling.greedy) * self.k + (not self.sampling.greedy) * (self.k + 1)
 
     def state(self) -> list[Tensor]:
         return [*super().state(), self.draft.lengths, self.cycles, self.log, self.chances]
@@ -178,14 +250,28 @@ class FastSpeculator(FastDecoder):
         super().read_prompts(tokens, counts)
         self.draft.prefill(tokens, counts)
         self.cycles.zero_()
+        self.spans = []
+
+    def launch(self, times: int = 1) -> None:
+        """The same, and every cycle is timed."""
+        self._refuse_more_than(self.bound + times * self.most - 1)
+        self.recorded.prepare()  # what is done once belongs to no cycle
+        end = Moment(self.target.device)
+        for _ in range(times):
+            super().launch()
+            begin, end = end, Moment(self.target.device)
+            self.spans.append((begin, end))
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
-        drafted, laws = self.propose(n)
+        self.marks.mark(0)
+        drafted, q = self.propose(n)
+        self.marks.mark(1)
         last = self.text.gather(1, n[:, None] - 1)
         logits = self.target.step(torch.cat([last, drafted], 1))  # [B, k + 1, V]
-        u = None if self.sampling.greedy else self.uniforms(self.k + 1)
-        accepted, token, chances, sound = self.judge(logits, drafted, laws, u)
+        self.marks.mark(2)
+        u = self.take((not self.sampling.greedy) * (self.k + 1))
+        accepted, token, chances, sound = self.judge(self.allowed(logits), drafted, q, u)
         self.sound &= sound
         run = torch.cat([drafted, token[:, None]], 1)
         self.append(run.scatter(1, accepted[:, None], token[:, None]), accepted + 1)
@@ -194,67 +280,64 @@ class FastSpeculator(FastDecoder):
         self.log.index_copy_(0, self.cycles, torch.cat([run, accepted[:, None]], 1)[None])
         self.chances.index_copy_(0, self.cycles, chances[None])
         self.cycles += 1
+        self.marks.mark(3)
 
     def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """k drafts [B, k] and the laws they were drawn from, k times [B, V] (none: the likeliest tokens)."""
+        """k draft tokens [B, k] and the distributions they come from, k times [B, V] (none: the best tokens)."""
         read = self.draft.lengths.clone()
-        u = None if self.draft_sampling.greedy else self.uniforms(self.k)
+        u = self.take((not self.draft_sampling.greedy) * self.k)
         unread = self.text.gather(1, read[:, None] + self.target.places[:2])  # [B, 2], the second perhaps padding
         logits = self.draft.step(unread, last=n - read - 1)  # [B, V]
         self.draft.lengths.copy_(n)
-        tokens, laws = [], []
+        tokens, qs = [], []
         for i in range(self.k):
-            token, law = self.draw(logits, None if u is None else u[:, i])
+            token, q = self.sample(logits, None if u is None else u[:, i])
             tokens.append(token)
-            laws += [] if law is None else [law]
+            qs += [] if q is None else [q]
             if i < self.k - 1:
                 logits = self.draft.step(token[:, None])[:, -1]
-        return torch.stack(tokens, 1), laws
+        return torch.stack(tokens, 1), qs
 
-    def draw(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The next draft [B], and the law [B, V] it was drawn from. Without u it is the likeliest token."""
+    def sample(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The next draft token [B], and the distribution [B, V] it was sampled from. Without u it is the best token."""
         if u is None:
             return logits.argmax(-1), None
-        law = self.draft_sampling.law(logits)
-        return self.inside(pick_by_page(law, u)), law
+        q = self.draft_sampling.unchecked_probs(logits)
+        return self.inside(pick_by_page(q, u)), q
 
     def judge(
-        self, logits: Tensor, drafted: Tensor, laws: Sequence[Tensor], u: Tensor | None
+        self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """How many drafts pass [B], the token after them [B], what target and draft gave each draft [B, 2k], and
         whether there was no NaN or ∞."""
-        q = torch.stack(laws, 1) if laws else None  # [B, k, V]
-        q_drafted = at(q, drafted) if laws else torch.ones_like(drafted)
+        q = torch.stack(qs, 1) if qs else None  # [B, k, V]
+        q_drafted = at(q, drafted) if qs else torch.ones_like(drafted)
         if u is None:
             best = logits.argmax(-1)  # [B, k + 1]
             p_drafted, sound = best[:, :-1] == drafted, finite(logits)
             accepted = p_drafted.long().cumprod(-1).sum(-1)
             token = best.gather(1, accepted[:, None])[:, 0]
         else:
-            p = self.sampling.law(logits)  # [B, k + 1, V]
+            p = self.sampling.unchecked_probs(logits)  # [B, k + 1, V]
             p_drafted, sound = at(p[:, :-1], drafted), finite(p) if q is None else finite(p) & finite(q)
             accepted, token = chain_batch(p, q, drafted, None, u, pick=pick_by_page)
             token = self.inside(token)
         return accepted, token, torch.cat([p_drafted.double(), q_drafted.double()], 1), sound
 
-    def inside(self, tokens: Tensor) -> Tensor:
-        """A law of NaN picks a token that does not exist, and its embedding would end a GPU's work for good."""
-        return tokens.clamp(max=self.target.config.vocab_size - 1)
-
-    def uniforms(self, count: int) -> Tensor:
-        shape = (self.target.batch, count)
-        return torch.rand(shape, generator=self.generator, dtype=torch.float64, device=self.target.device)
-
     @on_the_device
     def history(self, row: int = 0, first: int = 0) -> list[Cycle]:
-        """The cycles of a row from number `first` on, without their times: a launch has no parts."""
+        """The cycles of a sequence from number `first` on, each with its time. A launch is measured as a whole; it is
+        divided into its parts as the newest one was."""
         end, k, committed = int(self.cycles), self.k, self.fetched[row]
-        lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), strict=True)
+        parts = self.marks.seconds() if end else [1.0]
+        lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end],
+                    strict=True)  # fmt: skip
         cycles = []
-        for (*drafted, token, accepted), chances in reversed(list(lines)):
+        for (*drafted, token, accepted), chances, (began, ended) in reversed(list(lines)):
             committed -= accepted + 1
+            seconds = [(ended - began) * part / sum(parts) for part in parts]
             cycles.append(
-                Cycle(drafted, None, chances[:k], chances[k:], list(range(accepted)), token, bonus=accepted == k,
-                      kept=accepted + 1, committed=committed)
+                Cycle(drafted, None, chances[:k], chances[k:], list(range(accepted)), token, accepted == k,
+                      accepted + 1, committed, True, *seconds)
             )  # fmt: skip
         return cycles[::-1]

@@ -41,24 +41,30 @@ class Recorded:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 
     `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
-    chosen then), so they are put back afterwards; so is the generator.
+    chosen then), so they are put back afterwards.
     """
 
     # Scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later.
     pool, alive = None, WeakSet()  # the pool dies with the last graph that is alive
 
-    def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
-        self.work, self.state, self.generator = work, state, generator
+    def __init__(self, work: Callable[[], object], state: Sequence[Tensor]):
+        self.work, self.state = work, state
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @on_the_device
     def __call__(self) -> None:
-        if not self.recordable():
-            self.work()
-            return
+        self.prepare()
         if self.graph is None:
-            self._record()
-        self.graph.replay()
+            self.work()
+        else:
+            self.graph.replay()
+
+    @on_the_device
+    def prepare(self) -> None:
+        """Record, unless that is done or cannot be."""
+        if self.graph is None and self.recordable():
+            with torch.cuda.device(self.state[0].device):
+                self._record()
 
     def recordable(self) -> bool:
         return self.state[0].device.type == "cuda"
@@ -67,7 +73,6 @@ class Recorded:
         from torch._dynamo import config  # one compiled function serves passes of many shapes
 
         before = [tensor.clone() for tensor in self.state]
-        numbers = None if self.generator is None else self.generator.get_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), config.patch(recompile_limit=64):
@@ -77,12 +82,10 @@ class Recorded:
                     tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        if self.generator is not None:
-            self.generator.set_state(numbers)
-            graph.register_generator_state(self.generator)
         if not Recorded.alive:
             Recorded.pool = torch.cuda.graph_pool_handle()
-        with torch.cuda.graph(graph, pool=Recorded.pool):
+        # Other threads may go on with their own work meanwhile.
+        with torch.cuda.graph(graph, pool=Recorded.pool, capture_error_mode="thread_local"):
             self.work()
         self.graph = graph
         Recorded.alive.add(self)

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
@@ -35,13 +35,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..drafters.base import Context, Draft, Drafter
+from ..drafters.base import Draft, Drafter
 from ..files.handle import Model
-from ..generate import Output, Writer, prepare
-from ..sampling import Sampling, generator_for
-from ..speculate import Row, check_drafter, check_shapes, joined, judge, propose, view, write
+from ..generate import Output, prepare
+from ..sampling import SamplingParams
+from ..speculate import Completion, check_drafter, check_shapes, propose, view
 from ..trace import Cycle, synchronize
-from ..verify import Verdict
+from ..verify import Verdict, judge
 from .blocks import BlockPool, require
 from .metrics import PARTS, Clock, Metrics, RequestMetrics, StepMetrics
 from .paged import PagedKVCache, split
@@ -53,7 +53,7 @@ POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
 
 
 @dataclass(eq=False, kw_only=True)
-class Job(Row):
+class Job(Completion):
     """One request: what the scheduler (request), the drafter (context) and the caller (writer) know of it."""
 
     request: Request
@@ -74,7 +74,7 @@ class Job(Row):
         several = len(out.tokens) > 1
         return RequestMetrics(
             id=self.request.id,
-            finish=out.finish,
+            finish=out.finish_reason,
             prompt_tokens=self.prompt_tokens,
             tokens=len(out.tokens),
             tokens_read=self.tokens_read,
@@ -181,18 +181,14 @@ class Engine:
     def add(
         self,
         prompt,
-        max_new_tokens: int = 64,
+        max_new_tokens: int | None = None,
         *,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
+        params: SamplingParams | None = None,
         stream: Callable[[str], None] | None = None,
         k: int | None = None,
         priority: int = 0,
         request_id: int | str | None = None,
+        **options,
     ) -> int | str:
         """Queue a request, with the arguments of `generate`; returns its id. Nothing runs before `step` or `run`.
 
@@ -200,13 +196,13 @@ class Engine:
         """
         if self.closed:
             raise ValueError("this engine has been shut down: make a new one")
-        sampling = Sampling(temperature, top_k, top_p, min_p)
-        prompts, batched = prepare(self.target, prompt, max_new_tokens)
+        params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
+        prompts, batched = prepare(self.target, prompt, params)
         if batched:
             raise ValueError(
                 f"prompt holds {len(prompts)} prompts: add them one by one, they run together all the same"
             )
-        writer = Writer(self.target, max_new_tokens, stop, stream)
+        completion = Completion.begin(self.target, prompts[0], params, stream=stream)
         number = self.arrivals
         id = next(n for n in range(number, 2**62) if self._is_free(n)) if request_id is None else request_id
         if not isinstance(id, (int, str)) or not self._is_free(id):
@@ -215,10 +211,9 @@ class Engine:
             )
         if not isinstance(priority, int):
             raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
-        context = Context(number, list(prompts[0]), sampling, generator_for(self.target.device, seed))
-        request = Request(id, prompts[0], max_new_tokens, priority, k if self.drafter else 0)
+        request = Request(id, prompts[0], params.max_new_tokens, priority, k if self.drafter else 0)
         self.scheduler.add(request)  # refuses what can never run
-        self.jobs[id] = Job(context, writer, len(prompts[0]), request=request, added=time.perf_counter())
+        self.jobs[id] = Job(**vars(completion), request=request, added=time.perf_counter())
         self.arrivals += 1
         return id
 
@@ -236,7 +231,7 @@ class Engine:
         outputs, self.outputs = self.outputs, {}
         return outputs
 
-    def stream(self, prompt, max_new_tokens: int = 64, **options) -> Iterator[str]:
+    def stream(self, prompt, max_new_tokens: int | None = None, **options) -> Iterator[str]:
         """Add a request and hand out its text piece by piece, stepping everybody. To stop listening is to abort it.
 
         `options` are those of `add`. If the request fails, its error is raised here.
@@ -306,7 +301,7 @@ class Engine:
             record = self.scheduler.update(plan, results)
             for turn in turns:
                 if turn.job.output is None and turn.plan.request.status == FINISHED:
-                    self._close(turn.job, turn.job.writer.finish)
+                    self._close(turn.job, turn.job.writer.finish_reason)
             clock.lap("scheduling")
             cycles = [turn.cycle for turn in turns if turn.cycle and turn.plan.request.id in results]
             measured = self.measured.add_step(record, sum(turn.count for turn in turns), cycles, clock.seconds)
@@ -332,7 +327,7 @@ class Engine:
             job.admitted = now if job.admitted is None else job.admitted
         for id in plan.preempted:  # all of it will be read again, so the drafter will hear all of it again
             job = self.jobs[id]
-            job.context.hidden = {}
+            job.context.hidden, job.unseen = {}, []
             try:
                 self._forget(job)
             except Exception as error:
@@ -419,9 +414,11 @@ class Engine:
 
     def _judge(self, turns: list[Turn]) -> None:
         drafts, jobs = [turn.draft for turn in turns], [turn.job for turn in turns]
-        verdicts, cycles = judge(side_by_side(turns), jobs, drafts, self.drafter is None or self.drafter.lossless)
-        for turn, verdict, cycle in zip(turns, verdicts, cycles, strict=True):
-            turn.verdict, turn.cycle = verdict, cycle
+        lossless = self.drafter is None or self.drafter.lossless
+        verdicts, p, q = judge(side_by_side(turns), [job.context for job in jobs], drafts, lossless)
+        for i, (turn, draft, verdict) in enumerate(zip(turns, drafts, verdicts, strict=True)):
+            committed = len(turn.job.context.tokens)
+            turn.verdict, turn.cycle = verdict, Cycle.of(draft, verdict, p[i], q and q[i], committed, lossless)
 
     def _keep(self, turns: list[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
@@ -439,17 +436,17 @@ class Engine:
         path = turn.verdict.path if turn.verdict else []
         if self.hidden_layers and job.speculates:
             states = {n: h[[*range(count), *(count + node for node in path)]] for n, h in turn.hidden.items()}
-            job.context.hidden = joined(job.context.hidden, states)
+            job.remember(states, self.drafter.hidden_window)
         if turn.verdict is None:
             results[id] = Result()
             return
         cycle, parts = turn.cycle, clock.seconds
         cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
-        write(job, cycle)
+        job.write(cycle)
         job.last_token = time.perf_counter()
         job.first_token = job.last_token if job.first_token is None else job.first_token
-        results[id] = Result(cycle.tokens, turn.verdict.accepted, job.writer.finish)
-        if turn.asked and job.writer.finish is None:
+        results[id] = Result(cycle.tokens, turn.verdict.accepted, job.writer.finish_reason)
+        if turn.asked and not job.ended:
             scratch = turn.logits[-len(turn.draft.scratch.tokens) :] if turn.draft.scratch else None
             self.drafter.settle(job.context.row, path, turn.verdict.token, scratch)
 
@@ -468,12 +465,12 @@ class Engine:
             self._forget(job)
         except Exception as broken:
             reason, error = "error", error or broken
-        if job.writer.finish != reason:
+        if job.writer.finish_reason != reason:
             job.writer.end(reason)
         trace = job.trace if self.drafter and job.speculates else None
         job.output = self.outputs[id] = job.writer.output(job.prompt_tokens, now - job.added, trace)
         job.output.error = error
-        job.context.hidden = {}
+        job.context.hidden, job.unseen = {}, []
         self.measured.add_request(job.metrics())
 
     def _forget(self, job: Job) -> None:
@@ -494,10 +491,7 @@ class Engine:
             text = job.request.tokens
             require(text == job.context.tokens, f"request {id!r}: the drafter is shown another text")
             require(text[job.prompt_tokens :] == job.writer.tokens, f"request {id!r}: another text is written")
-            require(job.output is None and job.writer.finish is None, f"request {id!r} has ended, but runs")
-            for state in job.context.hidden.values():
-                held = job.request.num_computed_tokens
-                require(len(state) <= held, f"request {id!r}: {len(state)} states of {held} tokens")
+            require(job.output is None and not job.ended, f"request {id!r} has ended, but runs")
 
 
 def side_by_side(turns: list[Turn]) -> Tensor:

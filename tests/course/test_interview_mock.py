@@ -10,8 +10,7 @@ import pytest
 import torch
 from interview_checks import Script, ticks
 
-from minispec import exact as laws
-from minispec import theory, verify
+from minispec import exact, theory, verify
 from minispec.course.classroom import exam
 from minispec.course.classroom.exercise import find
 from minispec.course.interview import load, mock, start_mock, terminal
@@ -84,7 +83,7 @@ def test_losslessness_is_what_the_verifier_does():
         assert accept_b == pytest.approx(float(verify.accept_probability(p, q, 1)))
         assert beta == pytest.approx(float(torch.minimum(p, q).sum())) and rejected == pytest.approx(1 - beta)
         assert residual_a == pytest.approx(float(verify.residual(p, q)[0]))
-        law = laws.chain_distribution(lambda context, p=p: p, lambda context, q=q: q, 1)
+        law = exact.chain_distribution(lambda context, p=p: p, lambda context, q=q: q, 1)
         assert emitted_a == pytest.approx(sum(chance for run, chance in law.items() if run[0] == 0))
         assert emitted_a == pytest.approx(float(p[0]))
         assert naive_a == pytest.approx(float(torch.minimum(p, q)[0] + rejected * p[0]))

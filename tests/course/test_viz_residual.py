@@ -13,8 +13,7 @@ import torch
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec import drafters, theory, verify
-from minispec import exact as laws
+from minispec import drafters, exact, theory
 from minispec.course.viz import goodness, places, residual, wrong_verifiers
 from minispec.course.viz.distribution_editor import LawEditor
 from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
@@ -60,11 +59,11 @@ def test_one_draft_is_enough_for_the_cycles_that_follow(name):
     toy = places.toy_place([0.7, 0.3], [0.4, 0.6])
 
     def whole(context):
-        return laws.exact_distribution(
+        return exact.exact_distribution(
             lambda random: wrong_verifiers.cycle(toy.target, toy.draft, context, 2, random, verifier)[1]
         )
 
-    assert laws.total_variation(residual.explore(toy, verifier).joint, laws.joint_distribution(whole, 2)) < 1e-12
+    assert exact.total_variation(residual.explore(toy, verifier).joint, exact.joint_distribution(whole, 2)) < 1e-12
 
 
 def test_rules_that_can_be_plugged_in_give_the_law_of_verify():
@@ -73,7 +72,7 @@ def test_rules_that_can_be_plugged_in_give_the_law_of_verify():
         "wrong: accept always": dict(accept=lambda p, q, token: 1.0),
         "wrong: replace from q": dict(replace=lambda p, q: q),
     }.items():
-        expected = verify.emitted_distribution(P, Q, **rules)
+        expected = exact.emitted_distribution(P, Q, **rules)
         assert torch.allclose(residual.explore(PLACE, name).emitted, expected)
 
 
@@ -92,7 +91,7 @@ def test_cycles_are_drawn_through_the_verifier_and_go_on_where_they_stopped():
     assert once.counts.tolist() == twice.counts.tolist() and once.tokens == twice.tokens
     random, count = Random(0).random, torch.zeros(3, dtype=torch.long)
     for _ in range(400):
-        count[laws.chain_cycle(PLACE.target, PLACE.draft, (), 2, random)[0]] += 1
+        count[exact.chain_cycle(PLACE.target, PLACE.draft, (), 2, random)[0]] += 1
     assert once.counts.tolist() == count.tolist() and once.cycles == count.sum() == 400
     assert once.p_value(PLACE.target(())) > 0.001
     assert residual.Drawn(PLACE, VERIFIERS["wrong: accept always"], 1).upto(400).p_value(PLACE.target(())) < 1e-6
@@ -273,5 +272,5 @@ def test_the_editor_keeps_laws_laws():
 
 
 def test_plain_decoding_is_what_is_wanted():
-    plain = laws.joint_distribution(partial(laws.plain_distribution, PLACE.target), 2)
+    plain = exact.joint_distribution(partial(exact.plain_distribution, PLACE.target), 2)
     assert residual.explore(PLACE, WRONG_P).wanted == plain

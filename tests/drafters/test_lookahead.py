@@ -18,7 +18,9 @@ from minispec.drafters import Context, Lookahead
 from minispec.drafters.lookahead import Row as State
 from minispec.drafters.lookahead import window_mask
 from minispec.generate import Writer
-from minispec.speculate import Row, judge, keep, prefill, propose, read, write
+from minispec.speculate import Completion, forward, keep, prefill, propose
+from minispec.trace import Cycle
+from minispec.verify import judge
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
 PROMPT = [1, 2, 3]
@@ -27,22 +29,22 @@ SMALL = dict(vocab_size=5, hidden_size=16, intermediate_size=24, num_heads=2, nu
 
 def start(target: ms.Model, prompts, drafter: Lookahead, k: int, count: int, sampling: ms.Sampling, seed: int = 0):
     """Rows and cache as `speculate` makes them, to run the loop cycle by cycle."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, params = torch.Generator().manual_seed(seed), ms.SamplingParams(max_new_tokens=count)
     rows = [
-        Row(Context(i, list(p), sampling, generator), Writer(target, count, (), None), len(p))
+        Completion(Context(i, list(p), sampling, generator), Writer(target, params), len(p))
         for i, p in enumerate(prompts)
     ]
-    return rows, prefill(target, rows, count + k + drafter.extra_slots, ())
+    return rows, prefill(target, rows, count + k + drafter.extra_slots, drafter)
 
 
 def cycle(target: ms.Model, rows, cache, drafter: Lookahead, k: int):
     """One cycle of `speculate`: the drafts, and the logits of the pass."""
     drafts = propose(drafter, rows, k)
-    logits, _ = read(target, cache, rows, drafts, ())
-    verdicts, cycles = judge(logits, rows, drafts)
+    logits, _ = forward(target, cache, rows, drafts, ())
+    verdicts, p, q = judge(logits, [row.context for row in rows], drafts)
     keep(cache, drafts, verdicts)
-    for i, (row, draft, verdict, story) in enumerate(zip(rows, drafts, verdicts, cycles, strict=True)):
-        write(row, story)
+    for i, (row, draft, verdict) in enumerate(zip(rows, drafts, verdicts, strict=True)):
+        row.write(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens)))
         drafter.settle(row.context.row, verdict.path, verdict.token, logits[i, -len(draft.scratch.tokens) :])
     return drafts, logits
 

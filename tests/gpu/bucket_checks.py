@@ -165,7 +165,7 @@ def texts(target: ms.Model, drafter, fast: bool, some, at_once: int = 5, **optio
         engine.step()
         engine.check_integrity()
         outs |= engine.take()
-    return [(outs[id].tokens, outs[id].finish) for id in sorted(outs)], engine
+    return [(outs[id].tokens, outs[id].finish_reason) for id in sorted(outs)], engine
 
 
 def drafters(draft: ms.Model) -> dict[str, Callable]:
@@ -256,9 +256,9 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
     assert passes > 8
     for id, wanted in enumerate(expected):
         if id == victim:
-            assert outs[id].finish == "error" and "NaN" in str(outs[id].error)
+            assert outs[id].finish_reason == "error" and "NaN" in str(outs[id].error)
         else:
-            assert (outs[id].tokens, outs[id].finish, outs[id].error) == (*wanted, None)
+            assert (outs[id].tokens, outs[id].finish_reason, outs[id].error) == (*wanted, None)
 
 
 # ---- a draft model's memory ----------------------------------------------------------------------------------------

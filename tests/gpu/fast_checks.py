@@ -105,6 +105,21 @@ def check_attention(device="cpu", dtype=torch.float64) -> None:
 # ---- tokens --------------------------------------------------------------------------------------------------------
 
 
+def generate(model: ms.Model, *rest, **options) -> ms.Output:
+    """ms.generate by the recorded backend."""
+    model.accelerate()
+    return ms.generate(model, *rest, **options)
+
+
+def speculate(model: ms.Model, *rest, **options) -> ms.Output:
+    """ms.speculate by the recorded backend: every cycle is a launch."""
+    model.accelerate()
+    with_launches = lambda: sum(len(d.spans) for d in model.backend.decoders.values() if isinstance(d, FastSpeculator))  # noqa: E731
+    out = ms.speculate(model, *rest, **options)
+    assert with_launches() >= len(out.trace.cycles), "the cycles did not go through the backend"
+    return out
+
+
 def check_greedy(device="cpu", dtype=torch.float64, ks=(1, 2, 4, 7), count: int = 40) -> None:
     """Token for token what the reference writes: plain and speculative, to an end token and to the length."""
     target, draft = pair(device, dtype)
@@ -113,10 +128,10 @@ def check_greedy(device="cpu", dtype=torch.float64, ks=(1, 2, 4, 7), count: int 
     for model in (target, endless):
         for prompt in PROMPTS:
             expected = ms.generate(slow(model), prompt, count)
-            finishes.add(expected.finish)
-            assert_same(fast.generate(model, prompt, count), expected)
+            finishes.add(expected.finish_reason)
+            assert_same(generate(model, prompt, count), expected)
             for k in ks:
-                out = fast.speculate(model, prompt, ms.drafters.Model(draft), k, count)
+                out = speculate(model, prompt, ms.drafters.Model(draft), k, count)
                 assert_same(out, expected)
                 reference = ms.speculate(slow(model), prompt, ms.drafters.Model(draft), k, count).trace
                 assert_same_cycles(out, reference, k)
@@ -126,7 +141,7 @@ def check_greedy(device="cpu", dtype=torch.float64, ks=(1, 2, 4, 7), count: int 
 
 
 def assert_same(out: ms.Output, expected: ms.Output) -> None:
-    assert (out.tokens, out.text, out.finish) == (expected.tokens, expected.text, expected.finish)
+    assert (out.tokens, out.text, out.finish_reason) == (expected.tokens, expected.text, expected.finish_reason)
     assert out.prompt_tokens == expected.prompt_tokens
 
 
@@ -150,20 +165,20 @@ def check_sampled(count: int = 40) -> None:
     target, draft = pair()
     for knobs in (dict(temperature=0.8), dict(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01)):
         for seed, prompt in enumerate(PROMPTS):
-            assert_same(fast.generate(target, prompt, count, seed=seed, **knobs),
+            assert_same(generate(target, prompt, count, seed=seed, **knobs),
                         ms.generate(slow(target), prompt, count, seed=seed, **knobs))  # fmt: skip
             for k, own in ((1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling())):
                 drafter = ms.drafters.Model(draft, own)
-                out = fast.speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
+                out = speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
                 expected = ms.speculate(slow(target), prompt, drafter, k, count, seed=seed, **knobs)
-                sure = count - k if expected.finish == "length" else count
+                sure = count - k if expected.finish_reason == "length" else count
                 assert out.tokens[:sure] == expected.tokens[:sure]
                 for cycle, other in zip(out.trace.cycles, expected.trace.cycles, strict=False):
                     if len(other.drafted) == k:
                         assert cycle.drafted == other.drafted
                         for mine, theirs in ((cycle.p, other.p), (cycle.q, other.q)):
                             assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6)
-                assert fast.speculate(target, prompt, drafter, k, count, seed=seed, **knobs).tokens == out.tokens
+                assert speculate(target, prompt, drafter, k, count, seed=seed, **knobs).tokens == out.tokens
 
 
 def check_end_is_a_cut(device="cpu", dtype=torch.float64) -> None:
@@ -174,10 +189,10 @@ def check_end_is_a_cut(device="cpu", dtype=torch.float64) -> None:
     for place in (0, 1, 6, 7, 8, 15, 39):
         model = ms.Model("ends", target.transformer, None, {text[place]})
         expected = text[: text.index(text[place]) + 1]
-        fast.accelerate(model, compile=False)
-        assert fast.generate(model, PROMPTS[2], 40).tokens == expected
-        out = fast.speculate(model, PROMPTS[2], ms.drafters.Model(draft), 3, 40)
-        assert (out.tokens, out.finish) == (expected, "stop")
+        model.accelerate(compile=False)
+        assert generate(model, PROMPTS[2], 40).tokens == expected
+        out = speculate(model, PROMPTS[2], ms.drafters.Model(draft), 3, 40)
+        assert (out.tokens, out.finish_reason) == (expected, "stop")
         assert sum(cycle.kept for cycle in out.trace.cycles) == len(expected)
 
 
@@ -258,18 +273,18 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     draft = random_model(num_layers=1, max_length=2048, dtype=dtype, device=device)
     drafter = ms.drafters.Model(draft)
     for model in (target, draft):
-        fast.accelerate(model, compile=False)  # compiled ones begin with more memory than these texts fill
+        model.accelerate(compile=False)  # compiled ones begin with more memory than these texts fill
     for prompt, count in (([5, 9], 10), ([5] * 240, 16), ([5] * 496, 16), ([5, 9], 12)):  # to the last slot, twice
         plain = ms.generate(slow(target), prompt, count).tokens
-        assert fast.speculate(target, prompt, drafter, 4, count).tokens == plain
-        assert fast.generate(draft, prompt, count).tokens == ms.generate(slow(draft), prompt, count).tokens
-    fast.generate(draft, [5] * 1020, 12)  # a longer text of the draft's own: its memory moves, the target's does not
-    assert fast.speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
+        assert speculate(target, prompt, drafter, 4, count).tokens == plain
+        assert generate(draft, prompt, count).tokens == ms.generate(slow(draft), prompt, count).tokens
+    generate(draft, [5] * 1020, 12)  # a longer text of the draft's own: its memory moves, the target's does not
+    assert speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
     *_, decoder = target.backend.decoders.values()
     assert draft.backend.transformer.capacity > target.backend.transformer.capacity
     assert all(a is b for a, b in zip(decoder.recorded.state, decoder.state(), strict=True)), "recorded on old memory"
     for temperature in range(1, 10):
-        fast.generate(target, [5], 2, temperature=float(temperature))
+        generate(target, [5], 2, temperature=float(temperature))
     assert len(target.backend.decoders) <= fast.RECORDINGS
 
 
@@ -364,8 +379,8 @@ def check_compiled(device="cuda") -> None:
         check_logits(device, torch.float32, shapes=["qwen3"], compile=True)
     model = random_model(dtype=torch.float32, device=device, num_layers=3)
     draft = random_model(dtype=torch.float32, device=device, num_layers=1)
-    assert fast.accelerate(model).note is None
-    out = fast.speculate(model, PROMPTS[0], ms.drafters.Model(draft), 4, 60)
+    assert model.accelerate().note is None
+    out = speculate(model, PROMPTS[0], ms.drafters.Model(draft), 4, 60)
     assert out.tokens == ms.generate(slow(model), PROMPTS[0], 60).tokens
 
 

@@ -122,7 +122,7 @@ def test_speculate_writes_the_same(small, options):
         same_drafts(drafter, usual, 1e-9)
         nothing_is_left(drafter)
         for out, other in zip(*([o] if isinstance(o, ms.Output) else o for o in (outs, expected)), strict=True):
-            assert out.tokens == other.tokens and out.finish == other.finish
+            assert out.tokens == other.tokens and out.finish_reason == other.finish_reason
             for cycle, twin in zip(out.trace.cycles, other.trace.cycles, strict=True):
                 assert (cycle.drafted, cycle.path, cycle.token) == (twin.drafted, twin.path, twin.token)
                 assert cycle.q == pytest.approx(twin.q, abs=1e-9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from unittest.mock import Mock
@@ -86,7 +87,7 @@ def test_laws_are_those_of_sampling(knobs):
     logits[1, :, 3:6] = logits[1].amax()  # ties
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         expected = ms.Sampling(**knobs).probs(logits.to(dtype))
-        assert torch.equal(ms.Sampling(**knobs).law(logits.to(dtype)), expected)
+        assert torch.equal(ms.Sampling(**knobs).unchecked_probs(logits.to(dtype)), expected)
 
 
 def test_to_pick_by_page_is_to_pick():
@@ -185,7 +186,7 @@ def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
     decoder = FastSpeculator(target, draft, 3, ms.Sampling(1.0))
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
     decoder.launch(2)
-    before, numbers = [tensor.clone() for tensor in decoder.state()], decoder.generator.get_state()
+    before = [tensor.clone() for tensor in decoder.state()]
     texts = []
     for _ in range(3):
         decoder.step()
@@ -193,26 +194,18 @@ def test_a_launch_changes_nothing_but_its_state_and_memory_past_the_lengths():
         texts.append(decoder.text.clone())
         for tensor, value in zip(decoder.state(), before, strict=True):
             tensor.copy_(value)
-        decoder.generator.set_state(numbers)
     assert torch.equal(texts[0], texts[1]) and torch.equal(texts[0], texts[2])
 
 
 class FakeGraph:
     """Replays by working again. While it is captured nothing happens, so what the work did then is undone."""
 
-    def __init__(self):
-        self.registered = []
-
-    def register_generator_state(self, generator):
-        self.registered.append(generator)
-
     @contextmanager
     def capture(self, recorded):
-        before, numbers = [tensor.clone() for tensor in recorded.state], recorded.generator.get_state()
+        before = [tensor.clone() for tensor in recorded.state]
         yield
         for tensor, value in zip(recorded.state, before, strict=True):
             tensor.copy_(value)
-        recorded.generator.set_state(numbers)
         self.replay = recorded.work
 
 
@@ -229,13 +222,14 @@ def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
-    monkeypatch.setattr(torch.cuda, "graph", lambda graph, pool: graph.capture(decoder.recorded))
+    monkeypatch.setattr(torch.cuda, "graph", lambda graph, **options: graph.capture(decoder.recorded))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     monkeypatch.setattr(record.Recorded, "recordable", lambda self: True)
     monkeypatch.setattr(record.Recorded, "pool", None)
     decoder.start([[3, 1, 4, 1, 5]], seed=0)
     decoder.launch(9)
     assert decoder.fetch() == expected
-    assert decoder.recorded.graph.registered == [decoder.generator]
+    assert isinstance(decoder.recorded.graph, FakeGraph)
 
 
 @pytest.mark.slow
@@ -277,32 +271,32 @@ def test_text_stop_and_stream(tiny_text):
     pieces = []
     expected = ms.generate(tiny_text, "Once upon", 30, stream=pieces.append)
     quick, streamed = checks.slow(tiny_text), []
-    out = fast.generate(quick, "Once upon", 30, stream=streamed.append)
+    out = checks.generate(quick, "Once upon", 30, stream=streamed.append)
     assert (out.text, out.tokens) == (expected.text, expected.tokens)
     assert "".join(streamed) == "".join(pieces) == out.text
     stop = expected.text[5:8]
-    assert fast.generate(quick, "Once upon", 30, stop=stop).text == expected.text.split(stop)[0]
+    assert checks.generate(quick, "Once upon", 30, stop=stop).text == expected.text.split(stop)[0]
     shown = []
     drafter = ms.drafters.Model(ms.Model("twin", tiny_text.transformer))
-    out = fast.speculate(quick, "Once upon", drafter, 3, 30, stop=stop, on_cycle=shown.append)
-    assert out.text == expected.text.split(stop)[0] and out.finish == "stop string"
+    out = checks.speculate(quick, "Once upon", drafter, 3, 30, stop=stop, on_cycle=shown.append)
+    assert out.text == expected.text.split(stop)[0] and out.finish_reason == "stop"
     assert shown == out.trace.cycles and out.trace.acceptance_rate == 1.0
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_logits_are_an_error_not_a_token(make_model, temperature):
     model, draft = make_model(), make_model(num_layers=1)
-    expected = fast.generate(model, [5, 9], 12, temperature=temperature, seed=0)
+    expected = checks.generate(model, [5, 9], 12, temperature=temperature, seed=0)
     broken = make_model()
     broken.transformer.layers[1].mlp.down_proj.weight[3, 4] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
-        fast.generate(broken, [5, 9], 12, temperature=temperature)
+        checks.generate(broken, [5, 9], 12, temperature=temperature)
     with pytest.raises(ValueError, match="NaN"):
-        fast.speculate(broken, [5, 9], ms.drafters.Model(draft), 2, 12, temperature=temperature)
+        checks.speculate(broken, [5, 9], ms.drafters.Model(draft), 2, 12, temperature=temperature)
     if temperature:  # a greedy draft's are only bad guesses
         with pytest.raises(ValueError, match="NaN"):
-            fast.speculate(model, [5, 9], ms.drafters.Model(broken), 2, 12, temperature=temperature)
-    assert fast.generate(model, [5, 9], 12, temperature=temperature, seed=0).tokens == expected.tokens
+            checks.speculate(model, [5, 9], ms.drafters.Model(broken), 2, 12, temperature=temperature)
+    assert checks.generate(model, [5, 9], 12, temperature=temperature, seed=0).tokens == expected.tokens
 
 
 def test_under_inference_mode_and_outside_it_alternately(make_model):
@@ -310,26 +304,97 @@ def test_under_inference_mode_and_outside_it_alternately(make_model):
     expected = ms.generate(checks.slow(model), [5, 9], 12).tokens
     for inside in (True, False, True, False):
         with torch.inference_mode(inside):
-            assert fast.generate(model, [5, 9], 12).tokens == expected
-            assert fast.speculate(model, [5, 9], ms.drafters.Model(draft), 2, 12).tokens == expected
+            assert checks.generate(model, [5, 9], 12).tokens == expected
+            assert checks.speculate(model, [5, 9], ms.drafters.Model(draft), 2, 12).tokens == expected
 
 
 def test_a_model_with_a_fast_side_uses_it_for_single_prompts(make_model, monkeypatch):
-    """`ms.generate` and `ms.speculate` go there and nowhere else: same tokens, and no cycle's parts were timed."""
+    """`ms.generate` and `ms.speculate` go there and nowhere else: same tokens, and every cycle's parts are timed."""
     model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
     drafter = ms.drafters.Model(draft)
     expected = [ms.generate(model, [5, 9], 12).tokens, *(out.tokens for out in ms.generate(model, [[5, 9], [7]], 12))]
-    fast.accelerate(model)
+    model.accelerate()
     asked = []
-    for name in ("generate", "speculate"):
+    for name in ("decoder", "speculator"):
         real = getattr(model.backend, name)
-        monkeypatch.setattr(model.backend, name, lambda *a, real=real, name=name: asked.append(name) or real(*a))
-    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and asked == ["generate"]
+
+        def ask(*rest, real=real):
+            asked.append(answer := real(*rest))
+            return answer
+
+        monkeypatch.setattr(model.backend, name, ask)
+    assert ms.generate(model, [5, 9], 12).tokens == expected[0] and isinstance(asked.pop(), fast.RecordedDecoder)
     out = ms.speculate(model, [5, 9], drafter, 3, 12)
-    assert out.tokens == expected[0] and asked == ["generate", "speculate"] and out.trace.seconds("verify") == 0
-    assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]  # a batch, and other drafters,
-    assert ms.speculate(model, [5, 9], ms.drafters.NGram(), 3, 12).tokens == expected[0]  # go the usual way
-    assert ms.speculate(model, [5, 9], drafter, "auto", 12).tokens == expected[0] and len(asked) == 2
+    assert out.tokens == expected[0] and isinstance(asked.pop(), fast.RecordedSpeculator)
+    for cycle in out.trace.cycles:
+        assert min(cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds) > 0
+    # A batch and other drafters go the usual way.
+    assert [out.tokens for out in ms.generate(model, [[5, 9], [7]], 12)] == expected[1:]
+    others = ms.drafters.NGram(), ms.drafters.EarlyExit(model, 1), ms.drafters.Cascade(ms.drafters.NGram(), draft)
+    for other, k in ((drafter, "auto"), (ms.drafters.Model(model), 3), *((other, 3) for other in others)):
+        assert ms.speculate(model, [5, 9], other, k, 12).tokens == expected[0]
+    assert asked == [None] * (1 + 2 + len(others))
+
+
+def test_a_cascades_inner_drafter_is_asked_on_a_device_that_records(make_model):
+    model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
+    model.accelerate(), draft.accelerate()
+
+    class Asked(ms.drafters.NGram):
+        count = 0
+
+        def propose(self, contexts, k):
+            self.count += 1
+            return super().propose(contexts, k)
+
+    inner = Asked()
+    ms.speculate(model, [5, 9], ms.drafters.Cascade(inner, draft), 3, 12)
+    assert inner.count > 0
+
+
+# ---------------------------------------------------------------- one call at a time
+
+
+def test_four_threads_generate_what_each_would_alone(make_model):
+    model, draft = make_model(seed=1), make_model(seed=1, num_layers=1)
+    prompts, drafter = [[5, 9], [7], [3, 1, 4], [2, 2]], ms.drafters.Model(draft)
+    expected = [ms.generate(model, prompt, 40, temperature=1.0, seed=i).tokens for i, prompt in enumerate(prompts)]
+    greedy = [ms.generate(model, prompt, 40).tokens for prompt in prompts]
+    model.accelerate(), draft.accelerate()
+
+    def work(i: int) -> list[list[int]]:
+        sampled = [ms.generate(model, prompts[i], 40, temperature=1.0, seed=i).tokens for _ in range(3)]
+        return [*sampled, ms.speculate(model, prompts[i], ms.drafters.Model(draft), 3, 40).tokens]
+
+    with ThreadPoolExecutor(4) as pool:
+        for i, outs in enumerate(pool.map(work, range(4))):
+            assert outs == [expected[i]] * 3 + [greedy[i]]
+    assert ms.speculate(model, [5, 9], drafter, 3, 40).tokens == greedy[0]
+
+
+def test_generate_inside_a_callback_disturbs_nobody(tiny_text):
+    expected, inner = ms.generate(tiny_text, "Once upon", 30), ms.generate(tiny_text, "The fox", 10)
+    quick = checks.slow(tiny_text)
+    quick.accelerate()
+    heard = []
+
+    def listen(piece: str) -> None:
+        heard.append(piece)
+        assert ms.generate(quick, "The fox", 10).tokens == inner.tokens
+
+    assert ms.generate(quick, "Once upon", 30, stream=listen).tokens == expected.tokens
+    assert "".join(heard) == expected.text
+    abandoned = ms.stream(quick, "Once upon", 30)
+    next(abandoned)
+    with ThreadPoolExecutor(1) as pool:  # beside a stream that nobody reads on, here and in another thread
+        for call in (ms.generate, lambda *rest: pool.submit(ms.generate, *rest).result(30)):
+            assert call(quick, "The fox", 10).tokens == inner.tokens
+    assert next(abandoned) and quick.backend.lease.lock.locked()
+    abandoned.close()
+    assert not quick.backend.lease.lock.locked()
+    with pytest.raises(ZeroDivisionError):
+        ms.generate(quick, "Once upon", 30, stream=lambda piece: 1 / 0)
+    assert not quick.backend.lease.lock.locked()
 
 
 def test_load_says_when_it_cannot_be_fast(tiny_folder):
@@ -345,19 +410,11 @@ def test_load_says_when_it_cannot_be_fast(tiny_folder):
 def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
     tiny, drafter = checks.slow(tiny), ms.drafters.Model(checks.slow(tiny_draft))
     with pytest.raises(ValueError, match="max_new_tokens=600"):
-        fast.generate(tiny, [1], 600)
-    with pytest.raises(ValueError, match="batch of 2"):
-        fast.generate(tiny, [[1], [2]], 4)
-    with pytest.raises(ValueError, match="fixed k"):
-        fast.speculate(tiny, [1], drafter, "auto", 4)
-    with pytest.raises(ValueError, match="ms.drafters.Model"):
-        fast.speculate(tiny, [1], ms.drafters.NGram(), 4, 4)
-    with pytest.raises(ValueError, match="another model"):
-        fast.speculate(tiny, [1], ms.drafters.Model(tiny), 4, 4)
+        checks.generate(tiny, [1], 600)
     with pytest.raises(ValueError, match="k=0"):
-        fast.speculate(tiny, [1], drafter, 0, 4)
-    with pytest.raises(ValueError, match="same tokenizer"):
-        fast.speculate(tiny, [1], ms.drafters.Model(make_model(vocab_size=32)), 4, 4)
+        checks.speculate(tiny, [1], drafter, 0, 4)
+    with pytest.raises(ValueError, match="same token ids"):
+        checks.speculate(tiny, [1], ms.drafters.Model(make_model(vocab_size=32)), 4, 4)
     target, draft = FastTransformer(tiny.transformer, 1, 128), FastTransformer(tiny_draft.transformer, 1, 64)
     with pytest.raises(ValueError, match="capacity=64"):
         FastSpeculator(target, draft)

@@ -12,8 +12,7 @@ import minispec as ms
 from minispec import verify
 from minispec.drafters import Draft
 from minispec.drafters import model as drafter
-from minispec.drafters.base import laws
-from minispec.gpu import draft_memory as memory
+from minispec.sampling import distributions
 
 from .patching import Mutant, rewrite
 
@@ -42,13 +41,13 @@ def target_rewound_too_far(patch: MonkeyPatch) -> None:
 def correction_fed_twice(patch: MonkeyPatch) -> None:
     """Feeds the emitted token to the target when it is emitted, and again when it opens the next pass."""
 
-    def read(model, cache, rows, drafts, hidden_layers):
+    def forward(model, cache, rows, drafts, hidden_layers):
         model.transformer(torch.tensor([[row.context.tokens[-1]] for row in rows]), cache)
         return right(model, cache, rows, drafts, hidden_layers)
 
-    right = loop.read
+    right = loop.forward
     more_room(patch)
-    patch.setattr(loop, "read", read)
+    patch.setattr(loop, "forward", forward)
 
 
 def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
@@ -64,7 +63,7 @@ def finished_rows_stay_in_the_cache(patch: MonkeyPatch) -> None:
 def more_room(patch: MonkeyPatch) -> None:
     """Slots for mutants that waste them, so that they die of a wrong text and not of a full cache."""
     right = loop.prefill
-    patch.setattr(loop, "prefill", lambda model, rows, room, layers: right(model, rows, room + 100, layers))
+    patch.setattr(loop, "prefill", lambda model, rows, room, drafter: right(model, rows, room + 100, drafter))
 
 
 # ---- the draft's cache ---------------------------------------------------------------------------------------------
@@ -79,8 +78,8 @@ def draft_not_rewound(patch: MonkeyPatch) -> None:
         if before is not None and len(before) == len(self.cache.lengths):
             self.cache.lengths = before
 
-    right = memory.Contiguous.make_room
-    patch.setattr(memory.Contiguous, "make_room", make_room)
+    right = drafter.Contiguous.make_room
+    patch.setattr(drafter.Contiguous, "make_room", make_room)
 
 
 def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
@@ -110,8 +109,8 @@ def bonus_forgotten(patch: MonkeyPatch) -> None:
         last = drafted.gather(1, (lengths - 1).clamp(min=0)[:, None]).squeeze(1) if drafted.shape[1] else tokens
         return torch.where(whole, accepted - 1, accepted), torch.where(whole, last, tokens)
 
-    def greedy(best, drafted):
-        verdict = right_greedy(best, drafted)
+    def greedy(best, drafted, parents=None):
+        verdict = right_greedy(best, drafted, parents)
         whole = drafted and verdict.accepted == len(drafted)
         return verify.Verdict(verdict.path[:-1], drafted[-1]) if whole else verdict
 
@@ -146,19 +145,19 @@ def verifier_reuses_the_drafts_numbers(patch: MonkeyPatch) -> None:
     """Tests each draft with the random number that drew it, as two generators of one seed would."""
     drawn = []
 
-    def note(contexts, count):
-        drawn.append(right(contexts, count))
+    def note(*asked):
+        drawn.append(right(*asked))
         return drawn[-1]
 
-    def reuse(contexts, counts):
-        u = right(contexts, counts)
+    def reuse(*asked):
+        u = right(*asked)
         if drawn and u.shape[1] > 1:  # a greedy draft drew nothing
             u[:, :-1] = drawn[-1][:, : u.shape[1] - 1]
         return u
 
     right = drafter.uniforms
     patch.setattr(drafter, "uniforms", note)
-    patch.setattr(loop, "uniforms", reuse)
+    patch.setattr(verify, "uniforms", reuse)
 
 
 def targets_law_reported_for_the_drafts(patch: MonkeyPatch) -> None:
@@ -166,11 +165,11 @@ def targets_law_reported_for_the_drafts(patch: MonkeyPatch) -> None:
     drawn_from = []
 
     def report(logits, samplings):
-        drawn_from.append(laws(logits, samplings))
-        return laws(logits, [ms.Sampling(temperature=1.0)] * len(samplings))
+        drawn_from.append(distributions(logits, samplings))
+        return distributions(logits, [ms.Sampling(temperature=1.0)] * len(samplings))
 
     right = drafter.pick
-    patch.setattr(drafter, "laws", report)
+    patch.setattr(drafter, "distributions", report)
     patch.setattr(drafter, "pick", lambda law, u: right(drawn_from.pop(), u))
 
 
@@ -197,7 +196,7 @@ def write_until(ends: Callable[[str | None], bool]):
         for kept, token in enumerate(cycle.tokens, start=1):
             row.context.tokens.append(token)
             row.writer.write(token)
-            if ends(row.writer.finish):
+            if ends(row.writer.finish_reason):
                 cycle.kept = kept
                 break
         row.trace.cycles.append(cycle)
@@ -207,23 +206,29 @@ def write_until(ends: Callable[[str | None], bool]):
 
 def stop_ignored_inside_a_run(patch: MonkeyPatch) -> None:
     """Looks for the end token only at the end of a cycle, so text follows it."""
-    patch.setattr(loop, "write", write_until(lambda finish: finish == "length"))
+    patch.setattr(loop.Completion, "write", write_until(lambda finish: finish == "length"))
 
 
 def length_overshot(patch: MonkeyPatch) -> None:
     """Drafts as if there were room, and writes whole cycles: up to k tokens more than were asked for."""
-    patch.setattr(loop.Row, "room", property(lambda row: row.writer.limit - len(row.writer.tokens)))
-    patch.setattr(loop, "write", write_until(lambda finish: finish == "stop"))
+    patch.setattr(loop.Completion, "room", property(lambda row: row.writer.limit - len(row.writer.tokens)))
+    patch.setattr(loop.Completion, "write", write_until(lambda finish: finish == "stop"))
 
 
 def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
     """Forgets rows where they end, but not when something goes wrong on the way."""
-    rewrite(patch, ms, "speculate", "for row in rows:  # none, unless something went wrong", "for row in []:")
+    patch.setattr(loop.Eager, "close", lambda self: None)
 
 
 def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
     """Forgets a finished row only when the last one is finished: until then the drafter keeps all it knows of it."""
-    rewrite(patch, ms, "speculate", "for row in finished:", "for row in everyone if not alive else []:")
+    rewrite(
+        patch,
+        loop.Eager,
+        "finish",
+        "for row in ended:",
+        "self.left = [*getattr(self, 'left', ()), *ended]\n        for row in self.left if not going else []:",
+    )
 
 
 # ---- who catches whom ----------------------------------------------------------------------------------------------

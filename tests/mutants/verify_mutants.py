@@ -163,7 +163,7 @@ def cascade_corrects_from_the_middle(draft, context, gamma, random, *, middle):
 def stale_q_for_distinct_siblings(draft, context, widths, random, *, siblings):
     """Draws siblings without replacement, but reports the full q for each."""
     tokens, parents, laws = exact.propose_tree(draft, context, widths, random, siblings=siblings)
-    if siblings is not verify.distinct:
+    if siblings is not exact.distinct:
         return tokens, parents, laws
     texts = {-1: context}
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):

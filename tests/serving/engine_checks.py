@@ -76,7 +76,7 @@ def assert_idle(engine: ms.Engine) -> None:
 
 def assert_as_alone(out: ms.Output, ask: Ask) -> None:
     expected = ask.expected
-    assert (out.tokens, out.finish, out.error) == (expected.tokens, expected.finish, None)
+    assert (out.tokens, out.finish_reason, out.error) == (expected.tokens, expected.finish_reason, None)
     assert out.prompt_tokens == len(ask.prompt)
     if out.trace is not None:
         assert_trace_fits(out)
@@ -111,7 +111,7 @@ def check_greedy(
         outs |= engine.take()
     assert outs.keys() == ids.keys()
     for id, out in outs.items():
-        if out.finish == "aborted":
+        if out.finish_reason == "aborted":
             assert out.tokens == ids[id].expected.tokens[: len(out.tokens)] and aborts
         else:
             assert_as_alone(out, ids[id])
@@ -228,7 +228,7 @@ def trouble(engine: ms.Engine, some: list[Ask], culprits: dict[int, type[Excepti
     outs = serve(engine)
     for i, ask in enumerate(some):
         if i in culprits:
-            assert outs[i].finish == "error" and type(outs[i].error) is culprits[i]
+            assert outs[i].finish_reason == "error" and type(outs[i].error) is culprits[i]
             assert outs[i].tokens == ask.expected.tokens[: len(outs[i].tokens)]
         else:
             assert_as_alone(outs[i], ask)

@@ -98,7 +98,11 @@ def test_text_stop_strings_and_chat_are_those_of_generate(tiny_text):
     for i, (prompt, stop) in enumerate(cases):
         pieces: list[str] = []
         expected = ms.generate(tiny_text, prompt, 30, stop=stop, stream=pieces.append)
-        assert (outs[i].tokens, outs[i].text, outs[i].finish) == (expected.tokens, expected.text, expected.finish)
+        assert (outs[i].tokens, outs[i].text, outs[i].finish_reason) == (
+            expected.tokens,
+            expected.text,
+            expected.finish_reason,
+        )
         assert streamed[i] == pieces and "".join(pieces) == outs[i].text
 
 
@@ -298,7 +302,7 @@ def test_a_listener_that_breaks(tiny_text):
     engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text))
     engine.add("The fox", 30, stream=broken), engine.add("One day", 30)
     outs = serve(engine)
-    assert outs[0].finish == "error" and type(outs[0].error) is Poison and len(heard) == 3
+    assert outs[0].finish_reason == "error" and type(outs[0].error) is Poison and len(heard) == 3
     expected = ms.generate(tiny_text, "The fox", 30)
     assert expected.tokens[: len(outs[0].tokens)] == outs[0].tokens and outs[0].text.startswith("".join(heard))
     assert outs[1].text == ms.generate(tiny_text, "One day", 30).text
@@ -318,7 +322,7 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
 
     engine.add("The fox", 30, stream=busy), engine.add("One day", 30), engine.add("sun", 12)
     outs = serve(engine)
-    assert [outs[id].finish for id in (0, 1)] == ["aborted", "aborted"] and outs[0].error is None
+    assert [outs[id].finish_reason for id in (0, 1)] == ["aborted", "aborted"] and outs[0].error is None
     for id, prompt, new in ((2, "sun", 12), ("late", "sea", 10)):
         assert outs[id].text == ms.generate(tiny_text, prompt, new).text
     assert_idle(engine)
@@ -390,7 +394,7 @@ def test_an_aborted_request_keeps_what_it_wrote(tiny_text):
         engine.step()
     engine.abort(running), engine.abort(waiting)
     outs = engine.run()
-    assert (outs[running].finish, outs[waiting].tokens, outs[waiting].text) == ("aborted", [], "")
+    assert (outs[running].finish_reason, outs[waiting].tokens, outs[waiting].text) == ("aborted", [], "")
     assert outs[running].text == ms.generate(tiny_text, "The fox", 4).text
     with pytest.raises(ValueError, match="id=0"):
         engine.abort(running)

@@ -3,7 +3,7 @@
     python -m minispec.course.interview.audit          writes docs/audit.md
 
 The claims are in audit.yaml, in our words. Every number is evaluated here: an expression of theory.py, or one of the
-CHECKS below, which run real verifiers on toy laws down every branch (laws.py) and return a distance: 0 is exact.
+CHECKS below, which run real verifiers on toy laws down every branch (exact.py) and return a distance: 0 is exact.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from ... import exact as laws
+from ... import exact
 from ...verify import Verdict, accept_probability, chain, pick, tree, typical
 from .expressions import evaluate
 
@@ -50,13 +50,13 @@ def from_target(p: Tensor, q: Tensor) -> Tensor:
 
 def bias(cycle: Callable[[tuple], dict], tokens: int = 1) -> float:
     """Total variation between the first tokens that cycles write and those of the target."""
-    mine = laws.joint_distribution(cycle, tokens)
-    return laws.total_variation(mine, laws.joint_distribution(partial(laws.plain_distribution, target), tokens))
+    mine = exact.joint_distribution(cycle, tokens)
+    return exact.total_variation(mine, exact.joint_distribution(partial(exact.plain_distribution, target), tokens))
 
 
-def chain_bias(tokens: int = 2, draft: laws.Model = draft, **rules) -> float:
+def chain_bias(tokens: int = 2, draft: exact.Model = draft, **rules) -> float:
     verify = partial(chain, **rules)
-    return bias(lambda context: laws.chain_distribution(target, draft, 2, context, verify=verify), tokens)
+    return bias(lambda context: exact.chain_distribution(target, draft, 2, context, verify=verify), tokens)
 
 
 def sound_rule() -> float:
@@ -73,7 +73,7 @@ def greedy_draft() -> float:
     def favourite(draft, context, gamma, random):
         return (int(torch.tensor(DRAFT).argmax()),) * gamma, None
 
-    return bias(lambda context: laws.chain_distribution(target, draft, 2, context, propose=favourite), 2)
+    return bias(lambda context: exact.chain_distribution(target, draft, 2, context, propose=favourite), 2)
 
 
 def other_temperature() -> float:
@@ -85,7 +85,7 @@ def accepted_tokens() -> float:
     """The law of accepted tokens alone, min(p, q)/β, held against p."""
     p, q = target(()), draft(())
     overlap = torch.minimum(p, q)
-    return laws.total_variation(overlap / overlap.sum(), p)
+    return exact.total_variation(overlap / overlap.sum(), p)
 
 
 def residual_of_one_number() -> float:
@@ -99,20 +99,20 @@ def residual_of_one_number() -> float:
         left[d] = (p[0, d] - q[0, d]).clamp(min=0)
         return Verdict([], pick(left / left.sum(), u[-1]))
 
-    return bias(lambda context: laws.chain_distribution(target, draft, 1, context, verify=verify))
+    return bias(lambda context: exact.chain_distribution(target, draft, 1, context, verify=verify))
 
 
 def replacement_without_offset() -> float:
     """The first draft is rejected after the prompt 0, 1, 2: row 0 of the logits is what follows the prompt's 0."""
-    return laws.total_variation(target((0,)), target((0, 1, 2)))
+    return exact.total_variation(target((0,)), target((0, 1, 2)))
 
 
 def prompt_never_advanced() -> float:
-    return bias(lambda context: laws.chain_distribution(target, draft, 1), 2)
+    return bias(lambda context: exact.chain_distribution(target, draft, 1), 2)
 
 
 def tree_bias(**rules) -> float:
-    return bias(lambda context: laws.tree_distribution(target, draft, [2], context, **rules), 2)
+    return bias(lambda context: exact.tree_distribution(target, draft, [2], context, **rules), 2)
 
 
 def tree_of_naive_siblings() -> float:
@@ -130,7 +130,7 @@ def typical_acceptance() -> float:
 def tokens_of_a_cycle() -> float:
     """E[N] of a real verifier where every draft passes with probability 0.75, two drafts."""
     p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
-    law = laws.chain_distribution(lambda context: p, lambda context: q, 2)
+    law = exact.chain_distribution(lambda context: p, lambda context: q, 2)
     return sum(len(run) * probability for run, probability in law.items())
 
 

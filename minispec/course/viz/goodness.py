@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ...verify import as_distribution
+from ...exact import as_distribution
 
 
 def chi_square(counts: Sequence[int], law) -> float:

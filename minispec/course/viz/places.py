@@ -64,7 +64,7 @@ class Toy(Place):
 
 def toy_place(p, q, name: str = "p and q", labels: Sequence[str] = ()) -> Place:
     """A place for two laws of your own."""
-    p, q = verify.as_distribution("p", p), verify.as_distribution("q", q)
+    p, q = exact.as_distribution("p", p), exact.as_distribution("q", q)
     if p.shape != q.shape or p.dim() != 1:
         raise ValueError(f"p has {len(p)} tokens and q {len(q)}: give both laws over the same tokens")
     labels = list(labels) or [chr(ord("a") + i) for i in range(len(p))]

@@ -441,7 +441,7 @@ CASCADE_LAW = exercise(
         "if random() < accept_probability(middle, tiny, guess): draft = guess, else draft = "
         "pick(residual(middle, tiny), random()). In both cases q is middle.",
     ),
-    code="minispec.verify.cascade_distribution",
+    code="minispec.exact.cascade_distribution",
     reference=cascade_draft,
     observe=observe_cascade,
     cases=[

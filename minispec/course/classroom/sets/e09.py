@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ....exact import best, distinct, iid
 from ....tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
-from ....verify import accept_probability, best, distinct, iid, pick, residual
+from ....verify import accept_probability, pick, residual
 from ..exercise import Complaint, distribution_of, exercise, law, pair, token
 from ..show import is_number, kind, plain
 from .e02 import numbers
