@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache, attention, per_query_head
+from .cache import KVCache, attention_of_pass
 from .kernels import linear
 
 
@@ -206,16 +206,14 @@ class Transformer(nn.Module):
 
         Padding costs time but changes nothing: padded keys land past the row's length, where nobody looks.
         """
-        T = tokens.shape[1]
+        B, T = tokens.shape
         layers = self.config.num_layers if layers is None else layers
-        if cache is None:  # nothing remembered, nothing to remember: training, and the textbook's O(n²) loop
-            slots = torch.arange(T, device=tokens.device)[None]
-            visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril() if mask is None else mask
-            visible = visible.expand(-1 if visible.ndim == 3 else 1, T, T)  # [B or 1, T, T]
-            among_new = per_query_head(visible, self.config.num_heads // self.config.num_kv_heads)
-            attend = lambda layer, q, k, v: attention(q, k, v, among_new)  # noqa: E731 (the other branch's twin)
+        if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
+            slots = torch.arange(T, device=tokens.device).expand(B, T)
+            among_new = attention_of_pass(slots, T, mask, self.config.num_heads // self.config.num_kv_heads, self.dtype)
+            attend = lambda layer, q, k, v: among_new(q, k, v)  # noqa: E731 (the other branch's twin)
         else:
-            slots, attend = cache.begin(T, mask)  # [B, T], and how each layer remembers and looks back
+            slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
 
         x = self.embed_tokens(tokens)  # [B, T, d]
