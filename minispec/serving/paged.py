@@ -15,15 +15,14 @@ brings a prompt chunk of hundreds, one token to decode, or a token and its draft
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..cache import Attend, attention, per_query_head, visible_slots
+from ..cache import TILE, Attend, attention_of_pass
 
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
@@ -49,11 +48,6 @@ class PagedKVCache:
     @property
     def block_size(self) -> int:
         return self.keys.shape[2]
-
-    @property
-    def bytes_per_block(self) -> int:
-        """2 · layers · block_size · kv_heads · head_dim · bytes."""
-        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
 
     def open(
         self,
@@ -142,85 +136,87 @@ class PagedKVCache:
 
 
 class Group(NamedTuple):
-    """Rows that bring equally many new tokens, T: their attention is one call. S: what the longest then remembers."""
+    """Sequences with equally many new tokens, T: their attention is one call. The longest has S positions then."""
 
     tokens: slice | Tensor  # which of the pass's N tokens are theirs, [n·T]
     shape: tuple[int, int]  # n, T
-    slots: Tensor  # where everything they remember lies, [n·S]
-    seen: Tensor | None  # 0 where a new token sees a position, −∞ where not, [n, 1, G·T, S]; None: all see all
+    end: int  # S
+    blocks: Tensor  # their blocks, as many for each as S positions fill: [n·W]
+    unused: Tensor  # which slots of these blocks are past their sequence's last token, [m]
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]  # q [n, H, T, D], k and v [n, Hkv, S, D] → [n, H, T, D]
 
 
 class PagedPass:
-    """One pass of a ragged batch through the model, in the cache's place: `transformer.body(flat_tokens, this)`.
+    """One forward pass over a ragged batch, given to the model as its cache: `transformer.body(flat_tokens, this)`.
 
-    All that depends on the tables is worked out here, once; a layer then only writes, gathers and attends.
+    All that depends on the block tables is computed here, once. Each layer then stores, gathers and attends.
     """
 
     def __init__(self, cache: PagedKVCache, table: Tensor, lengths, counts, masks):
         self.cache, self.device = cache, table.device
-        firsts = [0, *accumulate(counts)]  # where each row begins among the N tokens, and N
+        firsts = [0, *accumulate(counts)]  # where each sequence begins among the N tokens, and N
         self.count = firsts.pop()
         start, count, first = torch.tensor([list(lengths), list(counts), firsts], device=self.device)  # [B] each
         rows = torch.repeat_interleave(count, output_size=self.count)  # [N]
         positions = (start - first)[rows] + torch.arange(self.count, device=self.device)  # [N]
         self.positions = positions[None]  # [1, N]
         self.slots = cache.slots(table, rows, positions)  # [N]
-        self.groups = []
-        for count in dict.fromkeys(counts):
-            members = [row for row, other in enumerate(counts) if other == count]
-            self.groups.append(self._group(table, members, lengths, count, firsts, masks))
-        # Room for what is gathered, the same for all layers and groups: fresh memory costs a CPU more than the copying.
-        most = max(len(group.slots) for group in self.groups)
-        self.room = cache.keys.new_empty(2, most, *cache.keys.shape[3:])  # [2, n·S, Hkv, D]
+        members: dict[tuple[int, int | None], list[int]] = {}
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            # Long chunks share a call only after pasts of one length, because then it needs no mask.
+            members.setdefault((count, length if count > TILE else None), []).append(row)
+        self.groups = [self._group(table, rows, lengths, T, firsts, masks) for (T, _), rows in members.items()]
+        # Room for what is gathered, the same for all layers and groups: new memory costs a CPU more than the copying.
+        most = max(len(group.blocks) for group in self.groups)
+        self.room = cache.keys.new_empty(2, most, *cache.keys.shape[2:])  # [2, n·W, block_size, Hkv, D]
 
     def _group(self, table: Tensor, members: list[int], lengths, T: int, firsts: list[int], masks) -> Group:
         rows = torch.tensor(members, device=self.device)[:, None]  # [n, 1]
-        old = [lengths[row] for row in members]
-        start, new = torch.tensor(old, device=self.device)[:, None], torch.arange(T, device=self.device)  # [n, 1], [T]
-        end = max(old) + T  # S
-        # A shorter row fills up with its own last token. Nobody sees it there, but it must be a number all the same:
-        # attention multiplies what it does not see by zero, and 0 · NaN, from a slot never written, is NaN.
-        position = torch.minimum(torch.arange(end, device=self.device), start + T - 1)  # [n, S]
-        slots = self.cache.slots(table, rows, position).flatten()
-
-        seen = None
-        if T > 1 or min(old) < max(old):  # else single tokens after pasts of one length: each sees all there is
-            tree = None
-            if any(masks[row] is not None for row in members):
-                causal = new <= new[:, None]
-                tree = torch.stack([causal if (m := masks[row]) is None else m.to(self.device) for row in members])
-            visible = per_query_head(visible_slots(start + new, end, tree), self.cache.groups)
-            seen = torch.zeros(visible.shape, device=self.device, dtype=self.cache.keys.dtype)
-            seen.masked_fill_(~visible, -math.inf)  # as numbers, or every layer would convert it anew
-
+        start = torch.tensor([[lengths[row]] for row in members], device=self.device)  # [n, 1]
+        new, size = torch.arange(T, device=self.device), self.cache.block_size  # [T]
+        end = max(lengths[row] for row in members) + T  # S
+        # Whole blocks are gathered: far fewer and longer pieces than single slots. Where a shorter sequence has no
+        # block, its first one stands in. No token attends to that, nor to unused slots, but attention multiplies what
+        # is masked by zero, and 0 · NaN is NaN: so unused slots, which may hold anything, are cleared.
+        block = torch.arange(-(-end // size), device=self.device)  # [W]
+        block = torch.where(block <= (start + T - 1) // size, block, 0)  # [n, W]
+        position = block[..., None] * size + torch.arange(size, device=self.device)  # [n, W, block_size]
+        unused = (position >= (start + T)[..., None]).flatten().nonzero()[:, 0]
+        tree = None
+        if any(masks[row] is not None for row in members):
+            causal = new <= new[:, None]
+            tree = torch.stack([causal if (m := masks[row]) is None else m.to(self.device) for row in members])
+        attend = attention_of_pass(start + new, end, tree, self.cache.groups, self.cache.keys.dtype)
         if members[-1] - members[0] + 1 == len(members):  # neighbours: a slice is a view, an index a copy
             tokens = slice(firsts[members[0]], firsts[members[-1]] + T)
         else:
             tokens = torch.cat([firsts[row] + new for row in members])
-        return Group(tokens, (len(members), T), slots, seen)
+        return Group(tokens, (len(members), T), end, table[rows, block].flatten(), unused, attend)
 
     def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
         """The positions [1, N] of the new tokens, and the attention of the layers; as KVCache.begin."""
         if count != self.count:
-            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all rows end to end")
+            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all sequences end to end")
         if mask is not None:
-            raise ValueError("mask: a paged pass takes one mask per row, when it is opened")
+            raise ValueError("mask: a paged pass takes one mask per sequence, when it is opened")
         return self.positions, self._attend
 
     def advance(self, counts: int | Tensor) -> None:
-        """Nothing to do: how many of the new tokens are kept is for the owner of the block tables to say."""
+        """Nothing to do: the owner of the block tables decides how many of the new tokens are kept."""
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, N, D] over everything its own row remembers; k, v [1, Hkv, N, D] are remembered first."""
-        keys, values = self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)  # [slots, Hkv, D]
-        keys[self.slots], values[self.slots] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+        """q [1, H, N, D] over all cached tokens of its own sequence; k, v [1, Hkv, N, D] are stored first."""
+        memory = self.cache.keys[layer], self.cache.values[layer]  # [blocks, block_size, Hkv, D] each
+        for stored, fresh in zip(memory, (k, v), strict=True):
+            stored.flatten(0, 1).index_copy_(0, self.slots, fresh[0].transpose(0, 1))
         q = q[0].transpose(0, 1)  # [N, H, D]
         out = torch.empty_like(q)
-        for tokens, shape, slots, seen in self.groups:
-            room = self.room[:, : len(slots)]
-            torch.index_select(keys, 0, slots, out=room[0])
-            torch.index_select(values, 0, slots, out=room[1])
-            past = room.unflatten(1, (shape[0], -1)).transpose(2, 3)  # [2, n, Hkv, S, D]
+        for tokens, shape, end, blocks, unused, attend in self.groups:
+            room = self.room[:, : len(blocks)]
+            for stored, gathered in zip(memory, room, strict=True):
+                torch.index_select(stored, 0, blocks, out=gathered)
+            room.flatten(1, 2).index_fill_(1, unused, 0)
+            past = room.unflatten(1, (shape[0], -1)).flatten(2, 3)[:, :, :end].transpose(2, 3)  # [2, n, Hkv, S, D]
             queries = q[tokens].unflatten(0, shape).transpose(1, 2)  # [n, H, T, D]
-            out[tokens] = attention(queries, *past, seen).transpose(1, 2).flatten(0, 1)
+            out[tokens] = attend(queries, *past).transpose(1, 2).flatten(0, 1)
         return out.transpose(0, 1)[None]  # [1, H, N, D]
