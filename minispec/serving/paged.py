@@ -1,16 +1,17 @@
-"""PagedKVCache: the memory of many requests cut into blocks, and attention that finds its way through block tables.
+"""PagedKVCache: keys and values of many requests in blocks of one pool, and attention that follows block tables.
 
-A contiguous KVCache reserves `capacity` slots a row, used or not. Here all requests draw from one pool of small blocks,
-and a row's *block table* says where its tokens really lie:
+A contiguous KVCache reserves `capacity` slots for every sequence, used or not. Here all sequences share a pool of small
+blocks (PagedAttention, Kwon et al., 2023, arXiv:2309.06180), and a sequence's *block table* says where its tokens are:
 
     slot = table[position // block_size] · block_size + position % block_size
 
-Who owns which block, and how many tokens of a row count, is kept elsewhere, in plain Python. This file is handed lists
-of block numbers and moves tensors. The counterpart to compare it with is `KVCache`: the same passes over the same
-tokens give the same logits, row by row, out of batch × capacity reserved slots.
+Which request owns which block, and how many of its tokens count, is kept in blocks.py, in plain Python. This file is
+given lists of block numbers and moves tensors. Its reference is `KVCache`: the same forward passes over the same tokens
+give the same logits.
 
-The real tokens of all rows are laid end to end into one row [1, N]. So the linear layers see no padding, whether a row
-brings a prompt chunk of hundreds, one token to decode, or a token and its draft to verify; only attention knows rows.
+The new tokens of all sequences are laid end to end, [1, N]. So the linear layers process no padding, whether a sequence
+brings a prompt chunk of hundreds of tokens, one token to decode, or a draft to verify; attention alone tells sequences
+apart.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from ..cache import TILE, Attend, attention_of_pass
 
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Logits, hidden states or tokens of a flattened pass [1, N, …] back to its rows: [n_i, …] each."""
+    """Logits, hidden states or tokens of a flattened pass [1, N, …], split by sequence: [n_i, …] each."""
     return list(flat[0].split(list(counts)))
 
 
 class PagedKVCache:
-    """Keys and values of every layer, in `num_blocks` blocks of `block_size` slots that any row may be given."""
+    """Keys and values of every layer, in `num_blocks` blocks of `block_size` slots that any sequence may be given."""
 
     def __init__(self, config, num_blocks: int, block_size: int = 16, *, device="cpu", dtype=torch.float32):
         if num_blocks < 1 or block_size < 1:
@@ -51,23 +52,25 @@ class PagedKVCache:
 
     def open(
         self,
-        tables: Sequence[Sequence[int]],  # block numbers of each row, in order; spare blocks at the end are ignored
-        lengths: Sequence[int],  # how many tokens of each row are remembered already
-        counts: Sequence[int],  # how many new ones each row brings, at least one
-        masks: Sequence[Tensor | None] | None = None,  # [n_i, n_i], True where a new token sees a new one; None: causal
+        tables: Sequence[Sequence[int]],  # block numbers of each sequence, in order; spare ones at the end are ignored
+        lengths: Sequence[int],  # how many tokens of each sequence are cached already
+        counts: Sequence[int],  # how many new tokens each sequence brings, at least one
+        masks: Sequence[Tensor | None] | None = None,  # [n_i, n_i], which new token attends to which; None: causal
     ) -> PagedPass:
-        """One pass over a ragged batch: hand it to the model as its cache, with the new tokens laid end to end."""
+        """A pass over a ragged batch: give it to the model as its cache, with the new tokens laid end to end."""
         masks = [None] * len(counts) if masks is None else masks
         if not len(tables) == len(lengths) == len(counts) == len(masks) or not counts:
             raise ValueError(
                 f"{len(tables)} tables, {len(lengths)} lengths, {len(counts)} counts, {len(masks)} masks: "
-                "a pass needs one of each for every row, and at least one row"
+                "give one of each for every sequence, and at least one sequence"
             )
         for row, (length, count, mask) in enumerate(zip(lengths, counts, masks, strict=True)):
             if count < 1 or length < 0:
-                raise ValueError(f"row {row}: length={length}, count={count}; leave a row without new tokens out")
+                raise ValueError(f"sequence {row}: length={length}, count={count}; leave it out without new tokens")
             if mask is not None and (mask.shape != (count, count) or mask.dtype != torch.bool):
-                raise ValueError(f"row {row}: the mask is {mask.dtype} {list(mask.shape)}, not bool [{count}, {count}]")
+                raise ValueError(
+                    f"sequence {row}: its mask is {mask.dtype} {list(mask.shape)}; give bool [{count}, {count}]"
+                )
         table = self._table(tables, [length + count for length, count in zip(lengths, counts, strict=True)])
         self._refuse_shared_writes(tables, lengths, counts)
         return PagedPass(self, table, lengths, counts, masks)
@@ -82,18 +85,18 @@ class PagedKVCache:
             self.values[:, destination] = self.values[:, source]
 
     def gather(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Move each row's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
+        """Move each sequence's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
 
-        Paths may differ in length. They ascend, so reading everything before writing is all it takes.
+        Paths may differ in length. Source and target overlap, so all is copied before anything is stored.
         """
         if not len(tables) == len(starts) == len(paths):
             raise ValueError(
-                f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths: give one of each per row"
+                f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths: give one of each per sequence"
             )
         moves, ends = [], []
         for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
             if start < 0 or any(node <= before for before, node in pairwise([-1, *path])):
-                raise ValueError(f"row {row}: start={start}, path={list(path)}; a path's nodes ascend, from 0 at least")
+                raise ValueError(f"sequence {row}: start={start}, path={list(path)}; give ascending nodes, from 0 on")
             moves += [(row, start + node, start + at) for at, node in enumerate(path) if node != at]
             ends.append(start + path[-1] + 1 if path else 0)
         table = self._table(tables, ends)
@@ -105,33 +108,33 @@ class PagedKVCache:
             memory[:, target] = memory[:, source]
 
     def slots(self, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where in the pool the tokens at these positions of these rows lie (shapes broadcast); table [B, blocks]."""
+        """The slots of these positions of these rows of `table` [B, blocks]; the shapes broadcast."""
         block = torch.div(positions, self.block_size, rounding_mode="floor")
         return table[rows, block] * self.block_size + positions % self.block_size
 
     def _table(self, tables: Sequence[Sequence[int]], ends: Sequence[int]) -> Tensor:
-        """The tables as one tensor [B, blocks], each cut to the blocks of its first `end` positions; 0 fills up."""
+        """The tables as one tensor [B, blocks], each cut to its first `end` positions and padded with 0."""
         used = []
         for row, (table, end) in enumerate(zip(tables, ends, strict=True)):
             blocks = list(table[: -(-end // self.block_size)])
             if len(blocks) * self.block_size < end:
                 raise ValueError(
-                    f"row {row}: {end} tokens do not fit its table of {len(table)} blocks of {self.block_size}; "
+                    f"sequence {row}: {end} tokens do not fit its table of {len(table)} blocks of {self.block_size}; "
                     "allocate blocks before the pass"
                 )
             if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
-                raise ValueError(f"row {row}: its table {blocks} leaves the pool's blocks 0 … {self.num_blocks - 1}")
+                raise ValueError(f"sequence {row}: its table {blocks} leaves the blocks 0 … {self.num_blocks - 1}")
             used.append(blocks)
         width = max(map(len, used), default=0)
         return torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in used], device=self.keys.device)
 
     def _refuse_shared_writes(self, tables, lengths, counts) -> None:
-        """Two rows may read one block, but never write to it: the second would overwrite the first one's memory."""
+        """Two sequences may share a block, but not write to it: one would overwrite the other's keys and values."""
         writer: dict[int, int] = {}
         for row, (table, length, count) in enumerate(zip(tables, lengths, counts, strict=True)):
             for block in table[length // self.block_size : (length + count - 1) // self.block_size + 1]:
                 if block in writer:
-                    raise ValueError(f"rows {writer[block]} and {row} both write to block {block}; copy it before")
+                    raise ValueError(f"sequences {writer[block]} and {row} both write to block {block}; copy it before")
                 writer[block] = row
 
 

@@ -305,18 +305,18 @@ def test_on_a_gpu_rows_equal_rows_alone():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(tables=[[0], [1]], lengths=[0, 3], counts=[4, 2]), "row 1: 5 tokens do not fit"),
-        (dict(tables=[[0], []], lengths=[0, 0], counts=[1, 1]), "row 1: 1 tokens do not fit"),
-        (dict(tables=[[0], [1]], lengths=[0, 0], counts=[1, 0]), "row 1: .*count=0"),
-        (dict(tables=[[0], [1]], lengths=[-1, 0], counts=[1, 1]), "row 0: length=-1"),
-        (dict(tables=[[0], [6]], lengths=[0, 0], counts=[1, 1]), "row 1: its table"),
-        (dict(tables=[[-1]], lengths=[0], counts=[1]), "row 0: its table"),
+        (dict(tables=[[0], [1]], lengths=[0, 3], counts=[4, 2]), "sequence 1: 5 tokens do not fit"),
+        (dict(tables=[[0], []], lengths=[0, 0], counts=[1, 1]), "sequence 1: 1 tokens do not fit"),
+        (dict(tables=[[0], [1]], lengths=[0, 0], counts=[1, 0]), "sequence 1: .*count=0"),
+        (dict(tables=[[0], [1]], lengths=[-1, 0], counts=[1, 1]), "sequence 0: length=-1"),
+        (dict(tables=[[0], [6]], lengths=[0, 0], counts=[1, 1]), "sequence 1: its table"),
+        (dict(tables=[[-1]], lengths=[0], counts=[1]), "sequence 0: its table"),
         (dict(tables=[[0], [1]], lengths=[0], counts=[1, 1]), "2 tables, 1 lengths"),
-        (dict(tables=[], lengths=[], counts=[]), "at least one row"),
+        (dict(tables=[], lengths=[], counts=[]), "at least one sequence"),
         (dict(tables=[[0]], lengths=[0], counts=[1], masks=[]), "0 masks"),
-        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 3).bool()]), "row 0: the mask"),
-        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 2)]), "row 0: the mask"),
-        (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "rows 0 and 1 both write to block 1"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 3).bool()]), "sequence 0: its mask"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 2)]), "sequence 0: its mask"),
+        (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "sequences 0 and 1 both write to block 1"),
     ],
 )
 def test_a_pass_that_cannot_be_is_refused(tiny, arguments, message):
@@ -354,9 +354,9 @@ def test_copy_and_gather_refuse_what_is_not_there(tiny):
         with pytest.raises(ValueError, match="cannot copy"):
             pool.copy(pairs)
     for tables, starts, paths, message in (
-        ([[0], [1]], [0, 2], [[0], [1, 2]], "row 1: 5 tokens do not fit"),
-        ([[0]], [0], [[1, 1]], "row 0: .*ascend"),
-        ([[0]], [0], [[-1]], "row 0: .*ascend"),
+        ([[0], [1]], [0, 2], [[0], [1, 2]], "sequence 1: 5 tokens do not fit"),
+        ([[0]], [0], [[1, 1]], "sequence 0: .*ascend"),
+        ([[0]], [0], [[-1]], "sequence 0: .*ascend"),
         ([[0]], [0], [], "0 paths"),
     ):
         with pytest.raises(ValueError, match=message):
