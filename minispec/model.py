@@ -3,8 +3,8 @@
 Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k). Parameters carry the
 names of the Hugging Face checkpoints, less the leading "model.", so that loading is copying.
 
-Shapes: B rows, T new tokens a row, S slots of cache, V vocabulary, d width, H query heads, Hkv key/value heads,
-G = H / Hkv query heads that share one key/value head, D width of a head.
+Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
+heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .cache import KVCache, attention, per_query_head
+from .cache import KVCache, attention_of_pass
 from .kernels import linear
 
 
@@ -51,11 +51,11 @@ class Config:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    head_vocab: int | None = None  # a draft may score fewer tokens than it reads: see Transformer.head_ids
+    head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
 
 
 class Pass(NamedTuple):
-    """What one forward pass yields."""
+    """What one forward pass returns."""
 
     logits: Tensor  # [B, T, V], or [B, 1, V] with last_only
     hidden: dict[int, Tensor]  # n -> residual stream after n layers [B, T, d]
@@ -72,7 +72,7 @@ class RMSNorm(nn.Module):
 
 @lru_cache(maxsize=64)
 def rope_frequencies(config: Config, device: torch.device | None = None) -> Tensor:
-    """One rotation speed per pair of head dimensions, [D/2]."""
+    """One frequency per pair of head dimensions, [D/2]."""
     freq = config.rope_theta ** -(torch.arange(0, config.head_dim, 2, device=device).float() / config.head_dim)
     if (s := config.rope_scaling) is None:
         return freq
@@ -89,7 +89,7 @@ def rope_at(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tens
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """RoPE: turn each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
+    """RoPE: rotate each pair (x_i, x_{i + D/2}) of x [B, H, T, D] by its position's angle."""
     a, b = x.chunk(2, -1)
     return x * cos + torch.cat([-b, a], -1) * sin
 
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, H, T, D]
         k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, Hkv, T, D]
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
-        o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over everything remembered: [B, H, T, D]
+        o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over the cached tokens and the new ones: [B, H, T, D]
         return self.o_proj(o.transpose(1, 2).reshape(B, T, -1))
 
 
@@ -149,8 +149,8 @@ class Transformer(nn.Module):
     def __init__(self, config: Config):
         super().__init__()
         self.config = config
-        # A bare nn.Embedding draws from a normal law; on the "meta" device, where every load builds, that draw alone
-        # makes torch import its compiler: over a second. A uniform draw does not.
+        # A bare nn.Embedding samples from a normal distribution. On the "meta" device, where a load builds the model,
+        # that alone makes torch import its compiler, which takes over a second. A uniform distribution does not.
         table = torch.empty(config.vocab_size, config.hidden_size).uniform_(-1, 1)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
@@ -158,7 +158,7 @@ class Transformer(nn.Module):
         self.lm_head = Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
         if config.tie_embeddings and config.head_vocab is None:
             self.lm_head.weight = self.embed_tokens.weight
-        # A draft with a reduced vocabulary scores only these tokens; all others get probability zero.
+        # A draft model with a reduced vocabulary scores only these tokens; all others get probability zero.
         head_ids = torch.arange(config.head_vocab) if config.head_vocab else None
         self.register_buffer("head_ids", head_ids)
 
@@ -172,7 +172,7 @@ class Transformer(nn.Module):
 
     @property
     def ordinary(self) -> bool:
-        """Whether its products are those of this file. One that is cut up, or computes otherwise, must not be fused."""
+        """Whether its products are those of this file. A sharded or quantized model must not be fused."""
         linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
         return all(type(linear) is Linear for linear in linears) and type(self).head is Transformer.head
 
@@ -180,9 +180,9 @@ class Transformer(nn.Module):
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, *, last_only: bool = False, **options) -> Pass:
-        """Read T new tokens a row after what the cache remembers, remember them too, and score what comes next.
+        """Process T new tokens per sequence after those in the cache, cache them too, and score the token after each.
 
-        `last_only` scores each row's last real token alone; the other options are those of `body`.
+        `last_only` scores what follows each sequence's last real token alone; the other options are those of `body`.
         """
         x, hidden = self.body(tokens, cache, **options)
         if last_only:
@@ -193,29 +193,28 @@ class Transformer(nn.Module):
 
     def body(
         self,
-        tokens: Tensor,  # [B, T]; a row with fewer real tokens is padded at its end
+        tokens: Tensor,  # [B, T]; a sequence with fewer real tokens is padded at its end
         cache: KVCache | None = None,
         *,
-        counts: Tensor | None = None,  # [B] real tokens per row; None: all T
-        positions: Tensor | None = None,  # [B, T]; None: right after what the cache holds
-        mask: Tensor | None = None,  # [T, T] or [B, T, T], True where a new token sees a new token; None: causal
+        counts: Tensor | None = None,  # [B] real tokens per sequence; None: all T
+        positions: Tensor | None = None,  # [B, T]; None: right after those in the cache
+        mask: Tensor | None = None,  # [T, T] or [B, T, T], which new token attends to which; None: causal
         layers: int | Sequence[int] | None = None,  # the first n, or a choice of them, in order; None: all
         hidden_layers: Sequence[int] = (),  # also return the residual stream after these many layers
     ) -> tuple[Tensor, dict[int, Tensor]]:
-        """The layers without the head: the residual stream [B, T, d] at the end, and where else it was asked for.
+        """The layers without the head: the residual stream [B, T, d] at the end, and after each of `hidden_layers`.
 
-        Padding costs time but changes nothing: padded keys land past the row's length, where nobody looks.
+        Padding costs time but changes nothing: its keys and values are stored past the sequence's length, and no token
+        attends to them there.
         """
-        T = tokens.shape[1]
+        B, T = tokens.shape
         layers = self.config.num_layers if layers is None else layers
-        if cache is None:  # nothing remembered, nothing to remember: training, and the textbook's O(n²) loop
-            slots = torch.arange(T, device=tokens.device)[None]
-            visible = torch.ones(T, T, dtype=torch.bool, device=tokens.device).tril() if mask is None else mask
-            visible = visible.expand(-1 if visible.ndim == 3 else 1, T, T)  # [B or 1, T, T]
-            among_new = per_query_head(visible, self.config.num_heads // self.config.num_kv_heads)
-            attend = lambda layer, q, k, v: attention(q, k, v, among_new)  # noqa: E731 (the other branch's twin)
+        if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
+            slots = torch.arange(T, device=tokens.device).expand(B, T)
+            among_new = attention_of_pass(slots, T, mask, self.config.num_heads // self.config.num_kv_heads, self.dtype)
+            attend = lambda layer, q, k, v: among_new(q, k, v)  # noqa: E731 (the other branch's twin)
         else:
-            slots, attend = cache.begin(T, mask)  # [B, T], and how each layer remembers and looks back
+            slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
 
         x = self.embed_tokens(tokens)  # [B, T, d]
@@ -229,7 +228,7 @@ class Transformer(nn.Module):
         return x, hidden
 
     def head(self, x: Tensor) -> Tensor:
-        """Residual stream [..., d] to logits [..., V]."""
+        """Residual stream [..., d] → logits [..., V]."""
         logits = self.lm_head(self.norm(x))
         if self.head_ids is None:
             return logits

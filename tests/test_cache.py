@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minispec as ms
+from minispec import cache as cache_module
+from minispec.generate import pad
 
 TOKEN = st.integers(0, 63)
 
@@ -52,11 +54,10 @@ def journeys(draw):
     return batch, draw(st.lists(st.tuples(counts, st.integers(0, 4)), min_size=1, max_size=6))
 
 
-@given(journey=journeys(), seed=st.integers(0, 1000), static=st.booleans())
-def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed, static):
+@given(journey=journeys(), seed=st.integers(0, 1000))
+def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed):
     batch, passes = journey
     wanderer, straight = (tiny.transformer.new_cache(batch, 32) for _ in range(2))
-    wanderer.static = straight.static = static
     for number, (counts, detour) in enumerate(passes):
         home = wanderer.lengths.clone()
         if detour:
@@ -103,20 +104,74 @@ def test_what_lies_past_the_length_is_never_read(tiny):
     assert torch.equal(a, b)
 
 
-# ---------------------------------------------------------------- static, rows, gather
+# ---------------------------------------------------------------- prefill without a mask
 
 
-@given(widths=st.lists(st.integers(1, 4), min_size=1, max_size=5), batch=st.integers(1, 3), seed=st.integers(0, 1000))
-def test_a_static_cache_equals_a_dynamic_one(tiny, widths, batch, seed):
-    dynamic, static = (tiny.transformer.new_cache(batch, 24) for _ in range(2))
-    static.static = True
-    for number, width in enumerate(widths):
-        tokens = random_tokens(batch, width, seed=seed + number)
-        a, b = (tiny.transformer(tokens, cache).logits for cache in (dynamic, static))
-        assert (a - b).abs().max() <= 1e-10
-        for cache in (dynamic, static):
-            cache.rewind(torch.minimum(cache.lengths, torch.arange(batch) + number + 1))  # each row its own way
-    assert torch.equal(dynamic.lengths, static.lengths)
+def masked_logits(transformer, tokens, caches=None, **options) -> torch.Tensor:
+    """The reference: the same pass with its causal mask written out, which goes through masked attention."""
+    T = tokens.shape[1]
+    return transformer(tokens, caches, mask=torch.ones(T, T, dtype=torch.bool).tril(), **options).logits
+
+
+@pytest.fixture
+def masks(monkeypatch) -> list[int]:
+    """How many numbers each mask has that a pass makes; tiles are of 5 queries, so that small passes have several."""
+    made, real = [], cache_module.per_query_head
+    monkeypatch.setattr(cache_module, "TILE", 5)
+    monkeypatch.setattr(cache_module, "per_query_head", lambda v, g: made.append(v.numel()) or real(v, g))
+    return made
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("lengths", [[40], [33, 33], [17, 1, 40]])
+def test_a_prompt_needs_no_mask(make_model, masks, heads, kv_heads, lengths):
+    """Prompts that start at position 0, padded at their ends: the logits are those of masked attention."""
+    model = make_model(num_heads=heads, num_kv_heads=kv_heads).transformer
+    tokens, counts = pad([random_tokens(n, seed=n).tolist() for n in lengths], "cpu")
+    ours, reference = (model.new_cache(len(lengths), 48) for _ in range(2))
+    logits = [model(tokens).logits, model(tokens, ours, counts=counts).logits]
+    assert not masks
+    expected = masked_logits(model, tokens, reference, counts=counts)
+    assert masks
+    for found in logits:
+        assert torch.allclose(found, expected, rtol=0, atol=1e-12)
+    for row in range(len(lengths)):
+        assert torch.allclose(contents(ours, row), contents(reference, row), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (6, 1)])
+@pytest.mark.parametrize("batch, past, count", [(1, 3, 12), (1, 20, 15), (2, 7, 11), (3, 1, 6), (2, 9, 1)])
+def test_a_chunk_after_one_past_needs_small_masks_alone(make_model, masks, heads, kv_heads, batch, past, count):
+    model = make_model(num_heads=heads, num_kv_heads=kv_heads).transformer
+    ours, reference = (model.new_cache(batch, 40) for _ in range(2))
+    for cache in (ours, reference):
+        model(random_tokens(batch, past, seed=1), cache)
+    assert not masks
+    chunk = random_tokens(batch, count, seed=2)
+    logits = model(chunk, ours).logits
+    assert max(masks, default=0) <= 5 * (past + count)  # a tile's, for all sequences and heads; a single token's: none
+    assert torch.allclose(logits, masked_logits(model, chunk, reference), rtol=0, atol=1e-12)
+
+
+def test_a_chunk_after_different_pasts_equals_each_sequence_alone(tiny, masks):
+    lengths, chunk = torch.tensor([9, 2, 6]), random_tokens(3, 12, seed=3)
+    prefix, together = random_tokens(3, 9, seed=4), tiny.transformer.new_cache(3, 24)
+    tiny.transformer(prefix, together, counts=lengths)
+    logits = tiny.transformer(chunk, together).logits
+    for row, length in enumerate(lengths.tolist()):
+        alone = tiny.transformer(torch.cat([prefix[row, :length], chunk[row]])[None]).logits[0, length:]
+        assert torch.allclose(logits[row], alone, rtol=0, atol=1e-12)
+
+
+def test_greedy_decoding_equals_decoding_with_every_mask_written_out(tiny):
+    prompt = random_tokens(30).tolist()
+    tokens = list(prompt)
+    for _ in range(20):
+        tokens.append(int(masked_logits(tiny.transformer, torch.tensor([tokens]))[0, -1].argmax()))
+    assert ms.generate(tiny, prompt, max_new_tokens=20, temperature=0).tokens == tokens[len(prompt) :]
+
+
+# ---------------------------------------------------------------- rows, gather
 
 
 def test_rows_are_a_copy_of_the_chosen_ones(tiny):

@@ -221,9 +221,8 @@ def trees(draw, batch: int):
 
 @settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 1000))
-@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-10)])
-def test_a_tree_pass_equals_one_pass_per_path(make_model, dtype, tolerance, static, data, seed):
+def test_a_tree_pass_equals_one_pass_per_path(make_model, dtype, tolerance, data, seed):
     transformer = make_model(dtype=dtype).transformer
     lengths = data.draw(st.lists(st.integers(1, 12), min_size=1, max_size=3), label="prefix lengths")
     forest = data.draw(trees(len(lengths)), label="parents")
@@ -234,7 +233,6 @@ def test_a_tree_pass_equals_one_pass_per_path(make_model, dtype, tolerance, stat
     depth = torch.tensor([[len(path) - 1 for path in row] for row in paths])  # [B, T]
 
     cache = transformer.new_cache(batch, 12 + size)
-    cache.static = static
     padded = torch.tensor([row + [0] * (max(lengths) - len(row)) for row in prefix])
     transformer(padded, cache, counts=torch.tensor(lengths))
     positions = cache.lengths[:, None] + depth

@@ -5,7 +5,8 @@ step (norm, residual, SwiGLU) as a kernel of its own costs a launch and lets the
 along, while the weights stream past:
 
     norm        (x·g / rms(x)) Wᵀ = (x·g) Wᵀ / rms(x). The product that makes x writes x·g too, and each of its programs
-                the squares of its own part of x; the next product sums those up and divides last
+                the squares of its own part of x; the next product sums those up and divides last. In float16 x·g may
+                exceed the largest number, 65,504: there it stays float32, and the next product divides first
     SwiGLU      a program computes the same rows of gate and of up, so silu(gate)·up never leaves it
     residual    what the product is added to is read when the sum is done
 
@@ -40,14 +41,19 @@ class Tiles(NamedTuple):
 class HalfNormed(NamedTuple):
     """x on its way through a norm: multiplied by the gain, but not yet divided."""
 
-    x: Tensor  # [..., K], x·g
+    x: Tensor  # [..., K], x·g, in float32 where the model is in float16
     squares: Tensor  # [P, M], sums of x² over P parts of every token's x, float32 (or better)
+
+
+def half_normed_dtype(dtype: torch.dtype) -> torch.dtype:
+    """A type with the range that x·g needs: float16 ends at 65,504, the others reach as far as float32."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def half_norm(x: Tensor, gain: Tensor) -> HalfNormed:
     """The first half of a norm; the second is a product's."""
     exact = x.to(torch.promote_types(x.dtype, torch.float32))
-    return HalfNormed(x * gain, exact.square().sum(-1).reshape(1, -1))
+    return HalfNormed(x.to(half_normed_dtype(x.dtype)) * gain, exact.square().sum(-1).reshape(1, -1))
 
 
 def skinny_torch(
@@ -63,10 +69,8 @@ def skinny_torch(
     """What `skinny` computes, in plain torch: y, and with `gain` also y half-normed."""
     if isinstance(x, HalfNormed):
         rms = (x.squares.sum(0) / x.x.shape[-1] + eps).sqrt().view(*x.x.shape[:-1], 1)
-        y = F.linear(x.x, weight) / rms.to(x.x.dtype)
-        y = y if bias is None else y + bias
-    else:
-        y = F.linear(x, weight, bias)
+        x = (x.x / rms).to(weight.dtype)
+    y = F.linear(x, weight, bias)
     if swiglu:
         gate, up = y.chunk(2, -1)
         y = F.silu(gate) * up
@@ -82,11 +86,20 @@ def _strip(w, at, usable, xs, total):
 
 
 @jit
+def _scale(squares, token, asked, m, width, parts, eps, PARTS: tl.constexpr):
+    """1 / rms of every token, [TOKENS], from the sums of squares that the product before left in parts."""
+    part = tl.arange(0, PARTS)
+    there = (part < parts)[:, None] & asked[None, :]
+    square = tl.sum(tl.load(squares + part[:, None] * m + token[None, :], mask=there, other=0.0), 0)  # [TOKENS]
+    return tl.rsqrt(square / width + eps)
+
+
+@jit
 def _product(
     x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_GAIN: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, WIDE: tl.constexpr,
-    PARTS: tl.constexpr,
+    HAS_GAIN: tl.constexpr, DIVIDE_FIRST: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    WIDE: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
     """ROWS numbers of the result, for all tokens. n counts the result's: with SWIGLU W has twice as many rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -96,20 +109,21 @@ def _product(
     second = tl.cast(n, tl.int64) * width  # from gate to up
     total = tl.zeros([ROWS, TOKENS], tl.float32)
     other = tl.zeros([ROWS, TOKENS], tl.float32)
+    if DIVIDE_FIRST:
+        scale = _scale(squares, token, asked, m, width, parts, eps, PARTS)
     for start in tl.range(0, width, WIDE):
         k = start + wide
         within = (k < width) | EVEN  # the compiler drops a mask that is always true
         xs = tl.load(x + token[:, None] * x_row + k[None, :], mask=asked[:, None] & within[None, :], other=0.0)
+        if DIVIDE_FIRST:
+            xs = (xs * scale[:, None]).to(w.dtype.element_ty)
         at, usable = first[:, None] + k[None, :], inside[:, None] & within[None, :]
         total = _strip(w, at, usable, xs, total)
         if SWIGLU:
             other = _strip(w, at + second, usable, xs, other)
-    if HAS_NORM:
-        part = tl.arange(0, PARTS)
-        there = (part < parts)[:, None] & asked[None, :]
-        square = tl.sum(tl.load(squares + part[:, None] * m + token[None, :], mask=there, other=0.0), 0)  # [TOKENS]
-        scale = tl.rsqrt(square / width + eps)[None, :]
-        total, other = total * scale, other * scale
+    if HAS_NORM and not DIVIDE_FIRST:
+        scale = _scale(squares, token, asked, m, width, parts, eps, PARTS)
+        total, other = total * scale[None, :], other * scale[None, :]
     if HAS_BIAS:
         total += tl.load(bias + row, mask=inside, other=0.0).to(tl.float32)[:, None]
         if SWIGLU:
@@ -126,7 +140,7 @@ def _product(
     if HAS_GAIN:  # of what was rounded: that is what a norm would read
         exact = tl.where(kept, rounded.to(tl.float32), 0.0)
         g = tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)[:, None]
-        tl.store(scaled + at, (exact * g).to(y.dtype.element_ty), mask=kept)
+        tl.store(scaled + at, (exact * g).to(scaled.dtype.element_ty), mask=kept)
         tl.store(sums + tl.program_id(0) * m + token, tl.sum(exact * exact, 0), mask=asked)
 
 
@@ -141,11 +155,12 @@ def skinny(
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x = x.reshape(M, K)
     added = None if residual is None else residual.reshape(M, N)
-    rows, wide, warps, stages = tiles or default_tiles(x.dtype, weight.shape)
+    rows, wide, warps, stages = tiles or default_tiles(weight.dtype, weight.shape)
     programs = -(-N // rows)
-    y, scaled, sums = x.new_empty(M, N), None, None
+    y, scaled, sums = weight.new_empty(M, N), None, None
     if gain is not None:
-        scaled, sums = torch.empty_like(y), y.new_empty(programs, M, dtype=torch.float32)
+        scaled = torch.empty_like(y, dtype=half_normed_dtype(y.dtype))
+        sums = y.new_empty(programs, M, dtype=torch.float32)
     parts = 1 if squares is None else len(squares)
     # A tensor that is not there is never read or written, but the kernel wants an address.
     given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
@@ -153,7 +168,8 @@ def skinny(
         x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
         eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
         HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
-        HAS_GAIN=gain is not None, EVEN=K % wide == 0, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
+        HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
+        EVEN=K % wide == 0, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
         PARTS=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     y = y.view(*shape, N)
@@ -187,8 +203,9 @@ def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) 
         raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {MOST_TOKENS}, for others call F.linear")
     if INTERPRETED and x.dtype == torch.bfloat16:
         raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
-    if x.dtype not in DTYPES or weight.dtype != x.dtype:
-        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32")
+    if weight.dtype not in DTYPES or x.dtype != (weight.dtype if squares is None else half_normed_dtype(weight.dtype)):
+        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32 "
+                         "(x half-normed as half_norm makes it)")  # fmt: skip
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or not weight.is_contiguous():
         raise ValueError(
             f"weight is {list(weight.shape)} and x {list(x.shape)}: give it contiguous, [N, K] for [..., K]"

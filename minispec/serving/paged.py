@@ -1,38 +1,38 @@
-"""PagedKVCache: the memory of many requests cut into blocks, and attention that finds its way through block tables.
+"""PagedKVCache: keys and values of many requests in blocks of one pool, and attention that follows block tables.
 
-A contiguous KVCache reserves `capacity` slots a row, used or not. Here all requests draw from one pool of small blocks,
-and a row's *block table* says where its tokens really lie:
+A contiguous KVCache reserves `capacity` slots for every sequence, used or not. Here all sequences share a pool of small
+blocks (PagedAttention, Kwon et al., 2023, arXiv:2309.06180), and a sequence's *block table* says where its tokens are:
 
     slot = table[position // block_size] · block_size + position % block_size
 
-Who owns which block, and how many tokens of a row count, is kept elsewhere, in plain Python. This file is handed lists
-of block numbers and moves tensors. The counterpart to compare it with is `KVCache`: the same passes over the same
-tokens give the same logits, row by row, out of batch × capacity reserved slots.
+Which request owns which block, and how many of its tokens count, is kept in blocks.py, in plain Python. This file is
+given lists of block numbers and moves tensors. Its reference is `KVCache`: the same forward passes over the same tokens
+give the same logits.
 
-The real tokens of all rows are laid end to end into one row [1, N]. So the linear layers see no padding, whether a row
-brings a prompt chunk of hundreds, one token to decode, or a token and its draft to verify; only attention knows rows.
+The new tokens of all sequences are laid end to end, [1, N]. So the linear layers process no padding, whether a sequence
+brings a prompt chunk of hundreds of tokens, one token to decode, or a draft to verify; attention alone tells sequences
+apart.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..cache import Attend, attention, per_query_head, visible_slots
+from ..cache import TILE, Attend, attention_of_pass
 
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
-    """Logits, hidden states or tokens of a flattened pass [1, N, …] back to its rows: [n_i, …] each."""
+    """Logits, hidden states or tokens of a flattened pass [1, N, …], split by sequence: [n_i, …] each."""
     return list(flat[0].split(list(counts)))
 
 
 class PagedKVCache:
-    """Keys and values of every layer, in `num_blocks` blocks of `block_size` slots that any row may be given."""
+    """Keys and values of every layer, in `num_blocks` blocks of `block_size` slots that any sequence may be given."""
 
     def __init__(self, config, num_blocks: int, block_size: int = 16, *, device="cpu", dtype=torch.float32):
         if num_blocks < 1 or block_size < 1:
@@ -50,30 +50,27 @@ class PagedKVCache:
     def block_size(self) -> int:
         return self.keys.shape[2]
 
-    @property
-    def bytes_per_block(self) -> int:
-        """2 · layers · block_size · kv_heads · head_dim · bytes."""
-        return 2 * self.keys[:, 0].numel() * self.keys.element_size()
-
     def open(
         self,
-        tables: Sequence[Sequence[int]],  # block numbers of each row, in order; spare blocks at the end are ignored
-        lengths: Sequence[int],  # how many tokens of each row are remembered already
-        counts: Sequence[int],  # how many new ones each row brings, at least one
-        masks: Sequence[Tensor | None] | None = None,  # [n_i, n_i], True where a new token sees a new one; None: causal
+        tables: Sequence[Sequence[int]],  # block numbers of each sequence, in order; spare ones at the end are ignored
+        lengths: Sequence[int],  # how many tokens of each sequence are cached already
+        counts: Sequence[int],  # how many new tokens each sequence brings, at least one
+        masks: Sequence[Tensor | None] | None = None,  # [n_i, n_i], which new token attends to which; None: causal
     ) -> PagedPass:
-        """One pass over a ragged batch: hand it to the model as its cache, with the new tokens laid end to end."""
+        """A pass over a ragged batch: give it to the model as its cache, with the new tokens laid end to end."""
         masks = [None] * len(counts) if masks is None else masks
         if not len(tables) == len(lengths) == len(counts) == len(masks) or not counts:
             raise ValueError(
                 f"{len(tables)} tables, {len(lengths)} lengths, {len(counts)} counts, {len(masks)} masks: "
-                "a pass needs one of each for every row, and at least one row"
+                "give one of each for every sequence, and at least one sequence"
             )
         for row, (length, count, mask) in enumerate(zip(lengths, counts, masks, strict=True)):
             if count < 1 or length < 0:
-                raise ValueError(f"row {row}: length={length}, count={count}; leave a row without new tokens out")
+                raise ValueError(f"sequence {row}: length={length}, count={count}; leave it out without new tokens")
             if mask is not None and (mask.shape != (count, count) or mask.dtype != torch.bool):
-                raise ValueError(f"row {row}: the mask is {mask.dtype} {list(mask.shape)}, not bool [{count}, {count}]")
+                raise ValueError(
+                    f"sequence {row}: its mask is {mask.dtype} {list(mask.shape)}; give bool [{count}, {count}]"
+                )
         table = self._table(tables, [length + count for length, count in zip(lengths, counts, strict=True)])
         self._refuse_shared_writes(tables, lengths, counts)
         return PagedPass(self, table, lengths, counts, masks)
@@ -88,18 +85,18 @@ class PagedKVCache:
             self.values[:, destination] = self.values[:, source]
 
     def gather(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        """Move each row's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
+        """Move each sequence's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
 
-        Paths may differ in length. They ascend, so reading everything before writing is all it takes.
+        Paths may differ in length. Source and target overlap, so all is copied before anything is stored.
         """
         if not len(tables) == len(starts) == len(paths):
             raise ValueError(
-                f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths: give one of each per row"
+                f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths: give one of each per sequence"
             )
         moves, ends = [], []
         for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
             if start < 0 or any(node <= before for before, node in pairwise([-1, *path])):
-                raise ValueError(f"row {row}: start={start}, path={list(path)}; a path's nodes ascend, from 0 at least")
+                raise ValueError(f"sequence {row}: start={start}, path={list(path)}; give ascending nodes, from 0 on")
             moves += [(row, start + node, start + at) for at, node in enumerate(path) if node != at]
             ends.append(start + path[-1] + 1 if path else 0)
         table = self._table(tables, ends)
@@ -111,116 +108,118 @@ class PagedKVCache:
             memory[:, target] = memory[:, source]
 
     def slots(self, table: Tensor, rows: Tensor, positions: Tensor) -> Tensor:
-        """Where in the pool the tokens at these positions of these rows lie (shapes broadcast); table [B, blocks]."""
+        """The slots of these positions of these rows of `table` [B, blocks]; the shapes broadcast."""
         block = torch.div(positions, self.block_size, rounding_mode="floor")
         return table[rows, block] * self.block_size + positions % self.block_size
 
     def _table(self, tables: Sequence[Sequence[int]], ends: Sequence[int]) -> Tensor:
-        """The tables as one tensor [B, blocks], each cut to the blocks of its first `end` positions; 0 fills up."""
+        """The tables as one tensor [B, blocks], each cut to its first `end` positions and padded with 0."""
         used = []
         for row, (table, end) in enumerate(zip(tables, ends, strict=True)):
             blocks = list(table[: -(-end // self.block_size)])
             if len(blocks) * self.block_size < end:
                 raise ValueError(
-                    f"row {row}: {end} tokens do not fit its table of {len(table)} blocks of {self.block_size}; "
+                    f"sequence {row}: {end} tokens do not fit its table of {len(table)} blocks of {self.block_size}; "
                     "allocate blocks before the pass"
                 )
             if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
-                raise ValueError(f"row {row}: its table {blocks} leaves the pool's blocks 0 … {self.num_blocks - 1}")
+                raise ValueError(f"sequence {row}: its table {blocks} leaves the blocks 0 … {self.num_blocks - 1}")
             used.append(blocks)
         width = max(map(len, used), default=0)
         return torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in used], device=self.keys.device)
 
     def _refuse_shared_writes(self, tables, lengths, counts) -> None:
-        """Two rows may read one block, but never write to it: the second would overwrite the first one's memory."""
+        """Two sequences may share a block, but not write to it: one would overwrite the other's keys and values."""
         writer: dict[int, int] = {}
         for row, (table, length, count) in enumerate(zip(tables, lengths, counts, strict=True)):
             for block in table[length // self.block_size : (length + count - 1) // self.block_size + 1]:
                 if block in writer:
-                    raise ValueError(f"rows {writer[block]} and {row} both write to block {block}; copy it before")
+                    raise ValueError(f"sequences {writer[block]} and {row} both write to block {block}; copy it before")
                 writer[block] = row
 
 
 class Group(NamedTuple):
-    """Rows that bring equally many new tokens, T: their attention is one call. S: what the longest then remembers."""
+    """Sequences with equally many new tokens, T: their attention is one call. The longest has S positions then."""
 
     tokens: slice | Tensor  # which of the pass's N tokens are theirs, [n·T]
     shape: tuple[int, int]  # n, T
-    slots: Tensor  # where everything they remember lies, [n·S]
-    seen: Tensor | None  # 0 where a new token sees a position, −∞ where not, [n, 1, G·T, S]; None: all see all
+    end: int  # S
+    blocks: Tensor  # their blocks, as many for each as S positions fill: [n·W]
+    unused: Tensor  # which slots of these blocks are past their sequence's last token, [m]
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor]  # q [n, H, T, D], k and v [n, Hkv, S, D] → [n, H, T, D]
 
 
 class PagedPass:
-    """One pass of a ragged batch through the model, in the cache's place: `transformer.body(flat_tokens, this)`.
+    """One forward pass over a ragged batch, given to the model as its cache: `transformer.body(flat_tokens, this)`.
 
-    All that depends on the tables is worked out here, once; a layer then only writes, gathers and attends.
+    All that depends on the block tables is computed here, once. Each layer then stores, gathers and attends.
     """
 
     def __init__(self, cache: PagedKVCache, table: Tensor, lengths, counts, masks):
         self.cache, self.device = cache, table.device
-        firsts = [0, *accumulate(counts)]  # where each row begins among the N tokens, and N
+        firsts = [0, *accumulate(counts)]  # where each sequence begins among the N tokens, and N
         self.count = firsts.pop()
         start, count, first = torch.tensor([list(lengths), list(counts), firsts], device=self.device)  # [B] each
         rows = torch.repeat_interleave(count, output_size=self.count)  # [N]
         positions = (start - first)[rows] + torch.arange(self.count, device=self.device)  # [N]
         self.positions = positions[None]  # [1, N]
         self.slots = cache.slots(table, rows, positions)  # [N]
-        self.groups = []
-        for count in dict.fromkeys(counts):
-            members = [row for row, other in enumerate(counts) if other == count]
-            self.groups.append(self._group(table, members, lengths, count, firsts, masks))
-        # Room for what is gathered, the same for all layers and groups: fresh memory costs a CPU more than the copying.
-        most = max(len(group.slots) for group in self.groups)
-        self.room = cache.keys.new_empty(2, most, *cache.keys.shape[3:])  # [2, n·S, Hkv, D]
+        members: dict[tuple[int, int | None], list[int]] = {}
+        for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+            # Long chunks share a call only after pasts of one length, because then it needs no mask.
+            members.setdefault((count, length if count > TILE else None), []).append(row)
+        self.groups = [self._group(table, rows, lengths, T, firsts, masks) for (T, _), rows in members.items()]
+        # Room for what is gathered, the same for all layers and groups: new memory costs a CPU more than the copying.
+        most = max(len(group.blocks) for group in self.groups)
+        self.room = cache.keys.new_empty(2, most, *cache.keys.shape[2:])  # [2, n·W, block_size, Hkv, D]
 
     def _group(self, table: Tensor, members: list[int], lengths, T: int, firsts: list[int], masks) -> Group:
         rows = torch.tensor(members, device=self.device)[:, None]  # [n, 1]
-        old = [lengths[row] for row in members]
-        start, new = torch.tensor(old, device=self.device)[:, None], torch.arange(T, device=self.device)  # [n, 1], [T]
-        end = max(old) + T  # S
-        # A shorter row fills up with its own last token. Nobody sees it there, but it must be a number all the same:
-        # attention multiplies what it does not see by zero, and 0 · NaN, from a slot never written, is NaN.
-        position = torch.minimum(torch.arange(end, device=self.device), start + T - 1)  # [n, S]
-        slots = self.cache.slots(table, rows, position).flatten()
-
-        seen = None
-        if T > 1 or min(old) < max(old):  # else single tokens after pasts of one length: each sees all there is
-            tree = None
-            if any(masks[row] is not None for row in members):
-                causal = new <= new[:, None]
-                tree = torch.stack([causal if (m := masks[row]) is None else m.to(self.device) for row in members])
-            visible = per_query_head(visible_slots(start + new, end, tree), self.cache.groups)
-            seen = torch.zeros(visible.shape, device=self.device, dtype=self.cache.keys.dtype)
-            seen.masked_fill_(~visible, -math.inf)  # as numbers, or every layer would convert it anew
-
+        start = torch.tensor([[lengths[row]] for row in members], device=self.device)  # [n, 1]
+        new, size = torch.arange(T, device=self.device), self.cache.block_size  # [T]
+        end = max(lengths[row] for row in members) + T  # S
+        # Whole blocks are gathered: far fewer and longer pieces than single slots. Where a shorter sequence has no
+        # block, its first one stands in. No token attends to that, nor to unused slots, but attention multiplies what
+        # is masked by zero, and 0 · NaN is NaN: so unused slots, which may hold anything, are cleared.
+        block = torch.arange(-(-end // size), device=self.device)  # [W]
+        block = torch.where(block <= (start + T - 1) // size, block, 0)  # [n, W]
+        position = block[..., None] * size + torch.arange(size, device=self.device)  # [n, W, block_size]
+        unused = (position >= (start + T)[..., None]).flatten().nonzero()[:, 0]
+        tree = None
+        if any(masks[row] is not None for row in members):
+            causal = new <= new[:, None]
+            tree = torch.stack([causal if (m := masks[row]) is None else m.to(self.device) for row in members])
+        attend = attention_of_pass(start + new, end, tree, self.cache.groups, self.cache.keys.dtype)
         if members[-1] - members[0] + 1 == len(members):  # neighbours: a slice is a view, an index a copy
             tokens = slice(firsts[members[0]], firsts[members[-1]] + T)
         else:
             tokens = torch.cat([firsts[row] + new for row in members])
-        return Group(tokens, (len(members), T), slots, seen)
+        return Group(tokens, (len(members), T), end, table[rows, block].flatten(), unused, attend)
 
     def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
         """The positions [1, N] of the new tokens, and the attention of the layers; as KVCache.begin."""
         if count != self.count:
-            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all rows end to end")
+            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all sequences end to end")
         if mask is not None:
-            raise ValueError("mask: a paged pass takes one mask per row, when it is opened")
+            raise ValueError("mask: a paged pass takes one mask per sequence, when it is opened")
         return self.positions, self._attend
 
     def advance(self, counts: int | Tensor) -> None:
-        """Nothing to do: how many of the new tokens are kept is for the owner of the block tables to say."""
+        """Nothing to do: the owner of the block tables decides how many of the new tokens are kept."""
 
     def _attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q [1, H, N, D] over everything its own row remembers; k, v [1, Hkv, N, D] are remembered first."""
-        keys, values = self.cache.keys[layer].flatten(0, 1), self.cache.values[layer].flatten(0, 1)  # [slots, Hkv, D]
-        keys[self.slots], values[self.slots] = k[0].transpose(0, 1), v[0].transpose(0, 1)
+        """q [1, H, N, D] over all cached tokens of its own sequence; k, v [1, Hkv, N, D] are stored first."""
+        memory = self.cache.keys[layer], self.cache.values[layer]  # [blocks, block_size, Hkv, D] each
+        for stored, fresh in zip(memory, (k, v), strict=True):
+            stored.flatten(0, 1).index_copy_(0, self.slots, fresh[0].transpose(0, 1))
         q = q[0].transpose(0, 1)  # [N, H, D]
         out = torch.empty_like(q)
-        for tokens, shape, slots, seen in self.groups:
-            room = self.room[:, : len(slots)]
-            torch.index_select(keys, 0, slots, out=room[0])
-            torch.index_select(values, 0, slots, out=room[1])
-            past = room.unflatten(1, (shape[0], -1)).transpose(2, 3)  # [2, n, Hkv, S, D]
+        for tokens, shape, end, blocks, unused, attend in self.groups:
+            room = self.room[:, : len(blocks)]
+            for stored, gathered in zip(memory, room, strict=True):
+                torch.index_select(stored, 0, blocks, out=gathered)
+            room.flatten(1, 2).index_fill_(1, unused, 0)
+            past = room.unflatten(1, (shape[0], -1)).flatten(2, 3)[:, :, :end].transpose(2, 3)  # [2, n, Hkv, S, D]
             queries = q[tokens].unflatten(0, shape).transpose(1, 2)  # [n, H, T, D]
-            out[tokens] = attention(queries, *past, seen).transpose(1, 2).flatten(0, 1)
+            out[tokens] = attend(queries, *past).transpose(1, 2).flatten(0, 1)
         return out.transpose(0, 1)[None]  # [1, H, N, D]

@@ -1,4 +1,4 @@
-"""The kernel of skinny.py against its twin: on a GPU, or on a CPU with TRITON_INTERPRET=1.
+"""The kernel of products.py against its twin: on a GPU, or on a CPU with TRITON_INTERPRET=1.
 
 test_skinny.py runs this file in a process of its own, because Triton reads that variable once, when imported.
 """
@@ -42,7 +42,7 @@ def check(tokens, rows, width, dtype=torch.float32, bias=False, norm=False, swig
     if norm:  # in several parts, as a product leaves it
         g = numbers(width, dtype=dtype, seed=3)
         parts = torch.stack([part.float().square().sum(-1).flatten() for part in x.tensor_split(5, -1)])
-        exact_x, x = half_norm(x.double(), g.double()), HalfNormed(x * g, parts)
+        exact_x, x = half_norm(x.double(), g.double()), HalfNormed(half_norm(x, g).x, parts)
     else:
         exact_x = x.double()
     expected = skinny_torch(exact_x, w.double(), **exact, eps=1e-5, swiglu=swiglu)
@@ -90,6 +90,24 @@ def test_shapes_that_no_tile_divides(rows, width):
 def test_default_tiles(rows, width):
     check((5,), rows, width, norm=True, residual=True, gain=True)
     check((5,), 2 * rows, width, norm=True, swiglu=True)
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+def test_large_activations_do_not_overflow_in_float16(swiglu):
+    """Residual streams near float16's limit of 65,504, and a norm with gains of 2 to 3: x·g alone would be infinite."""
+    half, tokens, width = torch.float16, 3, 64
+    x, down = numbers(tokens, 32, dtype=half), numbers(width, 32, dtype=half, seed=1) / 8
+    residual = (6e4 * numbers(tokens, width, seed=2).sign()).to(half)
+    gain, weight = 2 + numbers(width, seed=3).sigmoid().to(half), numbers(96, width, dtype=half, seed=4) / 8
+    y, normed = skinny(x, down, residual=residual, gain=gain, tiles=SMALL)
+    found = skinny(normed, weight, eps=1e-5, swiglu=swiglu, tiles=SMALL)
+    # By the torch path: the norm is computed in float32 and rounded, as in model.py.
+    stream = (residual.float() + x.float() @ down.float().T).to(half)
+    by_torch = torch.nn.functional.rms_norm(stream, (width,), gain, 1e-5) @ weight.T
+    gate, up = by_torch.double().chunk(2, -1)
+    assert y.isfinite().all() and y.abs().max() > 5.9e4
+    close(found, torch.nn.functional.silu(gate) * up if swiglu else by_torch.double(), half)
+    torch.testing.assert_close(skinny_torch(half_norm(y, gain), weight, eps=1e-5), by_torch, atol=1e-2, rtol=1e-2)
 
 
 def test_a_residual_may_be_its_own_input_and_x_strided():

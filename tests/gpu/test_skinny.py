@@ -58,14 +58,14 @@ def test_the_kernel_is_its_twin_on_a_gpu():
 def launch(monkeypatch):
     """launch(rows, width, …): grid, arguments and options with which a product of five tokens would be launched."""
 
-    def call(rows, width, swiglu=False, norm=False, residual=False, tokens=5):
+    def call(rows, width, swiglu=False, norm=False, residual=False, tokens=5, dtype=torch.bfloat16):
         kernel = Recorder()
         monkeypatch.setattr(sk, "_product", kernel)
         monkeypatch.setattr(sk, "unavailable", lambda device: None)
         out = rows // 2 if swiglu else rows
-        x, w = (torch.empty(*shape, dtype=torch.bfloat16) for shape in ((tokens, width), (rows, width)))
-        before = torch.empty(tokens, out, dtype=torch.bfloat16) if residual else None
-        x = sk.HalfNormed(x, torch.empty(256, tokens)) if norm else x
+        x, w = (torch.empty(*shape, dtype=dtype) for shape in ((tokens, width), (rows, width)))
+        before = torch.empty(tokens, out, dtype=dtype) if residual else None
+        x = sk.HalfNormed(x.to(sk.half_normed_dtype(dtype)), torch.empty(256, tokens)) if norm else x
         sk.skinny(x, w, swiglu=swiglu, residual=before, gain=before[0] if residual else None)
         return kernel.calls[0]
 
@@ -79,7 +79,8 @@ def test_the_kernel_compiles_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     product = sk._product
     for shape in (dict(rows=6144, width=4096, norm=True), dict(rows=28672, width=4096, norm=True, swiglu=True),
-                  dict(rows=4096, width=14336, residual=True)):  # fmt: skip
+                  dict(rows=4096, width=14336, residual=True),
+                  dict(rows=28672, width=4096, norm=True, swiglu=True, dtype=torch.float16)):  # fmt: skip
         _, args, options = launch(**shape)
         kernel = compiled(product, args, options)
         ptx = kernel.asm["ptx"]

@@ -10,6 +10,7 @@ import torch
 from tiny_models import random_model
 
 import minispec as ms
+from minispec import cache
 from minispec.serving import paged
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import depths, path_to, verify_mask
@@ -244,8 +245,12 @@ def test_copies_run_in_order_over_all_layers(tiny):
 def test_rows_of_equal_width_share_one_attention_call(tiny, monkeypatch):
     """64 decode rows of all lengths, 3 rows to verify and a prompt chunk: three calls a layer, wherever they stand."""
     calls = []
-    real = paged.attention
-    monkeypatch.setattr(paged, "attention", lambda q, k, v, mask: calls.append(q.shape) or real(q, k, v, mask))
+
+    def recorded(*arguments):
+        attend = cache.attention_of_pass(*arguments)
+        return lambda q, k, v: calls.append(q.shape) or attend(q, k, v)
+
+    monkeypatch.setattr(paged, "attention_of_pass", recorded)
     counts = [1] * 30 + [5] + [1] * 34 + [17, 5, 5]
     twins = Twins(tiny, len(counts), 4, seed=0, slots=4000)
     twins.read(list(range(len(counts))), [1 + row % 13 for row in range(len(counts))])
@@ -255,6 +260,20 @@ def test_rows_of_equal_width_share_one_attention_call(tiny, monkeypatch):
     assert sorted(calls) == sorted([(64, H, 1, D), (3, H, 5, D), (1, H, 17, D)] * tiny.config.num_layers)
 
 
+def test_long_chunks_need_small_masks_alone(tiny, monkeypatch):
+    """Chunks longer than a tile: whole prompts share a call, later ones by past, with masks of tiles."""
+    made, real = [], cache.per_query_head
+    monkeypatch.setattr(cache, "per_query_head", lambda v, g: made.append(v.shape) or real(v, g))
+    for module in (cache, paged):
+        monkeypatch.setattr(module, "TILE", 5)
+    twins = Twins(tiny, 3, 4, seed=0)
+    twins.read([0, 1], [12, 12])
+    twins.read([0], [3])
+    made.clear()
+    twins.read([0, 1, 2], [12, 12, 12])  # after 15, 12 and no tokens
+    assert made and all(batch == 1 and queries <= 5 for batch, queries, _ in made)
+
+
 def test_a_pass_may_be_run_again(tiny):
     """Nothing is counted here: the same pass over other tokens overwrites its slots (a draft, then the real thing)."""
     pool, tokens = make_pool(tiny, 4, 4), torch.arange(12).view(2, 1, 6)
@@ -262,13 +281,6 @@ def test_a_pass_may_be_run_again(tiny):
     first, second = (tiny.transformer(new, step).logits for new in tokens)
     assert (second - tiny.transformer(tokens[1]).logits).abs().max() <= 1e-12
     assert torch.equal(first, tiny.transformer(tokens[0], step).logits)
-
-
-def test_bytes_per_block(tiny):
-    pool = PagedKVCache(tiny.config, 10, 16, dtype=torch.float16)
-    assert pool.bytes_per_block == 2 * 2 * 16 * 2 * 8 * 2  # K and V · layers · slots · heads · width · bytes
-    assert pool.bytes_per_block * 10 == 2 * pool.keys.numel() * 2
-    assert pool.bytes_per_block == 16 * ms.KVCache(tiny.config, dtype=torch.float16).bytes_per_token
 
 
 @pytest.mark.gpu
@@ -293,18 +305,18 @@ def test_on_a_gpu_rows_equal_rows_alone():
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(tables=[[0], [1]], lengths=[0, 3], counts=[4, 2]), "row 1: 5 tokens do not fit"),
-        (dict(tables=[[0], []], lengths=[0, 0], counts=[1, 1]), "row 1: 1 tokens do not fit"),
-        (dict(tables=[[0], [1]], lengths=[0, 0], counts=[1, 0]), "row 1: .*count=0"),
-        (dict(tables=[[0], [1]], lengths=[-1, 0], counts=[1, 1]), "row 0: length=-1"),
-        (dict(tables=[[0], [6]], lengths=[0, 0], counts=[1, 1]), "row 1: its table"),
-        (dict(tables=[[-1]], lengths=[0], counts=[1]), "row 0: its table"),
+        (dict(tables=[[0], [1]], lengths=[0, 3], counts=[4, 2]), "sequence 1: 5 tokens do not fit"),
+        (dict(tables=[[0], []], lengths=[0, 0], counts=[1, 1]), "sequence 1: 1 tokens do not fit"),
+        (dict(tables=[[0], [1]], lengths=[0, 0], counts=[1, 0]), "sequence 1: .*count=0"),
+        (dict(tables=[[0], [1]], lengths=[-1, 0], counts=[1, 1]), "sequence 0: length=-1"),
+        (dict(tables=[[0], [6]], lengths=[0, 0], counts=[1, 1]), "sequence 1: its table"),
+        (dict(tables=[[-1]], lengths=[0], counts=[1]), "sequence 0: its table"),
         (dict(tables=[[0], [1]], lengths=[0], counts=[1, 1]), "2 tables, 1 lengths"),
-        (dict(tables=[], lengths=[], counts=[]), "at least one row"),
+        (dict(tables=[], lengths=[], counts=[]), "at least one sequence"),
         (dict(tables=[[0]], lengths=[0], counts=[1], masks=[]), "0 masks"),
-        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 3).bool()]), "row 0: the mask"),
-        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 2)]), "row 0: the mask"),
-        (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "rows 0 and 1 both write to block 1"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 3).bool()]), "sequence 0: its mask"),
+        (dict(tables=[[0]], lengths=[0], counts=[2], masks=[torch.ones(2, 2)]), "sequence 0: its mask"),
+        (dict(tables=[[0, 1], [0, 1]], lengths=[5, 5], counts=[1, 1]), "sequences 0 and 1 both write to block 1"),
     ],
 )
 def test_a_pass_that_cannot_be_is_refused(tiny, arguments, message):
@@ -342,9 +354,9 @@ def test_copy_and_gather_refuse_what_is_not_there(tiny):
         with pytest.raises(ValueError, match="cannot copy"):
             pool.copy(pairs)
     for tables, starts, paths, message in (
-        ([[0], [1]], [0, 2], [[0], [1, 2]], "row 1: 5 tokens do not fit"),
-        ([[0]], [0], [[1, 1]], "row 0: .*ascend"),
-        ([[0]], [0], [[-1]], "row 0: .*ascend"),
+        ([[0], [1]], [0, 2], [[0], [1, 2]], "sequence 1: 5 tokens do not fit"),
+        ([[0]], [0], [[1, 1]], "sequence 0: .*ascend"),
+        ([[0]], [0], [[-1]], "sequence 0: .*ascend"),
         ([[0]], [0], [], "0 paths"),
     ):
         with pytest.raises(ValueError, match=message):
