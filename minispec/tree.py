@@ -188,21 +188,23 @@ def grow(
             tree.parents.append(parent)
             scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
 
-    def likeliest(nodes, count: int) -> list[int]:
-        return sorted(sorted(nodes, key=lambda node: -scores[node])[:count])  # ascending: parents first
-
     start = 0  # the first node of the newest depth
     add(-1, root_children)
     for _ in range(depth - 1):
-        chosen, start = likeliest(range(start, len(scores)), width), len(scores)
+        newest = sorted(range(start, len(scores)), key=lambda node: -scores[node])
+        chosen, start = sorted(newest[:width]), len(scores)
         if not chosen:
             break  # nothing was proposed at the last depth
         for node, scored in zip(chosen, expand(tree, chosen), strict=True):
             add(node, scored)
-    grown = likeliest(range(len(scores)), budget)
-    number = {-1: -1} | {old: new for new, old in enumerate(grown)}
-    kept = Tree([tree.tokens[old] for old in grown], [number[tree.parents[old]] for old in grown])
-    return kept, grown
+    return prune(tree, scores, budget)
+
+
+def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
+    """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
+    kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
+    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
+    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
 
 
 def grow_batch(
@@ -213,8 +215,8 @@ def grow_batch(
 ) -> list[Tree]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes.
 
-    `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m],
-    or [B, 1, m] where all w have the same children. `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
+    `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
+    (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
     """
     most = max(budgets)

@@ -254,7 +254,7 @@ for name, c in cost.items():
 
 # %%
 lookahead = D.Lookahead(target)
-wide = 1 + lookahead.extra_slots
+wide = 1 + lookahead.max_tree_nodes(k=4) + lookahead.scratch_slots
 print(f"up to {wide} tokens a pass, instead of {1 + 4}")
 print(f"free on an H200 up to {theory.free_tokens(theory.H200):.0f} tokens for one request")
 print(f"with 16 requests up to {theory.free_tokens(theory.H200, batch=16):.0f} each")

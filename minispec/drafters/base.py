@@ -53,6 +53,7 @@ class Drafter:
     hidden_layers: Sequence[int] = ()  # ask for the target's residual stream after these many layers
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target's law
+    chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:

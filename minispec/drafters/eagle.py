@@ -93,7 +93,7 @@ class EagleHead(nn.Module):
         return self.norm.weight.dtype
 
     def fuse(self, streams: Sequence[Tensor]) -> Tensor:
-        """The target's residual streams [..., d] to one feature g [..., d]. Streams grow from layer to layer: norm each."""
+        """The target's residual streams [..., d], each normed as late ones are far larger, to one feature [..., d]."""
         streams = [F.rms_norm(h.to(self.dtype), h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         return self.fc(torch.cat(streams, -1)).to(self.dtype)
 
