@@ -157,11 +157,11 @@ def demo(args) -> None:
     """Speculative decoding as it happens, then what it cost, beside plain decoding."""
     from . import load
     from .course.demo import Painter, demo, legend, wants_colour
-    from .drafters.by_name import make_drafter, shipped_draft
+    from .drafters.by_name import by_name, shipped_draft
 
     target = load(args.model)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
-    drafter = make_drafter(name, target, args.draft)
+    drafter = by_name(name, target, args.draft)
     colour = wants_colour(sys.stdout)
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
     painter = None if args.json else Painter(target, colour, partial(print, end="", flush=True), opening)

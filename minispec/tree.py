@@ -1,10 +1,10 @@
-"""Token trees: several guesses for the same place, verified in one pass of the target.
+"""Token trees: several guesses for the same position, verified in one forward pass of the target.
 
-A tree of n drafted tokens is two lists: `tokens[i]`, and `parents[i]` < i, where −1 is the root, the last committed
-token. A child guesses the token after its parent, siblings are rival guesses for one place, a chain is the tree with
-parents −1, 0, 1, …
+A tree of n draft tokens is two lists: `tokens[i]`, and `parents[i]` < i, where −1 is the root, the last committed
+token. A child guesses the token after its parent, siblings are rival guesses for one position, and a chain is the tree
+with parents −1, 0, 1, …
 
-The verify pass reads [last token, node 0, node 1, …]: n + 1 tokens, so node i sits in slot i + 1 of the pass.
+The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so node i is in slot i + 1 of the pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -90,7 +91,7 @@ def paths(parents: Sequence[int]) -> list[list[int]]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> Tensor:
-    """[n, n], True where node i may look at node j: its ancestors and itself, never a sibling's branch."""
+    """[n, n], True where node i attends to node j: its ancestors and itself, never a sibling's branch."""
     check_parents(parents)
     mask = torch.eye(len(parents), dtype=torch.bool)
     for node, parent in enumerate(parents):
@@ -100,7 +101,7 @@ def ancestor_mask(parents: Sequence[int]) -> Tensor:
 
 
 def verify_mask(parents: Sequence[int]) -> Tensor:
-    """[n + 1, n + 1], the same for the verify pass, where the last committed token comes first and all see it."""
+    """[n + 1, n + 1], the same for the verify pass, where the last committed token comes first and all attend to it."""
     mask = torch.zeros(len(parents) + 1, len(parents) + 1, dtype=torch.bool)
     mask[:, 0] = True
     mask[1:, 1:] = ancestor_mask(parents)
@@ -118,7 +119,7 @@ def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
 def merge(branches: Sequence[Sequence[int]]) -> Tree:
     """The trie of deterministic branches: common beginnings become one node.
 
-    Only for branches that were not sampled. Two equal draws from q are two chances, and merging them loses one.
+    Only for branches that were not sampled. Two equal samples of q are two chances, and merging them loses one.
     """
     tree, node_of = Tree([], []), {}
     for branch in branches:
@@ -177,7 +178,7 @@ def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice
 
 
 def expected_tokens(accuracies: Sequence[Sequence[float]], choices: Sequence[Choice]) -> float:
-    """Tokens a cycle emits on average: 1 + Σ over nodes of P(the node is accepted)."""
+    """The tokens that a cycle emits on average: 1 + Σ over nodes of P(the node is accepted)."""
     total = 1.0
     for choice in choices:
         reach = 1.0
@@ -199,9 +200,9 @@ def grow(
 ) -> tuple[Tree, list[int]]:
     """A dynamic tree: at every depth expand the `width` likeliest nodes, in the end keep the `budget` likeliest of all.
 
-    `expand(tree, nodes)` scores the children of all chosen nodes of one depth at once (one pass of the draft). Likely
-    means the summed log-probability from the root, which a child never has more of than its parent, so what is kept is
-    a tree again. Returns it with `grown`: grown[i] is the number that node i had while growing.
+    `expand(tree, nodes)` scores the children of all chosen nodes of one depth at once (one pass of the draft). A node's
+    score is the summed log-probability of its path from the root. A child's is never higher than its parent's, so what
+    is kept is a tree again. Returns it with `grown`: grown[i] is the number that node i had while growing.
     """
     if min(depth, width, budget) < 1:
         raise ValueError(f"depth={depth}, width={width}, budget={budget}: each is a whole number ≥ 1")
@@ -215,18 +216,78 @@ def grow(
             tree.parents.append(parent)
             scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
 
-    def likeliest(nodes, count: int) -> list[int]:
-        return sorted(sorted(nodes, key=lambda node: -scores[node])[:count])  # ascending: parents first
-
     start = 0  # the first node of the newest depth
     add(-1, root_children)
     for _ in range(depth - 1):
-        chosen, start = likeliest(range(start, len(scores)), width), len(scores)
+        newest = sorted(range(start, len(scores)), key=lambda node: -scores[node])
+        chosen, start = sorted(newest[:width]), len(scores)
         if not chosen:
             break  # nothing was proposed at the last depth
         for node, scored in zip(chosen, expand(tree, chosen), strict=True):
             add(node, scored)
-    grown = likeliest(range(len(scores)), budget)
-    number = {-1: -1} | {old: new for new, old in enumerate(grown)}
-    kept = Tree([tree.tokens[old] for old in grown], [number[tree.parents[old]] for old in grown])
-    return kept, grown
+    return prune(tree, scores, budget)
+
+
+def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
+    """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
+    kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
+    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
+    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
+
+
+def grow_batch(
+    expand: Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
+    depth: int,
+    width: int,
+    budgets: Sequence[int],
+) -> list[Tree]:
+    """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes.
+
+    `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
+    (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
+    of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
+    """
+    most = max(budgets)
+    if most < 1:
+        return [Tree([], []) for _ in budgets]
+    levels, grown = [], 0  # a level is the nodes of one depth: tokens, scores and parents, [B, n] each
+    tokens = parents = None
+    for level in range(depth):
+        below, log_q = expand(level, tokens, parents)  # [B, w, m]
+        if level == 0:  # the root is certain: its score is log 1
+            score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
+        scores = score[..., None] + log_q
+        kept = likeliest(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
+        child_of = kept // scores.shape[2]  # [B, n]: which of the w nodes is the parent
+        tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
+        levels.append((tokens, score, number.gather(1, child_of)))
+        chosen = likeliest(score, width)  # [B, w]: the nodes to expand next
+        tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
+        number, grown = grown + chosen, grown + kept.shape[1]
+    tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
+    return keep_likeliest(tokens, scores, parents, budgets)
+
+
+def keep_likeliest(tokens: Tensor, scores: Tensor, parents: Tensor, budgets: Sequence[int]) -> list[Tree]:
+    """The budgets[b] likeliest nodes of every tree [B, N], in the order in which they are there."""
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
+    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
+    kept = best.masked_fill(over, tokens.shape[1]).sort(1).values.contiguous()  # what is over its budget comes last
+    tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
+    parents = torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
+    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
+    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
+
+
+def likeliest(scores: Tensor, count: int) -> Tensor:
+    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
+
+    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
+    """
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+
+
+def allowed_nodes(context, most: int) -> int:
+    """How many nodes a draft for this Context may have: `most`, or fewer where the verify pass has less room left."""
+    max_nodes = getattr(context, "max_nodes", None)
+    return most if max_nodes is None else min(most, max_nodes)

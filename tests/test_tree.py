@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from mutants.patching import Mutant, assert_caught, rewrite
 
 from minispec import tree
 
@@ -197,6 +198,101 @@ def test_grow_stops_where_nothing_is_proposed_and_refuses_nonsense():
         tree.grow([(1, -0.5)], None, 1, 0, 1)
     with pytest.raises(ValueError, match="log-probability 0.5"):
         tree.grow([(1, 0.5)], None, 1, 1, 1)
+
+
+@given(PARENTS, st.integers(0, 13), st.integers(0, 99))
+def test_prune_keeps_a_tree_of_the_best_nodes(parents, budget, seed):
+    generator, scores = torch.Generator().manual_seed(seed), []
+    for parent in parents:  # coarse, so that many nodes tie, also with their parents
+        step = int(torch.randint(3, (), generator=generator))
+        scores.append((scores[parent] if parent >= 0 else 0) - step)
+    whole = tree.Tree(list(range(100, 100 + len(parents))), parents)
+    (tokens, above), kept = tree.prune(whole, scores, budget)
+    tree.check_parents(above)
+    assert len(tokens) == min(budget, len(parents)) and tokens == [100 + node for node in kept]
+    assert [parents[node] for node in kept] == [kept[parent] if parent >= 0 else -1 for parent in above]
+    assert sorted((scores[node] for node in kept), reverse=True) == sorted(scores, reverse=True)[: len(kept)]
+
+
+def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int = 4, width: int = 2) -> None:
+    """Trees of different budgets, grown together, are those that `grow` makes one by one.
+
+    The log-probabilities are multiples of a quarter, some are 0: many nodes have the same score, also as their parents.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    log_q = -0.25 * torch.randint(5, (trees, tokens + 1, tokens), generator=generator)  # after a token; the last: root
+    budgets = torch.randint(12, (trees,), generator=generator).tolist()
+    seen = torch.zeros(trees, 1, dtype=torch.long)  # of the nodes expanded last: how often token 0 is on their paths
+
+    def children(b: int, path: list[int]) -> torch.Tensor:
+        return log_q[b, path[-1] if path else tokens] - 0.25 * path.count(0)
+
+    def expand_one(so_far, nodes, b):
+        paths = [[so_far.tokens[i] for i in tree.path_to(so_far.parents, node)] for node in nodes]
+        return [[*enumerate(children(b, path).tolist())] for path in paths]
+
+    def expand(level, chosen, parents):
+        nonlocal seen
+        if level == 0:
+            scores = log_q[:, tokens, None]
+        else:
+            seen = seen.gather(1, parents) + (chosen == 0)
+            scores = log_q[torch.arange(trees)[:, None], chosen] - 0.25 * seen[..., None]
+        return torch.arange(tokens).expand(scores.shape), scores
+
+    found = tree.grow_batch(expand, depth, width, budgets)
+    for b, budget in enumerate(budgets):
+        if budget == 0:
+            assert found[b] == ([], [])
+            continue
+        root = [*enumerate(children(b, []).tolist())]
+        expected, _ = tree.grow(root, lambda so_far, nodes, b=b: expand_one(so_far, nodes, b), depth, width, budget)
+        assert found[b] == expected
+
+
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(1, 5), st.integers(1, 5), st.integers(1, 6))
+def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width):
+    check_grow_batch(seed, trees, tokens, depth, width)
+
+
+def test_trees_whose_nodes_all_have_the_same_children():
+    """Given once for all nodes of a depth, [B, 1, m], they are the children of each."""
+    log_q = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.7, 0.3]]]).log()  # [B, depths, m]
+    candidates = torch.tensor([[10, 11], [20, 21]])
+    expand = lambda level, *_: (candidates[level].expand(2, 1, 2), log_q[:, level, None])  # noqa: E731
+    first, second = tree.grow_batch(expand, 2, 2, [3, 6])
+    assert first == ([10, 11, 20], [-1, -1, 0])
+    assert second == ([10, 11, 20, 21, 20, 21], [-1, -1, 0, 0, 1, 1])
+    assert tree.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
+
+
+def broken(name: str, old: str, new: str) -> Mutant:
+    return Mutant(lambda patch: rewrite(patch, tree, name, old, new), ("grow",))
+
+
+MUTANTS = {
+    "scores are not summed": broken("grow_batch", "score[..., None] + log_q", "0 * score[..., None] + log_q"),
+    "parents are numbered within their depth": broken("grow_batch", "= grown + chosen, ", "= chosen, "),
+    "children of the wrong node": broken("grow_batch", "(tokens, score, child_of))", "(tokens, score, kept))"),
+    "all trees get the largest budget": broken(
+        "keep_likeliest", ">= torch.tensor(budgets", ">= max(budgets) + 0 * torch.tensor(budgets"
+    ),
+    "best first instead of parents first": broken("likeliest", ".sort(1).values", ""),
+    "of equals the last stay": broken(
+        "likeliest", "scores.sort(", "(scores + 1e-6 * torch.arange(scores.shape[1])).sort("
+    ),
+    "too few of each depth": broken("grow_batch", "flatten(1), most)", "flatten(1), min(most, width))"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name):
+    def check():
+        for seed in range(30):
+            check_grow_batch(seed)
+
+    check()
+    assert_caught(name, MUTANTS[name], {"grow": check})
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])

@@ -263,7 +263,7 @@ print("the text of plain decoding:", off_by_one == plain.tokens)
 # ## The draft has a cache too
 #
 # Our draft read the whole text for every guess. A real one keeps a cache, reads only what it has not read, and is rewound
-# as the target is: see [`Model`](../minispec/drafters/model.py). The whole loop, with stop tokens, batches and a record
+# as the target is: see [`DraftModel`](../minispec/drafters/model.py). The whole loop, with stop tokens, batches and a record
 # of what happened, is [`speculate`](../minispec/speculate.py).
 
 # %%

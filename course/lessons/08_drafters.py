@@ -81,7 +81,7 @@ for turn in ("first", "second"):
 # |---|---|---|
 # | [`NGram`](../minispec/drafters/ngram.py) | the text itself, its latest match | nothing |
 # | [`Suffix`](../minispec/drafters/suffix.py) | the text, by frequency | nothing |
-# | [`Model`](../minispec/drafters/model.py) | a small model of the same tokenizer | its weights |
+# | [`DraftModel`](../minispec/drafters/model.py), typed `drafters.Model` | a small model of the same tokenizer | its weights |
 # | [`EarlyExit`](../minispec/drafters/early_exit.py) | the target's first layers, then its own head | those layers and the head |
 # | [`Quantized`](../minispec/drafters/quantized.py) | the target in 8 or 4 bits | half or a quarter of the target |
 # | [`Cascade`](../minispec/drafters/cascade.py) | a tiny drafter, corrected by the small model | the small model, but less often |
@@ -255,7 +255,7 @@ for name, c in cost.items():
 
 # %%
 lookahead = D.Lookahead(target)
-wide = 1 + lookahead.extra_slots
+wide = 1 + lookahead.max_tree_nodes(k=4) + lookahead.scratch_slots
 print(f"up to {wide} tokens a pass, instead of {1 + 4}")
 print(f"free on an H200 up to {theory.free_tokens(theory.H200):.0f} tokens for one request")
 print(f"with 16 requests up to {theory.free_tokens(theory.H200, batch=16):.0f} each")

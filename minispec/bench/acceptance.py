@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .. import __version__, drafters
 from ..drafters import Drafter
-from ..drafters.by_name import DRAFTERS, make_drafter
+from ..drafters.by_name import DRAFTERS, by_name, name_of
 from ..files.folder import load
 from ..files.handle import Model
 from ..generate import Output, generate
@@ -81,7 +81,7 @@ def parse(entrant: str) -> tuple[str, int | None]:
 def make(name: str, target: Model, draft: str | None = None) -> Drafter:
     """A drafter by its name; heads are those that come with the target."""
     if name not in HEADS:
-        return make_drafter(name, target, draft)
+        return by_name(name, target, draft)
     options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {})
     return getattr(drafters, HEADS[name])(target, **options)
 
@@ -142,7 +142,7 @@ def measure(
         "seed": seed,
         "drafters": {
             name: {
-                "class": type(drafter).__name__,
+                "class": name_of(drafter),
                 "k": k,
                 "nodes": getattr(drafter, "nodes", None),
                 "width": getattr(drafter, "width", None),

@@ -22,7 +22,7 @@ from statistics import median
 from tqdm import tqdm
 
 from ..drafters import Drafter
-from ..drafters.by_name import DRAFTERS, make_drafter
+from ..drafters.by_name import DRAFTERS, by_name, name_of
 from ..files.folder import load
 from ..files.handle import Model
 from ..generate import generate
@@ -112,7 +112,7 @@ def compare(
         "longest": max(length for _, length in work),
         "batch": batch,
         "num_blocks": num_blocks,
-        "drafter": None if drafter is None else type(drafter).__name__,
+        "drafter": None if drafter is None else name_of(drafter),
         "k": None if drafter is None else k,
         "repeat": repeat,
         "results": results,
@@ -156,6 +156,6 @@ def run(args) -> dict:
             raise ValueError(f"{name}={getattr(args, name)}: give a whole number ≥ 1")
     target = load(args.target)
     prompts = [ids for of_it in read_prompts(args.prompts, target, args.tokens).values() for ids in of_it]
-    drafter = make_drafter(args.drafter, target, args.draft) if args.drafter else None
+    drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
     work = workload(prompts, args.requests, args.tokens, args.seed)
     return compare(target, work, args.batch, repeat=args.repeat, drafter=drafter, k=args.k) | {"seed": args.seed}

@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from ..drafters import Drafter
-from ..drafters.by_name import DRAFTERS, make_drafter
+from ..drafters.by_name import DRAFTERS, by_name
 from ..files.handle import Model
 from ..generate import Output, generate
 from ..gpu.backend import load
@@ -139,7 +139,7 @@ def run(args) -> dict:
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:
         try:
-            drafters[name] = make_drafter(name, target, args.draft)
+            drafters[name] = by_name(name, target, args.draft)
         except ValueError as error:
             if args.drafters:  # asked for by name
                 raise

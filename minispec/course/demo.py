@@ -19,6 +19,7 @@ from tqdm import tqdm
 from .. import theory, tree
 from ..bench.measure import Timing, interleaved_times, machine, place, verify_curve
 from ..drafters import Drafter
+from ..drafters.by_name import name_of
 from ..files.handle import Model
 from ..generate import Output, generate
 from ..speculate import speculate
@@ -215,7 +216,7 @@ def demo(
         verifying.append(run.trace.seconds("verify") / run.trace.target_passes / one_pass)
     return Result(
         model=Path(target.name).name or target.name,  # a model loaded from a folder is called by its path
-        drafter=type(drafter).__name__,
+        drafter=name_of(drafter),
         k=k,
         temperature=temperature,
         seed=seed,

@@ -1,23 +1,28 @@
-"""Drafters: one proposer a file, one protocol (base.py), the same verifier for all."""
+"""Drafters: one proposer per file, one protocol (base.py), the same verifier for all."""
 
 from .base import Context, Draft, Drafter, Scratch
+from .by_name import DRAFTERS, by_name, shipped_draft
 from .cascade import Cascade
 from .dflash import DFlash, DFlashHead
 from .eagle import Eagle, EagleHead
 from .early_exit import EarlyExit
 from .lookahead import Lookahead
 from .medusa import Medusa, MedusaHeads
-from .model import Model
+from .model import DraftModel
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
 
+Model = DraftModel  # what users type: ms.drafters.Model(draft)
+
 __all__ = [
+    "DRAFTERS",
     "Cascade",
     "Context",
     "DFlash",
     "DFlashHead",
     "Draft",
+    "DraftModel",
     "Drafter",
     "Eagle",
     "EagleHead",
@@ -30,4 +35,6 @@ __all__ = [
     "Quantized",
     "Scratch",
     "Suffix",
+    "by_name",
+    "shipped_draft",
 ]

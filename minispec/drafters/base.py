@@ -44,8 +44,8 @@ class Drafter:
     hidden_layers: Sequence[int] = ()  # ask for the target's residual stream after these many layers
     hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
-    chain_model = None  # the model that drafts plain chains and is all there is to this drafter: a device may record it
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
+    chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..files.folder import load
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..files.registry import KNOWN
 from .base import Drafter
 from .cascade import Cascade
@@ -12,13 +12,13 @@ from .eagle import Eagle
 from .early_exit import EarlyExit
 from .lookahead import Lookahead
 from .medusa import Medusa
-from .model import Model
+from .model import DraftModel
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
 
 DRAFTERS = {  # by their names on the command line
-    "model": lambda target, draft: Model(draft),
+    "model": lambda target, draft: DraftModel(draft),
     "ngram": lambda target, draft: NGram(),
     "suffix": lambda target, draft: Suffix(),
     "early-exit": lambda target, draft: EarlyExit(target),
@@ -37,7 +37,12 @@ def shipped_draft(model: str) -> str | None:
     return entry.name if entry and entry.present() else None
 
 
-def make_drafter(name: str, target: Handle, draft: str | None = None) -> Drafter:
+def name_of(drafter: Drafter) -> str:
+    """The name of its class as users type it: ms.drafters.Model is DraftModel."""
+    return "Model" if type(drafter) is DraftModel else type(drafter).__name__
+
+
+def by_name(name: str, target: Model, draft: str | None = None) -> Drafter:
     """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade"."""
     if name not in DRAFTERS:
         raise ValueError(f"drafter={name!r}: give one of {', '.join(DRAFTERS)}")

@@ -1,12 +1,12 @@
 """A drafter for the drafter: a tiny one proposes, a middle model corrects, the target verifies what came out.
 
 The middle model treats `inner` as the target treats any drafter: it accepts, corrects and adds one token of its own,
-so its tokens follow its own law exactly, in fewer passes. To the target, that law is the q of this draft, whatever
-`inner` had proposed on the way.
+so its tokens follow its own distribution exactly, in fewer passes. To the target, that distribution is the q of this
+draft, whatever `inner` had proposed on the way.
 
 Bookkeeping. For the middle model's cache it is the same as for any model that drafts alone, because what comes out is
-the same: k tokens, of which the last was never read. `inner` is told of every correction as if the text were settled.
-When the target then refuses a part of it, `inner` is rewound.
+the same: k tokens, of which the last was never processed. `inner` is told of every correction as if it were settled.
+When the target then rejects a part of the draft, `inner` is rewound.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..generate import pad
 from ..sampling import Sampling, distributions, uniforms
 from ..verify import chain_batch, check_draft, stack
 from .base import Context, Draft, Drafter
-from .model import Model
+from .model import DraftModel
 
 
-class Cascade(Model):
+class Cascade(DraftModel):
     """Draft with `middle`, for which `inner` drafts chains of up to `inner_k` tokens."""
 
-    def __init__(self, inner: Drafter, middle: Handle, inner_k: int = 4, sampling: Sampling | None = None):
+    chain_model = None  # the inner drafter must be asked, too
+
+    def __init__(self, inner: Drafter, middle: Model, inner_k: int = 4, sampling: Sampling | None = None):
         if not (isinstance(inner_k, int) and inner_k >= 1):
             raise ValueError(f"inner_k={inner_k!r}: give the inner drafter's draft length, a whole number ≥ 1")
         if inner.vocab_size not in (None, middle.config.vocab_size):
@@ -37,19 +39,15 @@ class Cascade(Model):
                 "all models of a cascade need the same tokenizer"
             )
         if inner.hidden_layers:
-            raise ValueError(f"inner={type(inner).__name__} reads hidden states, which a cascade does not hand on")
-        super().__init__(middle, sampling, fast=False)  # `_read` asks for laws all along a draft
+            raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
+        super().__init__(middle, sampling, fast=False)  # `_read` needs the distributions all along a draft
         self.inner, self.inner_k = inner, inner_k
 
-    chain_model = None  # the inner drafter must be asked, too
-
-    @torch.inference_mode()
-    def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+    def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        """k tokens of the middle model for every sequence, in as few of its passes as `inner` guesses well."""
         starts = [len(context.tokens) for context in contexts]
-        if k < 1 or max(starts) + k > self.draft.config.max_length:
-            return [Draft([]) for _ in contexts]
         texts = [replace(c, tokens=list(c.tokens), sampling=self.sampling or c.sampling) for c in contexts]
-        q: list[list[Tensor]] = [[] for _ in contexts]  # the middle model's laws of the tokens that are out
+        q: list[list[Tensor]] = [[] for _ in contexts]  # the middle model's distributions of the emitted tokens
         while rows := [i for i, text in enumerate(texts) if len(text.tokens) < starts[i] + k]:
             now = [texts[i] for i in rows]
             # The middle model adds a token of its own, so with one missing `inner` is not asked.
@@ -71,8 +69,8 @@ class Cascade(Model):
         self.committed |= {context.row: start for context, start in zip(contexts, starts, strict=True)}
         self.k = k
         return [
-            Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(law))
-            for text, start, law in zip(texts, starts, q, strict=True)
+            Draft(text.tokens[start:], None if text.sampling.greedy else torch.cat(probs))
+            for text, start, probs in zip(texts, starts, q, strict=True)
         ]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
@@ -90,7 +88,7 @@ class Cascade(Model):
         self.inner.forget(row)
 
     def _ask_inner(self, texts: Sequence[Context], room: Sequence[int]) -> list[Draft]:
-        """The inner drafter's chains, each cut to the room its row has. The cut does not look at what was drawn."""
+        """The inner drafter's chains, each cut to the room that is left, whatever was sampled."""
         asked = [text for text, n in zip(texts, room, strict=True) if n > 0]
         proposed = iter(self.inner.propose(asked, min(self.inner_k, max(room)))) if asked else iter(())
         drafts = [next(proposed) if n > 0 else Draft([]) for n in room]
@@ -102,7 +100,7 @@ class Cascade(Model):
         ]
 
     def _read(self, texts: Sequence[Context], drafts: Sequence[Draft]) -> Tensor:
-        """The middle model's one pass over what it has not read: its laws after the last token and each draft."""
+        """One pass of the middle model over what is new: its distributions after the last token and every draft."""
         unread = {
             text.row: [*text.tokens[self.read.get(text.row, 0) :], *draft.tokens]
             for text, draft in zip(texts, drafts, strict=True)
@@ -111,10 +109,10 @@ class Cascade(Model):
         self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
         tokens, counts = pad([unread.get(row, []) for row in self.order], self.draft.device)
         x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
-        place = {row: i for i, row in enumerate(self.order)}
-        at = torch.tensor([place[text.row] for text in texts], device=x.device)  # [b]
+        slot = {row: i for i, row in enumerate(self.order)}
+        at = torch.tensor([slot[text.row] for text in texts], device=x.device)  # [b]
         lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=x.device)
-        # The last token is followed by n drafts at most; a row with fewer is filled up with any place at all.
+        # The last token is followed by n draft tokens at most; a sequence with fewer is padded with any position.
         steps = torch.arange(max(len(draft.tokens) for draft in drafts) + 1, device=x.device)
         asked = (counts[at] - 1 - lengths)[:, None] + steps  # [b, n + 1]
         logits = self.draft.transformer.head(x[at[:, None], asked.clamp(max=x.shape[1] - 1)])

@@ -1,18 +1,18 @@
-"""DFlash: a whole block of tokens in one pass, by filling in blanks.
+"""DFlash: a whole block of tokens in one forward pass, by filling in blanks.
 
-The drafter reads [last token, MASK, …, MASK] and puts a law on every MASK at once: B − 1 drafts for one pass of a few
-layers, where a model that drafts token by token needs B − 1 passes. What it cannot do is to look at its own second
-token when it chooses the third, so the likeliest combinations are tried together, as a tree. What makes up for the
-rest is what it knows: residual streams from several depths of the target, at every place the target has read, stand as
-keys and values in each layer of the drafter.
+The drafter processes [last token, MASK, …, MASK] and predicts a distribution for every MASK at once: B − 1 draft tokens
+for one pass of a few layers, where a model that drafts token by token needs B − 1 passes. It cannot condition its third
+token on its own second one, so the likeliest combinations are tried together, as a tree. To make up for that, it is
+given much: residual streams from several depths of the target, at every position the target has processed, are keys and
+values in each layer of the drafter.
 
-    context      c_t = norm(fc [h_t from several depths])     for the places t < n that the target has read
-    block        x_n, MASK, …, MASK                           at the places n, n + 1, …, n + B − 1
-    attention    each place of the block sees the whole context and the whole block, ahead and behind
-    laws         q_j = softmax head(state at n + j)           j = 1 … B − 1
+    context          c_t = norm(fc [h_t from several depths])   for the positions t < n that the target has processed
+    block            x_n, MASK, …, MASK                         at the positions n, n + 1, …, n + B − 1
+    attention        each position of the block attends to the whole context and, in both directions, to the whole block
+    distributions    q_j = softmax head(state at n + j)         j = 1 … B − 1
 
-The target has not read x_n yet, so the context ends one place before it. A context never changes, so its keys and
-values are kept, and a cycle adds only the places that were verified since the last one.
+The target has not processed x_n yet, so the context ends one position before it. A context never changes, so its keys
+and values are kept, and a cycle adds only the positions that were verified since the last one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
+from ..tree import allowed_nodes, grow_batch
 from .base import Context, Draft, Drafter
-from .eagle import likeliest
 
 
 class DFlashHead(nn.Module):
@@ -46,7 +46,7 @@ class DFlashHead(nn.Module):
         if block < 2:
             raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
         if not hidden_layers:
-            raise ValueError("hidden_layers is empty: name at least one depth of the target to read")
+            raise ValueError("hidden_layers is empty: name at least one depth of the target")
         super().__init__()
         d, eps = config.hidden_size, config.norm_eps
         self.config, self.hidden_layers, self.block = config, tuple(hidden_layers), block
@@ -63,8 +63,8 @@ class DFlashHead(nn.Module):
         return self.norm.weight.dtype
 
     def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, Hkv, T, D] for every layer, of places [B, T] with the target's streams [B, T, d]."""
-        # Late streams are far louder than early ones: all to one size, so that fc starts out hearing each.
+        """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
+        # Late streams are far larger than early ones: normed, so that each counts when fc begins to learn.
         size, eps = self.norm.weight.shape, self.config.norm_eps
         streams = [F.rms_norm(hidden[n].to(self.dtype), size, eps=eps) for n in self.hidden_layers]
         context = self.context_norm(self.fc(torch.cat(streams, -1)).to(self.dtype))  # [B, T, d]
@@ -72,9 +72,9 @@ class DFlashHead(nn.Module):
         return [keys_values(layer.self_attn, layer.input_layernorm(context), rope) for layer in self.layers]
 
     def forward(self, last: Tensor, positions: Tensor, attend) -> Tensor:
-        """Read blocks side by side: embedded last tokens [n, A, d], places [n, A·B] → normed states [n, A, B, d].
+        """Process blocks side by side: embedded last tokens [n, A, d], positions [n, A·B] → normed states [n, A, B, d].
 
-        `attend(layer, q, k, v)` says what a place sees: its context, and its own block.
+        `attend(layer, q, k, v)` decides what a position attends to: its context, and its own block.
         """
         (n, A, _), B = last.shape, positions.shape[1] // last.shape[1]
         blanks = self.mask.expand(n, A, B - 1, -1)  # [n, A, B − 1, d]
@@ -90,13 +90,13 @@ class DFlashHead(nn.Module):
 
 
 def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
-    """What a layer remembers of normed streams [B, T, d]: [B, Hkv, T, D] each."""
+    """A layer's keys and values of normed streams [B, T, d]: [B, Hkv, T, D] each."""
     heads = (-1, attn.head_dim)
     k = attn.k_norm(attn.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
     return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
 
 
-def load_head(target: Handle, folder: str | Path | None = None) -> DFlashHead:
+def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
     """A stored drafter (None: the one that ships), on the target's device and in its precision."""
     folder, settings = find_heads(target, "dflash", folder)
     config = replace(target.config, num_layers=settings["layers"], intermediate_size=settings["mlp"])
@@ -111,14 +111,15 @@ class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest beginnings of the block go to the target together, as a token tree. It costs the drafter nothing, since
-    one pass has scored every blank; more nodes accept a little more and cost the target a wider pass. Without, a chain:
-    the likeliest token of each blank. Nothing is drawn, so q is one-hot even where the target samples.
+    likeliest prefixes of the block go to the target together, as a token tree. It costs the drafter nothing, since one
+    pass has scored every blank; with more nodes slightly more tokens are accepted, and the target's pass is wider.
+    Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled, so q is one-hot even where the
+    target samples.
     """
 
     def __init__(
         self,
-        target: Handle,
+        target: Model,
         heads: DFlashHead | str | Path | None = None,
         block: int | None = None,
         tree: bool = True,
@@ -127,10 +128,9 @@ class DFlash(Drafter):
         if not (isinstance(nodes, int) and nodes >= 1):
             raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
         self.target, self.tree, self.nodes = target, tree, nodes
-        self.extra_slots = nodes if tree else 0
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
         if max(self.heads.hidden_layers) > target.config.num_layers:
-            raise ValueError(f"heads read layer {max(self.heads.hidden_layers)}, but the target has "
+            raise ValueError(f"heads need layer {max(self.heads.hidden_layers)}, but the target has "
                              f"{target.config.num_layers}: they were made for another one")  # fmt: skip
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
@@ -139,58 +139,56 @@ class DFlash(Drafter):
         self.hidden_layers = self.heads.hidden_layers
         self.vocab_size = target.config.vocab_size
         self.cache: KVCache | None = None
-        self.order: list[int] = []  # the row that sits in each row of the cache
-        self.held: dict[int, range] = {}  # the places of each living row whose keys and values are there
+        self.order: list[int] = []  # the sequence in each row of the cache
+        self.held: dict[int, range] = {}  # the positions of each living sequence that the cache holds
+
+    def max_tree_nodes(self, k: int) -> int:
+        """The most nodes of a draft of depth k."""
+        return self.nodes if self.tree else min(k, self.block - 1)
+
+    @property
+    def extra_slots(self) -> int:
+        return self.max_tree_nodes(1) - 1
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         logits = self.score(contexts)[:, :k]  # [b, min(k, B − 1), v]
+        budgets = [allowed_nodes(c, self.max_tree_nodes(k)) for c in contexts]
         if self.tree:
-            return self._tree(logits)
-        return [Draft(row) for row in self.heads.head_ids[logits.argmax(-1)].tolist()]
+            return self._tree(logits, budgets)
+        chains = self.heads.head_ids[logits.argmax(-1)].tolist()
+        return [Draft(tokens[:n]) for tokens, n in zip(chains, budgets, strict=True)]
 
-    def _tree(self, logits: Tensor) -> list[Draft]:
-        """The likeliest beginnings of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
+    def _tree(self, logits: Tensor, budgets: Sequence[int]) -> list[Draft]:
+        """The likeliest prefixes of the block, each blank filled on its own: P(d₁ … d_j) = Π q_i(d_i).
 
-        That is tree.best_tree with another q for every row, for all rows at once. A path among the n likeliest has its
-        parent among them and fewer than n rivals there, so n paths a depth and n candidates a blank leave none out.
+        A path among the n likeliest has its parent among them and fewer than n rivals there, so n paths per depth and n
+        candidates per blank leave none out.
         """
         log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         log_q, best = log_q.topk(min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
-        candidates, m = self.heads.head_ids[best], best.shape[-1]
-        score = log_q.new_zeros(len(log_q), 1)  # of the newest level's paths, [b, n]: at first the root's
-        number = torch.full_like(best[:, 0, :1], -1)  # the nodes they end in
-        levels, grown = [], 0
-        for depth in range(log_q.shape[1]):
-            scores = (score[..., None] + log_q[:, depth, None]).flatten(1)  # [b, n · m]
-            chosen = likeliest(scores, self.nodes)
-            score = scores.gather(1, chosen)
-            levels.append((candidates[:, depth].gather(1, chosen % m), score, number.gather(1, chosen // m)))
-            number = (grown + torch.arange(chosen.shape[1], device=chosen.device)).expand_as(chosen)
-            grown += chosen.shape[1]
-        tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [b, N]
-        kept = likeliest(scores, self.nodes).contiguous()  # [b, n]
-        old = parents.gather(1, kept)
-        new = torch.where(old < 0, -1, torch.searchsorted(kept, old))  # a kept node's parent is kept, too
-        pairs = zip(tokens.gather(1, kept).tolist(), new.tolist(), strict=True)
-        return [Draft(row, None, above) for row, above in pairs]
+        candidates = self.heads.head_ids[best]
+        # A blank's candidates are the same whatever was put into the blanks before it.
+        expand = lambda depth, *_: (candidates[:, depth, None], log_q[:, depth, None])  # [b, 1, m]  # noqa: E731
+        grown = grow_batch(expand, logits.shape[1], self.nodes, budgets)
+        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
     @torch.inference_mode()
     def score(self, contexts: Sequence[Context]) -> Tensor:
-        """Take in what the target has read since the last call, then read every row's block: logits [b, B − 1, v]."""
+        """Add what the target has processed since the last call, then process every block: logits [b, B − 1, v]."""
         head, device = self.heads, self.target.device
-        nothing = self.head_rows[:0]  # [0, d]: of a prompt of one token, nothing has been read
+        nothing = self.head_rows[:0]  # [0, d]: of a prompt of one token, nothing has been processed
         fresh = [{n: c.hidden.get(n, nothing).to(head.dtype) for n in self.hidden_layers} for c in contexts]
         counts = [len(states[self.hidden_layers[0]]) for states in fresh]
         for c, count in zip(contexts, counts, strict=True):
             self._resume(c.row, len(c.tokens) - 1 - count)
         self._make_room([c.row for c in contexts], max(counts) + self.block)
-        place_of = {row: i for i, row in enumerate(self.order)}
-        place = torch.tensor([place_of[c.row] for c in contexts], device=device)
+        slot_of = {row: i for i, row in enumerate(self.order)}
+        slot = torch.tensor([slot_of[c.row] for c in contexts], device=device)  # [b]
 
-        # Rows that are not asked about ride along: what lands behind their length is never seen.
+        # Sequences that are not asked about ride along: what lands after their length is never attended to.
         def everyone(values: Tensor) -> Tensor:
-            return values.new_zeros(len(self.order), *values.shape[1:]).index_copy_(0, place, values)
+            return values.new_zeros(len(self.order), *values.shape[1:]).index_copy_(0, slot, values)
 
         first = torch.tensor([self.held[row].start for row in self.order], device=device)[:, None]  # [B, 1]
         padded = {n: pad_sequence([states[n] for states in fresh], batch_first=True) for n in head.hidden_layers}
@@ -205,7 +203,7 @@ class DFlash(Drafter):
         whole_block = torch.ones(self.block, self.block, dtype=torch.bool, device=device)
         slots, attend = self.cache.begin(self.block, whole_block)
         last = self.target.transformer.embed_tokens(torch.tensor([c.tokens[-1] for c in contexts], device=device))
-        states = head(everyone(last)[:, None], first + slots, attend)[place, 0, 1:]  # [b, B − 1, d]
+        states = head(everyone(last)[:, None], first + slots, attend)[slot, 0, 1:]  # [b, B − 1, d]
         return states @ self.head_rows.T
 
     def forget(self, row: int) -> None:
@@ -214,13 +212,13 @@ class DFlash(Drafter):
             self.cache, self.order = None, []
 
     def _resume(self, row: int, start: int) -> None:
-        """The row's next states are those of place `start`: keep what is held before it, if that reaches so far."""
+        """The next states are those of position `start`: keep what is held before it, if that reaches so far."""
         held = self.held.get(row, range(start, start))
-        # With a gap between (states that nobody handed over), the context begins anew behind it.
+        # With a gap between (states that were not handed over), the context begins anew after it.
         self.held[row] = range(held.start, start) if held.start <= start <= held.stop else range(start, start)
 
     def _make_room(self, rows: Sequence[int], width: int) -> None:
-        """A cache row for every living row, with `width` slots behind what it holds."""
+        """A cache row for every living sequence, with `width` slots after what it holds."""
         old = {row: i for i, row in enumerate(self.order)}
         order = [row for row in self.order if row in self.held] + [row for row in rows if row not in old]
         longest = max(map(len, self.held.values())) + width

@@ -1,10 +1,10 @@
 """Early exit, or self-speculation: the target drafts for itself with some of its layers left out.
 
-The residual stream is read off before it is finished: after the first n layers, or after a choice of layers that skips
-some on the way. The target's own final norm and head turn it into a law. There is no second model to find, to train or
-to keep in memory, and no cheap draft either: c ≈ the share of layers that remain, plus the head.
+The residual stream is taken before it is finished: after the first n layers, or after a choice of layers that skips
+some on the way. The target's own final norm and head turn it into a distribution. There is no second model to find, to
+train or to keep in memory, and no cheap draft either: c ≈ the share of layers that remain, plus the head.
 
-Untrained, the last norm and head meet a stream they were not made for, and acceptance is poor (small models most of
+Untrained, the last norm and head get a stream they were not trained on, and acceptance is poor (small models most of
 all). The remedy is a small trained `exit` between the two: see `Adapter` and `EarlyExit.train_exit`.
 """
 
@@ -17,22 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..model import Transformer
 from ..sampling import Sampling
-from .model import Model
+from .model import DraftModel
 
 
-class EarlyExit(Model):
+class EarlyExit(DraftModel):
     """Draft with the first `layers` layers of the target, or with those named in a sequence; None: the first half.
 
     The draft keeps a cache of its own, although the target computes the same keys and values again when it verifies:
     a verify pass that went on from the draft's states would save that, at the price of a loop made for this drafter.
     """
 
+    chain_model = None  # its head is not a plain model's: the exit comes before it
+
     def __init__(
         self,
-        target: Handle,
+        target: Model,
         layers: int | Sequence[int] | None = None,
         exit: nn.Module | None = None,  # residual stream [..., d] to residual stream [..., d], before the final norm
         sampling: Sampling | None = None,
@@ -41,7 +43,7 @@ class EarlyExit(Model):
         exit = exit.to(target.device, target.dtype) if exit is not None else None
         view = View(target.transformer, chosen, exit)
         name = f"{target.name}, {len(chosen)} of {target.config.num_layers} layers"
-        super().__init__(Handle(name, view, target.tokenizer, target.end_tokens, target.chat_template), sampling)
+        super().__init__(Model(name, view, target.tokenizer, target.end_tokens, target.chat_template), sampling)
         self.target, self.layers, self.exit = target, chosen, exit
 
     chain_model = None  # its head is not a transformer's own
@@ -49,7 +51,7 @@ class EarlyExit(Model):
     def train_exit(
         self, texts: Sequence[Sequence[int]], steps: int = 200, batch: int = 64, lr: float = 3e-3, seed: int = 0
     ) -> list[float]:
-        """Teach the exit the target's laws on texts of token ids, and nothing else: the loss of every step.
+        """Train the exit, and nothing else, on the target's distributions over these token ids: the loss of each step.
 
         Soft cross-entropy −Σ p log q. Both streams are computed once, so a step costs two heads and one exit.
         """

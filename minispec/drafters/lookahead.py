@@ -1,17 +1,17 @@
-"""Lookahead decoding: no draft at all. The target guesses its own future while it verifies, and keeps the good bits.
+"""Lookahead decoding (Fu et al., 2024, arXiv:2402.02057): no draft model. The target guesses ahead while it verifies.
 
-Jacobi's idea: guess all the next tokens at once, let the model replace each by what it would say after the others, and
-repeat. Left alone, the tokens converge from the left, one or a few a pass. Lookahead keeps the history of that process:
-a window of W columns and N − 1 levels rides along in every pass of the target (as `Draft.scratch`, never accepted).
+Jacobi's idea: guess all the next tokens at once, let the model replace each by its prediction after the others, and
+repeat. The tokens converge from the left, one or a few per pass. Lookahead keeps the history of that process: a window
+of W columns and N − 1 levels rides along in every pass of the target (as `Draft.scratch`, never accepted).
 
-    level 0, oldest    1  2  3  4     W = 4, N = 4. Each number is the place of a token, counted from the last
-    level 1            2  3  4  5     committed one, so a column holds guesses at neighbouring places,
+    level 0, oldest    1  2  3  4     W = 4, N = 4. Each number is the position of a token, counted from the last
+    level 1            2  3  4  5     committed one, so a column holds guesses at neighbouring positions,
     level 2, newest    3  4  5  6     and the pass predicts what comes below it (4 5 6 7).
 
-A token sees its own column above it, and left of that column the oldest level, so that every place before its own is
-filled once. With the predicted token a column is an N-gram, made by the target itself. N-grams are pooled by their
-first token. Those that start with the last committed token are verified as branches of a tree in the same pass. Bad
-ones cost time, nothing else.
+A token attends to its own column above it, and left of that column to the oldest level, so that every position before
+its own is filled once. With the predicted token a column is an N-gram, made by the target itself. N-grams are pooled by
+their first token. Those that start with the last committed token are verified as branches of a tree in the same pass.
+Bad ones cost time, nothing else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..files.handle import Model as Handle
-from ..tree import merge
+from ..files.handle import Model
+from ..tree import allowed_nodes, merge
 from .base import Context, Draft, Drafter, Scratch
 
 Guess = tuple[int, ...]  # the N − 1 tokens that may follow
@@ -41,21 +41,29 @@ class Row:
 class Lookahead(Drafter):
     """Draft N-grams that the target itself produced, in a window of `window` columns, while verifying earlier ones.
 
-    A pass reads up to (window + guesses)·(ngram − 1) tokens beyond the last one, so this pays where the target has
+    A pass processes up to (window + guesses)·(ngram − 1) tokens beyond the last one, so this pays where the target has
     arithmetic to spare. Drafts are at most ngram − 1 deep. The pool keeps the `guesses` latest N-grams of each first
-    token. `target` is only asked for its vocabulary: the model that looks ahead is the one that verifies.
+    token. Of `target` only the vocabulary is used: the model that looks ahead is the one that verifies.
     """
 
-    def __init__(self, target: Handle | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
+    def __init__(self, target: Model | None = None, window: int = 5, ngram: int = 4, guesses: int = 5, seed: int = 0):
         for name, value, least in (("window", window, 1), ("ngram", ngram, 2), ("guesses", guesses, 1)):
             if not (isinstance(value, int) and value >= least):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}")
         self.vocab_size = target.config.vocab_size if target is not None else None
         self.window, self.levels, self.guesses, self.seed = window, ngram - 1, guesses, seed
-        self.extra_slots = (window + guesses) * self.levels
+        self.scratch_slots = window * self.levels  # the window's tokens ride along in every pass
         self.offsets = [1 + column + level for level in range(self.levels) for column in range(window)]
         self.mask = window_mask(window, self.levels)
         self.rows: dict[int, Row] = {}
+
+    def max_tree_nodes(self, k: int) -> int:
+        """The most nodes of a draft of depth k: guesses without a common prefix."""
+        return self.guesses * min(k, self.levels)
+
+    @property
+    def extra_slots(self) -> int:
+        return self.max_tree_nodes(self.levels) - self.levels + self.scratch_slots
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         drafts = []
@@ -64,17 +72,18 @@ class Lookahead(Drafter):
             if row is None:
                 row = Row(random.Random(f"{self.seed} {context.tokens}"), [[] for _ in range(self.levels)])
                 self.rows[context.row] = row
-            for level in row.levels:  # places nobody has guessed yet: any token of the text will do
+            for level in row.levels:  # positions without a guess: any token of the sequence will do
                 level += row.random.choices(context.tokens, k=self.window - len(level))
-            tree = merge([guess[:k] for guess in row.pool.get(context.tokens[-1], [])])
+            tree = merge([guess[:k] for guess in row.pool.get(context.tokens[-1], [])])  # the newest guess comes first
+            n = allowed_nodes(context, len(tree.tokens))
             scratch = Scratch([token for level in row.levels for token in level], self.offsets, self.mask)
-            drafts.append(Draft(tree.tokens, None, tree.parents, scratch))
+            drafts.append(Draft(tree.tokens[:n], None, tree.parents[:n], scratch))
         return drafts
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Pool the window's new N-grams, and let the window move on by as many tokens as were emitted."""
         if scratch is None:
-            return  # no pass with a window: the next one starts a little behind
+            return  # the pass had no window: the next one starts a little late
         state = self.rows[row]
         state.levels.append(scratch[-self.window :].argmax(-1).tolist())  # one Jacobi step of the newest level
         for first, *rest in reversed([*zip(*state.levels, strict=True)]):  # the nearest column is the newest entry
@@ -83,8 +92,8 @@ class Lookahead(Drafter):
                 pool.remove(guess)
             pool.insert(0, guess)
             del pool[self.guesses :]
-        # Without the oldest level every column starts one place further on, which is where one token more leaves it.
-        # For each accepted draft on top of that, the first column has become the past.
+        # Without the oldest level every column starts one position later, which is where one more token leaves it.
+        # For each accepted draft token on top of that, the first column is in the past.
         state.levels = [level[len(path) :] for level in state.levels[1:]]
 
     def forget(self, row: int) -> None:
@@ -92,7 +101,7 @@ class Lookahead(Drafter):
 
 
 def window_mask(window: int, levels: int) -> Tensor:
-    """[s, s], who sees whom among the s = levels · window tokens, level by level: see the top of this file."""
+    """[s, s], which of the s = levels · window tokens attend to which, level by level: see the top of this file."""
     level, column = torch.arange(levels * window) // window, torch.arange(levels * window) % window
     same_column = (column[:, None] == column) & (level[:, None] >= level)
     oldest_level = (level == 0) & (column[:, None] >= column)

@@ -1,16 +1,16 @@
 """Medusa: extra heads on the target's last state guess several tokens ahead at once, without a draft model.
 
-The LM head reads the state h of position t and predicts token t + 1. Head k reads the same h and predicts token
-t + 1 + k:
+(Cai et al., 2024, arXiv:2401.10774.) The LM head takes the state h of position t and predicts token t + 1. Head k takes
+the same h and predicts token t + 1 + k:
 
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-At the start W₁ = 0 and b = 0, and every head says what the LM head says.
+At the start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
 
-The heads do not know what each other chose: head 2 answers for every token that head 1 may have meant. So several
-candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate i of head k
-was right on held-out text.
+No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
+it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
+i of head k was right on held-out sequences.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
-from ..tree import Choice, Tree, best_tree, from_candidates
+from ..tree import Choice, Tree, allowed_nodes, best_tree, from_candidates, prune
 from .base import Context, Draft, Drafter
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -39,7 +39,7 @@ class MedusaHeads(nn.Module):
     measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
 
-    def __init__(self, target: Handle, count: int = 4, head_ids: Tensor | None = None, own_head: bool = False):
+    def __init__(self, target: Model, count: int = 4, head_ids: Tensor | None = None, own_head: bool = False):
         super().__init__()
         if not (isinstance(count, int) and count >= 1):
             raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
@@ -58,7 +58,7 @@ class MedusaHeads(nn.Module):
         self.accuracy = [[0.5 ** (i + 1) for i in range(min(CANDIDATES, len(rows)))] for _ in range(count)]
 
     def features(self, h: Tensor) -> Tensor:
-        """What each head makes of the target's normed states [..., d]: z [..., K, d]."""
+        """The features z of every head [..., K, d], from the target's normed states [..., d]."""
         return h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
 
     def forward(self, h: Tensor) -> Tensor:
@@ -70,13 +70,13 @@ class MedusaHeads(nn.Module):
         best = self(h).topk(len(self.accuracy[0])).indices
         return best if self.head_ids is None else self.head_ids[best]
 
-    def save(self, target: Handle, folder: str | Path, bits: int | None = 8) -> None:
+    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
         settings = {"heads": self.count, "head_vocab": None if self.head_ids is None else len(self.head_ids),
                     "own_head": self.own_head, "accuracy": self.accuracy}  # fmt: skip
         save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
 
     @classmethod
-    def load(cls, target: Handle, folder: str | Path | None = None) -> MedusaHeads:
+    def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
         """Stored heads; None: those that ship with minispec."""
         folder, settings = find_heads(target, "medusa", folder)
         some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
@@ -88,7 +88,7 @@ class MedusaHeads(nn.Module):
         return heads
 
 
-def chosen_rows(target: Handle, head_ids: Tensor | None) -> Tensor:
+def chosen_rows(target: Model, head_ids: Tensor | None) -> Tensor:
     """The LM head's rows for these tokens [v, d]."""
     weight = target.transformer.lm_head.weight.detach()
     return weight if head_ids is None else weight[head_ids.to(weight.device)]
@@ -101,13 +101,13 @@ class Medusa(Drafter):
     most expected tokens, by the heads' accuracies), "chain" (the best token of each head), or a list of choices as
     tree.from_candidates takes it.
 
-    With `lossless=False` drafts pass by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the text no
-    longer follows the target's law; greedy text stays the same.
+    With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
+    output no longer follows the target's distribution; greedy output stays the same.
     """
 
     def __init__(
         self,
-        target: Handle,
+        target: Model,
         heads: MedusaHeads | str | Path | None = None,
         nodes: int = 24,
         tree: str | Sequence[Choice] = "best",
@@ -120,12 +120,19 @@ class Medusa(Drafter):
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
         if self.heads.weight.shape[1] != target.config.hidden_size:
-            raise ValueError(f"heads read states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
+            raise ValueError(f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.shapes = {k: self._shape(k) for k in range(1, self.heads.count + 1)}
-        self.extra_slots = max(len(shape.parents) for shape in self.shapes.values())
+
+    def max_tree_nodes(self, k: int) -> int:
+        """The most nodes of a draft of depth k."""
+        return len(self.shapes[min(k, self.heads.count)].tokens)
+
+    @property
+    def extra_slots(self) -> int:
+        return max(self.max_tree_nodes(k) - k for k in self.shapes)
 
     def __repr__(self) -> str:
         nodes = len(self.shapes[self.heads.count].parents)
@@ -133,7 +140,7 @@ class Medusa(Drafter):
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
     def _shape(self, k: int) -> Tree:
-        """The tree of depth k at most, with places in the table of candidates [K · m] where its tokens will be."""
+        """The tree of depth k at most. Its "tokens" are where they will be in the table of candidates [K · m]."""
         accuracy = self.heads.accuracy[:k]
         if self.tree == "best":
             choices = best_tree(accuracy, self.nodes)
@@ -153,8 +160,23 @@ class Medusa(Drafter):
         if k < 1 or not newest:
             return [Draft([]) for _ in contexts]
         h = self.target.transformer.norm(torch.stack(list(newest.values())))  # [B, d]
-        table = self.heads.candidates(h.to(self.heads.weight.dtype)).flatten(1)  # [B, K · m]
-        places, parents = self.shapes[min(k, self.heads.count)]
-        tokens = dict(zip(newest, table[:, places].tolist(), strict=True))
-        parents = None if self.tree == "chain" else parents
-        return [Draft(tokens[c.row], None, parents) if c.row in tokens else Draft([]) for c in contexts]
+        table = self.heads.candidates(h.to(self.heads.weight.dtype)).flatten(1).tolist()  # [B, K · m]
+        candidates = dict(zip(newest, table, strict=True))
+        return [self._fill(candidates[c.row], k, c) if c.row in candidates else Draft([]) for c in contexts]
+
+    def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
+        """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
+        shape = self.shapes[min(k, self.heads.count)]
+        allowed = allowed_nodes(context, len(shape.tokens))
+        if allowed < len(shape.tokens):
+            shape, _ = prune(shape, self._reach(shape), allowed)
+        tokens = [candidates[i] for i in shape.tokens]
+        return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)
+
+    def _reach(self, shape: Tree) -> list[float]:
+        """For every node: how often everything on the path to it is right."""
+        reach = []
+        for i, parent in zip(*shape, strict=True):
+            head, candidate = divmod(i, len(self.heads.accuracy[0]))
+            reach.append(self.heads.accuracy[head][candidate] * (reach[parent] if parent >= 0 else 1.0))
+        return reach

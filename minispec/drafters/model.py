@@ -1,8 +1,8 @@
 """A small model drafts: it runs ahead of the target, token by token, on a cache of its own.
 
 Bookkeeping. Before a cycle the cache lacks the last token, and the one before it if the last draft was accepted whole
-(that draft was proposed but never read). So `propose` first reads whatever is missing, which is one rule for both cases
-and for the prompt too. After the cycle, `settle` forgets what the target rejected.
+(its last token was proposed, but never processed). So `propose` first processes whatever is missing, which is one rule
+for both cases and for the prompt too. After the cycle, `settle` rewinds what the target rejected.
 """
 
 from __future__ import annotations
@@ -13,32 +13,37 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..generate import pad
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
 
 
-class Model(Drafter):
-    """Draft with a model of the target's vocabulary. `sampling` may differ from the target's: exact all the same.
+class DraftModel(Drafter):
+    """Draft with a model of the target's vocabulary: `ms.drafters.Model(draft)`.
 
-    A `fast` one reads a token of every row by one launch: see gpu/draft_memory.py. None: where an engine is.
+    `sampling` may differ from the target's: the output is exact all the same. A `fast` draft model processes one token
+    of every sequence by a single launch (see gpu/draft_memory.py); None: where an engine's passes are recorded, too.
     """
 
-    def __init__(self, draft: Handle, sampling: Sampling | None = None, fast: bool | None = None):
+    def __init__(self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None):
         self.draft, self.sampling, self.fast = draft, sampling, fast
         self.vocab_size = draft.config.vocab_size
-        self.memory = draft.recorder().draft_memory() if fast else Contiguous(draft)
-        self.committed: dict[int, int] = {}  # how many tokens each row had when it was last drafted for
+        self.memory = draft.recorder().draft_memory() if fast else ContiguousMemory(draft)
+        self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
         self.k = 0
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__.removeprefix('Draft')}({self.draft.name})"  # as users type it: Model(…)
+
     @property
-    def chain_model(self) -> Handle | None:
-        return self.draft
+    def chain_model(self) -> Model | None:
+        """The draft model. A subclass with a `propose` of its own drafts something else than its plain chain: None."""
+        return self.draft if type(self).propose is DraftModel.propose else None
 
     @property
     def read(self) -> dict[int, int]:
-        """How many tokens of each living row the cache holds."""
+        """How many tokens of each living sequence the cache holds."""
         return self.memory.lengths
 
     @property
@@ -47,19 +52,24 @@ class Model(Drafter):
 
     @property
     def order(self) -> list[int]:
-        """The row that sits in each row of a contiguous cache."""
+        """The sequence in each row of a contiguous cache."""
         return self.memory.order
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        longest = max(len(context.tokens) for context in contexts) + k
-        if k < 1 or longest > self.draft.config.max_length:
-            return [Draft([]) for _ in contexts]  # past its own length a draft has nothing to say
+        # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
+        fitting = [c for c in contexts if k >= 1 and len(c.tokens) + k <= self.draft.config.max_length]
+        chains = self._chains(fitting, k) if fitting else []
+        draft_of = {c.row: draft for c, draft in zip(fitting, chains, strict=True)}
+        return [draft_of.get(c.row, Draft([])) for c in contexts]
+
+    def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        """k tokens for every sequence, one after the other."""
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
 
-        # Nobody asks what follows the last draft, so it is not read.
+        # What follows the last draft token is not needed, so that token is not processed.
         self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.row: context.tokens[self.read[context.row] :] for context in contexts}
         tokens, probs = [], []
@@ -79,12 +89,15 @@ class Model(Drafter):
         return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
-        """Keep the committed tokens and the accepted drafts, of which the k-th was never read."""
+        """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
         if row in self.committed:  # taken out: a cycle that was not drafted for changes nothing
             self.read[row] = min(self.read[row], self.committed.pop(row) + len(path))
 
     def rewind(self, row: int, length: int) -> None:
-        if row in self.read:
+        if length < 1:  # it starts afresh: its slots are free until then
+            self.committed.pop(row, None)
+            self.memory.forget(row)
+        elif row in self.read:
             self.read[row] = min(self.read[row], length)
 
     def forget(self, row: int) -> None:
@@ -96,24 +109,24 @@ class Model(Drafter):
             self.memory = self.draft.recorder().draft_memory()
 
 
-New = dict[int, Sequence[int]]  # row → the tokens it is to read, one at least
+New = dict[int, Sequence[int]]  # sequence → its tokens to process, one at least
 
 
-class Contiguous:
-    """One KVCache with a row for everyone. Those who read nothing in a pass ride along."""
+class ContiguousMemory:
+    """One KVCache with a row for every sequence. Those without new tokens ride along in a pass."""
 
-    def __init__(self, draft: Handle):
+    def __init__(self, draft: Model):
         self.draft, self.lengths = draft, {}
         self.cache: KVCache | None = None
-        self.order: list[int] = []  # the row that sits in each row of the cache
+        self.order: list[int] = []  # the sequence in each row of the cache
 
     def make_room(self, ends: dict[int, int]) -> None:
         new = [row for row in ends if row not in self.lengths]
         self.lengths.update(dict.fromkeys(new, 0))
-        # A pass also pads the rows that only ride along: nobody reads that, but it needs slots.
+        # A pass also pads the sequences that only ride along. Padding is never attended to, but it needs slots.
         longest = max(self.lengths.values()) + max(end - self.lengths[row] for row, end in ends.items())
-        crowded = len(self.lengths) < len(self.order) / 2  # more dead than alive: move the living together
-        if self.cache is None or new or crowded or longest > self.cache.capacity:
+        sparse = len(self.lengths) < len(self.order) / 2  # most have ended: move the living ones together
+        if self.cache is None or new or sparse or longest > self.cache.capacity:
             alive = {row: i for i, row in enumerate(self.order) if row in self.lengths and row not in new}
             capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
             if self.cache is None or not alive:
@@ -130,8 +143,8 @@ class Contiguous:
             self.lengths[row] += len(new[row])
         if list(new) == self.order:
             return logits
-        place = {row: i for i, row in enumerate(self.order)}
-        return logits[[place[row] for row in new]]
+        slot = {row: i for i, row in enumerate(self.order)}
+        return logits[[slot[row] for row in new]]
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)

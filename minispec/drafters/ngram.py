@@ -1,6 +1,7 @@
-"""Prompt lookup: when the last few tokens have been written before, guess that what followed then follows now.
+"""Prompt lookup: when the last few tokens have occurred before, guess that what followed then follows now.
 
-No model and no probabilities, yet hard to beat where the answer repeats its question: summaries, edits, quotations.
+There is no model and there are no probabilities, yet it is hard to beat where the completion repeats its prompt:
+summaries, edits, quotations.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ class NGram(Drafter):
         index = self.rows.setdefault(context.row, Index(self.n_min, self.n_max))
         index.update(tokens)
         for n in range(min(self.n_max, len(tokens)), self.n_min - 1, -1):
-            place = index.after.get(tuple(tokens[-n:]))
-            if place is not None:
-                return tokens[place : place + k]  # fewer than k where the text ends first
+            position = index.after.get(tuple(tokens[-n:]))
+            if position is not None:
+                return tokens[position : position + k]  # fewer than k where the sequence ends first
         return []
 
 
 class Index:
-    """Where each n-gram of one text was last continued. Grows with the text, never looks at a token twice."""
+    """Where each n-gram of one sequence was last continued. It grows with the sequence, and indexes each token once."""
 
     def __init__(self, n_min: int, n_max: int):
         self.lengths = range(n_min, n_max + 1)
         self.after: dict[tuple[int, ...], int] = {}  # n-gram → position of the token after its latest occurrence
-        self.log: list[list[tuple]] = []  # for each token of the text: what it changed, as (n-gram, value before)
+        self.log: list[list[tuple]] = []  # for each token: what it changed, as (n-gram, value before)
 
     def update(self, tokens: Sequence[int]) -> None:
         # An n-gram is entered when the token after it arrives. So the suffix at the end never finds itself.
-        for place in range(len(self.log), len(tokens)):
-            ngrams = [tuple(tokens[place - n : place]) for n in self.lengths if n <= place]
+        for position in range(len(self.log), len(tokens)):
+            ngrams = [tuple(tokens[position - n : position]) for n in self.lengths if n <= position]
             self.log.append([(ngram, self.after.get(ngram)) for ngram in ngrams])
-            self.after.update(dict.fromkeys(ngrams, place))
+            self.after.update(dict.fromkeys(ngrams, position))
 
     def rewind(self, length: int) -> None:
         """Take back what the tokens from `length` on have changed."""

@@ -1,4 +1,4 @@
-"""A quantised copy of the target drafts: nearly the same laws, from weights of fewer bits."""
+"""A quantised copy of the target drafts: nearly the same distributions, from weights of fewer bits."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import replace
 from torch import nn
 
 from ..files.folder import build
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..files.quantize import dequantize, quantize
 from ..sampling import Sampling
-from .model import Model
+from .model import DraftModel
 
 
-class Quantized(Model):
+class Quantized(DraftModel):
     """Draft with the target's weights in `bits` bits: one scale per output channel, or per `group` of its inputs.
 
     This computes what a quantised model computes, on weights rounded and then expanded again, so acceptance is the
     real one and the speed is not: a draft is only cheaper where a kernel reads the few bits instead of the floats.
     """
 
-    def __init__(self, target: Handle, bits: int = 8, group: int | None = None, sampling: Sampling | None = None):
+    def __init__(self, target: Model, bits: int = 8, group: int | None = None, sampling: Sampling | None = None):
         super().__init__(quantized_copy(target, bits, group), sampling)
         self.bits, self.group = bits, group
 
 
-def quantized_copy(model: Handle, bits: int = 8, group: int | None = None) -> Handle:
+def quantized_copy(model: Model, bits: int = 8, group: int | None = None) -> Model:
     """The model with the weight of every linear layer, the head's too, rounded to `bits` bits. All else is shared.
 
-    The embedding stays as it is: a lookup reads one row a token, so fewer bits there save no time and cost acceptance.
-    A head tied to it is untied, because a product does read all rows.
+    The embedding stays as it is: a lookup reads one row per token, so fewer bits there save no time and cost
+    acceptance. A head tied to it is untied, because a product does read all rows.
     """
     whole = model.transformer
     tensors = dict(whole.state_dict())
@@ -38,4 +38,4 @@ def quantized_copy(model: Handle, bits: int = 8, group: int | None = None) -> Ha
             tensors[f"{name}.weight"] = dequantize(*quantize(module.weight.detach(), bits, group))
     config = replace(model.config, tie_embeddings=False)
     copy = build(config, tensors, where=f"the copy of {model.name}", device=model.device, dtype=model.dtype)
-    return Handle(f"{model.name} in {bits} bits", copy, model.tokenizer, model.end_tokens, model.chat_template)
+    return Model(f"{model.name} in {bits} bits", copy, model.tokenizer, model.end_tokens, model.chat_template)

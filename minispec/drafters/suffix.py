@@ -1,12 +1,12 @@
-"""Suffix decoding: a trie of everything written so far says what usually comes next, and how surely.
+"""Suffix decoding: a trie of everything generated so far tells what usually comes next, and how often it does.
 
-Prompt lookup trusts one occurrence of one suffix. Here every suffix of the text that has been seen before makes a
+Prompt lookup trusts one occurrence of one suffix. Here every suffix of the sequence that has occurred before makes a
 proposal, the commonest continuation of all its occurrences, and estimates how many tokens of it will be accepted. The
-highest estimate wins. Sure of itself, it drafts far; when nothing matches, it drafts nothing.
+highest estimate wins. Where a continuation is nearly certain the draft is long; where nothing matches there is none.
 
-The trie holds every string of up to `depth` tokens that occurs in its texts. Written out, that is `depth` nodes for
-each token of text. But a string seen once is followed by the rest of its text and nothing else. So such a node stays a
-leaf that points into the text, and unfolds into real nodes, one token at a time, if the string comes again.
+The trie holds every string of up to `depth` tokens that occurs in its texts. With a node for each, that would be
+`depth` nodes per token. But a string seen once is followed by the rest of its text and nothing else. So such a node
+stays a leaf that points into the text, and unfolds into real nodes, one token at a time, if the string comes again.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class Suffix(Drafter):
     """Draft the continuation, after any matching suffix, of which the most tokens are expected to be accepted.
 
     A match of m tokens may propose up to `factor`·m more, as long as their joint probability stays ≥ `floor`; match and
-    continuation together are at most `depth` long. `memory` is how many past outputs to learn from, across rows and
-    runs; the oldest is forgotten first. Without it each row knows its own text alone.
+    continuation together are at most `depth` long. `memory` is how many past outputs to learn from, across requests and
+    runs; the oldest is forgotten first. Without it each sequence has its own tokens alone to learn from.
     """
 
     def __init__(self, depth: int = 64, factor: float = 1.0, floor: float = 0.1, memory: int = 0):
@@ -58,17 +58,18 @@ class Suffix(Drafter):
                 self.past.remove_oldest()
 
     def rewind(self, row: int, length: int) -> None:
-        """Start afresh. (To forget the row would be to remember, as its output, what the target has just refused.)"""
+        """Start afresh without learning: this is no finished output. A preempted request is rewound to length 0."""
         if row in self.rows:
             old = self.rows[row]
             self.rows[row] = Row(old.tokens[:length], old.prompt_tokens, self.depth)
 
     def forget(self, row: int) -> None:
+        """The request has ended: learn from its output."""
         if row in self.rows:
             self.remember(self.rows.pop(row).output())
 
     def _best(self, matches: Sequence[tuple[int, Node]], k: int) -> list[int]:
-        """The continuation with the highest score; of equals the first, so own text and long matches go first."""
+        """The continuation with the highest score; of equals the first: own tokens, then long matches."""
         best, best_score = [], 0.0
         for m, node in matches:
             limit = min(k, int(self.factor * m), self.depth - m)
@@ -80,10 +81,10 @@ class Suffix(Drafter):
 
 
 class Row:
-    """What is known of one row: a trie with its text, which grows."""
+    """What is known of one sequence: a trie with its tokens, which grows."""
 
     def __init__(self, tokens: list[int], prompt_tokens: int, depth: int):
-        self.tokens, self.prompt_tokens = tokens, prompt_tokens  # what is there when a row is first seen is its prompt
+        self.tokens, self.prompt_tokens = tokens, prompt_tokens  # what is there at the first call is the prompt
         self.trie = Trie(depth)
         self.trie.add([])
 
@@ -97,12 +98,12 @@ class Row:
         return [*enumerate(self.trie.open)][:0:-1]  # without m = 0
 
     def output(self) -> list[int]:
-        """Without the prompt. The context's own list: the last cycle wrote into it and asked for no proposal after."""
+        """Without the prompt. `tokens` is the context's own list, so the tokens of the last cycle are in it, too."""
         return self.tokens[self.prompt_tokens :]
 
 
 class Text:
-    """One sequence that a trie has read."""
+    """One sequence that a trie has counted."""
 
     def __init__(self, number: int):
         self.number = number  # later texts have higher numbers

@@ -25,7 +25,7 @@ from ..speculate import Completion
 from ..trace import Cycle
 from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator
-from .draft_memory import Paged
+from .draft_memory import PagedMemory
 from .fused import FastTransformer, require_ordinary
 from .record import why_not_compile
 
@@ -117,9 +117,9 @@ class Backend:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""
         return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
 
-    def draft_memory(self) -> Paged:
+    def draft_memory(self) -> PagedMemory:
         """Memory in blocks for a model that drafts in an engine."""
-        return Paged(self.model)
+        return PagedMemory(self.model)
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 

@@ -1,16 +1,17 @@
-"""What a draft model remembers of the rows it drafts for: contiguous, or in blocks that recorded passes can read.
+"""A draft model's keys and values of the sequences it drafts for: contiguous, or in blocks for recorded passes.
 
 Both memories have one interface:
 
-    lengths            how many tokens of each living row have been read; to rewind a row is to lower its number
-    make_room(ends)    slots for each of these rows up to so many tokens; what was rewound is forgotten
-    read(new)          one pass over the new tokens of these rows: logits [B, V] of what follows each row's last
-    forget(row)        the row is over
+    lengths            how many tokens of each living sequence are processed; lowering the number rewinds the sequence
+    make_room(ends)    slots for each of these sequences up to so many tokens; what was rewound is forgotten
+    read(new)          one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each
+    forget(row)        the sequence has ended
 
-`Contiguous` is one KVCache: simple, and right for every model. `Paged` is for a GPU. A draft model is small, so its
-passes are mostly waiting for launches, and a draft is k of them. Here a pass over one or two tokens a row is a single
-launch, as the engine's are (buckets.py). Two are read after a draft that was accepted whole: its last token and the
-bonus. Whoever has more to read, a prompt or what was written while it sat out, has a pass in the usual way.
+`ContiguousMemory` (drafters/model.py) is one KVCache: simple, and right for every model. `PagedMemory` is for a GPU. A
+draft model is small, so its passes mostly wait for launches, and a draft is k of them. Here a pass over one or two
+tokens per sequence is a single launch, as the engine's are (buckets.py). Two are new after a draft that was accepted
+whole: its last token and the bonus. A sequence with more new tokens, a prompt or what was generated while it was not
+drafted for, has an ordinary pass.
 """
 
 from __future__ import annotations
@@ -21,19 +22,19 @@ import torch
 from torch import Tensor
 
 from ..drafters.model import New
-from ..files.handle import Model as Handle
+from ..files.handle import Model
 from ..serving.paged import PagedKVCache
 from .buckets import Buckets, memory_for
 
-ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 rows of 512 tokens
+ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 sequences of 512 tokens
 
 
-class Paged:
-    """Blocks that any row may be given. When there are too few the memory doubles, and stays: it keeps recordings."""
+class PagedMemory:
+    """Blocks for any sequence. When there are too few the memory doubles, and stays so: it keeps recordings."""
 
-    def __init__(self, draft: Handle):
+    def __init__(self, draft: Model):
         self.draft, self.lengths = draft, {}
-        self.tables: dict[int, list[int]] = {}  # the blocks of each living row, in order
+        self.tables: dict[int, list[int]] = {}  # the blocks of each living sequence, in order
         self.free: list[int] = []
         self.cache: PagedKVCache | None = None
         self.buckets: Buckets | None = None
@@ -55,21 +56,21 @@ class Paged:
             self.lengths[row] += len(new[row])
         if len(logits) == 1:
             return logits[0]
-        place = {row: i for i, row in enumerate([*few, *many])}
-        return torch.cat(logits)[[place[row] for row in new]]
+        slot = {row: i for i, row in enumerate([*few, *many])}
+        return torch.cat(logits)[[slot[row] for row in new]]
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)
         self.free += self.tables.pop(row, [])
 
     def _launch(self, new: New) -> Tensor:
-        """One or two tokens of every row, by one launch. Good until the next."""
+        """One or two tokens of every sequence, by one launch. The logits hold until the next."""
         logits, _ = self.buckets.read(list(new.values()), *self._where(new))  # [B, T, V]
         last = [len(tokens) - 1 for tokens in new.values()]
         return logits[:, -1] if min(last) == max(last) else logits[list(range(len(last))), last]  # after it: padding
 
     def _ragged(self, new: New) -> Tensor:
-        """Any number of tokens of every row, laid end to end."""
+        """Any number of tokens of every sequence, laid end to end."""
         transformer, (starts, tables) = self.draft.transformer, self._where(new)
         counts = [len(tokens) for tokens in new.values()]
         flat = torch.tensor([[token for tokens in new.values() for token in tokens]], device=self.draft.device)
@@ -80,7 +81,7 @@ class Paged:
         return [self.lengths[row] for row in new], [self.tables[row] for row in new]
 
     def _grow(self, rows: int, blocks: int) -> None:
-        """Memory for passes over so many rows, with so many blocks to give away. Block numbers stay what they are.
+        """Memory for passes over so many sequences, with so many blocks to give away. Block numbers stay the same.
 
         The larger memory has to be recorded anew, which is expensive: hence twice as much each time.
         """

@@ -14,6 +14,7 @@ from fakes import Given, continuation, scripted, whole_text, wrong_at
 import minispec as ms
 from minispec.bench import acceptance as bench
 from minispec.drafters import Draft
+from minispec.drafters.by_name import name_of
 from minispec.trace import Cycle, Trace
 
 D = ms.drafters
@@ -192,7 +193,7 @@ def test_bench_acceptance_writes_what_it_prints(run, traces, tiny_folder, draft_
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (code, err, out) == (0, "", bench.text(result) + "\n")
     assert {row["k"] for row in result["drafters"].values()} == {3, 6} and result["drafters"]["ngram:6"]["k"] == 6
-    assert Counter((type(drafter).__name__, k) for drafter, k, _, _ in traces) == {
+    assert Counter((name_of(drafter), k) for drafter, k, _, _ in traces) == {
         ("Model", 3): 3, ("Suffix", 3): 3, ("NGram", 3): 3, ("NGram", 6): 3
     }  # fmt: skip
     assert result["prompts"] == {"mt-bench": 2, "math reasoning": 1} and result["too_long"]["qa"] == 1

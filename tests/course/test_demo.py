@@ -14,8 +14,8 @@ import minispec as ms
 from minispec import cli, theory
 from minispec.course import demo
 from minispec.course.demo import Painter, predict, wants_colour
-from minispec.drafters import by_name
-from minispec.drafters.by_name import make_drafter
+from minispec.drafters import DRAFTERS, by_name, shipped_draft
+from minispec.drafters.by_name import name_of
 from minispec.files import registry
 from minispec.files.folder import save_folder
 from minispec.trace import Cycle, Trace
@@ -25,7 +25,7 @@ ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
 @pytest.fixture(scope="module")
 def result(tiny_text, draft_folder):
-    drafter = make_drafter("model", tiny_text, str(draft_folder))
+    drafter = by_name("model", tiny_text, str(draft_folder))
     return demo.demo(tiny_text, drafter, "The fox", 24, 3, temperature=0.8, seed=1, repeat=2)
 
 
@@ -114,7 +114,7 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch):
 
 
 def test_the_watched_run_is_what_speculate_writes(result, tiny_text, draft_folder):
-    drafter = make_drafter("model", tiny_text, str(draft_folder))
+    drafter = by_name("model", tiny_text, str(draft_folder))
     out = ms.speculate(tiny_text, "The fox", drafter, 3, 24, temperature=0.8, seed=1)
     assert result.out.tokens == out.tokens and result.out.text == out.text
 
@@ -190,11 +190,11 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 HEADS = {"medusa", "eagle", "dflash"}
 
 
-@pytest.mark.parametrize("name", by_name.DRAFTERS)
+@pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_can_be_watched(name, tiny_text, draft_folder, request):
     target = request.getfixturevalue("micro") if name in HEADS else tiny_text
-    drafter = make_drafter(name, target, str(draft_folder))
-    assert type(drafter).__name__.lower() == name.replace("-", "")
+    drafter = by_name(name, target, str(draft_folder))
+    assert name_of(drafter).lower() == name.replace("-", "")
     result = demo.demo(target, drafter, "The fox", 8, 2, temperature=0.0, repeat=1)
     assert result.out.tokens == ms.generate(target, "The fox", 8).tokens
     json.dumps(result.facts())
@@ -207,20 +207,20 @@ def micro():
 
 def test_unknown_drafters_and_missing_drafts_are_named(tiny_text):
     with pytest.raises(ValueError, match="micro"):
-        make_drafter("eagle", tiny_text)
+        by_name("eagle", tiny_text)
     with pytest.raises(ValueError, match="oracle.*ngram"):
-        make_drafter("oracle", tiny_text)
+        by_name("oracle", tiny_text)
     for name in ("model", "cascade"):
         with pytest.raises(ValueError, match="--draft"):
-            make_drafter(name, tiny_text)
+            by_name(name, tiny_text)
 
 
 def test_a_known_model_finds_the_draft_that_comes_with_it(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "DATA", tmp_path)
-    assert by_name.shipped_draft("micro") is None and by_name.shipped_draft("some/folder") is None
+    assert shipped_draft("micro") is None and shipped_draft("some/folder") is None
     (tmp_path / "micro-draft").mkdir()
     (tmp_path / "micro-draft/config.json").touch()
-    assert by_name.shipped_draft("micro") == "micro-draft"
+    assert shipped_draft("micro") == "micro-draft"
 
 
 # ---------------------------------------------------------------- the command
@@ -268,7 +268,7 @@ def test_bad_draft_lengths_and_strange_drafts_are_refused(run, tiny_folder, tmp_
     assert "--k" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(by_name.shipped_draft("micro") is None, reason="micro and its draft are not in the package yet")
+@pytest.mark.skipif(shipped_draft("micro") is None, reason="micro and its draft are not in the package yet")
 def test_micro_is_drafted_for_by_its_own_draft(run):
     code, out, err = run("demo", "--json", "--tokens", 16, "--temperature", 0)
     facts = json.loads(out)

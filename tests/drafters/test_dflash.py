@@ -150,7 +150,7 @@ def test_a_tree_accepts_more_than_a_chain(tiny, heads):
         assert [out.tokens for out in outs] == plain
         passes.append(sum(out.trace.target_passes for out in outs))
     assert passes[1] < passes[0]
-    assert DFlash(tiny, heads, tree=True, nodes=9).extra_slots == 9 and DFlash(tiny, heads, tree=False).extra_slots == 0
+    assert DFlash(tiny, heads, tree=True, nodes=9).extra_slots == 8 and DFlash(tiny, heads, tree=False).extra_slots == 0
     for nodes in (0, 2.5):
         with pytest.raises(ValueError, match=f"nodes={nodes}"):
             DFlash(tiny, heads, tree=True, nodes=nodes)

@@ -175,6 +175,78 @@ def test_a_draft_shorter_than_its_target(make_model, tiny):
     assert all(cycle.committed + len(cycle.drafted) <= 16 for cycle in out.trace.cycles if cycle.drafted)
 
 
+@pytest.mark.parametrize("kind", ["model", "cascade"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_sequence_past_the_drafts_context_does_not_stop_the_others(make_model, kind, temperature):
+    """Only the long sequence gets no draft. The short one gets the draft that it would get alone, cycle after cycle."""
+    short, sampling = make_model(num_layers=1, max_length=16), ms.Sampling(temperature)
+    make = lambda: ms.drafters.Model(short) if kind == "model" else ms.drafters.Cascade(ms.drafters.NGram(), short)  # noqa: E731
+    drafter, fresh = make(), lambda seed: torch.Generator().manual_seed(seed)
+    long, text = list(range(10)), [3, 1]
+    for cycle in range(4):
+        rows = [Context(0, long, sampling, fresh(0)), Context(1, text, sampling, fresh(cycle))]
+        first, second = drafter.propose(rows, 3)
+        (alone,) = make().propose([Context(1, text, sampling, fresh(cycle))], 3)
+        assert len(second.tokens) == 3 and second.tokens == alone.tokens
+        if temperature:
+            assert torch.allclose(second.probs, alone.probs, rtol=0, atol=1e-12)
+        assert len(first.tokens) == (3 if cycle < 1 else 0)  # 10 + 3 ≤ 16, then 14 + 3 > 16
+        for row, tokens, draft in ((0, long, first), (1, text, second)):
+            accepted = min(len(draft.tokens), 1)
+            tokens += [*draft.tokens[:accepted], 7] if row else [5, 5, 5, 5]
+            drafter.settle(row, range(accepted) if row else (), tokens[-1])
+    for row in (0, 1):
+        drafter.forget(row)
+    assert drafter.cache is None and not drafter.committed
+
+
+def test_in_a_batch_short_sequences_are_drafted_for_to_the_end(make_model, tiny):
+    """One sequence outgrows the draft's context in the middle of the run."""
+    short = make_model(num_layers=1, max_length=24)
+    prompts = [list(range(16)), [3, 1]]
+    outs = ms.speculate(tiny, prompts, ms.drafters.Model(short), 3, 14)
+    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(tiny, prompts, 14)]
+    long, other = ([(c.committed, len(c.drafted)) for c in out.trace.cycles] for out in outs)
+    assert any(drafted for _, drafted in long) and not any(drafted for committed, drafted in long if committed > 21)
+    assert all(drafted for committed, drafted in other if committed + 1 < 16)  # up to the cycle for the last token
+
+
+# ---------------------------------------------------------------- what a device may run alone
+
+
+def test_chain_model_is_the_model_that_drafts_a_plain_chain(tiny, tiny_draft):
+    D = ms.drafters
+    assert D.Model(tiny_draft).chain_model is tiny_draft
+    quantized = D.Quantized(tiny)
+    assert quantized.chain_model is quantized.draft is not tiny
+    assert D.Cascade(D.NGram(), tiny_draft).chain_model is None
+    assert D.EarlyExit(tiny, 1).chain_model is None
+    assert D.NGram().chain_model is D.Lookahead(tiny).chain_model is None
+
+    class Own(D.Model):
+        def propose(self, contexts, k):
+            return [Draft([]) for _ in contexts]
+
+    assert Own(tiny_draft).chain_model is None
+
+
+def test_it_is_called_what_users_type(tiny, tiny_draft):
+    assert ms.drafters.Model is ms.drafters.DraftModel
+    assert repr(ms.drafters.Model(tiny_draft)) == f"Model({tiny_draft.name})"
+    assert repr(ms.drafters.EarlyExit(tiny, 1)) == f"EarlyExit({tiny.name}, 1 of 2 layers)"
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_rewound_to_nothing_it_starts_afresh_and_holds_no_slots(tiny_draft, fast):
+    """As for a preempted request: until it comes back, nothing of it is kept."""
+    drafter, text = ms.drafters.Model(tiny_draft, fast=fast), [3, 1, 4]
+    (before,) = drafter.propose([context(0, text)], 3)
+    drafter.rewind(0, 0)
+    assert not drafter.read and not drafter.committed
+    drafter.settle(0, [0], 9)  # of the cycle that was broken off: nothing to keep
+    assert drafter.propose([context(0, text)], 3) == [before]
+
+
 def test_one_drafter_serves_run_after_run(tiny, tiny_draft):
     drafter = ms.drafters.Model(tiny_draft)
     for prompts in ([3, 1, 4], [[1], [5, 9, 2, 6]], [5]):

@@ -275,6 +275,29 @@ def test_what_was_rewound_is_not_remembered():
     assert [text.tokens for text in drafter.past.texts] == [[3, 4]]
 
 
+@pytest.mark.parametrize("cascaded", [False, True])
+def test_a_preempted_request_is_remembered_once_and_whole(cascaded, make_model):
+    """Rewound to nothing in mid-life: no fragment becomes an output of its own, and the prompt stays the prompt."""
+    suffix = Suffix(memory=4)
+    drafter = ms.drafters.Cascade(suffix, make_model(vocab_size=8)) if cascaded else suffix
+    tokens = [1, 2]  # the prompt
+    for more in ([3, 4], [5, 6], [7]):
+        drafter.propose([context(tokens)], 4)
+        drafter.rewind(0, 0)
+        assert not suffix.past.texts
+        drafter.propose([context(tokens)], 4)
+        tokens += more
+        drafter.settle(0, [], tokens[-1])
+    drafter.propose([context(tokens)], 4)
+    drafter.rewind(0, len(tokens))  # what a cascade drafted on top of it
+    drafter.forget(0)
+    assert [text.tokens for text in suffix.past.texts] == [[3, 4, 5, 6, 7]]
+    drafter.propose([context([1, 2, 3], row=1)], 4)
+    drafter.rewind(1, 0)
+    drafter.forget(1)  # aborted while it waits: nothing to learn
+    assert len(suffix.past.texts) == 1 and not suffix.rows
+
+
 def test_a_forgotten_row_is_gone():
     drafter = Suffix()
     draft(drafter, [1, 2, 1, 2, 1], 4)

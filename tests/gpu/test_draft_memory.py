@@ -18,9 +18,9 @@ import minispec as ms
 from minispec.bench.slower import with_wrong_kernel
 from minispec.drafters import Context
 from minispec.drafters.early_exit import Adapter
-from minispec.drafters.model import Contiguous
+from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
-from minispec.gpu.draft_memory import Paged
+from minispec.gpu.draft_memory import PagedMemory
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
 
@@ -35,7 +35,7 @@ def small():
 # ---------------------------------------------------------------- any order of events
 
 
-def live(draft: ms.Model, seed: int, events: int = 14) -> Paged:
+def live(draft: ms.Model, seed: int, events: int = 14) -> PagedMemory:
     """Rows join, sit out, lose tokens, are rewound or not drafted for, and leave; two drafters hear the same.
 
     Whatever is in free blocks is not a number: nobody may look there.
@@ -171,7 +171,7 @@ def count(monkeypatch) -> tuple[list, list]:
     launched, eager = [], []
     for passes, name in ((launched, "_launch"), (eager, "_ragged")):
         note = lambda self, new, passes, right: passes.append(list(map(len, new.values()))) or right(self, new)  # noqa: E731
-        monkeypatch.setattr(Paged, name, partialmethod(note, passes=passes, right=getattr(Paged, name)))
+        monkeypatch.setattr(PagedMemory, name, partialmethod(note, passes=passes, right=getattr(PagedMemory, name)))
     return launched, eager
 
 
@@ -208,7 +208,8 @@ def test_a_call_with_prompts_is_two_passes(monkeypatch):
 def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
     other = with_wrong_kernel(tiny)
     kind = lambda *args, **options: type(ms.drafters.Model(*args, **options).memory)  # noqa: E731
-    assert kind(tiny) is kind(tiny, fast=False) is kind(other) is Contiguous and kind(tiny, fast=True) is Paged
+    assert kind(tiny) is kind(tiny, fast=False) is kind(other) is ContiguousMemory
+    assert kind(tiny, fast=True) is PagedMemory
     with pytest.raises(ValueError, match="fast=True"):
         kind(other, fast=True)
 
@@ -217,20 +218,20 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
         return type(drafter.memory)
 
     model = ms.drafters.Model
-    assert served(model(tiny), True) is served(model(tiny, fast=True), False) is Paged
+    assert served(model(tiny), True) is served(model(tiny, fast=True), False) is PagedMemory
     usual = [(model(tiny), False), (model(tiny), None), (model(tiny, fast=False), True), (model(other), True),
              (ms.drafters.Cascade(ms.drafters.NGram(), tiny), True)]  # fmt: skip
-    assert {served(*one) for one in usual} == {Contiguous}
+    assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
 def test_memory_that_holds_rows_stays(tiny):
     drafter = ms.drafters.Model(tiny)
     drafter.propose([Context(0, [3, 1, 4], ms.Sampling(), torch.Generator())], 2)
     drafter.record()
-    assert type(drafter.memory) is Contiguous and drafter.read == {0: 4}
+    assert type(drafter.memory) is ContiguousMemory and drafter.read == {0: 4}
     drafter.forget(0)
     drafter.record()
-    assert type(drafter.memory) is Paged and drafter.cache is None and not drafter.read
+    assert type(drafter.memory) is PagedMemory and drafter.cache is None and not drafter.read
     drafter.forget(3)  # never seen
 
 
@@ -245,7 +246,7 @@ def test_an_exit_of_its_own_is_not_lost():
 
 
 def in_memory(method: str, old: str, new: str):
-    return lambda patch: rewrite(patch, Paged, method, old, new)
+    return lambda patch: rewrite(patch, PagedMemory, method, old, new)
 
 
 CHECKS = {"any order": check_any_order, "engine": checks.check_drafts}
@@ -263,7 +264,7 @@ MUTANTS = {
     "half of it is lost": Mutant(in_memory("_grow", "old.values[:, :had]", "0"), BOTH),
     "blocks are given twice": Mutant(in_memory("_grow", "range(had, total)", "range(total)"), BOTH),
     "blocks are never given back": Mutant(in_memory("forget", "self.free += ", ""), BOTH),
-    "rows change places": Mutant(in_memory("read", "[[place[row] for row in new]]", ""), ("any order",)),
+    "rows change places": Mutant(in_memory("read", "[[slot[row] for row in new]]", ""), ("any order",)),
     "prompts are scored too early": Mutant(in_memory("_ragged", "end - 1", "end - 2"), BOTH),
     "tokens are read over and over": Mutant(in_memory("read", "+= len(new[row])", "+= 0"), BOTH),
     "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),

@@ -78,8 +78,8 @@ def draft_not_rewound(patch: MonkeyPatch) -> None:
         if before is not None and len(before) == len(self.cache.lengths):
             self.cache.lengths = before
 
-    right = drafter.Contiguous.make_room
-    patch.setattr(drafter.Contiguous, "make_room", make_room)
+    right = drafter.ContiguousMemory.make_room
+    patch.setattr(drafter.ContiguousMemory, "make_room", make_room)
 
 
 def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
@@ -89,12 +89,12 @@ def draft_skips_its_last_token(patch: MonkeyPatch) -> None:
         if row in self.committed:
             self.read[row] = self.committed[row] + len(path)
 
-    patch.setattr(drafter.Model, "settle", settle)
+    patch.setattr(drafter.DraftModel, "settle", settle)
 
 
 def draft_reads_all_again(patch: MonkeyPatch) -> None:
     """Throws the draft's cache away after every cycle: right, and slower with every token."""
-    patch.setattr(drafter.Model, "settle", lambda self, row, path, emitted, scratch=None: self.read.update({row: 0}))
+    patch.setattr(drafter.DraftModel, "settle", lambda self, row, *cycle: self.read.update({row: 0}))
 
 
 # ---- verification --------------------------------------------------------------------------------------------------

@@ -1,0 +1,138 @@
+"""Trees keep to the number of nodes that a verify pass has room for: the best ones of each tree stay."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from all_drafters import random_dflash, random_eagle, random_medusa
+
+import minispec as ms
+from minispec import tree
+from minispec.drafters import Context, Draft, Drafter
+from minispec.drafters.lookahead import Row
+
+D = ms.drafters
+TEXTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9]]
+MEDUSA_TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)]
+
+
+def full_lookahead(target: ms.Model) -> D.Lookahead:
+    """Every last token finds five guesses."""
+    drafter = D.Lookahead(target)
+    for row, text in enumerate(TEXTS):
+        state = drafter.rows[row] = Row(random.Random(row), [[] for _ in range(3)])
+        state.pool[text[-1]] = [(7, 8, 9), (7, 8, 1), (2, 3, 4), (7, 5, 5), (6, 6, 6)]
+    return drafter
+
+
+MAKE = {
+    "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=9),
+    "medusa, chosen": lambda target: D.Medusa(target, random_medusa(target), tree=MEDUSA_TREE),
+    "medusa, chain": lambda target: D.Medusa(target, random_medusa(target), tree="chain"),
+    "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=12),
+    "eagle, chain": lambda target: D.Eagle(target, random_eagle(target), tree=False),
+    "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=12),
+    "dflash, chain": lambda target: D.DFlash(target, random_dflash(target), tree=False),
+    "lookahead": full_lookahead,
+}
+
+
+def propose(target: ms.Model, drafter: Drafter, k: int, budgets, temperature: float = 0.0) -> list[Draft]:
+    contexts = []
+    for row, (text, budget) in enumerate(zip(TEXTS, budgets, strict=True)):
+        hidden = target.transformer(torch.tensor([text[:-1]]), hidden_layers=drafter.hidden_layers).hidden
+        context = Context(row, list(text), ms.Sampling(temperature), torch.Generator().manual_seed(row))
+        context.hidden = {n: states[0] for n, states in hidden.items()}
+        if budget != "absent":
+            context.max_nodes = budget
+        contexts.append(context)
+    return drafter.propose(contexts, k)
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """Every node as the tokens of its path."""
+    parents = range(-1, len(draft.tokens) - 1) if draft.parents is None else draft.parents
+    return [tuple(draft.tokens[i] for i in tree.path_to(parents, node)) for node in range(len(draft.tokens))]
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_drafts_keep_to_their_budgets(tiny, name):
+    """Each sequence has its own, and a part of its whole draft stays: as many nodes as are allowed."""
+    for k in (1, 2, 4):
+        whole = propose(tiny, MAKE[name](tiny), k, ["absent"] * 3)
+        for budgets in ([None, 99, 99], [0, 1, 2], [4, 99, 1], [3, None, 0], [0, 0, 0]):
+            drafts = propose(tiny, MAKE[name](tiny), k, budgets)
+            for draft, full, budget in zip(drafts, whole, budgets, strict=True):
+                assert len(draft.tokens) == (len(full.tokens) if budget is None else min(budget, len(full.tokens)))
+                kept = iter(paths(full))
+                assert all(path in kept for path in paths(draft))  # in the same order
+                if draft.parents is not None:
+                    tree.check_parents(draft.parents)
+                assert (draft.scratch is None) == (full.scratch is None)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "dflash"])
+def test_what_stays_is_the_best_tree_of_that_size(tiny, name):
+    for budget in (1, 2, 5, 8):
+        drafter, small = MAKE[name](tiny), MAKE[name](tiny)
+        small.nodes = budget
+        if name == "medusa":
+            drafter.heads.accuracy = [[0.5, 0.31, 0.11], [0.45, 0.19, 0.17], [0.4, 0.21, 0.13]]  # no two nodes tie
+            drafter, small = (D.Medusa(tiny, drafter.heads, nodes) for nodes in (drafter.nodes, budget))
+        assert propose(tiny, drafter, 3, [budget] * 3) == propose(tiny, small, 3, ["absent"] * 3)
+
+
+def test_a_chosen_tree_keeps_what_is_accepted_most_often(tiny):
+    heads = random_medusa(tiny)
+    heads.accuracy = [[0.5, 0.4, 0.05], [0.6, 0.3, 0.1], [0.9, 0.05, 0.05]]
+    # reached with: .5 .4 .05 | .3 .15 .24 | .27 .015
+    (draft, *_) = propose(tiny, D.Medusa(tiny, heads, tree=MEDUSA_TREE), 3, [5, 0, 0])
+    assert draft.parents == [-1, -1, 0, 1, 2]
+
+
+def test_a_sampled_chain_keeps_its_distributions(tiny):
+    whole = propose(tiny, MAKE["eagle, chain"](tiny), 4, [None] * 3, temperature=1.0)
+    drafts = propose(tiny, MAKE["eagle, chain"](tiny), 4, [2, 0, 4], temperature=1.0)
+    for draft, full, n in zip(drafts, whole, (2, 0, 4), strict=True):
+        assert draft.tokens == full.tokens[:n] and torch.equal(draft.probs, full.probs[:n])
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_no_draft_needs_more_slots_than_it_says(tiny, name):
+    drafter = MAKE[name](tiny)
+    scratch = drafter.scratch_slots if name == "lookahead" else 0
+    widest = 0
+    for k in range(1, 9):
+        nodes = max(len(draft.tokens) for draft in propose(tiny, MAKE[name](tiny), k, [None] * 3))
+        assert nodes <= drafter.max_tree_nodes(k)
+        widest = max(widest, drafter.max_tree_nodes(k) - k)
+    assert drafter.extra_slots == widest + scratch  # and no more than that
+
+
+def test_trees_fill_the_slots_that_they_ask_for(tiny):
+    for name in ("medusa", "eagle", "dflash"):
+        for k in (1, 2, 3):
+            drafter = MAKE[name](tiny)
+            assert {len(draft.tokens) for draft in propose(tiny, drafter, k, [None] * 3)} == {drafter.max_tree_nodes(k)}
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle", "dflash", "lookahead"])
+@pytest.mark.parametrize("most", [1, 4])
+def test_output_is_the_same_with_fewer_nodes(tiny, name, most, monkeypatch):
+    """Through the whole loop, with a budget in every context."""
+    drafter, sizes = MAKE[name](tiny), []
+    original = drafter.propose
+
+    def limited(contexts, k):
+        for context in contexts:
+            context.max_nodes = most
+        drafts = original(contexts, k)
+        sizes.extend(len(draft.tokens) for draft in drafts)
+        return drafts
+
+    monkeypatch.setattr(drafter, "propose", limited)
+    outs = ms.speculate(tiny, TEXTS, drafter, 3, 12)
+    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(tiny, TEXTS, 12)]
+    assert 1 <= max(sizes) <= most
