@@ -17,6 +17,7 @@ from .files import options
 from .files.failure import guarded
 from .files.interrupt import listen_as_usual
 from .files.options import Parser
+from .files.write import require_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 START = "notebooks/00_start_here.ipynb"
@@ -54,7 +55,7 @@ def parser() -> Parser:
     options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
     options.add_device(sub)
     options.add_draft_length(sub)
-    sub.add_argument("--prompt", type=options.text, default="Once upon a time", help="(default: %(default)s)")
+    options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
     options.add_tokens(sub, 100)
     options.add_temperature(sub, 0.8)
@@ -249,6 +250,7 @@ def drill(args) -> int:
 def mock(args) -> int:
     from .course.interview import load, start_mock, terminal
 
+    require_writable("out", args.out)  # now, not after 45 minutes
     return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
 
 
@@ -277,6 +279,8 @@ def grade(args) -> None:
     from .course.classroom import grade, gradebook
     from .course.classroom.sandbox import Limits
 
+    require_writable("out", args.out)
+    require_writable("html", args.html and args.html / "index.html")
     options = grade.Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox, args.seed,
                             args.per_student)  # fmt: skip
     results = grade.grade(args.folder, args.out, args.sets, options)

@@ -25,6 +25,7 @@ from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize
 from .registry import locate, weight_files
+from .write import in_place_of, write_whole
 
 
 def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
@@ -142,24 +143,24 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     With `embeddings_from`, the embedding is left out and borrowed from that model at load.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = model.transformer.state_dict()
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
         del tensors["embed_tokens.weight"]
     packed = pack(tensors, bits)
-    save_file({key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()},
-              folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    packed = {key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()}
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file(packed, file, metadata={"format": "pt"})
     raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
     if embeddings_from:
         raw["embeddings_from"] = embeddings_from
-    (folder / "config.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "config.json", json.dumps(raw, indent=1) + "\n")
     if model.tokenizer is not None:
-        model.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
             template = json.dumps({"chat_template": model.chat_template}) + "\n"
-            (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
+            write_whole(folder / "tokenizer_config.json", template)
 
 
 def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:

@@ -16,14 +16,15 @@ from torch import nn
 from .folder import pack, read_json, read_tensors
 from .handle import Model as Handle
 from .registry import KNOWN, locate
+from .write import in_place_of, write_whole
 
 
 def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
     """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(pack(module.state_dict(), bits), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file(pack(module.state_dict(), bits), file, metadata={"format": "pt"})
+    write_whole(folder / "config.json", json.dumps(settings, indent=1) + "\n")
 
 
 def heads_for(target: Handle, kind: str) -> dict:

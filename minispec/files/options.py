@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 from collections.abc import Callable
 
 from .folder import usable_device
@@ -17,6 +18,7 @@ class Parser(argparse.ArgumentParser):
     """Says what is wrong with an option in one line, as every other error is said, instead of the whole usage."""
 
     def error(self, message: str):
+        message = re.sub(r"^argument ([^:]+): (?=')", r"\1=", message)  # --tokens='0': give a whole number ≥ 1
         raise ValueError(f"{message.removeprefix('argument ')} (see {self.prog} --help)")
 
 
@@ -41,7 +43,7 @@ def _short(text: str) -> str:
 
 
 count = _checked(int, lambda n: 1 <= n < 2**63, "a whole number ≥ 1")
-count_or_none = _checked(int, lambda n: 0 <= n < 2**63, "a whole number ≥ 0")
+natural = _checked(int, lambda n: 0 <= n < 2**63, "a whole number ≥ 0")
 number = _checked(float, math.isfinite, "a number")
 positive = _checked(float, lambda x: 0 < x < math.inf, "a number > 0")
 temperature = _checked(float, lambda x: 0 <= x < math.inf, "a number ≥ 0, 0 for greedy")
@@ -89,6 +91,10 @@ def add_draft(parser: argparse.ArgumentParser, help: str = "the draft model (def
 def add_device(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument("--device", type=device, default=default, metavar="DEVICE",
                         help="cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)")  # fmt: skip
+
+
+def add_prompt(parser: argparse.ArgumentParser, help: str = "how the text begins") -> None:
+    parser.add_argument("--prompt", type=text, default="Once upon a time", help=f"{help} (default: %(default)s)")
 
 
 def add_draft_length(parser: argparse.ArgumentParser, auto: bool = True) -> None:

@@ -8,7 +8,6 @@ will use, and not from somebody's web crawl. Rows are written in batches; each b
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from ..files import options
+from ..files.folder import read_json
 from ..files.handle import Model
+from ..files.write import in_place_of, write_whole
 from ..generate import pad
 from ..gpu.fused import FastTransformer
 from ..gpu.record import Recorded, why_not_compile
@@ -89,9 +91,8 @@ class Corpus:
         return writer.tokenizer.decode_batch([row[start:end] for row, start, end in spans], skip_special_tokens=True)
 
     def save(self, file: Path) -> None:
-        part = file.with_suffix(".part")
-        save_file({key: getattr(self, key).contiguous() for key in self.__annotations__}, part)
-        os.replace(part, file)  # a shard is there whole or not at all
+        with in_place_of(file) as part:  # a shard is there whole or not at all
+            save_file({key: getattr(self, key).contiguous() for key in self.__annotations__}, part)
 
 
 class BatchWriter:
@@ -161,13 +162,12 @@ def write(
     if not prompts:
         raise ValueError("prompts is empty: give at least one prompt")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     settings = dict(target=target.name, rows=rows, max_new_tokens=max_new_tokens, batch=batch, seed=seed,
                     temperatures=list(temperatures), prompts=len(prompts))  # fmt: skip
     record = folder / "corpus.json"
-    if record.exists() and json.loads(record.read_text()) != settings:
+    if record.exists() and read_json(record) != settings:
         raise ValueError(f"folder={str(folder)!r} holds a corpus with other settings: choose another folder")
-    record.write_text(json.dumps(settings, indent=1))
+    write_whole(record, json.dumps(settings, indent=1))
     writer = BatchWriter(target, batch, max(map(len, prompts)), max_new_tokens, seed)
     shards = -(-rows // batch)
     for number in tqdm(range(shards), desc=f"{target.name} writes", unit="shard"):
@@ -276,16 +276,22 @@ def add_arguments(parser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines with a prompt each, or plain lines")
     parser.add_argument("--follow-up", type=Path, help="a corpus folder: continue its conversations by one more turn")
     parser.add_argument("--about", type=Path, help="a corpus folder: ask about long texts made of its replies")
-    parser.add_argument("--invent", type=int, default=0, metavar="N", help="add N prompts that the target asks itself")
     parser.add_argument(
-        "--hold-out", type=int, default=0, metavar="N", help="leave N prompts of the file out, to measure on later"
+        "--invent", type=options.natural, default=0, metavar="N", help="add N prompts that the target asks itself"
+    )
+    parser.add_argument(
+        "--hold-out",
+        type=options.natural,
+        default=0,
+        metavar="N",
+        help="leave N prompts of the file out, to measure on later",
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=32, help="rows written at once (1536 on a large GPU)")
-    parser.add_argument("--max-prompt", type=int, default=256)
-    parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
+    parser.add_argument("--rows", type=options.count, default=2048)
+    parser.add_argument("--batch", type=options.count, default=32, help="rows written at once (1536 on a large GPU)")
+    parser.add_argument("--max-prompt", type=options.count, default=256)
+    options.add_tokens(parser, 256, "of each reply at most")
+    parser.add_argument("--temperatures", type=options.temperature, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
 
 
 def run(args, target: Model) -> None:
@@ -299,6 +305,6 @@ def run(args, target: Model) -> None:
         texts, _ = split(read_prompts(args.prompts), args.hold_out)
         texts += invent(target, args.invent, batch=args.batch, seed=args.seed) if args.invent else []
         prompts = encode_prompts(target, texts, args.max_prompt)
-    corpus = write(target, prompts, args.out, rows=args.rows, max_new_tokens=args.max_new_tokens,
+    corpus = write(target, prompts, args.out, rows=args.rows, max_new_tokens=args.tokens,
                    temperatures=args.temperatures, batch=args.batch, seed=args.seed)  # fmt: skip
     print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens written for {len(prompts)} prompts in {args.out}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+
+from ..files.write import in_place_of, write_whole
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
@@ -85,7 +86,7 @@ def fit(
             if done % checkpoint_every == 0 or done == end:
                 state = dict(step=done, steps=steps, module=module.state_dict(), curve=curve,
                              optimizer=optimizer.state_dict())  # fmt: skip
-                torch.save(state, checkpoint.with_suffix(".part"))
-                os.replace(checkpoint.with_suffix(".part"), checkpoint)
-                (folder / "curve.json").write_text(json.dumps(curve))
+                with in_place_of(checkpoint) as file:
+                    torch.save(state, file)
+                write_whole(folder / "curve.json", json.dumps(curve))
     return curve

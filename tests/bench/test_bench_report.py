@@ -603,7 +603,7 @@ def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_fold
         monkeypatch.setattr(module, "flops", lambda device, dtype: Rate(4e10, 4e10, 4e10, 3))
     texts = tmp_path / "texts"
     texts.write_text('{"prompt": "The fox", "category": "a"}\n{"prompt": "Why?", "category": "b"}\n', encoding="utf-8")
-    models = ["--target", tiny_folder, "--draft", draft_folder, "--tokens", 8, "--prompts", texts]
+    models = ["--model", tiny_folder, "--draft", draft_folder, "--tokens", 8, "--prompts", texts]
     shape = ["--shape", "toy", "--context", 20, "--repeat", 1]
     options = {
         "decode": [*shape, "--tokens", 4, "--peers"], "verify": [*shape, "--sizes", 1, 4],
