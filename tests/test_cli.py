@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 
@@ -172,3 +173,39 @@ def test_lab_without_notebooks_says_where_they_are(run, launched, tmp_path):
     (tmp_path / cli.START).unlink()
     code, _, err = run("lab")
     assert code == 2 and "clone" in err and not launched
+
+
+# ---------------------------------------------------------------- options
+
+
+def every_command(parser=None, path=()):
+    """(words of the command, its parser), for all commands and those below them."""
+    parser = parser or cli.parser()
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, sub in [item for action in below for item in action.choices.items()]:
+        yield from every_command(sub, (*path, name))
+    yield path, parser
+
+
+def test_the_same_option_is_the_same_everywhere():
+    """One name for one thing, and one check of its value; a number is never left unchecked."""
+    kinds = {}
+    for path, parser in every_command():
+        for action in parser._actions:
+            for option in action.option_strings:
+                kinds.setdefault(option, {})[path] = action.type
+                assert action.type not in (int, float), (path, option)
+    assert not {"--target", "--max-new-tokens"} & kinds.keys()
+    assert len(kinds["--model"]) > 10 and len(kinds["--seed"]) > 15
+    for option in ("--model", "--draft", "--device", "--seed", "--tokens", "--temperature", "--repeat", "--prompt"):
+        assert len(set(kinds[option].values())) == 1, option
+    assert ("demo",) in kinds["--device"] and ("measure",) in kinds["--device"]
+    benchmarks = {path for path in kinds["--model"] if path[0] == "bench"} - {("bench", "slower")}  # always on the CPU
+    assert len(benchmarks) >= 4 and benchmarks <= kinds["--device"].keys()
+
+
+def test_options_are_spelled_out_and_misuse_says_where_the_help_is(run):
+    code, _, err = run("demo", "--temp", "1")
+    assert code == 2 and "--temp" in err and "--help" in err
+    _, _, err = run("demo", "--k", "x")
+    assert err == "minispec: --k='x': give a whole number ≥ 1, or auto (see minispec demo --help)\n"

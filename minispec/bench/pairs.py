@@ -14,7 +14,7 @@ import torch
 
 from .. import theory
 from ..files import options
-from ..files.folder import build
+from ..files.folder import build, usable_device
 from ..files.handle import Model
 from ..gpu.fused import FastTransformer
 from ..gpu.record import Recorded
@@ -134,6 +134,7 @@ def fast_options(args) -> dict:
 
 def check(args, most_tokens: int) -> Config:
     config = SHAPES[args.shape]
+    usable_device(args.device)
     if args.context > config.max_length - most_tokens:
         raise ValueError(f"context={args.context}: give at most {config.max_length - most_tokens}, which leaves room "
                          "for what follows")  # fmt: skip

@@ -11,11 +11,14 @@ import math
 import re
 from collections.abc import Callable
 
-from .folder import usable_device
-
 
 class Parser(argparse.ArgumentParser):
-    """Says what is wrong with an option in one line, as every other error is said, instead of the whole usage."""
+    """Says what is wrong with an option in one line, as every other error is said, instead of the whole usage.
+
+    Options are spelled out: an abbreviation that is clear today means something else when an option is added."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, allow_abbrev=False, **options)
 
     def error(self, message: str):
         message = re.sub(r"^argument ([^:]+): (?=')", r"\1=", message)  # --tokens='0': give a whole number ≥ 1
@@ -69,10 +72,10 @@ def text(value: str) -> str:
 
 
 def device(value: str) -> str:
-    try:
-        return str(usable_device(value))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error).removeprefix("device=")) from None
+    """A device as torch writes it. Whether it is here is asked when it is used: files/folder.usable_device."""
+    if not re.fullmatch(r"(cpu|cuda|mps)(:\d{1,3})?", value):
+        raise argparse.ArgumentTypeError(f"{_short(value)!r}: give cpu, cuda, cuda:N or mps")
+    return value
 
 
 # ---- options that several commands have ----

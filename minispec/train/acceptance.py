@@ -65,9 +65,9 @@ def run(args, target: Model) -> None:
     require_writable("json", args.json)
     draft = load(args.draft, device=target.device, dtype=target.dtype)
     prompts: dict[str, list[str]] = {}
-    rows = [json.loads(line) for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    rows = writing.read_rows(args.prompts)
     for row in writing.split(rows, args.hold_out)[1] if args.hold_out else rows:
-        prompts.setdefault(row.get("category", "all"), []).append(writing.prompt_of(row))
+        prompts.setdefault(row.get("category", "all"), []).append(row["prompt"])
     table = by_category(target, draft, prompts, args.work, batch=args.batch, max_prompt=args.max_prompt,
                         max_new_tokens=args.tokens, seed=args.seed)  # fmt: skip
     print(f"{'':24}{'prompts':>8}{'Σmin(p,q)':>11}{'greedy':>8}")

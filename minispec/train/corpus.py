@@ -15,6 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
@@ -63,12 +64,22 @@ class Corpus:
         files = [file for folder in folders for file in sorted(Path(folder).glob("shard-*.safetensors"))]
         if not files:
             raise ValueError(f"no shards in {', '.join(map(str, folders))}: write some with `minispec train corpus`")
-        shards = [load_file(file) for file in files]
+        shards = [cls._read(file) for file in files]
         width = max(int(shard["length"].max()) for shard in shards)
         for shard in shards:
             missing = width - shard["tokens"].shape[1]
             shard["tokens"] = torch.nn.functional.pad(shard["tokens"], (0, max(0, missing)))[:, :width]
         return cls(**{key: torch.cat([shard[key] for shard in shards]) for key in cls.__annotations__})
+
+    @classmethod
+    def _read(cls, file: Path) -> dict[str, Tensor]:
+        try:
+            shard = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it, and run `minispec train corpus` again") from None
+        if missing := cls.__annotations__.keys() - shard.keys():
+            raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: it is no shard of `minispec train corpus`")
+        return shard
 
     def __len__(self) -> int:
         return len(self.length)
@@ -190,25 +201,29 @@ def _deck(size: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(size), size)
 
 
+def read_rows(file: str | Path) -> list[dict]:
+    """JSON lines with "prompt" (or "turns", of which the first is taken) and perhaps more, or one prompt per line."""
+    try:
+        lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) if line.startswith("{") else {"prompt": line} for line in lines]
+        return [row | {"prompt": row["turns"][0] if "turns" in row else row["prompt"]} for row in rows]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f'prompts={str(file)!r} cannot be used ({error!r}): give UTF-8 text, a line {{"prompt": "…"}} or a plain '
+            "line for each prompt"
+        ) from None
+
+
 def read_prompts(file: str | Path) -> list[str]:
-    """Prompts from JSON lines ("prompt", or "turns" of which the first is taken), or one prompt a line."""
-    prompts = []
-    for line in Path(file).read_text(encoding="utf-8").splitlines():
-        if line.startswith("{"):
-            prompts.append(prompt_of(json.loads(line)))
-        elif line.strip():
-            prompts.append(line)
-    return prompts
+    return [row["prompt"] for row in read_rows(file)]
 
 
 def split(items: Sequence, hold_out: int) -> tuple[list, list]:
     """Everything but `hold_out` items chosen at random, and those: the same ones every time, from every source."""
+    if hold_out > len(items):
+        raise ValueError(f"hold_out={hold_out}: there are {len(items)} prompts, leave out fewer")
     chosen = set(random.Random(0).sample(range(len(items)), hold_out))
     return [x for i, x in enumerate(items) if i not in chosen], [x for i, x in enumerate(items) if i in chosen]
-
-
-def prompt_of(row: dict) -> str:
-    return row["turns"][0] if "turns" in row else row["prompt"]
 
 
 def encode_prompts(target: Model, prompts: Sequence[str], max_prompt: int) -> list[list[int]]:

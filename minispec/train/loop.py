@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -52,7 +53,10 @@ def fit(
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay, fused=cuda)
     start, curve = 0, []
     if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=parameters[0].device, weights_only=True)
+        try:
+            state = torch.load(checkpoint, map_location=parameters[0].device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            raise ValueError(f"{checkpoint} is damaged: delete it to begin anew") from None
         if state["steps"] != steps:
             raise ValueError(
                 f"steps={steps}, but {checkpoint} belongs to a run of {state['steps']}: use another folder"

@@ -259,4 +259,4 @@ def test_what_cannot_be_had_is_left_out_unless_asked_for(run, traces, tiny_folde
 def test_mistakes_cost_no_time(run, monkeypatch, options):
     monkeypatch.setattr(bench, "load", lambda *a, **o: pytest.fail("worked before checking"))
     code, out, err = run("bench", "acceptance", *options)
-    assert (code, out) == (2, "") and f"{options[0].strip('-').replace('-', '_')}={options[1]!r}" in err
+    assert (code, out) == (2, "") and f"{options[0].strip('-')}={str(options[1])!r}" in err
