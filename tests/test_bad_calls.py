@@ -149,7 +149,6 @@ PATHS = [
     ("train acceptance --model {tiny} --draft {tiny} --prompts {names} --hold-out 9 --work w", "hold_out=9"),
     ("train corpus --model {tiny} --prompts {odd_json} --out o", "prompts="),
     ("train draft --model {tiny} --corpus {bad_shard} --out o", "damaged"),
-    ("train draft --model {tiny} --layers 0 --corpus {shard} --out {bad_checkpoint}", "checkpoint"),
     ("train draft --model {tiny} --layers 0 --corpus {other_shard} --out o", "400"),
     ("handover --engine vllm --drafter ngram --model {tiny_int8} --export {file}", "a file is there where"),
 ]
@@ -291,6 +290,13 @@ def test_a_call_that_cannot_work(run, world, tmp_path, monkeypatch, call, words)
     assert err.startswith("minispec: ") and err.endswith("\n") and err.count("\n") == 1
     assert "Traceback" not in err and words in err
     assert {path: fact for path, fact in listing(*watched).items() if not path.endswith(".lock")} == before
+
+
+def test_a_damaged_checkpoint(run, world):
+    """Found when training begins: progress bars stand before what is said."""
+    call = "train draft --model {tiny} --layers 0 --corpus {shard} --out {bad_checkpoint}"
+    code, _, err = run(*shlex.split(call.format(**world)))
+    assert code == 2 and err.splitlines()[-1].startswith("minispec: ") and "checkpoint.pt is damaged" in err
 
 
 def test_there_are_enough_of_them():
