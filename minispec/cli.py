@@ -17,7 +17,7 @@ from .files import options
 from .files.failure import guarded
 from .files.interrupt import listen_as_usual
 from .files.options import Parser
-from .files.write import require_writable
+from .files.write import STDOUT, publish, require_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 START = "notebooks/00_start_here.ipynb"
@@ -60,7 +60,7 @@ def parser() -> Parser:
     options.add_tokens(sub, 100)
     options.add_temperature(sub, 0.8)
     options.add_seed(sub, help="another seed, another story (default: %(default)s)")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON, at the end")
+    options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
     sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
@@ -93,14 +93,14 @@ def parser() -> Parser:
 
     sub = command("release", release, "student copies of sets of exercises, for a class")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
-    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where to put them")
+    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put them")
     options.add_seed(sub, None, "a version of the numeric exercises that no published solution knows")
     sub.add_argument("--students", type=Path, metavar="FILE", help="a name a line: a folder and a version for each")
     sub.add_argument("--without-checks", action="store_true", help="without checks, hints and pictures, as for an exam")
     sub.add_argument("--nbgrader", action="store_true", help="sources for nbgrader instead, below FOLDER/source")
     sub = command("collect", collect, "sort what a class handed in by student")
     sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
-    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
+    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
     sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
     sub.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="NAME.ipynb, or folders NAME with notebooks")
     sub.add_argument(
@@ -126,7 +126,7 @@ def parser() -> Parser:
     options.add_model(sub, help="the model to measure")
     options.add_device(sub)
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    options.add_json(sub)
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
@@ -152,16 +152,17 @@ def demo(args) -> None:
     from .course.demo import Painter, demo, legend, wants_colour
     from .drafters.by_name import make_drafter, shipped_draft
 
+    require_writable("json", args.json, make_folders=False)
     target = load(args.model, device=args.device)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = make_drafter(name, target, args.draft)
     colour = wants_colour(sys.stdout)
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
-    painter = None if args.json else Painter(target, colour, partial(print, end="", flush=True), opening)
+    painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     result = demo(target, drafter, prompt, args.tokens, args.k, temperature=args.temperature, seed=args.seed,
                   painter=painter)  # fmt: skip
-    print(json.dumps(result.facts(), ensure_ascii=False) if args.json else f"\n\n{result.text(colour)}")
+    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
@@ -258,10 +259,10 @@ def release(args) -> None:
     from .course.classroom import release
 
     if args.nbgrader:
-        written = release.nbgrader_sources(args.names, args.to)
+        written = release.nbgrader_sources(args.names, args.out)
     else:
         students = release.read_students(args.students) if args.students else None
-        written = release.release(args.names, args.to, args.seed, students, not args.without_checks)
+        written = release.release(args.names, args.out, args.seed, students, not args.without_checks)
     print("\n".join(map(str, written)))
     if args.seed is not None:
         own = " --per-student" * (args.students is not None)
@@ -271,7 +272,7 @@ def release(args) -> None:
 def collect(args) -> None:
     from .course.classroom import release
 
-    written, left_out = release.collect(args.source, args.to)
+    written, left_out = release.collect(args.source, args.out)
     print("\n".join([*map(str, written), *(f"left out: {line}" for line in left_out)]))
 
 
@@ -309,8 +310,9 @@ def measure(args) -> None:
     from . import load
     from .bench.measure import measure
 
+    require_writable("json", args.json, make_folders=False)
     report = measure(load(args.model, device=args.device), quick=args.quick)
-    print(report.to_json() if args.json else report.text())
+    publish(report.text(), report.to_json(), args.json)
 
 
 def build(args) -> int | None:

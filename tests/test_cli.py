@@ -89,7 +89,7 @@ def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
     assert asked == ["smollm2", "owner/model"]
 
 
-def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
+def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder, tmp_path):
     class Report:
         def __init__(self, quick):
             self.quick = quick
@@ -103,6 +103,8 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
     monkeypatch.setattr("minispec.bench.measure.measure", lambda model, quick=False: Report(quick))
     assert run("measure", "--model", tiny_folder)[:2] == (0, "quick=False\n")
     assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
+    assert run("measure", "--model", tiny_folder, "--json", tmp_path / "r.json")[:2] == (0, "quick=False\n")
+    assert json.loads((tmp_path / "r.json").read_text()) == {"quick": False}
 
 
 def test_train_has_its_own_commands(capsys):
@@ -197,7 +199,18 @@ def test_the_same_option_is_the_same_everywhere():
                 assert action.type not in (int, float), (path, option)
     assert not {"--target", "--max-new-tokens"} & kinds.keys()
     assert len(kinds["--model"]) > 10 and len(kinds["--seed"]) > 15
-    for option in ("--model", "--draft", "--device", "--seed", "--tokens", "--temperature", "--repeat", "--prompt"):
+    for option in (
+        "--model",
+        "--draft",
+        "--device",
+        "--seed",
+        "--tokens",
+        "--temperature",
+        "--repeat",
+        "--prompt",
+        "--json",
+        "--out",
+    ):
         assert len(set(kinds[option].values())) == 1, option
     assert ("demo",) in kinds["--device"] and ("measure",) in kinds["--device"]
     benchmarks = {path for path in kinds["--model"] if path[0] == "bench"} - {("bench", "slower")}  # always on the CPU
@@ -209,3 +222,10 @@ def test_options_are_spelled_out_and_misuse_says_where_the_help_is(run):
     assert code == 2 and "--temp" in err and "--help" in err
     _, _, err = run("demo", "--k", "x")
     assert err == "minispec: --k='x': give a whole number ≥ 1, or auto (see minispec demo --help)\n"
+
+
+def test_json_alone_prints_it_and_with_a_file_writes_it(run, tmp_path):
+    small = ["bench", "memory", "--requests", 4, "--lengths", 1, 2, "--blocks", 8]
+    printed = json.loads(run(*small, "--json")[1])
+    code, out, _ = run(*small, "--json", tmp_path / "r.json")
+    assert code == 0 and "contiguous" in out and json.loads((tmp_path / "r.json").read_text()) == printed

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import json
 from datetime import date
-from pathlib import Path
 
 from .. import __version__
 from ..files import options
-from ..files.write import require_writable, write_whole
+from ..files.write import publish, require_writable
 
 COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
@@ -51,7 +50,7 @@ def add_arguments(parser) -> None:
             _add_model_arguments(command)
         if getattr(module, "MEASURES", True):
             options.add_seed(command)
-            command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+            options.add_json(command)
         module.add_arguments(command)
         command.set_defaults(run=run, bench=module)
 
@@ -67,6 +66,4 @@ def run(args) -> None:
     """Every benchmark: its result is a dict that goes to JSON with day and version, its table is made from that."""
     require_writable("json", args.json, make_folders=False)
     result = {"date": date.today().isoformat(), "minispec": __version__} | args.bench.run(args)
-    print(args.bench.text(result))
-    if args.json:
-        write_whole(args.json, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    publish(args.bench.text(result), json.dumps(result, indent=1, ensure_ascii=False), args.json)

@@ -1,6 +1,6 @@
 """Trained heads on disk: what Medusa, EAGLE and DFlash share.
 
-Heads are small modules that read the target's states and borrow its embedding and its LM head, so a folder holds their
+Heads are small modules that take the target's hidden states and borrow its embedding and its LM head, so a folder holds their
 own weights alone: model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py) and a config.json that
 says for which target.
 """
@@ -28,7 +28,7 @@ def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int 
 
 
 def heads_for(target: Handle, kind: str) -> dict:
-    """The settings that all heads have: what they are and whom they fit."""
+    """The settings that all heads have: what they are and which target they fit."""
     return {"kind": kind, "target": target.name, "hidden_size": target.config.hidden_size,
             "vocab_size": target.config.vocab_size}  # fmt: skip
 

@@ -10,6 +10,9 @@ import argparse
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
+
+from .write import STDOUT
 
 
 class Parser(argparse.ArgumentParser):
@@ -116,6 +119,11 @@ def add_temperature(parser: argparse.ArgumentParser, default: float = 0.0, help:
 
 def add_repeat(parser: argparse.ArgumentParser, default: int) -> None:
     parser.add_argument("--repeat", type=count, default=default, metavar="N", help="rounds (default: %(default)s)")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", nargs="?", type=Path, const=STDOUT, metavar="FILE",
+                        help="write the result to FILE as JSON, too; without FILE print it instead")  # fmt: skip
 
 
 def add_seed(parser: argparse.ArgumentParser, default: int | None = 0, help: str = "(default: %(default)s)") -> None:

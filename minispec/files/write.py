@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
+STDOUT = Path("-")  # --json without a file
 LONGEST_NAME = 255  # bytes, on the usual file systems
 
 
@@ -39,9 +40,16 @@ def in_place_of(file: str | Path) -> Iterator[Path]:
         raise
 
 
+def publish(text: str, as_json: str, file: Path | None) -> None:
+    """A result, as --json asks for it: text on the terminal, JSON there instead (STDOUT), or JSON in a file, too."""
+    print(as_json if file == STDOUT else text)
+    if file not in (None, STDOUT):
+        write_whole(file, as_json + "\n")
+
+
 def require_writable(option: str, file: Path | None, make_folders: bool = True) -> None:
     """Refuse, before long work, a file that could not be written after it: ValueError names the option."""
-    if file is None:
+    if file is None or file == STDOUT:
         return
     wrong = f"{option}={str(file)!r}"
     if len(os.fsencode(file.name)) > LONGEST_NAME:

@@ -9,7 +9,7 @@ import torch
 
 from ..files import options
 from ..files.handle import Model
-from ..files.write import require_writable, write_whole
+from ..files.write import publish, require_writable
 from . import corpus as writing
 from .corpus import Corpus
 
@@ -56,7 +56,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--max-prompt", type=options.count, default=1024)
     options.add_tokens(parser, 128, "of each reply at most")
     parser.add_argument("--work", type=Path, required=True, help="a folder for the text that is written on the way")
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    options.add_json(parser)
 
 
 def run(args, target: Model) -> None:
@@ -70,9 +70,8 @@ def run(args, target: Model) -> None:
         prompts.setdefault(row.get("category", "all"), []).append(row["prompt"])
     table = by_category(target, draft, prompts, args.work, batch=args.batch, max_prompt=args.max_prompt,
                         max_new_tokens=args.tokens, seed=args.seed)  # fmt: skip
-    print(f"{'':24}{'prompts':>8}{'Σmin(p,q)':>11}{'greedy':>8}")
+    lines = [f"{'':24}{'prompts':>8}{'Σmin(p,q)':>11}{'greedy':>8}"]
     for category, row in table.items():
         overlap, agree = row["T=1"]["acceptance"], row["greedy"]["greedy_agreement"]
-        print(f"{category:24}{row['prompts']:8}{overlap:11.3f}{agree:8.3f}")
-    if args.json:
-        write_whole(args.json, json.dumps(table, indent=1))
+        lines.append(f"{category:24}{row['prompts']:8}{overlap:11.3f}{agree:8.3f}")
+    publish("\n".join(lines), json.dumps(table, indent=1), args.json)

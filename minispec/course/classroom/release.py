@@ -1,10 +1,10 @@
 """Hand a set out, and take it in again.
 
-    minispec release 03 05 --to handout/                    one copy of each, for everybody
-    minispec release 02 07 --to handout/ --seed 7           with a twist that the published solutions do not know
-    minispec release 02 07 --to handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
-    minispec release 06 --to course/ --nbgrader             sources for nbgrader's own pipeline
-    minispec collect downloads/ --to submissions/           one folder a student, ready for minispec grade
+    minispec release 03 05 --out handout/                    one copy of each, for everybody
+    minispec release 02 07 --out handout/ --seed 7           with a twist that the published solutions do not know
+    minispec release 02 07 --out handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
+    minispec release 06 --out course/ --nbgrader             sources for nbgrader's own pipeline
+    minispec collect downloads/ --out submissions/           one folder a student, ready for minispec grade
 
 What a copy withholds: the solutions, the seed, and the cases that the grader draws from it.
 """
