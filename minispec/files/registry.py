@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def parameters(self) -> int | None:
-        """Parameters that are stored (what a draft borrows from its target is not); None when they cannot be counted."""
+        """Parameters that are stored (what a draft borrows from its target is not); None if they cannot be counted."""
         try:
             return sum(map(_stored_parameters, weight_files(self.folder))) if self.present() else None
         except (OSError, EOFError, ValueError, zlib.error):
