@@ -31,6 +31,9 @@ The reading order, one idea a file:
 
 from importlib import import_module
 
+from .files import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
+
+# isort: split
 from . import drafters
 from .cache import KVCache
 from .files.handle import Model

@@ -5,65 +5,66 @@ Each command is a small function. What it needs is imported inside it, so that t
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
 import sys
 from collections.abc import Sequence
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
+
+from .files import options
+from .files.failure import guarded
+from .files.interrupt import listen_as_usual
+from .files.options import Parser
+from .files.write import STDOUT, publish, require_writable
 
 ROOT = Path(__file__).resolve().parent.parent
 START = "notebooks/00_start_here.ipynb"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; 0 if it went well, 2 if the user can mend what went wrong, 130 after Ctrl-C."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that cannot show α shows a question mark instead
-    args = parser().parse_args(argv)
-    try:
-        return args.run(args) or 0
-    except ValueError as error:
-        print(f"minispec: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(file=sys.stderr)  # the shell's prompt goes to a line of its own
-        return 130
+    """Run one command and return its exit code; files/failure.py says which there are."""
+
+    def command() -> int | None:
+        listen_as_usual()
+        args = parser().parse_args(argv)
+        return args.run(args)
+
+    return guarded(command)
 
 
-def parser() -> argparse.ArgumentParser:
-    from . import bench
+def parser() -> Parser:
+    from . import bench, train
     from .drafters.by_name import DRAFTERS
+    from .parallel import handover
 
-    top = argparse.ArgumentParser(prog="minispec", description="Fast LLM inference: the course and its code.")
+    top = Parser(prog="minispec", description="Fast LLM inference: the course and its code.")
     top.set_defaults(run=lambda args: top.print_help())
     commands = top.add_subparsers(title="commands", metavar="COMMAND")
 
-    def command(name: str, run, help: str) -> argparse.ArgumentParser:
+    def command(name: str, run, help: str) -> Parser:
         sub = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
         sub.set_defaults(run=run)
         return sub
 
     sub = command("demo", demo, "watch a draft and its target write, then see what it was worth")
-    _add_model(sub)
+    options.add_model(sub)
     kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
     sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
-    sub.add_argument("--draft", metavar="MODEL", help="the draft of model and cascade (default: the one of --model)")
-    sub.add_argument("--k", type=bench.draft_length, default=4, help="drafts a pass, or auto (default: %(default)s)")
-    sub.add_argument("--prompt", default="Once upon a time", help="how the text begins (default: %(default)s)")
-    sub.add_argument("--chat", action="store_true", help="put the prompt as a question, to models that chat")
-    sub.add_argument("--tokens", type=int, default=100, metavar="N", help="how many to write (default: %(default)s)")
-    sub.add_argument("--temperature", type=float, default=0.8, metavar="T", help="0 is greedy (default: %(default)s)")
-    sub.add_argument("--seed", type=int, default=0, help="another seed, another story (default: %(default)s)")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON, at the end")
+    options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
+    options.add_device(sub)
+    options.add_draft_length(sub)
+    options.add_prompt(sub)
+    sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
+    options.add_tokens(sub, 100)
+    options.add_temperature(sub, 0.8)
+    options.add_seed(sub, help="another seed, another story (default: %(default)s)")
+    options.add_json(sub)
 
     sub = command("lab", lab, "open the course in JupyterLab")
     sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
-    sub.add_argument("--port", type=int, default=8888, help="the next free one from here (default: %(default)s)")
+    sub.add_argument("--port", type=options.port, default=8888, help="or the next free one (default: %(default)s)")
 
     sub = command("check", check, "check exercises that you have filled in, without opening them")
     sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
@@ -74,8 +75,8 @@ def parser() -> argparse.ArgumentParser:
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
 
     sub = command("exam", exam, "an exam: exercises that fit so many minutes, in a fresh notebook with a clock")
-    sub.add_argument("minutes", nargs="?", type=int, metavar="MINUTES", help="such as 45")
-    sub.add_argument("--seed", type=int, help="the same seed, the same exercises (default: another one every time)")
+    sub.add_argument("minutes", nargs="?", type=options.count, metavar="MINUTES", help="such as 45")
+    options.add_seed(sub, None, "the same seed, the same exercises (default: another one every time)")
     sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="sets, such as 05 06 (default: all)")
     sub.add_argument("--level", choices=("E", "M", "H"), help="easy, medium or hard only")
     sub.add_argument("--out", type=Path, metavar="FILE", help="the notebook to write (default: exams/exam-N.ipynb)")
@@ -84,7 +85,7 @@ def parser() -> argparse.ArgumentParser:
     sub = command("drill", drill, "interview questions: those that are due first, then new ones")
     sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
     sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
-    sub.add_argument("--minutes", type=float, default=20, metavar="N", help="how long (default: %(default)s)")
+    sub.add_argument("--minutes", type=options.positive, default=20, metavar="N", help="(default: %(default)s)")
     _add_bank(sub)
     sub = command("mock", mock, "a mock interview: questions, a derivation, an exercise; 45 minutes, then a report")
     _add_bank(sub)
@@ -92,14 +93,14 @@ def parser() -> argparse.ArgumentParser:
 
     sub = command("release", release, "student copies of sets of exercises, for a class")
     sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
-    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="where to put them")
-    sub.add_argument("--seed", type=int, help="a version of the numeric exercises that no published solution knows")
+    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put them")
+    options.add_seed(sub, None, "a version of the numeric exercises that no published solution knows")
     sub.add_argument("--students", type=Path, metavar="FILE", help="a name a line: a folder and a version for each")
     sub.add_argument("--without-checks", action="store_true", help="without checks, hints and pictures, as for an exam")
     sub.add_argument("--nbgrader", action="store_true", help="sources for nbgrader instead, below FOLDER/source")
     sub = command("collect", collect, "sort what a class handed in by student")
     sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
-    sub.add_argument("--to", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
+    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
     sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
     sub.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="NAME.ipynb, or folders NAME with notebooks")
     sub.add_argument(
@@ -107,10 +108,12 @@ def parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
     sub.add_argument("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
-    sub.add_argument("--workers", type=int, default=1, metavar="N", help="processes that judge (default: %(default)s)")
-    sub.add_argument("--seed", type=int, help="that of minispec release, if it had one")
+    sub.add_argument("--workers", type=options.count, default=1, metavar="N", help="processes (default: %(default)s)")
+    options.add_seed(sub, None, "that of minispec release, if it had one")
     sub.add_argument("--per-student", action="store_true", help="it had --students, too")
-    sub.add_argument("--seconds", type=float, metavar="S", help="for one answer (default: what the exercise allows)")
+    sub.add_argument(
+        "--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)"
+    )
     sub.add_argument("--require-sandbox", action="store_true", help="refuse to grade without namespaces")
 
     sub = command("models", models, "list the models that minispec knows by name")
@@ -120,20 +123,14 @@ def parser() -> argparse.ArgumentParser:
     get.set_defaults(run=get_model)
 
     sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
-    _add_model(sub)
+    options.add_model(sub, help="the model to measure")
+    options.add_device(sub)
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
-    sub.add_argument("--json", action="store_true", help="print the result as JSON")
+    options.add_json(sub)
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
-
-    from .parallel import handover
-
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
-
-    if find_spec("minispec.train"):
-        from . import train
-
-        train.add_arguments(command("train", None, "train drafts on text that their target wrote"))
+    train.add_arguments(command("train", None, "train drafts on text that their target wrote"))
 
     sub = command("build", build, "build the course's notebooks from their sources")
     sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")
@@ -141,13 +138,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _add_model(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
-
-
-def _add_bank(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("--bank", metavar="DIR", help="a folder of your own questions (YAML), asked beside ours")
-    sub.add_argument("--seed", type=int, help="the same seed, the same choice (default: another one every time)")
+def _add_bank(sub: Parser) -> None:
+    sub.add_argument("--bank", metavar="FOLDER", help="your own questions (YAML), asked beside ours")
+    options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
 
 
 # ---------------------------------------------------------------- the commands
@@ -159,16 +152,17 @@ def demo(args) -> None:
     from .course.demo import Painter, demo, legend, wants_colour
     from .drafters.by_name import by_name, shipped_draft
 
-    target = load(args.model)
+    require_writable("json", args.json, make_folders=False)
+    target = load(args.model, device=args.device)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft)
     colour = wants_colour(sys.stdout)
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
-    painter = None if args.json else Painter(target, colour, partial(print, end="", flush=True), opening)
+    painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
     prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
     result = demo(target, drafter, prompt, args.tokens, args.k, temperature=args.temperature, seed=args.seed,
                   painter=painter)  # fmt: skip
-    print(json.dumps(result.facts(), ensure_ascii=False) if args.json else f"\n\n{result.text(colour)}")
+    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
 
 
 def lab(args) -> None:
@@ -257,6 +251,7 @@ def drill(args) -> int:
 def mock(args) -> int:
     from .course.interview import load, start_mock, terminal
 
+    require_writable("out", args.out)  # now, not after 45 minutes
     return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
 
 
@@ -264,11 +259,10 @@ def release(args) -> None:
     from .course.classroom import release
 
     if args.nbgrader:
-        written = release.nbgrader_sources(args.names, args.to)
+        written = release.nbgrader_sources(args.names, args.out)
     else:
-        students = args.students.read_text(encoding="utf-8").splitlines() if args.students else None
-        students = [name.strip() for name in students if name.strip()] if students is not None else None
-        written = release.release(args.names, args.to, args.seed, students, not args.without_checks)
+        students = release.read_students(args.students) if args.students else None
+        written = release.release(args.names, args.out, args.seed, students, not args.without_checks)
     print("\n".join(map(str, written)))
     if args.seed is not None:
         own = " --per-student" * (args.students is not None)
@@ -278,7 +272,7 @@ def release(args) -> None:
 def collect(args) -> None:
     from .course.classroom import release
 
-    written, left_out = release.collect(args.source, args.to)
+    written, left_out = release.collect(args.source, args.out)
     print("\n".join([*map(str, written), *(f"left out: {line}" for line in left_out)]))
 
 
@@ -286,6 +280,8 @@ def grade(args) -> None:
     from .course.classroom import grade, gradebook
     from .course.classroom.sandbox import Limits
 
+    require_writable("out", args.out)
+    require_writable("html", args.html and args.html / "index.html")
     options = grade.Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox, args.seed,
                             args.per_student)  # fmt: skip
     results = grade.grade(args.folder, args.out, args.sets, options)
@@ -314,8 +310,9 @@ def measure(args) -> None:
     from . import load
     from .bench.measure import measure
 
-    report = measure(load(args.model), quick=args.quick)
-    print(report.to_json() if args.json else report.text())
+    require_writable("json", args.json, make_folders=False)
+    report = measure(load(args.model, device=args.device), quick=args.quick)
+    publish(report.text(), report.to_json(), args.json)
 
 
 def build(args) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 
@@ -24,8 +25,8 @@ def test_no_command_prints_the_help(run):
     ("options", "key"),
     [
         (["--model", "no-such-model"], "no-such-model"),
-        (["--temperature", "-1"], "temperature=-1"),
-        (["--tokens", "0"], "max_new_tokens=0"),
+        (["--temperature", "-1"], "--temperature='-1'"),
+        (["--tokens", "0"], "--tokens='0'"),
         (["--prompt", ""], "prompt"),
     ],
 )
@@ -35,14 +36,18 @@ def test_a_users_mistake_is_one_line_on_stderr(run, tiny_folder, options, key):
     assert key in err and err.count("\n") == 1 and "Traceback" not in err
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr(ms, "load", lambda name: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli.main(["demo"])
+def test_a_bug_is_one_line_and_keeps_its_traceback_for_those_who_ask(run, monkeypatch):
+    monkeypatch.setattr(ms, "load", lambda *_, **__: 1 / 0)
+    monkeypatch.delenv("MINISPEC_DEBUG", raising=False)
+    code, _, err = run("demo")
+    assert code == 1 and err.count("\n") == 1 and "ZeroDivisionError" in err and "MINISPEC_DEBUG=1" in err
+    monkeypatch.setenv("MINISPEC_DEBUG", "1")
+    code, _, err = run("demo")
+    assert code == 1 and "Traceback" in err and "test_cli.py" in err
 
 
 def test_control_c_exits_130(run, monkeypatch):
-    def interrupted(name):
+    def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ms, "load", interrupted)
@@ -59,10 +64,9 @@ def test_a_terminal_without_greek_letters_is_no_reason_to_fail(monkeypatch):
     assert stream.buffer.getvalue().decode() == "? = 0.7\n"
 
 
-def test_unknown_options_exit_2(capsys):
-    with pytest.raises(SystemExit) as exit:
-        cli.main(["demo", "--colour", "blue"])
-    assert exit.value.code == 2 and "--colour" in capsys.readouterr().err
+def test_unknown_options_exit_2(run):
+    code, _, err = run("demo", "--colour", "blue")
+    assert code == 2 and "--colour" in err and err.count("\n") == 1
 
 
 # ---------------------------------------------------------------- models, measure, train, build
@@ -85,7 +89,7 @@ def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
     assert asked == ["smollm2", "owner/model"]
 
 
-def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
+def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder, tmp_path):
     class Report:
         def __init__(self, quick):
             self.quick = quick
@@ -99,6 +103,8 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder):
     monkeypatch.setattr("minispec.bench.measure.measure", lambda model, quick=False: Report(quick))
     assert run("measure", "--model", tiny_folder)[:2] == (0, "quick=False\n")
     assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
+    assert run("measure", "--model", tiny_folder, "--json", tmp_path / "r.json")[:2] == (0, "quick=False\n")
+    assert json.loads((tmp_path / "r.json").read_text()) == {"quick": False}
 
 
 def test_train_has_its_own_commands(capsys):
@@ -169,3 +175,57 @@ def test_lab_without_notebooks_says_where_they_are(run, launched, tmp_path):
     (tmp_path / cli.START).unlink()
     code, _, err = run("lab")
     assert code == 2 and "clone" in err and not launched
+
+
+# ---------------------------------------------------------------- options
+
+
+def every_command(parser=None, path=()):
+    """(words of the command, its parser), for all commands and those below them."""
+    parser = parser or cli.parser()
+    below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    for name, sub in [item for action in below for item in action.choices.items()]:
+        yield from every_command(sub, (*path, name))
+    yield path, parser
+
+
+def test_the_same_option_is_the_same_everywhere():
+    """One name for one thing, and one check of its value; a number is never left unchecked."""
+    kinds = {}
+    for path, parser in every_command():
+        for action in parser._actions:
+            for option in action.option_strings:
+                kinds.setdefault(option, {})[path] = action.type
+                assert action.type not in (int, float), (path, option)
+    assert not {"--target", "--max-new-tokens"} & kinds.keys()
+    assert len(kinds["--model"]) > 10 and len(kinds["--seed"]) > 15
+    for option in (
+        "--model",
+        "--draft",
+        "--device",
+        "--seed",
+        "--tokens",
+        "--temperature",
+        "--repeat",
+        "--prompt",
+        "--json",
+        "--out",
+    ):
+        assert len(set(kinds[option].values())) == 1, option
+    assert ("demo",) in kinds["--device"] and ("measure",) in kinds["--device"]
+    benchmarks = {path for path in kinds["--model"] if path[0] == "bench"} - {("bench", "slower")}  # always on the CPU
+    assert len(benchmarks) >= 4 and benchmarks <= kinds["--device"].keys()
+
+
+def test_options_are_spelled_out_and_misuse_says_where_the_help_is(run):
+    code, _, err = run("demo", "--temp", "1")
+    assert code == 2 and "--temp" in err and "--help" in err
+    _, _, err = run("demo", "--k", "x")
+    assert err == "minispec: --k='x': give a whole number ≥ 1, or auto (see minispec demo --help)\n"
+
+
+def test_json_alone_prints_it_and_with_a_file_writes_it(run, tmp_path):
+    small = ["bench", "memory", "--requests", 4, "--lengths", 1, 2, "--blocks", 8]
+    printed = json.loads(run(*small, "--json")[1])
+    code, out, _ = run(*small, "--json", tmp_path / "r.json")
+    assert code == 0 and "contiguous" in out and json.loads((tmp_path / "r.json").read_text()) == printed

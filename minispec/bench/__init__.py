@@ -1,9 +1,9 @@
 """`minispec bench …`: what drafts, batches and blocks are worth, measured here, printed as a table and kept as JSON.
 
-minispec bench temperature --target micro --json FILE                   acceptance by the two temperatures
-minispec bench drafters --target smollm2 --json FILE                    every drafter's speed, beside plain decoding
+minispec bench temperature --model micro --json FILE                   acceptance by the two temperatures
+minispec bench drafters --model smollm2 --json FILE                     every drafter's speed, beside plain decoding
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
-minispec bench batching --target micro --json FILE                      continuous against static batching
+minispec bench batching --model micro --json FILE                       continuous against static batching
 minispec bench memory --json FILE                                       memory that holds nothing, paged or contiguous
 minispec bench decode --shape 8b --json FILE                            plain decoding against the read bandwidth
 minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import json
 from datetime import date
-from pathlib import Path
 
 from .. import __version__
+from ..files import options
+from ..files.write import publish, require_writable
 
 COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
@@ -48,30 +49,21 @@ def add_arguments(parser) -> None:
         if not getattr(module, "WITHOUT_MODEL", False):
             _add_model_arguments(command)
         if getattr(module, "MEASURES", True):
-            command.add_argument("--seed", type=int, default=0)
-            command.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+            options.add_seed(command)
+            options.add_json(command)
         module.add_arguments(command)
         command.set_defaults(run=run, bench=module)
 
 
 def _add_model_arguments(command) -> None:
-    command.add_argument("--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)")
+    options.add_draft(command)
+    options.add_device(command)
     command.add_argument("--prompts", default="builtin", metavar="FILE", help="JSON lines (default: %(default)s)")
-    command.add_argument("--tokens", "--max-new-tokens", type=int, default=64, metavar="N",
-                         help="to write for each (default: %(default)s)")  # fmt: skip
+    options.add_tokens(command, help="how many to generate for each")
 
 
 def run(args) -> None:
     """Every benchmark: its result is a dict that goes to JSON with day and version, its table is made from that."""
-    for option, file in vars(args).items():
-        if option in ("json", "html") and file and not file.absolute().parent.is_dir():
-            raise ValueError(f"{option}={str(file)!r}: there is no folder {file.absolute().parent}, make it first")
+    require_writable("json", args.json, make_folders=False)
     result = {"date": date.today().isoformat(), "minispec": __version__} | args.bench.run(args)
-    print(args.bench.text(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def draft_length(text: str) -> int | str:
-    """--k as the command line takes it."""
-    return text if text == "auto" else int(text)
+    publish(args.bench.text(result), json.dumps(result, indent=1, ensure_ascii=False), args.json)

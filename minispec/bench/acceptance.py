@@ -22,6 +22,7 @@ from tqdm import tqdm
 from .. import __version__, drafters
 from ..drafters import Drafter
 from ..drafters.by_name import DRAFTERS, by_name, name_of
+from ..files import options
 from ..files.folder import load
 from ..files.handle import Model
 from ..generate import Output, generate
@@ -252,26 +253,25 @@ def _wrap(sentence: str) -> list[str]:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--target", default="smollm2", help="the model that decides (default: %(default)s)")
+    options.add_model(parser, "smollm2")
     parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]",
                         help=f"of {', '.join(NAMES)}, perhaps each with a draft length of its own, such as ngram:8 "
                         f"(default: those of {', '.join(DEFAULT)} that can be had)")  # fmt: skip
-    parser.add_argument("--k", type=int, default=4, metavar="N",
+    parser.add_argument("--k", type=options.count, default=4, metavar="N",
                         help=f"drafts a pass of all others but {', '.join(HEADS)}, which know their own depth "
                         "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--per-group", type=int, default=40, metavar="N",
+    parser.add_argument("--per-group", type=options.count, default=40, metavar="N",
                         help="the first N prompts of each group (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="prompts at once (default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=options.count, default=8, metavar="N", help="prompts at once (default: %(default)s)"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32",
                         help="coarse numbers tie more often (default: %(default)s)")  # fmt: skip
 
 
 def run(args) -> dict:
-    for option in ("k", "per_group", "batch", "tokens"):
-        if (value := getattr(args, option)) < 1:
-            raise ValueError(f"{option}={value}: give a whole number ≥ 1")
     wanted = {entrant: parse(entrant) for entrant in args.drafters or DEFAULT}
-    target = load(args.target, dtype=getattr(torch, args.dtype))
+    target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
     entrants, skipped = {}, {}
     for entrant, (name, k) in wanted.items():

@@ -20,6 +20,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ..cache import attention, per_query_head, visible_slots
+from ..files import options
+from ..files.folder import usable_device
 from .measure import Timing, interleaved_times, machine, place, read_bandwidth
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
@@ -215,30 +217,30 @@ def rows_and_context(text: str) -> tuple[int, int]:
 def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=rows_and_context, nargs="+", metavar="ROWSxPAST",
                         help=f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})")  # fmt: skip
-    parser.add_argument("--new-tokens", type=int, nargs="+", default=[1, 5], metavar="T", help="a row (default: 1 5)")
-    parser.add_argument("--heads", type=int, nargs=3, default=[32, 8, 128], metavar=("H", "HKV", "D"),
+    parser.add_argument(
+        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="a row (default: 1 5)"
+    )
+    parser.add_argument("--heads", type=options.count, nargs=3, default=[32, 8, 128], metavar=("H", "HKV", "D"),
                         help="of queries, of keys and values, and their width (default: 32 8 128)")  # fmt: skip
-    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--capacity", type=int, default=0, metavar="N", help="slots a row has (default: as needed)")
+    parser.add_argument("--block-size", type=options.count, default=16, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--capacity", type=options.natural, default=0, metavar="N", help="slots a row has (default: as needed)"
+    )
     parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--device", choices=["cuda", "cpu"], help="(default: the GPU where there is one)")
+    options.add_repeat(parser, 9)
+    options.add_device(parser)
 
 
 def run(args) -> dict:
     shape = Shape(*args.heads)
-    if min(*shape, *args.new_tokens, args.block_size, args.repeat) < 1 or shape.heads % shape.kv_heads:
-        raise ValueError(
-            f"heads={args.heads}, new_tokens={args.new_tokens}, block_size={args.block_size}, repeat={args.repeat}: "
-            "give whole numbers ≥ 1, and heads in groups of one size"
-        )
-    device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device='cuda': torch sees no GPU here, leave the option out")
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"heads={args.heads}: give heads of queries in groups of one size, one for each key head")
+    device = str(usable_device(args.device))
+    on_gpu = device.startswith("cuda")
+    dtype = torch.bfloat16 if on_gpu else torch.float32
     # A GPU reads 1 GiB so fast that starting counts.
-    bandwidth = read_bandwidth(device, size=2**32 if device == "cuda" else None)
-    named = args.cases or map(rows_and_context, CASES[device])
+    bandwidth = read_bandwidth(device, size=2**32 if on_gpu else None)
+    named = args.cases or map(rows_and_context, CASES["cuda" if on_gpu else "cpu"])
     cases = [Case(batch, context, T) for batch, context in named for T in args.new_tokens]
     results = []
     for case in tqdm(cases, leave=False, disable=None):  # on terminals only

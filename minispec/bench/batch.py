@@ -7,6 +7,7 @@ import textwrap
 import torch
 
 from .. import theory
+from ..files import options
 from . import pairs
 from .full_batches import speculation, speculation_text
 from .measure import flops, place
@@ -39,16 +40,10 @@ def run(args) -> dict:
 
 
 def check(args) -> None:
-    for name in ("requests", "max_num_seqs", "token_budget", "k", "repeat"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name}={getattr(args, name)}: give a whole number ≥ 1")
-    for name in ("sizes", "peer_seqs"):
-        if min(getattr(args, name) or [1]) < 1:
-            raise ValueError(f"{name}={getattr(args, name)}: give numbers of requests at a time, each ≥ 1")
     for name in ("prompt_lengths", "output_lengths"):
         low, high = getattr(args, name)
-        if not 1 <= low <= high:
-            raise ValueError(f"{name}={[low, high]}: give the least and the greatest length, from 1 on")
+        if low > high:
+            raise ValueError(f"{name}={[low, high]}: give the least and then the greatest length")
     if args.token_budget < args.max_num_seqs:
         raise ValueError(f"token_budget={args.token_budget}: give at least max_num_seqs={args.max_num_seqs}, "
                          "a token for each row")  # fmt: skip
@@ -81,33 +76,39 @@ def text(result: dict) -> str:
 def add_arguments(parser) -> None:
     standard = DEFAULTS["8b"]
     parser.add_argument("--shape", choices=pairs.SHAPES, default="8b", help="of the target (default: %(default)s)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument(
         "--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure (default: both)"
     )
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
-    parser.add_argument("--k", type=int, default=4, help="drafts a cycle (default: %(default)s)")
-    parser.add_argument("--epsilon", type=float, default=0.05, metavar="ε", help="damping (default: %(default)s)")
+    options.add_repeat(parser, 3)
+    options.add_draft_length(parser, auto=False)
+    parser.add_argument(
+        "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
+    )
     names = {
         "requests": "to serve", "max_num_seqs": "requests at a time", "token_budget": "tokens a pass, of both servers",
         "context": "tokens before, for the full batches", "tokens": "to write in the full batches",
     }  # fmt: skip
     for name, meaning in names.items():
-        parser.add_argument("--" + name.replace("_", "-"), type=int, metavar="N",
+        parser.add_argument("--" + name.replace("_", "-"), type=options.count, metavar="N",
                             help=f"{meaning} (default: {standard[name]})")  # fmt: skip
     for name in ("prompt_lengths", "output_lengths"):
-        parser.add_argument("--" + name.replace("_", "-"), type=int, nargs=2, metavar="N",
+        parser.add_argument("--" + name.replace("_", "-"), type=options.count, nargs=2, metavar="N",
                             help="the least and the greatest (default: {} {})".format(*standard[name]))  # fmt: skip
     sizes = " ".join(map(str, standard["sizes"]))
-    parser.add_argument("--sizes", type=int, nargs="+", metavar="N",
+    parser.add_argument("--sizes", type=options.count, nargs="+", metavar="N",
                         help=f"rows of the full batches (default: {sizes})")  # fmt: skip
-    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="in the full batches (default: 0)")
-    parser.add_argument("--num-blocks", type=int, metavar="N", help="of both servers (default: all at a time fit)")
-    parser.add_argument("--draft-budget", type=int, default=64, metavar="N",
+    parser.add_argument(
+        "--temperature", type=options.temperature, default=0.0, metavar="T", help="in the full batches (default: 0)"
+    )
+    parser.add_argument(
+        "--num-blocks", type=options.count, metavar="N", help="of both servers (default: all at a time fit)"
+    )
+    parser.add_argument("--draft-budget", type=options.natural, default=64, metavar="N",
                         help="drafts a step while serving, 0: serve without (default: %(default)s)")  # fmt: skip
     every = list(SERVERS) if torch.cuda.is_available() else ["default"]
     parser.add_argument("--peers", nargs="*", choices=SERVERS, default=every, metavar="NAME",
                         help=f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)} "
                         f"(default: {' '.join(every)})")  # fmt: skip
-    parser.add_argument("--peer-seqs", type=int, nargs="+", metavar="N",
+    parser.add_argument("--peer-seqs", type=options.count, nargs="+", metavar="N",
                         help="requests at a time there (default: as here)")  # fmt: skip

@@ -23,6 +23,7 @@ from tqdm import tqdm
 
 from ..drafters import Drafter
 from ..drafters.by_name import DRAFTERS, by_name, name_of
+from ..files import options
 from ..files.folder import load
 from ..files.handle import Model
 from ..generate import generate
@@ -141,20 +142,19 @@ def text(result: dict) -> str:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--target", default="micro", help="the model that writes (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=64, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--batch", type=int, default=8, metavar="N", help="requests at a time (default: %(default)s)")
+    options.add_model(parser, "micro")
+    parser.add_argument("--requests", type=options.count, default=64, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--batch", type=options.count, default=8, metavar="N", help="requests at a time (default: %(default)s)"
+    )
     parser.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=f"also speculate: {', '.join(DRAFTERS)}")
-    parser.add_argument("--k", type=int, default=4, help="drafts a pass (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="rounds (default: %(default)s)")
+    options.add_draft_length(parser, auto=False)
+    options.add_repeat(parser, 3)
     parser.set_defaults(tokens=256)
 
 
 def run(args) -> dict:
-    for name in ("requests", "batch", "repeat", "tokens"):
-        if getattr(args, name) < 1:
-            raise ValueError(f"{name}={getattr(args, name)}: give a whole number ≥ 1")
-    target = load(args.target)
+    target = load(args.model, device=args.device)
     prompts = [ids for of_it in read_prompts(args.prompts, target, args.tokens).values() for ids in of_it]
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
     work = workload(prompts, args.requests, args.tokens, args.seed)

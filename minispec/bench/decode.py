@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 from dataclasses import asdict
 
+from ..files import options
 from ..files.handle import Model
 from ..generate import generate
 from ..gpu.backend import Fast
@@ -71,4 +72,4 @@ def text(result: dict) -> str:
 def add_arguments(parser) -> None:
     pairs.add_arguments(parser)
     peers.add_arguments(parser, ("eager", "static"))
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="to write (default: %(default)s)")
+    options.add_tokens(parser, 64)

@@ -16,12 +16,13 @@ from tqdm import tqdm
 
 from ..drafters import Drafter
 from ..drafters.by_name import DRAFTERS, by_name
+from ..files import options
 from ..files.handle import Model
 from ..generate import Output, generate
 from ..gpu.backend import load
 from ..speculate import speculate
 from ..trace import Trace
-from . import draft_length, pairs
+from . import pairs
 from .measure import Timing, interleaved_times, machine, place
 from .prompts import read_prompts
 
@@ -121,20 +122,18 @@ def text(result: dict) -> str:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--target", default="smollm2", help="the model that decides (default: %(default)s)")
+    options.add_model(parser, "smollm2")
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME",
                         help=f"of {', '.join(DRAFTERS)} (default: all that can be had)")  # fmt: skip
-    parser.add_argument("--k", type=draft_length, default=4, help="drafts a pass, or auto (default: %(default)s)")
-    parser.add_argument(
-        "--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)"
-    )
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default: %(default)s)")
+    options.add_draft_length(parser)
+    options.add_temperature(parser, 0.0)
+    options.add_repeat(parser, 5)
     parser.add_argument("--fast", action="store_true",
                         help="on a GPU, record plain decoding and the cycles of a model that drafts")  # fmt: skip
 
 
 def run(args) -> dict:
-    target = load(args.target, fast=args.fast)
+    target = load(args.model, device=args.device, fast=args.fast)
     prompts = read_prompts(args.prompts, target, args.tokens)
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:

@@ -12,6 +12,7 @@ from random import Random
 
 from tqdm import tqdm
 
+from ..files import options
 from ..serving.blocks import BlockPool, ContiguousPool, PoolStats
 from ..serving.scheduler import Request, Result, Scheduler
 
@@ -101,18 +102,20 @@ def text(result: dict) -> str:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--requests", type=int, default=256, metavar="N", help="(default: %(default)s)")
-    parser.add_argument("--lengths", type=int, nargs=2, default=(100, 1024), metavar=("LOW", "HIGH"),
+    parser.add_argument("--requests", type=options.count, default=256, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--lengths", type=options.count, nargs=2, default=(100, 1024), metavar=("LOW", "HIGH"),
                         help="of prompts and of outputs (default: 100 1024)")  # fmt: skip
-    parser.add_argument("--blocks", type=int, default=2048, metavar="N", help="in the pool (default: %(default)s)")
-    parser.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (default: %(default)s)")
+    parser.add_argument(
+        "--blocks", type=options.count, default=2048, metavar="N", help="in the pool (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--block-size", type=options.count, default=16, metavar="N", help="tokens a block (default: %(default)s)"
+    )
 
 
 def run(args) -> dict:
     low, high = args.lengths
-    if args.requests < 1 or not 1 <= low <= high:
-        raise ValueError(
-            f"requests={args.requests}, lengths={low} {high}: give at least one request, and 1 ≤ LOW ≤ HIGH"
-        )
+    if low > high:
+        raise ValueError(f"lengths={low} {high}: give the least and then the greatest, LOW ≤ HIGH")
     requests = workload(args.requests, low, high, args.seed)
     return compare(requests, args.blocks, args.block_size, 2 * high) | {"lengths": [low, high], "seed": args.seed}

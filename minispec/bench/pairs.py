@@ -13,7 +13,8 @@ from dataclasses import asdict, replace
 import torch
 
 from .. import theory
-from ..files.folder import build
+from ..files import options
+from ..files.folder import build, usable_device
 from ..files.handle import Model
 from ..gpu.fused import FastTransformer
 from ..gpu.record import Recorded
@@ -113,9 +114,11 @@ def spread(timing: dict, scale: float = 1e3, digits: int = 2, thousands: str = "
 
 def add_arguments(parser) -> None:
     parser.add_argument("--shape", choices=SHAPES, default="8b", help="of the target (default: %(default)s)")
-    parser.add_argument("--context", type=int, default=500, metavar="N", help="tokens before (default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=9, metavar="N", help="rounds (default: %(default)s)")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--context", type=options.count, default=500, metavar="N", help="tokens before (default: %(default)s)"
+    )
+    options.add_repeat(parser, 9)
+    options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", default="yes", metavar="MODE",
                         help="yes, no, or a mode of torch.compile (default: %(default)s)")  # fmt: skip
     parser.add_argument("--lean", choices=("no", "yes"), default="yes",
@@ -131,7 +134,8 @@ def fast_options(args) -> dict:
 
 def check(args, most_tokens: int) -> Config:
     config = SHAPES[args.shape]
-    if args.repeat < 1 or not 1 <= args.context <= config.max_length - most_tokens:
-        raise ValueError(f"repeat={args.repeat}, context={args.context}: give one round at least, and a context from 1 "
-                         f"to {config.max_length - most_tokens}, which leaves room for what follows")  # fmt: skip
+    usable_device(args.device)
+    if args.context > config.max_length - most_tokens:
+        raise ValueError(f"context={args.context}: give at most {config.max_length - most_tokens}, which leaves room "
+                         "for what follows")  # fmt: skip
     return config

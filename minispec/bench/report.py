@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from ..files.registry import BENCHMARKS as SHIPPED
+from ..files.write import write_whole
 from .sections import SECTIONS, Section, cell, table
 
 WITHOUT_MODEL = True
@@ -82,7 +83,7 @@ def collect(folder: Path | None = None) -> tuple[dict[str, tuple[dict, Section]]
 def command(result: Mapping) -> str:
     """The command line that asks the same again, from what the result recorded."""
     name, options = result["benchmark"], {}
-    for option, key in (("target", "target"), ("shape", "shape"), ("device", "device"), ("dtype", "dtype"),
+    for option, key in (("model", "target"), ("shape", "shape"), ("device", "device"), ("dtype", "dtype"),
                         ("requests", "requests"), ("batch", "batch"), ("blocks", "num_blocks"), ("context", "context"),
                         ("block-size", "block_size"), ("capacity", "capacity"), ("lengths", "lengths"),
                         ("prompts", "prompts_from"), ("per-group", "per_group"), ("k", "k"), ("epsilon", "epsilon"),
@@ -137,10 +138,10 @@ OPTIONS = {  # those that a result records under a name of its own
     "verify": "shape context lean repeat seed",
     "memory": "requests lengths blocks block-size seed",
     "attention": "device block-size capacity repeat seed",
-    "batching": "target requests batch repeat seed",
+    "batching": "model requests batch repeat seed",
     "speculate": "shape context lean k epsilon temperature tokens repeat seed",
-    "acceptance": "target prompts per-group tokens batch dtype seed",
-    "drafters": "target k tokens temperature repeat seed",
+    "acceptance": "model prompts per-group tokens batch dtype seed",
+    "drafters": "model k tokens temperature repeat seed",
     "batch": "shape context k epsilon repeat seed",
 }
 
@@ -218,9 +219,7 @@ def run(args) -> dict:
     found, skipped = collect(args.source)
     files = page(found)
     for name, content in files.items():
-        file = args.out / name
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(content.encode())  # bytes: the same on every system
+        write_whole(args.out / name, content)
     return {"written": [str(args.out / name) for name in files], "skipped": skipped}
 
 

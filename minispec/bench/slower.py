@@ -27,6 +27,7 @@ from tqdm import tqdm
 from .. import theory
 from ..drafters import Model as Drafter
 from ..drafters.by_name import shipped_draft
+from ..files import options
 from ..files.folder import build, load
 from ..files.handle import Model
 from ..model import Linear
@@ -215,10 +216,10 @@ def measure(
 
 
 def run(args) -> dict:
-    target = load(args.target, device="cpu")
-    name = args.draft or shipped_draft(args.target)
+    target = load(args.model, device="cpu")
+    name = args.draft or shipped_draft(args.model)
     if name is None:
-        raise ValueError(f"target={args.target!r} comes with no draft: name one with --draft")
+        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
     draft = load(name, device="cpu", dtype=target.dtype)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -254,9 +255,13 @@ def text(result: dict) -> str:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--target", default="micro", help="the model that writes (default: %(default)s)")
-    parser.add_argument("--draft", metavar="MODEL", help="a small model (default: the one that comes with --target)")
-    parser.add_argument("--steps", type=int, default=12, metavar="N", help="of each text (default: %(default)s)")
-    parser.add_argument("--temperature", type=float, default=0.3, metavar="T", help="(default: %(default)s)")
-    parser.add_argument("--repeat", type=int, default=5, metavar="N", help="rounds (default: %(default)s)")
-    parser.add_argument("--threads", type=int, default=0, metavar="N", help="of torch (default: as torch likes)")
+    options.add_model(parser, "micro")
+    options.add_draft(parser)
+    parser.add_argument(
+        "--steps", type=options.count, default=12, metavar="N", help="of each text (default: %(default)s)"
+    )
+    options.add_temperature(parser, 0.3)
+    options.add_repeat(parser, 5)
+    parser.add_argument(
+        "--threads", type=options.natural, default=0, metavar="N", help="of torch (default: as torch likes)"
+    )

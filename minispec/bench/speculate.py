@@ -11,6 +11,7 @@ import textwrap
 from dataclasses import asdict
 
 from .. import theory
+from ..files import options
 from ..gpu.decode import FastDecoder, FastSpeculator
 from ..gpu.fused import FastTransformer
 from ..sampling import Sampling
@@ -120,11 +121,15 @@ def text(result: dict) -> str:
 def add_arguments(parser) -> None:
     pairs.add_arguments(parser)
     peers.add_arguments(parser, ("eager", "assisted"))
-    parser.add_argument("--k", type=int, default=4, help="drafts a cycle (default: %(default)s)")
-    parser.add_argument("--epsilon", type=float, default=0.05, metavar="ε", help="damping (default: %(default)s)")
+    options.add_draft_length(parser, auto=False)
     parser.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default: %(default)s)"
+        "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
     )
-    parser.add_argument("--cycles", type=int, default=40, metavar="N", help="of a text (default: %(default)s)")
-    parser.add_argument("--texts", type=int, default=25, metavar="N", help="for the acceptance (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="for each peer (default: %(default)s)")
+    options.add_temperature(parser, 1.0)
+    parser.add_argument(
+        "--cycles", type=options.count, default=40, metavar="N", help="of a text (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--texts", type=options.count, default=25, metavar="N", help="for the acceptance (default: %(default)s)"
+    )
+    options.add_tokens(parser, 64, "for each peer")

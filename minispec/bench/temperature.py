@@ -16,6 +16,7 @@ import torch
 from tqdm import tqdm
 
 from ..drafters.by_name import shipped_draft
+from ..files import options
 from ..files.folder import load
 from ..files.handle import Model
 from ..generate import generate, pad
@@ -120,16 +121,18 @@ def _shade(x: float) -> str:
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--target", default="micro", help="the model that writes (default: %(default)s)")
-    parser.add_argument("--target-temperatures", type=float, nargs="+", default=TARGET, metavar="T", help="0 is greedy")
-    parser.add_argument("--draft-temperatures", type=float, nargs="+", default=DRAFT, metavar="T")
+    options.add_model(parser, "micro")
+    parser.add_argument(
+        "--target-temperatures", type=options.temperature, nargs="+", default=TARGET, metavar="T", help="0 is greedy"
+    )
+    parser.add_argument("--draft-temperatures", type=options.temperature, nargs="+", default=DRAFT, metavar="T")
 
 
 def run(args) -> dict:
-    target = load(args.target)
-    name = args.draft or shipped_draft(args.target)
+    target = load(args.model, device=args.device)
+    name = args.draft or shipped_draft(args.model)
     if name is None:
-        raise ValueError(f"target={args.target!r} comes with no draft: name one with --draft")
+        raise ValueError(f"model={args.model!r} comes with no draft: name one with --draft")
     draft = load(name, device=target.device, dtype=target.dtype)
     categories = read_prompts(args.prompts, target, args.tokens)
     prompts = [ids for of_it in categories.values() for ids in of_it]

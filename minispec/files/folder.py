@@ -25,12 +25,30 @@ from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize
 from .registry import locate, weight_files
+from .write import in_place_of, write_whole
 
 
 def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one."""
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = usable_device(device)  # before anything is fetched
     return load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+
+
+def usable_device(device: str | torch.device | None = None) -> torch.device:
+    """None is the GPU where there is one, else the CPU; a device that is not here is refused."""
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError, ValueError):
+        found = None
+    if found is None or found.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"device={str(device)!r}: give cpu, cuda, cuda:N or mps")
+    there = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}[found.type]
+    if (found.index or 0) >= there:
+        have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
+        raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
+    return found
 
 
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
@@ -44,8 +62,11 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
                          "they are for a drafter (minispec.drafters)")  # fmt: skip
     try:
         config = from_hf(raw)
+        end_tokens = end_tokens_of(folder, raw)
     except KeyError as missing:
         raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
+    except ValueError as error:
+        raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
     tensors = read_tensors(folder)
     if lender := raw.get("embeddings_from"):
         borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
@@ -60,15 +81,34 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises a bare Exception
             raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); fetch it again") from None
-        if (folder / "chat_template.jinja").is_file():
-            template = (folder / "chat_template.jinja").read_text(encoding="utf-8")
-        elif (folder / "tokenizer_config.json").is_file():
-            template = read_json(folder / "tokenizer_config.json").get("chat_template")
+        template = chat_template_of(folder)
+    return Model(name or folder.name, transformer, tokenizer, end_tokens, template)
+
+
+def end_tokens_of(folder: Path, config: dict) -> list[int]:
+    """generation_config.json's eos_token_id, else config.json's: one token id, several, or none."""
     generation = folder / "generation_config.json"
     end = read_json(generation).get("eos_token_id") if generation.is_file() else None
-    end = raw.get("eos_token_id") if end is None else end
-    end = [end] if isinstance(end, int) else end or []
-    return Model(name or folder.name, transformer, tokenizer, end, template)
+    end = config.get("eos_token_id") if end is None else end
+    ids = [] if end is None else end if isinstance(end, list) else [end]
+    if not all(isinstance(token, int) and token >= 0 for token in ids):
+        raise ValueError(f"eos_token_id={end!r}: a token id, or a list of them, is wanted")
+    return ids
+
+
+def chat_template_of(folder: Path) -> str | None:
+    """chat_template.jinja, else that of tokenizer_config.json: one template, or several of which one is "default"."""
+    if (file := folder / "chat_template.jinja").is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            raise ValueError(f"{file} is not readable text ({error}): delete it and fetch the model again") from None
+    file = folder / "tokenizer_config.json"
+    template = read_json(file).get("chat_template") if file.is_file() else None
+    if isinstance(template, list):
+        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
+        template = named[0].get("template") if named else None
+    return template if isinstance(template, str) else None
 
 
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
@@ -103,24 +143,24 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     With `embeddings_from`, the embedding is left out and borrowed from that model at load.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = model.transformer.state_dict()
     if model.config.tie_embeddings and model.config.head_vocab is None:
         del tensors["lm_head.weight"]
     if embeddings_from:
         del tensors["embed_tokens.weight"]
     packed = pack(tensors, bits)
-    save_file({key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()},
-              folder / "model.safetensors", metadata={"format": "pt"})  # fmt: skip
+    packed = {key if key.startswith("lm_head.weight") else f"model.{key}": value for key, value in packed.items()}
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file(packed, file, metadata={"format": "pt"})
     raw = to_hf(model.config) | {"eos_token_id": sorted(model.end_tokens)}
     if embeddings_from:
         raw["embeddings_from"] = embeddings_from
-    (folder / "config.json").write_text(json.dumps(raw, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "config.json", json.dumps(raw, indent=1) + "\n")
     if model.tokenizer is not None:
-        model.tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+        write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
             template = json.dumps({"chat_template": model.chat_template}) + "\n"
-            (folder / "tokenizer_config.json").write_text(template, encoding="utf-8")
+            write_whole(folder / "tokenizer_config.json", template)
 
 
 def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.Tensor]:

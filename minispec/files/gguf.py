@@ -27,7 +27,7 @@ CONTROL, USER_DEFINED = 3, 4  # types of tokens that are matched as a whole, bef
 
 
 def _nibbles(packed: np.ndarray) -> np.ndarray:
-    """Two weights a byte [blocks, 16] as [blocks, 32]: the low halves are the first 16, the high halves the rest."""
+    """Two weights per byte [blocks, 16] as [blocks, 32]: the low halves are the first 16, the high halves the rest."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1).astype(np.float32)
 
 
@@ -159,7 +159,7 @@ def hf_name(name: str) -> str:
     match name.split("."):
         case ["blk", layer, part, "weight"] if part in INNER:
             return f"model.layers.{layer}.{INNER[part]}.weight"
-    raise ValueError(f"tensor {name!r} has no place in a Llama model as minispec builds it")
+    raise ValueError(f"tensor {name!r} is not part of a Llama model as minispec builds it")
 
 
 def unpermute(weight: np.ndarray, heads: int) -> np.ndarray:

@@ -1,9 +1,15 @@
-"""`Model`: a transformer with its tokenizer, the handle that everything else takes."""
+"""`Model`: a transformer with its tokenizer, the handle that everything else takes.
+
+What a user types as a prompt (text, chat messages, token ids) becomes a list of token ids here and nowhere else; what
+cannot be one is refused here, in words.
+"""
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from reprlib import repr as shortened
 
 import torch
 from tokenizers import Tokenizer
@@ -17,6 +23,10 @@ def compiled_template(source: str):
     from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
 
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
+
+
+class Refusal(Exception):
+    """What a chat template says when it calls raise_exception: these messages are not for it."""
 
 
 class Model:
@@ -60,13 +70,15 @@ class Model:
         return self.backend or Model.make_backend(self)
 
     def encode(self, prompt) -> list[int]:
-        """Token ids of a prompt: text, chat messages, or token ids (checked and passed through)."""
-        if not isinstance(prompt, str) and len(prompt) and isinstance(prompt[0], dict):
-            ids = self._tokenizer().encode(self.chat(prompt), add_special_tokens=False).ids
-        elif isinstance(prompt, str):
-            ids = self._tokenizer().encode(prompt).ids
+        """Token ids of a prompt: text, chat messages, or token ids (a list, an array or a tensor of whole numbers)."""
+        if isinstance(prompt, str):
+            ids = self._tokenizer().encode(_characters(prompt)).ids
         else:
-            ids = [int(token) for token in prompt]
+            items = _items(prompt)
+            if any(isinstance(item, dict) for item in items):
+                ids = self._tokenizer().encode(_characters(self.chat(items)), add_special_tokens=False).ids
+            else:
+                ids = [_token_id(item) for item in items]
         if not ids:
             raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
         if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
@@ -83,15 +95,26 @@ class Model:
         """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
         if self.chat_template is None:
             raise ValueError(f"{self.name} has no chat template: give the prompt as text instead of messages")
-        end = next((t for t in map(self.tokenizer.id_to_token, sorted(self.end_tokens)) if t), "")
+        for message in messages:
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                raise ValueError(f'message={shortened(message)}: give {{"role": "user", "content": "…"}}, both text')
+        end = next((t for t in map(self._tokenizer().id_to_token, sorted(self.end_tokens)) if t), "")
 
         def raise_exception(message):
-            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}")
+            raise Refusal(message)
 
-        return compiled_template(self.chat_template).render(
-            messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
-            raise_exception=raise_exception,
-        )  # fmt: skip
+        try:
+            return compiled_template(self.chat_template).render(
+                messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
+                raise_exception=raise_exception,
+            )  # fmt: skip
+        except Refusal as message:
+            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
+        except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
+            raise ValueError(
+                f"the chat template of {self.name} is broken ({type(error).__name__}: {error}): repair it, or give "
+                "the prompt as text instead of messages"
+            ) from None
 
     def _begin_token(self) -> str:
         bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
@@ -101,3 +124,33 @@ class Model:
         if self.tokenizer is None:
             raise ValueError(f"{self.name} has no tokenizer files: give the prompt as a list of token ids")
         return self.tokenizer
+
+
+# ---- what a prompt may be made of ----
+
+
+def _characters(text: str) -> str:
+    """Text that has an encoding: bytes that were no UTF-8 may hide in it as lone surrogates."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"prompt={shortened(text)} holds bytes that are no UTF-8: give text")
+    return text
+
+
+def _items(prompt) -> list:
+    """The elements of a prompt that is no text."""
+    if isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise ValueError(f"prompt={shortened(prompt)} is bytes: give text, prompt.decode('utf-8')")
+    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
+    if not isinstance(items, Sequence):
+        raise ValueError(f"prompt={shortened(prompt)}: give text, a list of token ids, or a list of chat messages")
+    return list(items)
+
+
+def _token_id(item) -> int:
+    """A whole number, whatever its type; a float is not one, nor is True."""
+    try:
+        if isinstance(item, bool):
+            raise TypeError
+        return operator.index(item)
+    except TypeError:
+        raise ValueError(f"prompt holds {shortened(item)}, which is no token id: give whole numbers, or text") from None

@@ -1,8 +1,8 @@
 """Trained heads on disk: what Medusa, EAGLE and DFlash share.
 
-Heads are small modules that read the target's states and borrow its embedding and its LM head, so a folder holds their
-own weights alone: model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py) and a config.json that
-says for which target.
+Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder holds
+their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a config.json
+that names the target.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from torch import nn
 from .folder import pack, read_json, read_tensors
 from .handle import Model as Handle
 from .registry import KNOWN, locate
+from .write import in_place_of, write_whole
 
 
 def save_heads(module: nn.Module, folder: str | Path, settings: dict, bits: int | None = 8) -> None:
     """Write a module's own weights, and its settings: a dict of plain values, at least those of `heads_for`."""
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(pack(module.state_dict(), bits), folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file(pack(module.state_dict(), bits), file, metadata={"format": "pt"})
+    write_whole(folder / "config.json", json.dumps(settings, indent=1) + "\n")
 
 
 def heads_for(target: Handle, kind: str) -> dict:
-    """The settings that all heads have: what they are and whom they fit."""
+    """The settings that all heads have: what they are and which target they fit."""
     return {"kind": kind, "target": target.name, "hidden_size": target.config.hidden_size,
             "vocab_size": target.config.vocab_size}  # fmt: skip
 

@@ -1,6 +1,12 @@
-"""Hugging Face's config.json and our Config: one way and back."""
+"""Hugging Face's config.json and our Config: one way and back.
+
+A file names its architecture, and the names decide what is computed. So what model.py does not compute (another
+activation, other rotations, another architecture) is refused here, before any weight is read.
+"""
 
 from __future__ import annotations
+
+import math
 
 from ..model import Config, RopeScaling
 
@@ -14,35 +20,35 @@ def from_hf(c: dict) -> Config:
         raise ValueError(f"model_type={kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
     if (act := c.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
-    rope = c.get("rope_parameters") or {}  # transformers ≥ 5 keeps theta and scaling together
-    scaling = rope if "rope_type" in rope else c.get("rope_scaling") or {}
+    rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
+    scaling = rope if "rope_type" in rope else _object(c, "rope_scaling")
     rope_type = scaling.get("rope_type", scaling.get("type", "default"))
     if rope_type not in ("default", "llama3"):
         raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
-    if float(rope.get("partial_rotary_factor", c.get("partial_rotary_factor", 1.0))) != 1.0:
+    if _number(c | rope, "partial_rotary_factor", 1.0) != 1.0:
         raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
-    max_length = c.get("max_position_embeddings", 2048)
-    window = c.get("sliding_window")
-    if window and (kind == "mistral" or c.get("use_sliding_window")):
+    max_length = _count(c, "max_position_embeddings", 2048)
+    window = _count(c, "sliding_window", max_length)
+    if kind == "mistral" or c.get("use_sliding_window"):
         max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
-    heads = c["num_attention_heads"]
+    heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))
     return Config(
-        vocab_size=c["vocab_size"],
-        hidden_size=c["hidden_size"],
-        intermediate_size=c["intermediate_size"],
-        num_layers=c["num_hidden_layers"],
+        vocab_size=_count(c, "vocab_size"),
+        hidden_size=width,
+        intermediate_size=_count(c, "intermediate_size"),
+        num_layers=_count(c, "num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=c.get("num_key_value_heads") or heads,
-        head_dim=c.get("head_dim") or c["hidden_size"] // heads,
+        num_kv_heads=_count(c, "num_key_value_heads", heads),
+        head_dim=_count(c, "head_dim", width // heads),
         max_length=max_length,
-        norm_eps=c.get("rms_norm_eps", 1e-6),
-        rope_theta=rope.get("rope_theta", c.get("rope_theta", 10_000.0)),
+        norm_eps=_number(c, "rms_norm_eps", 1e-6),
+        rope_theta=_number(c | rope, "rope_theta", 10_000.0),
         rope_scaling=RopeScaling(
-            scaling["factor"],
-            scaling["low_freq_factor"],
-            scaling["high_freq_factor"],
-            scaling["original_max_position_embeddings"],
+            _number(scaling, "factor"),
+            _number(scaling, "low_freq_factor"),
+            _number(scaling, "high_freq_factor"),
+            _count(scaling, "original_max_position_embeddings"),
         )
         if rope_type == "llama3"
         else None,
@@ -51,8 +57,31 @@ def from_hf(c: dict) -> Config:
         out_bias=bias and kind != "qwen2",
         mlp_bias=bool(c.get("mlp_bias", False)),
         qk_norm=kind == "qwen3",
-        head_vocab=c.get("head_vocab"),
+        head_vocab=None if c.get("head_vocab") is None else _count(c, "head_vocab"),
     )
+
+
+def _count(c: dict, key: str, default: int | None = None) -> int:
+    """A whole number ≥ 1. Without a default it has to be there: KeyError; null counts as not there."""
+    value = c[key] if default is None else c.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key}={value!r}: a whole number ≥ 1 is wanted")
+    return value
+
+
+def _number(c: dict, key: str, default: float | None = None) -> float:
+    """A number > 0, under the same terms."""
+    value = c[key] if default is None or c.get(key) is not None else default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{key}={value!r}: a number > 0 is wanted")
+    return value
+
+
+def _object(c: dict, key: str) -> dict:
+    value = c.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}={value!r}: an object is wanted")
+    return value
 
 
 def to_hf(config: Config) -> dict:

@@ -46,7 +46,7 @@ class Entry:
 
     @property
     def parameters(self) -> int | None:
-        """Weights that are stored (what a draft borrows from its target is not); None when they cannot be counted."""
+        """Parameters that are stored (what a draft borrows from its target is not); None if they cannot be counted."""
         try:
             return sum(map(_stored_parameters, weight_files(self.folder))) if self.present() else None
         except (OSError, EOFError, ValueError, zlib.error):
@@ -102,7 +102,7 @@ def locate(name: str) -> Path:
     folder = folder_of(name)
     if not folder.is_dir():
         return fetch(name)
-    if problem := damage(folder):  # said, not silently mended: something touched these files, or the disk is failing
+    if problem := damage(folder):  # said, not silently repaired: something touched these files, or the disk is failing
         raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: minispec models get {name}")
     return folder
 

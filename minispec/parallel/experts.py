@@ -13,7 +13,6 @@ the router knows, so the counts travel first. A popular expert makes everybody w
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -26,6 +25,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..files import options
+from ..files.failure import guarded
+from ..files.options import Parser
+from ..files.write import write_whole
 from .tensor import Timeline, launch
 
 
@@ -111,12 +114,15 @@ def run(weights: Mixture, x: Tensor, ranks: int = 2) -> tuple[Tensor, list[list[
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    top = argparse.ArgumentParser(
-        prog="python -m minispec.parallel.experts", description="Experts on ranks, and a timeline."
-    )
-    top.add_argument("--ranks", type=int, default=2, help="one for each expert (default: %(default)s)")
-    top.add_argument("--tokens", type=int, default=64, metavar="N", help="(default: %(default)s)")
-    top.add_argument("--seed", type=int, default=0, help="of weights and tokens (default: %(default)s)")
+    return guarded(lambda: draw(argv))
+
+
+def draw(argv: Sequence[str] | None = None) -> None:
+    """Run it on fresh processes, and print or write the timeline."""
+    top = Parser(prog="python -m minispec.parallel.experts", description="Experts on ranks, and a timeline.")
+    top.add_argument("--ranks", type=options.count, default=2, help="one for each expert (default: %(default)s)")
+    options.add_tokens(top, 64)
+    options.add_seed(top, help="of weights and tokens (default: %(default)s)")
     top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
     args = top.parse_args(argv)
     weights = Mixture.random(args.ranks, seed=args.seed)
@@ -124,8 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     x = torch.randn(args.tokens, weights.router.shape[1], generator=generator, dtype=torch.float64)
     _, _, timeline = run(weights, x, args.ranks)
     text = json.dumps(timeline, indent=1)
-    args.out.write_text(text + "\n", encoding="utf-8") if args.out else print(text)
-    return 0
+    write_whole(args.out, text + "\n") if args.out else print(text)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,12 @@ from pathlib import Path
 from safetensors.torch import save_file
 
 from ..drafters.medusa import MedusaHeads
+from ..files import options
 from ..files.fetch import SMOLLM2_REPO
 from ..files.folder import load, read_json, save_folder
 from ..files.handle import Model
 from ..files.registry import KNOWN, locate
+from ..files.write import in_place_of, write_whole
 
 READ = {
     "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit 002e77c1f0ef",
@@ -181,12 +183,12 @@ def export_model(model: Model, folder: str | Path) -> Path:
     config = read_json(folder / "config.json")
     config |= {"architectures": [ARCHITECTURES[config["model_type"]]],
                "dtype": str(model.dtype).removeprefix("torch.")}  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
     if model.tokenizer is not None:
         file = folder / "tokenizer_config.json"
         settings = read_json(file) if file.is_file() else {}
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        file.write_text(json.dumps(settings) + "\n", encoding="utf-8")
+        write_whole(file, json.dumps(settings) + "\n")
     return folder.resolve()
 
 
@@ -197,15 +199,14 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     d, V = target.config.hidden_size, target.config.vocab_size
     tensors = {"lm_head.weight": heads.head}
     for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
         tensors |= {f"blocks.{i}.layers.0.weight": weight, f"blocks.{i}.layers.0.bias": bias}
     if heads.head_ids is not None:
         tensors["token_map"] = heads.head_ids
-    save_file({key: value.detach().cpu().clone() for key, value in tensors.items()}, folder / "model.safetensors",
-              metadata={"format": "pt"})  # fmt: skip
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file({key: value.detach().cpu().clone() for key, value in tensors.items()}, file, {"format": "pt"})
     config = {
         "model_type": "medusa",
         "architectures": ["MedusaModel"],
@@ -218,7 +219,7 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
         "original_lm_head": True,
         "dtype": str(heads.weight.dtype).removeprefix("torch."),
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
     return folder.resolve()
 
 
@@ -228,15 +229,17 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
 def add_arguments(parser) -> None:
     parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--drafter", choices=DRAFTERS, required=True)
-    parser.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
-    parser.add_argument("--draft", metavar="MODEL", help="the draft of --drafter model")
+    options.add_model(parser)
+    options.add_draft(parser, "the draft model of --drafter model")
     parser.add_argument("--heads", metavar="FOLDER", help="the heads of --drafter medusa or eagle: a folder or a name")
-    parser.add_argument("--k", type=int, default=4, help="drafts a pass (default: %(default)s)")
-    parser.add_argument("--n-max", type=int, default=3, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument("--n-min", type=int, default=1, metavar="N", help="of ngram (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=1, metavar="N", help="GPUs to share the target (default: 1)")
-    parser.add_argument("--prompt", default="Once upon a time", help="of the script (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="of the script (default: %(default)s)")
+    options.add_draft_length(parser, auto=False)
+    parser.add_argument("--n-max", type=options.count, default=3, metavar="N", help="of ngram (default: %(default)s)")
+    parser.add_argument("--n-min", type=options.count, default=1, metavar="N", help="of ngram (default: %(default)s)")
+    parser.add_argument(
+        "--ranks", type=options.count, default=1, metavar="N", help="GPUs to share the target (default: 1)"
+    )
+    options.add_prompt(parser, "of the script")
+    options.add_tokens(parser, 64, "of the script")
     parser.add_argument("--export", type=Path, metavar="FOLDER", help="write what the engine cannot read as it is")
     parser.set_defaults(run=run)
 

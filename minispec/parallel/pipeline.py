@@ -10,7 +10,6 @@ less than tensor parallelism sends, so this is the cut between machines. It make
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
@@ -23,7 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..cache import attention, per_query_head
+from ..files import options
+from ..files.failure import guarded
 from ..files.folder import load
+from ..files.options import Parser
+from ..files.write import write_whole
 from ..model import Transformer, rope_at
 from .tensor import Timeline, launch
 
@@ -90,13 +93,16 @@ def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4,
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    top = argparse.ArgumentParser(
-        prog="python -m minispec.parallel.pipeline", description="A pipeline and its timeline."
-    )
-    top.add_argument("--model", default="micro", help="a known name or a folder (default: %(default)s)")
-    top.add_argument("--ranks", type=int, default=2, help="stages (default: %(default)s)")
-    top.add_argument("--microbatches", type=int, default=4, metavar="N", help="(default: %(default)s)")
-    top.add_argument("--rows", type=int, default=8, help="of 64 tokens each (default: %(default)s)")
+    return guarded(lambda: draw(argv))
+
+
+def draw(argv: Sequence[str] | None = None) -> None:
+    """Run it on fresh processes, and print or write the timeline."""
+    top = Parser(prog="python -m minispec.parallel.pipeline", description="A pipeline and its timeline.")
+    options.add_model(top)
+    top.add_argument("--ranks", type=options.count, default=2, help="stages (default: %(default)s)")
+    top.add_argument("--microbatches", type=options.count, default=4, metavar="N", help="(default: %(default)s)")
+    top.add_argument("--rows", type=options.count, default=8, help="of 64 tokens each (default: %(default)s)")
     top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
     args = top.parse_args(argv)
     generator = torch.Generator().manual_seed(0)
@@ -104,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                            generator=generator)  # fmt: skip
     _, timeline = run(args.model, tokens, args.ranks, args.microbatches)
     text = json.dumps(timeline, indent=1)
-    args.out.write_text(text + "\n", encoding="utf-8") if args.out else print(text)
-    return 0
+    write_whole(args.out, text + "\n") if args.out else print(text)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ import torch.multiprocessing as mp
 from torch import Tensor, nn
 
 from ..drafters import Model as ModelDrafter
+from ..files import options
 from ..files.folder import load as load_model
 from ..files.handle import Model
 from ..generate import generate
@@ -247,13 +248,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     top = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node N -m minispec.parallel.tensor", description=main.__doc__
     )
-    top.add_argument("--model", default="micro", help="a known name, a folder, or a hub id (default: %(default)s)")
-    top.add_argument("--draft", help="a draft, cut like the target; without one, plain decoding")
-    top.add_argument("--prompt", default="Once upon a time", help="how the text begins (default: %(default)s)")
-    top.add_argument("--k", type=int, default=4, help="drafts a cycle (default: %(default)s)")
-    top.add_argument("--tokens", type=int, default=64, metavar="N", help="how many to write (default: %(default)s)")
-    top.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default: %(default)s)")
-    top.add_argument("--seed", type=int, help="the same seed, the same text (default: another one every time)")
+    options.add_model(top)
+    options.add_draft(top, "a draft model, cut like the target; without one, plain decoding")
+    options.add_prompt(top)
+    options.add_draft_length(top, auto=False)
+    options.add_tokens(top, 64)
+    options.add_temperature(top, 0.0)
+    options.add_seed(top, None, "the same seed, the same text (default: another one every time)")
     args = top.parse_args(argv)
     if "RANK" not in os.environ:
         top.error("this runs on several ranks: start it with torchrun, as above")
@@ -264,11 +265,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                             device=my_device())  # fmt: skip
         dist.broadcast(seed, 0)  # one rank's dice for all
         target = load(args.model)
-        options = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
+        sampling = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
         if args.draft:
-            out = speculate(target, args.prompt, ModelDrafter(load(args.draft)), args.k, **options)
+            out = speculate(target, args.prompt, ModelDrafter(load(args.draft)), args.k, **sampling)
         else:
-            out = generate(target, args.prompt, **options)
+            out = generate(target, args.prompt, **sampling)
         if rank == "0":
             print(f"{args.prompt}{out.text}\n\n{report(target, out)}")
         dist.destroy_process_group()

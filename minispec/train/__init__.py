@@ -9,6 +9,8 @@ minispec train micro --out runs/micro                           stories, and the
 
 from __future__ import annotations
 
+from ..files import options
+
 COMMANDS = {
     "corpus": "let the target continue prompts and keep what it writes",
     "draft": "distil a small draft from the target's own text",
@@ -27,13 +29,13 @@ def add_arguments(parser) -> None:
     for name, help in COMMANDS.items():
         module = import_module(f"{__name__}.{name}")
         command = commands.add_parser(name, help=help, description=module.__doc__)
-        command.add_argument("--target", default="smollm2", help="the model that writes (default: smollm2)")
-        command.add_argument("--device", help="cuda or cpu (default: cuda when there is one)")
+        options.add_model(command, "smollm2", "the target, which generates the text")
+        options.add_device(command)
         command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda")
-        command.add_argument("--seed", type=int, default=0)
+        options.add_seed(command)
         module.add_arguments(command)
         if name in ("draft", "dflash"):
-            command.add_argument("--bits", type=int, choices=range(2, 9), default=8, metavar="N",
+            command.add_argument("--bits", type=options.count, choices=range(2, 9), default=8, metavar="N",
                                  help="of a stored weight, 2 to 8 (default: %(default)s): the file compresses to as "
                                  "much")  # fmt: skip
         command.set_defaults(run=run, train=module.run)
@@ -44,5 +46,5 @@ def run(args) -> None:
 
     from ..files.folder import load
 
-    target = load(args.target, device=args.device, dtype=args.dtype and getattr(torch, args.dtype))
+    target = load(args.model, device=args.device, dtype=args.dtype and getattr(torch, args.dtype))
     args.train(args, target)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import torch
 
+from ..files import options
 from ..files.handle import Model
+from ..files.write import publish, require_writable
 from . import corpus as writing
 from .corpus import Corpus
 
@@ -45,31 +47,31 @@ def by_category(target: Model, draft: Model, prompts: dict[str, list[str]], work
 
 
 def add_arguments(parser) -> None:
-    parser.add_argument("--draft", required=True, help="a name or a folder, as `ms.load` takes it")
+    options.add_draft(parser, "the draft model to measure", required=True)
     parser.add_argument("--prompts", type=Path, required=True, help="JSON lines, with a category each or without")
     parser.add_argument(
-        "--hold-out", type=int, default=0, metavar="N", help="only the N prompts that the corpus left out"
+        "--hold-out", type=options.natural, default=0, metavar="N", help="only the N prompts that the corpus left out"
     )
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--max-prompt", type=int, default=1024)
-    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--batch", type=options.count, default=16)
+    parser.add_argument("--max-prompt", type=options.count, default=1024)
+    options.add_tokens(parser, 128, "of each reply at most")
     parser.add_argument("--work", type=Path, required=True, help="a folder for the text that is written on the way")
-    parser.add_argument("--json", type=Path, help="write the table there too")
+    options.add_json(parser)
 
 
 def run(args, target: Model) -> None:
     from ..files.folder import load
 
+    require_writable("json", args.json)
     draft = load(args.draft, device=target.device, dtype=target.dtype)
     prompts: dict[str, list[str]] = {}
-    rows = [json.loads(line) for line in args.prompts.read_text(encoding="utf-8").splitlines()]
+    rows = writing.read_rows(args.prompts)
     for row in writing.split(rows, args.hold_out)[1] if args.hold_out else rows:
-        prompts.setdefault(row.get("category", "all"), []).append(writing.prompt_of(row))
+        prompts.setdefault(row.get("category", "all"), []).append(row["prompt"])
     table = by_category(target, draft, prompts, args.work, batch=args.batch, max_prompt=args.max_prompt,
-                        max_new_tokens=args.max_new_tokens, seed=args.seed)  # fmt: skip
-    print(f"{'':24}{'prompts':>8}{'Σmin(p,q)':>11}{'greedy':>8}")
+                        max_new_tokens=args.tokens, seed=args.seed)  # fmt: skip
+    lines = [f"{'':24}{'prompts':>8}{'Σmin(p,q)':>11}{'greedy':>8}"]
     for category, row in table.items():
         overlap, agree = row["T=1"]["acceptance"], row["greedy"]["greedy_agreement"]
-        print(f"{category:24}{row['prompts']:8}{overlap:11.3f}{agree:8.3f}")
-    if args.json:
-        args.json.write_text(json.dumps(table, indent=1))
+        lines.append(f"{category:24}{row['prompts']:8}{overlap:11.3f}{agree:8.3f}")
+    publish("\n".join(lines), json.dumps(table, indent=1), args.json)

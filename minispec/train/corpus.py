@@ -8,7 +8,6 @@ will use, and not from somebody's web crawl. Rows are written in batches; each b
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
+from ..files import options
+from ..files.folder import read_json
 from ..files.handle import Model
+from ..files.write import in_place_of, write_whole
 from ..generate import pad
 from ..gpu.fused import FastTransformer
 from ..gpu.record import Recorded, why_not_compile
@@ -61,12 +64,22 @@ class Corpus:
         files = [file for folder in folders for file in sorted(Path(folder).glob("shard-*.safetensors"))]
         if not files:
             raise ValueError(f"no shards in {', '.join(map(str, folders))}: write some with `minispec train corpus`")
-        shards = [load_file(file) for file in files]
+        shards = [cls._read(file) for file in files]
         width = max(int(shard["length"].max()) for shard in shards)
         for shard in shards:
             missing = width - shard["tokens"].shape[1]
             shard["tokens"] = torch.nn.functional.pad(shard["tokens"], (0, max(0, missing)))[:, :width]
         return cls(**{key: torch.cat([shard[key] for shard in shards]) for key in cls.__annotations__})
+
+    @classmethod
+    def _read(cls, file: Path) -> dict[str, Tensor]:
+        try:
+            shard = load_file(file)
+        except SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}): delete it, and run `minispec train corpus` again") from None
+        if missing := cls.__annotations__.keys() - shard.keys():
+            raise ValueError(f"{file} lacks {', '.join(sorted(missing))}: it is no shard of `minispec train corpus`")
+        return shard
 
     def __len__(self) -> int:
         return len(self.length)
@@ -89,9 +102,8 @@ class Corpus:
         return writer.tokenizer.decode_batch([row[start:end] for row, start, end in spans], skip_special_tokens=True)
 
     def save(self, file: Path) -> None:
-        part = file.with_suffix(".part")
-        save_file({key: getattr(self, key).contiguous() for key in self.__annotations__}, part)
-        os.replace(part, file)  # a shard is there whole or not at all
+        with in_place_of(file) as part:  # a shard is there whole or not at all
+            save_file({key: getattr(self, key).contiguous() for key in self.__annotations__}, part)
 
 
 class BatchWriter:
@@ -161,13 +173,12 @@ def write(
     if not prompts:
         raise ValueError("prompts is empty: give at least one prompt")
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     settings = dict(target=target.name, rows=rows, max_new_tokens=max_new_tokens, batch=batch, seed=seed,
                     temperatures=list(temperatures), prompts=len(prompts))  # fmt: skip
     record = folder / "corpus.json"
-    if record.exists() and json.loads(record.read_text()) != settings:
+    if record.exists() and read_json(record) != settings:
         raise ValueError(f"folder={str(folder)!r} holds a corpus with other settings: choose another folder")
-    record.write_text(json.dumps(settings, indent=1))
+    write_whole(record, json.dumps(settings, indent=1))
     writer = BatchWriter(target, batch, max(map(len, prompts)), max_new_tokens, seed)
     shards = -(-rows // batch)
     for number in tqdm(range(shards), desc=f"{target.name} writes", unit="shard"):
@@ -190,25 +201,29 @@ def _deck(size: int, seed: str) -> list[int]:
     return random.Random(seed).sample(range(size), size)
 
 
+def read_rows(file: str | Path) -> list[dict]:
+    """JSON lines with "prompt" (or "turns", of which the first is taken) and perhaps more, or one prompt per line."""
+    try:
+        lines = [line for line in Path(file).read_text(encoding="utf-8").splitlines() if line.strip()]
+        rows = [json.loads(line) if line.startswith("{") else {"prompt": line} for line in lines]
+        return [row | {"prompt": row["turns"][0] if "turns" in row else row["prompt"]} for row in rows]
+    except (ValueError, LookupError, TypeError) as error:
+        raise ValueError(
+            f'prompts={str(file)!r} cannot be used ({error!r}): give UTF-8 text, a line {{"prompt": "…"}} or a plain '
+            "line for each prompt"
+        ) from None
+
+
 def read_prompts(file: str | Path) -> list[str]:
-    """Prompts from JSON lines ("prompt", or "turns" of which the first is taken), or one prompt a line."""
-    prompts = []
-    for line in Path(file).read_text(encoding="utf-8").splitlines():
-        if line.startswith("{"):
-            prompts.append(prompt_of(json.loads(line)))
-        elif line.strip():
-            prompts.append(line)
-    return prompts
+    return [row["prompt"] for row in read_rows(file)]
 
 
 def split(items: Sequence, hold_out: int) -> tuple[list, list]:
     """Everything but `hold_out` items chosen at random, and those: the same ones every time, from every source."""
+    if hold_out > len(items):
+        raise ValueError(f"hold_out={hold_out}: there are {len(items)} prompts, leave out fewer")
     chosen = set(random.Random(0).sample(range(len(items)), hold_out))
     return [x for i, x in enumerate(items) if i not in chosen], [x for i, x in enumerate(items) if i in chosen]
-
-
-def prompt_of(row: dict) -> str:
-    return row["turns"][0] if "turns" in row else row["prompt"]
 
 
 def encode_prompts(target: Model, prompts: Sequence[str], max_prompt: int) -> list[list[int]]:
@@ -276,16 +291,22 @@ def add_arguments(parser) -> None:
     parser.add_argument("--prompts", type=Path, help="JSON lines with a prompt each, or plain lines")
     parser.add_argument("--follow-up", type=Path, help="a corpus folder: continue its conversations by one more turn")
     parser.add_argument("--about", type=Path, help="a corpus folder: ask about long texts made of its replies")
-    parser.add_argument("--invent", type=int, default=0, metavar="N", help="add N prompts that the target asks itself")
     parser.add_argument(
-        "--hold-out", type=int, default=0, metavar="N", help="leave N prompts of the file out, to measure on later"
+        "--invent", type=options.natural, default=0, metavar="N", help="add N prompts that the target asks itself"
+    )
+    parser.add_argument(
+        "--hold-out",
+        type=options.natural,
+        default=0,
+        metavar="N",
+        help="leave N prompts of the file out, to measure on later",
     )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, default=2048)
-    parser.add_argument("--batch", type=int, default=32, help="rows written at once (1536 on a large GPU)")
-    parser.add_argument("--max-prompt", type=int, default=256)
-    parser.add_argument("--max-new-tokens", type=int, default=256)
-    parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
+    parser.add_argument("--rows", type=options.count, default=2048)
+    parser.add_argument("--batch", type=options.count, default=32, help="rows written at once (1536 on a large GPU)")
+    parser.add_argument("--max-prompt", type=options.count, default=256)
+    options.add_tokens(parser, 256, "of each reply at most")
+    parser.add_argument("--temperatures", type=options.temperature, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])
 
 
 def run(args, target: Model) -> None:
@@ -299,6 +320,6 @@ def run(args, target: Model) -> None:
         texts, _ = split(read_prompts(args.prompts), args.hold_out)
         texts += invent(target, args.invent, batch=args.batch, seed=args.seed) if args.invent else []
         prompts = encode_prompts(target, texts, args.max_prompt)
-    corpus = write(target, prompts, args.out, rows=args.rows, max_new_tokens=args.max_new_tokens,
+    corpus = write(target, prompts, args.out, rows=args.rows, max_new_tokens=args.tokens,
                    temperatures=args.temperatures, batch=args.batch, seed=args.seed)  # fmt: skip
     print(f"{len(corpus)} rows, {corpus.new_tokens:,} tokens written for {len(prompts)} prompts in {args.out}")

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..cache import attention, per_query_head
 from ..drafters.dflash import DFlashHead, load_head
+from ..files import options
 from ..files.handle import Model
 from ..files.heads import heads_for, save_heads
 from ..model import Transformer
@@ -193,24 +194,37 @@ def calibrate(target: Transformer, head: DFlashHead, corpus: Corpus, *, batch_to
 def add_arguments(parser) -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--block", type=int, help="places of a block: the last token and the blanks (default: 8)")
-    parser.add_argument("--layers", type=int, nargs="+", help="target layers to start from (default: first and last)")
-    parser.add_argument("--mlp", type=int, help="neurons in each layer's MLP (default: all of the target's); of more "
-                        "that --start may have these stay, and are made to say what all said")  # fmt: skip
-    parser.add_argument("--hidden-layers", type=int, nargs="+", help="depths to read (default: five, evenly spread)")
-    parser.add_argument("--head-vocab", type=int, help="how many tokens the drafter can propose (default: 8192)")
+    parser.add_argument(
+        "--block", type=options.count, help="positions of a block: the last token and the blanks (default: 8)"
+    )
+    parser.add_argument(
+        "--layers", type=options.natural, nargs="+", help="target layers to start from (default: first and last)"
+    )
+    parser.add_argument("--mlp", type=options.count,
+                        help="neurons in each layer's MLP (default: all of the target's); of more that --start may "
+                        "have these stay, and are fitted to the output of all")  # fmt: skip
+    parser.add_argument(
+        "--hidden-layers", type=options.natural, nargs="+", help="depths to read (default: five, evenly spread)"
+    )
+    parser.add_argument(
+        "--head-vocab", type=options.count, help="how many tokens the drafter can propose (default: 8192)"
+    )
     parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
-    parser.add_argument("--hard", action="store_true", help="learn the written tokens, not the target's laws")
-    parser.add_argument("--every", type=int, default=6, help="one block for so many tokens of a row")
-    parser.add_argument("--decay", type=float, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)")
-    parser.add_argument("--steps", type=int, default=6000)
-    parser.add_argument("--batch-tokens", type=int, default=20_000)
-    parser.add_argument("--lr", type=float, default=1e-3)
+    parser.add_argument(
+        "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
+    )
+    parser.add_argument("--every", type=options.count, default=6, help="one block for so many tokens of a row")
+    parser.add_argument(
+        "--decay", type=options.positive, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)"
+    )
+    parser.add_argument("--steps", type=options.count, default=6000)
+    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
+    parser.add_argument("--lr", type=options.positive, default=1e-3)
     parser.add_argument("--keep", action="store_true", help="compute the target's states once and hold them in memory")
-    parser.add_argument("--keep-bits", type=int, choices=(8, 16), default=16,
+    parser.add_argument("--keep-bits", type=options.count, choices=(8, 16), default=16,
                         help="kept streams in 8 bits, all but the last, or as the target computed them")  # fmt: skip
-    parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
+    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
 
 
 def shape_of(head: DFlashHead) -> dict:

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..files import options
 from ..files.folder import load_folder, save_folder
 from ..files.handle import Model
 from ..model import MLP, Transformer
@@ -105,16 +106,20 @@ def distill(
 def add_arguments(parser) -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 29], help="target layers to start from")
-    parser.add_argument("--mlp", type=int, help="neurons kept in each layer's MLP (default: all of the target's)")
-    parser.add_argument("--head-vocab", type=int,
+    parser.add_argument(
+        "--layers", type=options.natural, nargs="+", default=[0, 1, 29], help="target layers to start from"
+    )
+    parser.add_argument(
+        "--mlp", type=options.count, help="neurons kept in each layer's MLP (default: all of the target's)"
+    )
+    parser.add_argument("--head-vocab", type=options.count,
                         help="how many tokens the draft can propose (default: 8192, or --start's own); more than those "
                         "of --start: its own and the next most frequent ones")  # fmt: skip
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored draft to go on from, with its own shape")
-    parser.add_argument("--steps", type=int, default=20_000)
-    parser.add_argument("--batch-tokens", type=int, default=18_000)
-    parser.add_argument("--lr", type=float, default=1.2e-3)
-    parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
+    parser.add_argument("--steps", type=options.count, default=20_000)
+    parser.add_argument("--batch-tokens", type=options.count, default=18_000)
+    parser.add_argument("--lr", type=options.positive, default=1.2e-3)
+    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
 
 
 def run(args, target: Model) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.eagle import EagleHead
+from ..files import options
 from ..files.handle import Model
 from ..model import MLP
 from .corpus import Corpus
@@ -193,20 +194,26 @@ def train_head(
 def add_arguments(parser) -> None:
     parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `minispec train corpus`")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--hidden-layers", type=int, nargs="+", help="streams of the target that the head reads")
-    parser.add_argument("--layers", type=int, help="decoder layers of the head (default: 1)")
-    parser.add_argument("--mlp", type=int, help="neurons of each layer's MLP (default: as many as the target's)")
-    parser.add_argument("--head-vocab", type=int, help="how many tokens the head can propose (default: 8192)")
+    parser.add_argument(
+        "--hidden-layers", type=options.natural, nargs="+", help="streams of the target that the head reads"
+    )
+    parser.add_argument("--layers", type=options.count, help="decoder layers of the head (default: 1)")
+    parser.add_argument(
+        "--mlp", type=options.count, help="neurons of each layer's MLP (default: as many as the target's)"
+    )
+    parser.add_argument("--head-vocab", type=options.count, help="how many tokens the head can propose (default: 8192)")
     parser.add_argument("--own-head", action="store_true", default=None, help="also train a copy of the LM head's rows")
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
-    parser.add_argument("--unroll", type=int, default=UNROLL, help="steps to draft along the text in training")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch-tokens", type=int, default=20_000)
-    parser.add_argument("--lr", type=float, default=1.2e-3)
-    parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
+    parser.add_argument(
+        "--unroll", type=options.count, default=UNROLL, help="steps to draft along the text in training"
+    )
+    parser.add_argument("--steps", type=options.count, default=4000)
+    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
+    parser.add_argument("--lr", type=options.positive, default=1.2e-3)
+    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=False,
                         help="ask the target once for all rows (4 states a token), or anew in every step")  # fmt: skip
-    parser.add_argument("--keep-bits", type=int, choices=(8, 16), default=16,
+    parser.add_argument("--keep-bits", type=options.count, choices=(8, 16), default=16,
                         help="kept streams in 8 bits, all but the last, or as the target computed them")  # fmt: skip
 
 

@@ -162,12 +162,15 @@ def split_rows(corpus: Corpus) -> tuple[Corpus, Corpus]:
 
 
 def frequent_tokens(corpus: Corpus, vocab_size: int, count: int, always: Sequence[int] = ()) -> Tensor:
-    """The tokens a reduced draft vocabulary keeps: the most frequent ones of the replies, sorted by id."""
+    """The tokens a reduced draft vocabulary keeps: the most frequent ones of the replies, sorted by id; all at most."""
     position = torch.arange(corpus.tokens.shape[1])
     reply = (position >= corpus.prompt[:, None]) & (position < corpus.length[:, None])
     frequency = torch.bincount(corpus.tokens[reply].long(), minlength=vocab_size)
+    if len(frequency) > vocab_size:
+        raise ValueError(f"the corpus holds token id {len(frequency) - 1}, the target has {vocab_size} tokens: another "
+                         "model wrote it, give that one as --model")  # fmt: skip
     frequency[list(always)] = frequency.max() + 1
-    return frequency.topk(count).indices.sort().values
+    return frequency.topk(min(count, vocab_size)).indices.sort().values
 
 
 def go_on(head: nn.Module, folder: str | Path, shape: dict, asked: dict) -> nn.Module:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
+
+from ..files.write import in_place_of, write_whole
 
 
 def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
@@ -51,7 +53,10 @@ def fit(
     optimizer = torch.optim.AdamW(parameters, lr=lr, betas=(0.9, 0.95), weight_decay=weight_decay, fused=cuda)
     start, curve = 0, []
     if checkpoint.exists():
-        state = torch.load(checkpoint, map_location=parameters[0].device, weights_only=True)
+        try:
+            state = torch.load(checkpoint, map_location=parameters[0].device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError):
+            raise ValueError(f"{checkpoint} is damaged: delete it to begin anew") from None
         if state["steps"] != steps:
             raise ValueError(
                 f"steps={steps}, but {checkpoint} belongs to a run of {state['steps']}: use another folder"
@@ -85,7 +90,7 @@ def fit(
             if done % checkpoint_every == 0 or done == end:
                 state = dict(step=done, steps=steps, module=module.state_dict(), curve=curve,
                              optimizer=optimizer.state_dict())  # fmt: skip
-                torch.save(state, checkpoint.with_suffix(".part"))
-                os.replace(checkpoint.with_suffix(".part"), checkpoint)
-                (folder / "curve.json").write_text(json.dumps(curve))
+                with in_place_of(checkpoint) as file:
+                    torch.save(state, file)
+                write_whole(folder / "curve.json", json.dumps(curve))
     return curve

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.medusa import MedusaHeads
+from ..files import options
 from ..files.handle import Model
 from ..tree import best_tree, expected_tokens
 from .corpus import BatchWriter, Corpus, write
@@ -136,17 +137,21 @@ def tell_stories(
 def add_arguments(parser) -> None:
     text = parser.add_mutually_exclusive_group(required=True)
     text.add_argument("--corpus", type=Path, nargs="+", help="folders of `minispec train corpus`")
-    text.add_argument("--stories", type=int, metavar="N", help="instead, N stories that the target tells first (micro)")
+    text.add_argument(
+        "--stories", type=options.count, metavar="N", help="instead, N stories that the target tells first (micro)"
+    )
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--heads", type=int, help="how many tokens ahead they look (default: 4)")
-    parser.add_argument("--head-vocab", type=int, help="how many tokens the heads can propose (default: 8192)")
+    parser.add_argument("--heads", type=options.count, help="how many tokens ahead they look (default: 4)")
+    parser.add_argument(
+        "--head-vocab", type=options.count, help="how many tokens the heads can propose (default: 8192)"
+    )
     parser.add_argument("--own-head", action="store_true", default=None,
                         help="also train a copy of the LM head, one for all heads")  # fmt: skip
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="stored heads to go on from, with their own shape")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--batch-tokens", type=int, default=20_000)
-    parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--stop-after", type=int, help="steps of this call; call again to go on")
+    parser.add_argument("--steps", type=options.count, default=3000)
+    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
+    parser.add_argument("--lr", type=options.positive, default=2e-3)
+    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True,
                         help="ask the target once for all rows, or anew in every step")  # fmt: skip
 

@@ -17,8 +17,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
+from ..files import options
 from ..files.folder import load_folder, save_folder
 from ..files.handle import Model
+from ..files.write import write_whole
 from ..model import Config, Transformer
 from . import corpus as writing
 from .acceptance import acceptance
@@ -157,10 +159,10 @@ def openings(tokenizer: Tokenizer, stories: Sequence[str], seed: int = 0) -> lis
 
 def add_arguments(parser) -> None:
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--stories", type=int, default=60_000, help="stories to ask the writer for")
-    parser.add_argument("--batch", type=int, default=32, help="stories written at once (1536 on a large GPU)")
-    parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--draft-steps", type=int, default=8000)
+    parser.add_argument("--stories", type=options.count, default=60_000, help="stories to ask the writer for")
+    parser.add_argument("--batch", type=options.count, default=32, help="stories written at once (1536 on a large GPU)")
+    parser.add_argument("--steps", type=options.count, default=3000)
+    parser.add_argument("--draft-steps", type=options.count, default=8000)
 
 
 def run(args, writer: Model) -> None:
@@ -193,6 +195,6 @@ def run(args, writer: Model) -> None:
         text = writing.write(target, openings(tokenizer, held_out, seed + 1), out / f"held-out {name}", rows=500,
                              max_new_tokens=256, temperatures=[temperature], batch=100, seed=seed + 1)  # fmt: skip
         report[name] = acceptance(target, draft, text)
-    (out / "report.json").write_text(json.dumps(report, indent=1))
-    (out / "held_out.json").write_text(json.dumps(held_out, indent=1))
+    write_whole(out / "report.json", json.dumps(report, indent=1))
+    write_whole(out / "held_out.json", json.dumps(held_out, indent=1))
     print(json.dumps(report, indent=1))

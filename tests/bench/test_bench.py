@@ -108,7 +108,7 @@ def test_impossible_grids_are_refused_before_any_work(tiny, tiny_draft, make_mod
 def test_bench_temperature_writes_what_it_prints(run, tiny_folder, draft_folder, tmp_path):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "The fox"}\n{"prompt": "Why?"}\n', encoding="utf-8")
     files = ["--prompts", tmp_path / "prompts.jsonl", "--json", tmp_path / "r.json"]
-    code, out, err = run("bench", "temperature", "--target", tiny_folder, "--draft", draft_folder, "--tokens", 4,
+    code, out, err = run("bench", "temperature", "--model", tiny_folder, "--draft", draft_folder, "--tokens", 4,
                          "--target-temperatures", 0, 1, "--draft-temperatures", 0, 0.7, *files)  # fmt: skip
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (code, err, out) == (0, "", warming.text(result) + "\n")
@@ -117,10 +117,10 @@ def test_bench_temperature_writes_what_it_prints(run, tiny_folder, draft_folder,
 
 
 def test_mistakes_cost_no_time(run, tiny_folder, tmp_path, monkeypatch):
-    code, out, err = run("bench", "temperature", "--target", tiny_folder)
+    code, out, err = run("bench", "temperature", "--model", tiny_folder)
     assert (code, out) == (2, "") and "--draft" in err
     monkeypatch.setattr(warming, "load", lambda *a, **o: pytest.fail("worked before checking"))
-    code, out, err = run("bench", "temperature", "--target", tiny_folder, "--json", tmp_path / "nowhere/r.json")
+    code, out, err = run("bench", "temperature", "--model", tiny_folder, "--json", tmp_path / "nowhere/r.json")
     assert (code, out) == (2, "") and "nowhere" in err
 
 
@@ -176,7 +176,7 @@ def test_every_drafter_races_and_writes_the_same_text(run, tiny_folder, draft_fo
     file = tmp_path / "r.json"
     lines = [{"prompt": "The fox", "category": "tales"}, {"turns": ["Why?", "And then?"], "category": "questions"}]
     (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    code, out, err = run("bench", "drafters", "--target", tiny_folder, "--draft", draft_folder, "--tokens", 8,
+    code, out, err = run("bench", "drafters", "--model", tiny_folder, "--draft", draft_folder, "--tokens", 8,
                          "--repeat", 1, "--prompts", tmp_path / "prompts.jsonl", "--json", file)  # fmt: skip
     result = json.loads(file.read_text(encoding="utf-8"))
     assert (code, err, out) == (0, "", racing.text(result) + "\n")
@@ -192,7 +192,7 @@ def test_every_drafter_races_and_writes_the_same_text(run, tiny_folder, draft_fo
 def test_drafters_that_need_a_draft_are_left_out_unless_asked_for(run, tiny_folder, tmp_path):
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "The fox"}\n', encoding="utf-8")
-    options = ["--target", tiny_folder, "--prompts", file, "--tokens", 2, "--repeat", 1]
+    options = ["--model", tiny_folder, "--prompts", file, "--tokens", 2, "--repeat", 1]
     code, out, _ = run("bench", "drafters", *options)
     assert code == 0 and "without model" in out and "without cascade" in out and "ngram" in out
     code, out, err = run("bench", "drafters", *options, "--drafters", "ngram", "model")

@@ -186,9 +186,9 @@ def test_prompts_too_long_are_left_out_and_counted(tiny_text, tmp_path):
 def test_bench_acceptance_writes_what_it_prints(run, traces, tiny_folder, draft_folder, tmp_path):
     rows = [("writing", "The fox"), ("math_reasoning", "Why?"), ("coding", "One day"), ("qa", "fox " * 600)]
     write_prompts(tmp_path / "p.jsonl", enumerate(rows))
-    models, files = ["--target", tiny_folder, "--draft", draft_folder], ["--json", tmp_path / "r.json"]
+    models, files = ["--model", tiny_folder, "--draft", draft_folder], ["--json", tmp_path / "r.json"]
     code, out, err = run("bench", "acceptance", *models, *files, "--prompts", tmp_path / "p.jsonl", "--k", 3,
-                         "--max-new-tokens", 8, "--per-group", 5, "--batch", 2,
+                         "--tokens", 8, "--per-group", 5, "--batch", 2,
                          "--drafters", "model", "suffix", "ngram", "ngram:6")  # fmt: skip
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (code, err, out) == (0, "", bench.text(result) + "\n")
@@ -235,7 +235,7 @@ class Heads(D.NGram):
 def test_what_cannot_be_had_is_left_out_unless_asked_for(run, traces, tiny_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(D, "Medusa", Heads)
     write_prompts(tmp_path / "p.jsonl", [(1, ("qa", "The fox"))])
-    options = ["--target", tiny_folder, "--prompts", tmp_path / "p.jsonl", "--tokens", 4, "--json", tmp_path / "r.json"]
+    options = ["--model", tiny_folder, "--prompts", tmp_path / "p.jsonl", "--tokens", 4, "--json", tmp_path / "r.json"]
     code, out, err = run("bench", "acceptance", *options)
     result = json.loads((tmp_path / "r.json").read_text(encoding="utf-8"))
     assert (code, err) == (0, "")
@@ -260,4 +260,4 @@ def test_what_cannot_be_had_is_left_out_unless_asked_for(run, traces, tiny_folde
 def test_mistakes_cost_no_time(run, monkeypatch, options):
     monkeypatch.setattr(bench, "load", lambda *a, **o: pytest.fail("worked before checking"))
     code, out, err = run("bench", "acceptance", *options)
-    assert (code, out) == (2, "") and f"{options[0].strip('-').replace('-', '_')}={options[1]!r}" in err
+    assert (code, out) == (2, "") and f"{options[0].strip('-')}={str(options[1])!r}" in err

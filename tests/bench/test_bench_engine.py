@@ -74,7 +74,7 @@ def test_the_workload_is_mostly_short():
 def test_batching_on_the_command_line(run, tiny_folder, tmp_path):
     file, prompts = tmp_path / "batching.json", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The fox"}\n{"prompt": "One day"}\n', encoding="utf-8")
-    code, out, _ = run("bench", "batching", "--target", tiny_folder, "--requests", 5, "--tokens", 12, "--repeat", 1,
+    code, out, _ = run("bench", "batching", "--model", tiny_folder, "--requests", 5, "--tokens", 12, "--repeat", 1,
                          "--batch", 2, "--drafter", "ngram", "--prompts", prompts, "--json", file)  # fmt: skip
     result = json.loads(file.read_text(encoding="utf-8"))
     assert code == 0 and result["requests"] == 5 and result["drafter"] == "NGram"

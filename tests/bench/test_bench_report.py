@@ -465,10 +465,11 @@ def test_names_cannot_break_tables_or_pictures(folder):
 def test_the_command_asks_the_same_again(name):
     result = MADE[name]()
     args = vars(cli.parser().parse_args(shlex.split(report.command(result))[1:]))
-    recorded = set("shape context k seed repeat epsilon temperature target batch requests block_size".split())
+    recorded = set("shape context k seed repeat epsilon temperature batch requests block_size".split())
     recorded -= {"attention": {"shape"}, "acceptance": {"k"}, "batching": {"k"}}.get(name, set())  # otherwise written
     for key in recorded & args.keys() & result.keys():
         assert args[key] == result[key], key
+    assert args.get("model") == result.get("target")
 
 
 def test_the_command_knows_what_is_written_elsewhere_in_a_result():
@@ -603,7 +604,7 @@ def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_fold
         monkeypatch.setattr(module, "flops", lambda device, dtype: Rate(4e10, 4e10, 4e10, 3))
     texts = tmp_path / "texts"
     texts.write_text('{"prompt": "The fox", "category": "a"}\n{"prompt": "Why?", "category": "b"}\n', encoding="utf-8")
-    models = ["--target", tiny_folder, "--draft", draft_folder, "--tokens", 8, "--prompts", texts]
+    models = ["--model", tiny_folder, "--draft", draft_folder, "--tokens", 8, "--prompts", texts]
     shape = ["--shape", "toy", "--context", 20, "--repeat", 1]
     options = {
         "decode": [*shape, "--tokens", 4, "--peers"], "verify": [*shape, "--sizes", 1, 4],

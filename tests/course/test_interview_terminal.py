@@ -130,7 +130,7 @@ def test_no_input_at_all(run, monkeypatch):
     ("options", "says"),
     [
         (["--topics", "cooking"], "topics='cooking'"), (["--levels", "L9"], "levels='L9'"),
-        (["--minutes", "0"], "minutes=0"), (["--bank", "/nowhere"], "bank='/nowhere'"),
+        (["--minutes", "0"], "--minutes='0'"), (["--bank", "/nowhere"], "bank='/nowhere'"),
     ],
 )  # fmt: skip
 def test_a_users_mistake_is_one_line(run, options, says):

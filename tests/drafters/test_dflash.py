@@ -381,7 +381,7 @@ def test_calibration_counts_what_the_drafter_gets_right(tiny, heads, lesson):
 
 
 def run(target_folder, corpus, out, *more) -> None:
-    places = ["--target", target_folder, "--corpus", corpus, "--out", out, "--device", "cpu"]
+    places = ["--model", target_folder, "--corpus", corpus, "--out", out, "--device", "cpu"]
     sizes = ["--block", 4, "--head-vocab", 48, "--batch-tokens", 1024, "--every", 4, "--steps", 60, "--lr", 1e-2]
     main(["train", "dflash", *map(str, [*places, *sizes, *more])])
 
@@ -454,7 +454,7 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     wrong = {"block": 5, "head_vocab": 47, "mlp": 17, "own_head": True, "layers": 2, "hidden_layers": [1]}
     flags = [["--block", 5], ["--head-vocab", 47], ["--mlp", 17], ["--own-head"], ["--layers", 0, 1],
              ["--hidden-layers", 1]]  # fmt: skip
-    places = ["--target", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu", "--start", start]
+    places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu", "--start", start]
     for (name, value), flag in zip(wrong.items(), flags, strict=True):
         args = parser().parse_args(["train", "dflash", *map(str, [*places, *flag])])
         with pytest.raises(ValueError, match=f"{name}={re.escape(str(value))}"):

@@ -414,7 +414,7 @@ def test_the_command_line(tiny_folder, tmp_path, capsys):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     prompts = [[5 + i, 6] for i in range(9)]
     writing.write(target, prompts, tmp_path / "text", rows=16, max_new_tokens=12, temperatures=[1.0], batch=16)
-    assert main(["train", "eagle", "--target", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
+    assert main(["train", "eagle", "--model", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
                  "--out", str(tmp_path / "run"), "--steps", "4", "--batch-tokens", "300", "--head-vocab", "100",
                  "--own-head", "--keep", "--unroll", "2"]) == 0  # fmt: skip
     settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
@@ -422,7 +422,7 @@ def test_the_command_line(tiny_folder, tmp_path, capsys):
     assert "MB" in capsys.readouterr().out and (tmp_path / "run" / "curve.json").is_file()
     out = ms.speculate(target, [5, 6, 7], Eagle(target, tmp_path / "run" / "model"), 4, 20)
     assert out.tokens == ms.generate(target, [5, 6, 7], 20).tokens
-    assert main(["train", "eagle", "--target", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
+    assert main(["train", "eagle", "--model", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
                  "--out", str(tmp_path / "more"), "--steps", "2", "--batch-tokens", "300", "--keep", "--keep-bits", "8",
                  "--unroll", "2", "--start", str(tmp_path / "run" / "model")]) == 0  # fmt: skip
     first, more = (EagleHead.load(target, tmp_path / name / "model") for name in ("run", "more"))

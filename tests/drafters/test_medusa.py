@@ -350,7 +350,7 @@ def test_the_command(tiny_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(training, "calibrate", watched)
     target = ms.load(tiny_folder, device="cpu")
     writing.write(target, [[5, 6], [7]], tmp_path / "text", rows=20, max_new_tokens=12, batch=10)
-    places = ["--target", str(tiny_folder), "--corpus", str(tmp_path / "text"), "--out", str(tmp_path / "run")]
+    places = ["--model", str(tiny_folder), "--corpus", str(tmp_path / "text"), "--out", str(tmp_path / "run")]
     sizes = ["--steps", "4", "--batch-tokens", "256", "--head-vocab", "100"]
     assert main(["train", "medusa", "--device", "cpu", *places, *sizes]) == 0
     settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text())

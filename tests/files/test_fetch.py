@@ -358,6 +358,44 @@ def test_damaged_record(by_hand):
     assert works()
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_other_bytes_under_the_old_time_stamp(by_hand, name):
+    """Nothing shows from outside, so loading does not look; fetching compares every byte, and repairs."""
+    file = fetch("smollm2") / name
+    whole, dated = file.read_bytes(), file.stat().st_mtime_ns
+    flip(file)
+    os.utime(file, ns=(dated, dated))
+    assert locate("smollm2") == file.parent and file.read_bytes() != whole
+    fetch("smollm2")
+    assert file.read_bytes() == whole and works()
+
+
+def cut_in_the_header(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def longer(file):
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def no_header(file):
+    data = file.read_bytes()
+    file.write_bytes(data[:8] + b"?" * (len(data) - 8))
+
+
+@pytest.mark.parametrize("harm", [cut, cut_in_the_header, longer, no_header])
+def test_a_lost_record_over_damaged_weights(by_hand, harm):
+    """Without its record a folder counts as put there by hand; its weights must be as long as they say all the same."""
+    folder = fetch("smollm2")
+    (folder / "source.json").unlink()
+    assert locate("smollm2") == folder == fetch("smollm2") and not (folder / "source.json").exists()
+    harm(folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors .*minispec models get smollm2"):
+        locate("smollm2")
+    fetch("smollm2")
+    assert works() and (folder / "source.json").is_file()
+
+
 def test_copied_files_are_not_damage(by_hand):
     """A copy has new dates and the same bytes: looked at once, then trusted."""
     file = fetch("smollm2") / "model.safetensors"

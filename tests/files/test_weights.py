@@ -104,6 +104,58 @@ def test_a_template_in_its_own_file_wins(folder):
     assert load(folder).chat([{"role": "user", "content": "né"}]) == "né – <|end|>"
 
 
+def test_of_several_templates_the_default_one_is_taken(folder):
+    tools = {"name": "tool_use", "template": "tools"}
+    default = {"name": "default", "template": "{{ messages[0].role }}"}
+    change(folder / "tokenizer_config.json", chat_template=[tools, default])
+    assert load(folder).encode([{"role": "fox", "content": "x"}]) == load(folder).encode("fox")
+    for none in ([tools], [], ["default"], 5, {"default": "x"}):
+        change(folder / "tokenizer_config.json", chat_template=none)
+        with pytest.raises(ValueError, match="no chat template"):
+            load(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_a_template_that_is_no_text(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not readable"):
+        load(folder)
+
+
+@pytest.mark.parametrize("key, value", [
+    ("hidden_size", "wide"), ("hidden_size", 0), ("num_attention_heads", 0), ("num_attention_heads", None),
+    ("num_hidden_layers", 2.5), ("num_hidden_layers", True), ("vocab_size", [320]), ("rms_norm_eps", "small"),
+    ("rope_theta", -1), ("rope_parameters", [1]), ("rope_scaling", "linear"), ("max_position_embeddings", -5),
+    ("eos_token_id", "end"), ("eos_token_id", [0, None]), ("eos_token_id", {"id": 0}), ("eos_token_id", 1.5),
+])  # fmt: skip
+def test_a_config_with_a_value_of_the_wrong_kind(folder, key, value):
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("rope_parameters")
+    (folder / "config.json").write_text(json.dumps(raw | {key: value}))
+    with pytest.raises(ValueError, match=rf"config\.json .*{key}"):
+        load(folder)
+
+
+# ---------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu", "cuda:x", "", "meta", 3.5])
+def test_a_device_that_is_not_here(folder, device):
+    with pytest.raises(ValueError, match=f"device='{device}'.*cpu"):
+        ms.load(folder, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_no_gpu_is_said_before_anything_is_read(tmp_path):
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        with pytest.raises(ValueError, match="torch sees none here"):
+            ms.load("no-such/model", device=device)
+
+
+def test_devices_that_are_here(folder):
+    for device in ("cpu", "cpu:0", torch.device("cpu"), None):
+        assert ms.load(folder, device=device).device.type in ("cpu", "cuda")
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_tied_embeddings_are_one_tensor(make_model, tmp_path, tied):
     model = make_model(tie_embeddings=tied)

@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import nullcontext
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -297,8 +296,7 @@ def test_the_benchmark_on_a_cpu_times_the_twins(tmp_path, capsys, monkeypatch):
     "wrong", [["--cases", "64"], ["--cases", "0x4"], ["--heads", "3", "2", "8"], ["--repeat", "0"]]
 )
 def test_the_benchmark_refuses(wrong):
-    with pytest.raises(SystemExit) if "--cases" in wrong else nullcontext():
-        assert cli.main(["bench", "attention", "--device", "cpu", *wrong]) == 2
+    assert cli.main(["bench", "attention", "--device", "cpu", *wrong]) == 2
 
 
 def test_tuning_tries_all_and_keeps_the_fastest(monkeypatch):

@@ -334,9 +334,9 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, monkeypatch, caps
         "".join(json.dumps({"prompt": f"the fox {i}", "category": "abc"[i % 3]}) + "\n" for i in range(9))
     )
     folder = str(tiny_folder)
-    common = ["--target", folder, "--device", "cpu"]
+    common = ["--model", folder, "--device", "cpu"]
     assert main(["train", "corpus", *common, "--prompts", str(prompts), "--hold-out", "3", "--rows", "32", "--batch",
-                 "16", "--max-new-tokens", "16", "--out", str(tmp_path / "text")]) == 0  # fmt: skip
+                 "16", "--tokens", "16", "--out", str(tmp_path / "text")]) == 0  # fmt: skip
     assert len({tuple(p) for p, _ in rows_of(Corpus.load(tmp_path / "text"))}) == 6
     assert main(["train", "draft", *common, "--corpus", str(tmp_path / "text"), "--layers", "0", "--head-vocab", "100",
                  "--steps", "20", "--batch-tokens", "500", "--out", str(tmp_path / "run")]) == 0  # fmt: skip
@@ -351,7 +351,7 @@ def test_the_whole_pipeline_at_toy_size(tiny_folder, tmp_path, monkeypatch, caps
     assert len(large["lm_head.weight"]) == 120 and large["lm_head.weight"].abs().max() == 15  # of five bits
     assert main([*wider, "99"]) == 2 and "head-vocab=99" in capsys.readouterr().err
     assert main(["train", "acceptance", *common, "--draft", str(tmp_path / "more" / "model"), "--prompts", str(prompts),
-                 "--work", str(tmp_path / "work"), "--max-new-tokens", "8", "--json",
+                 "--work", str(tmp_path / "work"), "--tokens", "8", "--json",
                  str(tmp_path / "table.json")]) == 0  # fmt: skip
     table = json.loads((tmp_path / "table.json").read_text())
     assert set(table) == {"a", "b", "c"} and all(0 < row["T=1"]["acceptance"] <= 1 for row in table.values())

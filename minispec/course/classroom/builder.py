@@ -24,6 +24,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
+from ...files.write import write_whole
 from . import cells as exercise_cells
 
 ROOT = Path(__file__).resolve().parents[3]  # the clone this package is installed from
@@ -144,9 +145,7 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
 
 
 def publish(notebook: NotebookNode, job: Job) -> None:
-    unfinished = job.target.with_suffix(".tmp")
-    unfinished.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
-    os.replace(unfinished, job.target)
+    write_whole(job.target, nbformat.writes(notebook) + "\n")
 
 
 def set_aside(file: Path) -> Path:
@@ -164,7 +163,7 @@ def worked_on(file: Path) -> bool:
         cells = nbformat.read(file, as_version=4).cells
     except Exception:  # whatever this is, no build has made it
         return True
-    answers = [cell.source for cell in cells if cell.metadata.get("minispec", {}).get("role") == "answer"]
+    answers = [cell.source for cell in cells if exercise_cells.own_metadata(cell).get("role") == "answer"]
     untouched = bool(answers) and all(map(exercise_cells.is_stub, answers))
     return not untouched or any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
 
@@ -202,16 +201,19 @@ def stale(job: Job) -> str | None:
     """Why a notebook is not what its source would give; None if it is."""
     if not job.target.is_file():
         return f"{job.target.parent.name}/{job.name} was never built"
-    wanted, there = compose(job), nbformat.read(job.target, as_version=4)
+    try:
+        wanted, there = compose(job), nbformat.read(job.target, as_version=4)
+    except (ValueError, AttributeError, TypeError, LookupError, nbformat.ValidationError):
+        return f"{job.target.parent.name}/{job.name} is no notebook any more"
     if wanted.metadata.minispec != there.metadata.get("minispec"):
         return f"{job.target.parent.name}/{job.name} was built from another version of {job.label}"
     if wanted.metadata != there.metadata:
         return f"{job.target.parent.name}/{job.name} was edited by hand: its metadata differ from those of {job.label}"
     if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
         return f"{job.target.parent.name}/{job.name} was edited by hand: its cells differ from those of {job.label}"
-    counts = [cell.execution_count for cell in code_cells(there)]
+    counts = [cell.get("execution_count") for cell in code_cells(there)]
     if job.kind == "exercise":
-        clean = not any(counts) and not any(cell.outputs for cell in code_cells(there))
+        clean = not any(counts) and not any(cell.get("outputs") for cell in code_cells(there))
         return None if clean else f"{job.target.parent.name}/{job.name} has outputs: an exercise is published without"
     if counts != list(range(1, len(counts) + 1)):
         return (

@@ -26,6 +26,12 @@ REGION = re.compile(
 MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
 
 
+def own_metadata(cell: NotebookNode) -> dict:
+    """What minispec noted about a cell; of a notebook that somebody edited, only what makes sense."""
+    own = cell.metadata.get("minispec")
+    return own if isinstance(own, dict) else {}
+
+
 def dress(notebook: NotebookNode, solved: bool) -> None:
     """Turn the marked cells of a source into those of an exercise, or of its solution."""
     cells = []

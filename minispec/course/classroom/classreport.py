@@ -9,6 +9,7 @@ from textwrap import wrap
 
 import plotly.graph_objects as go
 
+from ...files.write import write_whole
 from ..viz.style import GREY, KINDS, TEMPLATE
 from .check import RIGHT, WRONG
 from .exercise import find
@@ -27,14 +28,11 @@ pre { white-space: pre-wrap; border-left: 3px solid #8884; padding-left: 1em }
 
 def write(folder: Path, results: Sequence[Result]) -> Path:
     """index.html, and a page for each student beside it. Returns the index."""
-    folder.mkdir(parents=True, exist_ok=True)
     students = by_student(results)
     pages = {student: f"student-{i:03}.html" for i, student in enumerate(students, start=1)}
     for student, own in students.items():
-        (folder / pages[student]).write_text(page(student, student_body(student, own)), encoding="utf-8", newline="\n")
-    index = folder / "index.html"
-    index.write_text(page("The class", class_body(students, pages, results)), encoding="utf-8", newline="\n")
-    return index
+        write_whole(folder / pages[student], page(student, student_body(student, own)))
+    return write_whole(folder / "index.html", page("The class", class_body(students, pages, results)))
 
 
 def page(title: str, body: str) -> str:

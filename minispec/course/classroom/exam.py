@@ -8,7 +8,6 @@ The same seed picks the same exercises from the same ones to choose from. There 
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import time
@@ -20,6 +19,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from ...files.write import write_whole
 from . import builder, cells, progress, terminal
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
 from .exercise import LEVELS, Exercise, everything, find
@@ -82,11 +82,7 @@ def start(minutes: int, seed: int, topics: Sequence[str] = (), level: str | None
     if file.suffix != ".ipynb" or file.exists():
         raise ValueError(f"out={str(file)!r}: give a new file that ends in .ipynb")
     notebook = compose(exercises, minutes, seed, time.time() if now is None else now)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = file.with_suffix(".tmp")
-    unfinished.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
-    os.replace(unfinished, file)
-    return file
+    return write_whole(file, nbformat.writes(notebook) + "\n")
 
 
 def free_name() -> Path:
@@ -238,11 +234,11 @@ def grade(file: Path) -> tuple[Report, Path]:
         seconds = max(0.0, file.stat().st_mtime - started)
     except FileNotFoundError:
         raise ValueError(f"file={str(file)!r}: there is no such file") from None
+    except OSError:
+        raise  # it may not be read
     except Exception:  # somebody else's notebook, or none at all
         raise ValueError(f"file={str(file)!r} is no exam: give a notebook that minispec exam has written") from None
     found = {result.id: result for result in terminal.check_notebook(file)}
     missing = {e.id: terminal.Result(e.id, NOT_ATTEMPTED, f"{e.id}: its check is missing") for e in exercises}
     report = Report(minutes, seed, seconds, [found.get(id, missing[id]) for id in ids])
-    place = file.with_suffix(".report.md")
-    place.write_text(report.markdown(), encoding="utf-8", newline="\n")
-    return report, place
+    return report, write_whole(file.with_suffix(".report.md"), report.markdown())

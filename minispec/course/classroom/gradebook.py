@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
-import os
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from ...files.write import write_whole
 from .bridge import printable
 from .check import RIGHT
 
@@ -54,10 +55,9 @@ def harmless(name: str) -> str:
 
 
 def _write_rows(file: Path, rows: Sequence[Sequence]) -> None:
-    unfinished = file.with_suffix(".tmp")
-    with unfinished.open("w", encoding="utf-8", newline="") as stream:
-        csv.writer(stream).writerows(rows)
-    os.replace(unfinished, file)
+    text = io.StringIO(newline="")
+    csv.writer(text).writerows(rows)
+    write_whole(file, text.getvalue())
 
 
 def by_student(results: Sequence[Result]) -> dict[str, list[Result]]:

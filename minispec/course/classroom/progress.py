@@ -11,10 +11,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import mkstemp
 
 from filelock import FileLock
 
+from ...files.write import write_whole
 from .exercise import LEVELS, Exercise, everything
 
 SOLUTIONS = Path(__file__).resolve().parents[3] / "solutions"
@@ -88,7 +88,7 @@ def _update(id: str, note: Callable[[dict], None]) -> dict:
             known = read()
             entry = known.setdefault(id, entry)
             note(entry)
-            write_atomically(file, {"version": 1, "exercises": known})
+            write_whole(file, json.dumps({"version": 1, "exercises": known}, indent=1))
     except OSError:
         if entry == _sound(None):
             note(entry)
@@ -102,17 +102,6 @@ def _set_aside_if_broken(file: Path) -> None:
             json.loads(file.read_text(encoding="utf-8"))
         except ValueError:
             os.replace(file, file.with_name(f"{file.name}.broken"))
-
-
-def write_atomically(file: Path, content: dict) -> None:
-    handle, unfinished = mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
-            json.dump(content, stream, indent=1)
-        os.replace(unfinished, file)
-    except BaseException:
-        Path(unfinished).unlink(missing_ok=True)
-        raise
 
 
 def table() -> str:

@@ -1,10 +1,10 @@
 """Hand a set out, and take it in again.
 
-    minispec release 03 05 --to handout/                    one copy of each, for everybody
-    minispec release 02 07 --to handout/ --seed 7           with a twist that the published solutions do not know
-    minispec release 02 07 --to handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
-    minispec release 06 --to course/ --nbgrader             sources for nbgrader's own pipeline
-    minispec collect downloads/ --to submissions/           one folder a student, ready for minispec grade
+    minispec release 03 05 --out handout/                    one copy of each, for everybody
+    minispec release 02 07 --out handout/ --seed 7           with a twist that the published solutions do not know
+    minispec release 02 07 --out handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
+    minispec release 06 --out course/ --nbgrader             sources for nbgrader's own pipeline
+    minispec collect downloads/ --out submissions/           one folder a student, ready for minispec grade
 
 What a copy withholds: the solutions, the seed, and the cases that the grader draws from it.
 """
@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import jupytext
 import nbformat
 from nbformat import NotebookNode
 
+from ...files.write import write_whole
 from . import builder, submission, variants
 
 STRICT = '### BEGIN HIDDEN TESTS\nimport os\n\nos.environ["MINISPEC_STRICT"] = "1"\n### END HIDDEN TESTS\n'
@@ -61,6 +63,17 @@ def release(
             save(notebook, place)
             written.append(place)
     return written
+
+
+def read_students(file: Path) -> list[str]:
+    """The names of a class, one per line; empty lines do not count."""
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise ValueError(f"students={str(file)!r} is not UTF-8 text: save it as UTF-8, a name per line") from None
+    if not (names := [line.strip() for line in lines if line.strip()]):
+        raise ValueError(f"students={str(file)!r} names nobody: give a file with a name per line")
+    return names
 
 
 def exercise_jobs(names: Sequence[str]) -> list[builder.Job]:
@@ -125,8 +138,7 @@ def nbgrader_sources(names: Sequence[str], to: Path) -> list[Path]:
 
 
 def save(notebook: NotebookNode, place: Path) -> None:
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(nbformat.writes(notebook) + "\n", encoding="utf-8", newline="\n")
+    write_whole(place, nbformat.writes(notebook) + "\n")
 
 
 # ---- in -------------------------------------------------------------------------------------------------------------
@@ -138,6 +150,8 @@ def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
     source is a folder or a zip archive, as a learning platform makes it: NAME/….ipynb, NAME_…/….ipynb or NAME_….ipynb.
     A later file of the same name takes a number. Contents are neither believed nor changed; links are left out.
     """
+    if not source.exists():
+        raise ValueError(f"source={str(source)!r}: there is no such folder or archive")
     written, left_out = [], []
     for name, data in handed_in(source, left_out):
         parts = Path(name).parts
@@ -148,9 +162,7 @@ def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
         place, number = to / student / parts[-1], 2
         while place.exists() and place.read_bytes() != data:
             place, number = place.with_name(f"{Path(parts[-1]).stem}-{number}.ipynb"), number + 1
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-        written.append(place)
+        written.append(write_whole(place, data))
     return written, left_out
 
 
@@ -177,22 +189,31 @@ def handed_in(source: Path, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
                 left_out.append(f"{name}: a link, or larger than {submission.MOST_BYTES // 2**20} MiB")
             else:
                 yield name, file.read_bytes()
-    elif zipfile.is_zipfile(source):
-        with zipfile.ZipFile(source) as archive:
-            entries = [e for e in archive.infolist() if e.filename.endswith(".ipynb")]
-            if len(entries) > MOST_ZIPPED:
-                raise ValueError(f"source={str(source)!r} holds {len(entries)} notebooks: unpack it yourself")
-            for entry in sorted(entries, key=lambda e: e.filename):
-                content = io.BytesIO()
-                with archive.open(entry) as stream:  # what the archive says about its size may be a lie
-                    shutil.copyfileobj(_AtMost(stream, submission.MOST_BYTES + 1), content)
-                parts = Path(entry.filename).parts
-                if ".." in parts or entry.filename.startswith("/") or content.tell() > submission.MOST_BYTES:
-                    left_out.append(f"{entry.filename}: larger than {submission.MOST_BYTES // 2**20} MiB, or misnamed")
-                else:
-                    yield entry.filename, content.getvalue()
     else:
-        raise ValueError(f"source={str(source)!r}: give a folder, or a zip archive")
+        try:
+            yield from zipped(source, left_out)
+        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
+            # damaged, encrypted, or compressed in a way that Python does not know
+            raise ValueError(
+                f"source={str(source)!r} cannot be unpacked ({error}): give a folder, or a zip archive"
+            ) from None
+
+
+def zipped(source: Path, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
+    """The same for an archive."""
+    with zipfile.ZipFile(source) as archive:
+        entries = [e for e in archive.infolist() if e.filename.endswith(".ipynb")]
+        if len(entries) > MOST_ZIPPED:
+            raise ValueError(f"source={str(source)!r} holds {len(entries)} notebooks: unpack it yourself")
+        for entry in sorted(entries, key=lambda e: e.filename):
+            content = io.BytesIO()
+            with archive.open(entry) as stream:  # what the archive says about its size may be a lie
+                shutil.copyfileobj(_AtMost(stream, submission.MOST_BYTES + 1), content)
+            parts = Path(entry.filename).parts
+            if ".." in parts or entry.filename.startswith("/") or content.tell() > submission.MOST_BYTES:
+                left_out.append(f"{entry.filename}: larger than {submission.MOST_BYTES // 2**20} MiB, or misnamed")
+            else:
+                yield entry.filename, content.getvalue()
 
 
 class _AtMost:

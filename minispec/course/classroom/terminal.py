@@ -12,6 +12,7 @@ import nbformat
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
+from .cells import own_metadata
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
 from .exercise import find
 
@@ -42,11 +43,15 @@ def check_notebook(file: Path) -> list[Result]:
     """Run a notebook from top to bottom, past every error, and return what each of its checks said."""
     try:
         notebook = nbformat.read(file, as_version=4)
+    except OSError:
+        raise
     except Exception as error:
         raise ValueError(f"{file} is no notebook: {' '.join(str(error).split())[:200]}") from None
-    roles = [cell.metadata.get("minispec", {}) for cell in notebook.cells]
+    roles = [own_metadata(cell) for cell in notebook.cells]
     checks = [
-        (own["exercise"], cell) for own, cell in zip(roles, notebook.cells, strict=True) if own.get("role") == "check"
+        (find(str(own.get("exercise"))).id, cell)  # refuses what is no exercise before anything is run
+        for own, cell in zip(roles, notebook.cells, strict=True)
+        if own.get("role") == "check" and cell.cell_type == "code"
     ]
     if not checks:
         raise ValueError(f"{file} holds no check: give a notebook of the folder exercises")

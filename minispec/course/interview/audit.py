@@ -19,6 +19,7 @@ import yaml
 from torch import Tensor
 
 from ... import exact
+from ...files.write import write_whole
 from ...verify import Verdict, accept_probability, chain, pick, tree, typical
 from .expressions import evaluate
 
@@ -289,7 +290,7 @@ def _claimed(claimed: float | tuple[float, float]) -> str:
 
 def main(argv: Sequence[str]) -> None:
     file = Path(argv[0]) if argv else PAGE
-    file.write_text(page(), encoding="utf-8")
+    write_whole(file, page())
     print(f"wrote {file}")
 
 

@@ -13,6 +13,7 @@ from itertools import zip_longest
 from pathlib import Path
 
 from ... import theory
+from ...files.write import write_whole
 from .questions import Number, Question, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "cheatsheet.md"
@@ -130,7 +131,7 @@ def to_print(text: str) -> str:
 
 def main(argv: Sequence[str]) -> None:
     file = Path(argv[0]) if argv else PAGE
-    file.write_text(to_print(page()) if file.suffix == ".html" else page(), encoding="utf-8")
+    write_whole(file, to_print(page()) if file.suffix == ".html" else page())
     print(f"wrote {file}")
 
 

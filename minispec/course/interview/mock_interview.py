@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from ...files.write import write_whole
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, RAISES, SINKS, Coded, Computed, Figure, Item, Said, Session, Talk, Task
 from .questions import LEVELS, Question
@@ -110,9 +111,7 @@ class Mock(Session):
             from ..classroom.exam import FOLDER
 
             file = self.notebook.with_suffix(".md") if self.notebook else _free_name(self.folder or FOLDER, ".md")
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(self.report(), encoding="utf-8", newline="\n")
-        return file
+        return write_whole(file, self.report())
 
 
 def _talks(bank: dict[str, Question], dice: random.Random) -> list[Talk]:

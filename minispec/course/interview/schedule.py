@@ -20,6 +20,7 @@ from pathlib import Path
 from filelock import FileLock
 from fsrs import Card, Rating, Scheduler, State
 
+from ...files.write import write_whole
 from ..classroom import progress
 
 NEUTRAL = 5.0  # FSRS's difficulties go from 1 to 10
@@ -91,7 +92,7 @@ class Schedule:
             self.cards |= self._read()  # another notebook may have added to it
             self._note(key, rating)
             kept = {name: card.to_dict() for name, card in self.cards.items()}
-            progress.write_atomically(self.file, {"version": 1, "cards": kept})
+            write_whole(self.file, json.dumps({"version": 1, "cards": kept}, indent=1))
 
     def _note(self, key: str, rating: Rating) -> None:
         card = self.cards.get(key) or Card(card_id=0, due=self.now())

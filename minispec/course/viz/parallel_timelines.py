@@ -25,6 +25,7 @@ from ... import theory
 from ...bench.measure import machine
 from ...files.folder import load as load_whole
 from ...files.registry import DATA
+from ...files.write import write_whole
 from ...parallel.experts import Mixture, parallel_mixture
 from ...parallel.pipeline import stage
 from ...parallel.tensor import Timeline, launch, load
@@ -183,7 +184,7 @@ def keep(file: Path = STORED) -> None:
     """Record all runs, here and now, and store them."""
     lines = ",\n".join(json.dumps(asdict(run)) for run in record_timelines())
     text = f'{{"machine": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n'
-    Path(file).write_text(text, encoding="utf-8")
+    write_whole(file, text)
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
