@@ -57,7 +57,7 @@ def test_a_widget_that_stands_still_is_noticed(lab, home):
     """The test above can fail: a picture that is drawn again without a change is no change."""
     panels = """
 import plotly.graph_objects as go
-from minispec.viz.panel import Panel, slider, choice, switch
+from minispec.course.viz.panel import Panel, slider, choice, switch
 figure = lambda height: go.Figure(go.Bar(y=[height, 1]), layout={"title": "bars"})
 """
     draws = {

@@ -164,7 +164,7 @@ def test_attack_monkeypatched_numpy(sheltered):
 def test_attack_monkeypatched_minispec(sheltered):
     before = """
 import sys, types
-import minispec.classroom as room
+import minispec.course.classroom as room
 room.check = room.judge = lambda *a: None
 fake = types.ModuleType("minispec.course.classroom.check")
 fake.judge = fake.same = lambda *a: True
