@@ -24,14 +24,16 @@ lab: $(VENV)/.installed-course
 demo: $(VENV)/.installed
 	@$(BIN)/minispec demo
 
-# One thread per worker: two test workers with two torch threads each would fight for two cores.
+# One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
+# whatever the environment says: tests start dozens of processes, and each would compile the package again.
 test quick: export OMP_NUM_THREADS = 1
+test quick: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
 	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 tests notebooks
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not browser and not model" tests
+	$(PYTEST) -p no:nbval -m "not slow and not browser and not model" tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
