@@ -268,6 +268,7 @@ def test_bad_draft_lengths_and_strange_drafts_are_refused(run, tiny_folder, tmp_
     assert "--k" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(by_name.shipped_draft("micro") is None, reason="micro and its draft are not in the package yet")
 def test_micro_is_drafted_for_by_its_own_draft(run):
     code, out, err = run("demo", "--json", "--tokens", 16, "--temperature", 0)

@@ -106,6 +106,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @given(JSON)
 def test_no_message_breaks_the_decoder(message):
     try:
