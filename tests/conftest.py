@@ -53,7 +53,7 @@ def missing_smollm2() -> str | None:
 
 
 # A file is one worker's, so the longest begin first: one of them at the end would leave the other workers idle.
-LONGEST = ["test_engine", "test_lessons", "test_speculate", "test_exercises", "test_grader", "test_attacks"]
+LONGEST = ["test_engine", "test_lessons", "test_speculate", "test_grader", "test_parallel", "test_exercises", "test_attacks"]
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen
