@@ -53,7 +53,10 @@ def missing_smollm2() -> str | None:
 
 
 # A file is one worker's, so the longest begin first: one of them at the end would leave the other workers idle.
-LONGEST = ["test_engine", "test_lessons", "test_speculate", "test_grader", "test_parallel", "test_exercises", "test_attacks"]
+LONGEST = (
+    "test_engine test_lessons test_speculate test_grader test_parallel test_exercises test_attacks "
+    "10_eagle_and_dflash 09_medusa 08_drafters 02_kv_cache"
+).split()
 
 
 @pytest.hookimpl(trylast=True)  # after -m and -k have chosen
