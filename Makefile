@@ -18,20 +18,22 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reor
 
 .PHONY: lab demo test quick lint clean
 
-lab: $(VENV)/.installed
+lab: $(VENV)/.installed-course
 	@$(BIN)/minispec lab
 
 demo: $(VENV)/.installed
 	@$(BIN)/minispec demo
 
-# One thread per worker: two test workers with two torch threads each would fight for two cores.
+# One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
+# whatever the environment says: tests start dozens of processes, and each would compile the package again.
 test quick: export OMP_NUM_THREADS = 1
+test quick: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
 	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 tests notebooks
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -m "not slow and not browser and not model" tests
+	$(PYTEST) -p no:nbval -m "not slow and not browser and not model" tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -42,14 +44,19 @@ clean:
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
-# The two stamps remember what was installed, and are older than the files below as soon as one of these changes.
+# The stamps remember what was installed, and are older than the files below as soon as one of these changes. What an
+# engine needs is part of the course's packages, and these are part of the development tools.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e .
 	@touch $@
 
+$(VENV)/.installed-course: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) -e ".[course]"
+	@touch $(VENV)/.installed $@
+
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e ".[dev]"
-	@touch $(VENV)/.installed $@
+	@touch $(VENV)/.installed $(VENV)/.installed-course $@
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 10) else "Python %d.%d is too old for minispec: \

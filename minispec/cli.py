@@ -169,6 +169,9 @@ def lab(args) -> None:
     """Hand over to JupyterLab. A busy port is its business: it takes the next free one."""
     if not (ROOT / START).is_file():
         raise ValueError(f"{ROOT / START} is missing: the notebooks are in the repository, run minispec from a clone")
+    from .course import require_extra
+
+    require_extra()
     from jupyterlab.labapp import LabApp
 
     options = [
@@ -220,7 +223,8 @@ def progress(args) -> None:
 
 
 def reset(args) -> None:
-    builder = import_builder()
+    from .course.classroom import builder
+
     for name in args.names:
         job, kept = builder.reset(name)
         said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
@@ -316,18 +320,11 @@ def measure(args) -> None:
 
 
 def build(args) -> int | None:
-    builder = import_builder()
+    from .course.classroom import builder
+
     if args.check:
         complaints = builder.check(args.names)
         print("\n".join([*complaints, "run: minispec build NAME"] if complaints else ["every notebook is up to date"]))
         return 1 if complaints else 0
     for job in builder.build(args.names):
         print(f"built {job.target.relative_to(builder.ROOT)}")
-
-
-def import_builder():
-    try:
-        from .course.classroom import builder
-    except ModuleNotFoundError as error:
-        raise ValueError(f'building needs {error.name}: pip install -c constraints.txt -e ".[dev]"') from None
-    return builder

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
+from collections.abc import Container, Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+import minispec as ms
+from minispec import course
 
 try:
     import tomllib
@@ -32,7 +38,8 @@ ROOMS = [
     "course cli __main__",
 ]
 HEIGHT = {room: height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
-NOTEBOOKS = ("course.viz", "course.classroom", "course.interview")  # may import what a GPU box does not have
+NOTEBOOKS = ("course.viz", "course.classroom", "course.interview")  # these need the packages of the extra "course"
+COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
 
@@ -40,114 +47,222 @@ CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "fileloc
 # ---------------------------------------------------------------- the import graph
 
 
-def name_of(file: Path) -> str:
-    """minispec/train/draft.py is "train.draft", minispec/train/__init__.py is "train"."""
-    parts = file.relative_to(PACKAGE).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+def modules(package: Path) -> dict[str, Path]:
+    """minispec/train/draft.py is "train.draft", minispec/train/__init__.py "train". The package itself is left out."""
+    files = {file.relative_to(package).with_suffix("").parts: file for file in package.rglob("*.py")}
+    names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for parts, file in files.items()}
+    return {name: file for name, file in names.items() if name}
+
+
+def module_in(name: str, known: Container[str]) -> str:
+    """The module that a dotted name is in: "verify.chain" → "verify". What is in none is the package's own: ""."""
+    while name and name not in known:
+        name = name.rpartition(".")[0]
+    return name
+
+
+class Import(NamedTuple):
+    ours: set[str]  # modules of minispec; "" is the package itself
+    theirs: set[str]  # other packages, less those of Python
+    at_top: bool  # or inside a function, where it waits for the first call
+
+
+def statements(node: ast.AST, at_top: bool = True) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """The import statements below a node, and whether each runs when the file is imported.
+
+    What is imported for type hints alone (`if TYPE_CHECKING:`) is not imported at all.
+    """
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, (ast.Import, ast.ImportFrom)):
+            yield child, at_top
+        elif isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            yield from statements(ast.Module(child.orelse, []), at_top)
+        elif not isinstance(child, ast.expr):
+            yield from statements(child, at_top and not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)))
+
+
+def imports(source: str, folder: Path, known: Container[str]) -> Iterator[Import]:
+    """What a file in this folder of the package imports."""
+    package = ["minispec", *folder.parts]
+    for node, at_top in statements(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            start = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*start, *([node.module] if node.module else [])])
+            names = [f"{module}.{alias.name}" for alias in node.names]
+        split = [name.partition(".") for name in names]
+        ours = {module_in(rest, known) for first, _, rest in split if first == "minispec"}
+        theirs = {first for first, _, _ in split} - {"minispec"} - set(sys.stdlib_module_names)
+        yield Import(ours, theirs, at_top)
+
+
+def read_imports(package: Path) -> dict[str, list[Import]]:
+    """Every module of a package → its imports."""
+    known = modules(package)
+    return {
+        name: list(imports(file.read_text(encoding="utf-8"), file.parent.relative_to(package), known))
+        for name, file in known.items()
+    }
 
 
 def room_of(module: str) -> str:
     return module if module in HEIGHT else module.partition(".")[0]
 
 
-def is_for_notebooks(package: str) -> bool:
-    known = {"IPython", "ipykernel", "ipywidgets", "anywidget", "plotly", "nbformat", "nbclient"}
-    return package in known or package.startswith("jupy")
+def upward(found: dict[str, list[Import]]) -> list[str]:
+    """The imports that do not go down."""
+    complaints = []
+    for name, statements in found.items():
+        height = HEIGHT[room_of(name)]
+        for module in set().union(*(statement.ours for statement in statements)):
+            if module and HEIGHT[room_of(module)] > height:
+                complaints.append(f"{name} must not know about {module}")
+            if not module and height < HEIGHT["bench"]:  # as in `from . import load`: only for those on top
+                complaints.append(f"{name} takes a name from the package, not from its module")
+    return complaints
 
 
-def imports(file: Path):
-    """What a file imports: (our modules, other packages, whether at the top of the file), one statement at a time.
-
-    What is imported for type hints alone (`if TYPE_CHECKING:`) is not imported at all.
-    """
-    tree = ast.parse(file.read_text(encoding="utf-8"))
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, (ast.FunctionDef, ast.Lambda)) for n in ast.walk(f)}
-    guarded = [f for f in ast.walk(tree) if isinstance(f, ast.If) and ast.unparse(f.test) == "TYPE_CHECKING"]
-    hints = {id(n) for f in guarded for n in ast.walk(f)}
-    package = ["minispec", *file.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(tree):
-        if id(node) in hints:
-            continue
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            start = package[: len(package) - node.level + 1] if node.level else []
-            module = ".".join([*start, *([node.module] if node.module else [])])
-            names = [f"{module}.{alias.name}" for alias in node.names]
-        else:
-            continue
-        ours = {module_in(name.removeprefix("minispec.")) for name in names if name.startswith("minispec.")}
-        theirs = {name.split(".")[0] for name in names if not name.startswith("minispec")}
-        yield ours, theirs - set(sys.stdlib_module_names), id(node) not in inside
+def circles(found: dict[str, list[Import]], part=lambda module: module) -> list[str]:
+    """A circle among modules, or among the rooms that they are part of. An import inside a function counts, too."""
+    graph = {part(name): set() for name in found}
+    for name, statements in found.items():
+        for module in set().union(*(statement.ours for statement in statements)) - {"", name}:
+            if part(module) != part(name) and not name.startswith(
+                f"{module}."
+            ):  # a folder is imported before its files
+                graph[part(name)].add(part(module))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return [" imports ".join(reversed(error.args[1]))]
+    return []
 
 
-FILES = {name_of(file): file for file in PACKAGE.rglob("*.py") if file.name != "__init__.py" or file.parent != PACKAGE}
+@pytest.fixture(scope="module")
+def found() -> dict[str, list[Import]]:
+    return read_imports(PACKAGE)
 
 
-def module_in(name: str) -> str:
-    """The module that a dotted name is in: "verify.chain" → "verify". What is in none is the package's own: ""."""
-    while name and name not in FILES:
-        name = name.rpartition(".")[0]
-    return name
-
-
-def test_ls_shows_the_house():
+def test_ls_shows_the_house(found):
     here = [path for path in PACKAGE.iterdir() if path.name not in ("__pycache__",)]
     assert len([path for path in here if path.is_file()]) <= 14
     assert len([path for path in here if path.is_dir()]) <= 9
-    assert {room_of(name) for name in FILES} == HEIGHT.keys(), "give the new module its place in ROOMS"
+    assert {room_of(name) for name in found} == HEIGHT.keys(), "give the new module its position in ROOMS"
 
 
-def test_imports_go_down_only():
-    for name, file in FILES.items():
-        height = HEIGHT[room_of(name)]
-        for ours, _, _ in imports(file):
-            for module in ours:
-                if module:
-                    assert HEIGHT[room_of(module)] <= height, f"{name} must not know about {module}"
-                else:  # a name of the package itself, as in `from . import load`: only for those on top
-                    assert height >= HEIGHT["bench"], f"{name} takes a name from the package, not from its module"
+def test_imports_go_down_only(found):
+    assert upward(found) == []
 
 
-def test_the_rest_runs_without_notebook_packages():
-    looked = 0
-    for name, file in FILES.items():
-        if name.startswith(NOTEBOOKS):
-            continue
-        looked += 1
-        for _, theirs, at_top in imports(file):
+def test_nothing_imports_itself_through_others(found):
+    assert circles(found) == []
+    assert circles(found, room_of) == []
+
+
+def test_the_rest_asks_for_no_notebook_packages(found):
+    rest = {name: statements for name, statements in found.items() if not name.startswith(NOTEBOOKS)}
+    assert len(rest) > 60
+    for name, statements in rest.items():
+        for _, theirs, at_top in statements:
             if at_top:
                 assert theirs <= CORE_PACKAGES, f"{name} imports {theirs - CORE_PACKAGES} at its top"
             elif name != "cli":  # which starts JupyterLab when asked to
-                assert not any(map(is_for_notebooks, theirs)), f"{name} imports {theirs}"
-    assert looked > 60
+                assert not theirs & COURSE_PACKAGES, f"{name} imports {theirs}"
 
 
-def test_no_module_imports_itself_through_others():
-    graph = {name: set() for name in FILES}
-    for name, file in FILES.items():
-        for ours, _, _ in imports(file):
-            graph[name] |= {
-                module for module in ours if module and module != name and not name.startswith(module + ".")
-            }
-    TopologicalSorter(graph).prepare()  # raises CycleError
+ENGINE = {"serving/engine": "import torch"}
+CORRECT = {
+    "cache": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .serving import engine",
+    "serving/engine": "from ..cache import KVCache\nfrom . import blocks",
+    "serving/blocks": "import torch",
+    "bench/run": "from .. import load",
+}
+UPWARD = "cache must not know about serving.engine"
+OF_THE_PACKAGE = "cache takes a name from the package, not from its module"
+WRONG = [
+    ({"cache": "from .serving import engine", **ENGINE}, UPWARD),
+    ({"cache": "from .serving.engine import Engine", **ENGINE}, UPWARD),
+    ({"cache": "import minispec.serving.engine as engine", **ENGINE}, UPWARD),
+    ({"cache": "def grow():\n    from .serving import engine", **ENGINE}, UPWARD),
+    ({"cache": "class A:\n    async def f(self):\n        from .serving import engine", **ENGINE}, UPWARD),
+    ({"cache": "if TYPE_CHECKING:\n    pass\nelse:\n    from .serving import engine", **ENGINE}, UPWARD),
+    ({"cache": "from . import load"}, OF_THE_PACKAGE),
+    ({"cache": "import minispec as ms"}, OF_THE_PACKAGE),
+    (
+        {
+            "cache": "from . import model",
+            "model": "from . import tree",
+            "tree": "def f():\n    from .cache import KVCache",
+        },
+        "cache imports model imports tree imports cache",
+    ),
+    (  # no circle of files, but one of rooms
+        {"gpu/a": "from ..parallel import b", "gpu/c": "", "parallel/b": "", "parallel/d": "from ..gpu import c"},
+        "gpu imports parallel imports gpu",
+    ),
+]
 
 
-def test_no_room_imports_itself_through_others():
-    """The same for rooms, where an import inside a function counts as any other."""
-    graph = {room: set() for room in HEIGHT}
-    for name, file in FILES.items():
-        for ours, _, _ in imports(file):
-            graph[room_of(name)] |= {room_of(module) for module in ours if module} - {room_of(name)}
-    TopologicalSorter(graph).prepare()
+def complaints(package: Path, files: dict[str, str]) -> list[str]:
+    for name, source in files.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / f"{name}.py").write_text(source)
+    made = read_imports(package)
+    assert made.keys() == {name.replace("/", ".") for name in files}
+    return upward(made) + (circles(made) or circles(made, room_of))
 
 
-def test_importing_minispec_imports_no_notebook_packages():
-    listing = "import sys, minispec, minispec.cli; print(*sorted({name.split('.')[0] for name in sys.modules}))"
-    loaded = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
+def test_a_wrong_import_is_noticed(tmp_path):
+    """The tests above can fail: small packages with one mistake each, and one without."""
+    assert complaints(tmp_path / "correct", CORRECT) == []
+    for number, (files, expected) in enumerate(WRONG):
+        [said] = complaints(tmp_path / str(number), files)
+        assert {*said.split(" imports ")} == {*expected.split(" imports ")}  # a circle has no first module
+
+
+# ---------------------------------------------------------------- without the extra "course"
+
+PROBE = """
+import contextlib, io, json, sys
+from importlib import import_module
+
+sys.modules.update(dict.fromkeys({blocked}))  # as if they were not installed: an import of these fails
+import minispec.cli
+loaded = sorted({{name.partition(".")[0] for name, module in sys.modules.items() if module}})
+for name in {names}:
+    import_module(f"minispec.{{name}}")
+said = {{}}
+for line in {lines}:
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(io.StringIO()) as err:
+        code = minispec.cli.main(line.split())
+    said[line] = code, out.getvalue(), err.getvalue()
+print(json.dumps([loaded, said]))
+"""
+RUNS = ["models", "demo --tokens 4 --json"]
+REFUSED = ["lab", "check 06", "hint 06.accept", "drill", "mock", "exam 30", "grade . --out grades.csv", "build --check"]
+
+
+def test_an_engine_needs_no_notebook_packages(found):
+    """In one process without them: what `import minispec` loads, every module outside the course, and the commands."""
+    names = [name for name in found if not name.startswith(NOTEBOOKS) and name != "__main__"]
+    probe = PROBE.format(blocked=sorted(COURSE_PACKAGES), names=names, lines=[*RUNS, *REFUSED])
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    loaded, said = json.loads(done.stdout)
     assert "torch" in loaded
-    assert not any(map(is_for_notebooks, loaded))
     assert not {"transformers", "huggingface_hub", "numba", "scipy"} & set(loaded)  # slow to import, seldom needed
+    for line in RUNS:
+        assert said[line][0] == 0 and said[line][1], said[line]
+    for line in REFUSED:
+        code, out, err = said[line]
+        assert (code, out) == (2, "") and err.count("\n") == 1, (line, err)
+        assert "plotly" in err and '.[course]"' in err
+
+
+def test_everything_public_is_there():
+    assert all(getattr(ms, name, None) is not None for name in ms.__all__)
+    assert len(set(ms.__all__)) == len(ms.__all__)
 
 
 # ---------------------------------------------------------------- versions
@@ -174,7 +289,19 @@ def test_every_dependency_has_an_exact_pin_within_its_range():
     project, pins = read_project(), read_pins()
     wanted = [*project["dependencies"], *(d for extra in project["optional-dependencies"].values() for d in extra)]
     for requirement in map(Requirement, wanted):
-        assert requirement.specifier.contains(version(pins[canonicalize_name(requirement.name)])), requirement.name
+        if requirement.name != "minispec":  # an extra that includes another
+            assert requirement.specifier.contains(version(pins[canonicalize_name(requirement.name)])), requirement.name
+
+
+def test_the_notebook_packages_come_with_the_extra_alone():
+    project = read_project()
+    extras = project["optional-dependencies"]
+    engine, notebooks = (
+        {Requirement(line).name for line in lines} for lines in (project["dependencies"], extras["course"])
+    )
+    assert engine >= CORE_PACKAGES and not engine & notebooks
+    assert notebooks == {"pyyaml" if name == "yaml" else name for name in course.PACKAGES}
+    assert "minispec[course]" in extras["dev"]
 
 
 def test_torch_is_pinned_exactly():
@@ -182,9 +309,7 @@ def test_torch_is_pinned_exactly():
 
 
 def test_versions_of_the_package_agree():
-    import minispec
-
-    assert read_project()["version"] == minispec.__version__
+    assert read_project()["version"] == ms.__version__
 
 
 # ---------------------------------------------------------------- what a newcomer reads
@@ -192,14 +317,17 @@ def test_versions_of_the_package_agree():
 
 def test_readme_names_the_commands_and_its_links_lead_somewhere():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "make lab" in text and "make test" in text and "pip install -c constraints.txt -e ." in text
+    for command in ("make lab", "make test", 'pip install -c constraints.txt -e ".[course]"'):
+        assert command in text
     for link in re.findall(r"\]\(([^)#]+)\)", text):
         assert link.startswith("https://") or (ROOT / link).exists(), link
 
 
-@pytest.mark.parametrize("target", ["lab", "test", "quick", "demo", "lint", "clean"])
-def test_the_makefile_has_every_target(target):
-    assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+def test_the_makefile_has_every_target():
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target, stamp in {"lab": "-course", "demo": "", "quick": "-dev", "lint": "-dev"}.items():
+        assert re.search(rf"^{target}: \$\(VENV\)/\.installed{stamp}$", text, re.MULTILINE), target
+    assert re.search("^test: lint", text, re.MULTILINE) and re.search("^clean:", text, re.MULTILINE)
 
 
 def test_the_licence_is_apache_2():

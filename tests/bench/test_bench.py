@@ -52,6 +52,7 @@ def test_a_draft_that_is_the_target_is_always_accepted_at_the_same_temperature(t
         assert all(0 < y < 1 - 1e-6 for j, y in enumerate(row) if j != i)  # and at no other
 
 
+@pytest.mark.slow
 def test_a_draft_of_fewer_words_is_measured_too(tiny, make_model):
     draft = make_model(num_layers=1, head_vocab=16)
     [means] = warming.measure(tiny, draft, PROMPTS, [1.0], [0.0, 1.0], 6)["acceptance"]
@@ -172,6 +173,7 @@ def test_a_race_takes_turns_and_leaves_the_warm_up_out(tiny, monkeypatch):
     assert result["results"]["kind"]["a"]["speedup"] == {"median": 1.0, "low": 1.0, "high": 1.0, "n": 2}
 
 
+@pytest.mark.slow
 def test_every_drafter_races_and_writes_the_same_text(run, tiny_folder, draft_folder, tmp_path):
     file = tmp_path / "r.json"
     lines = [{"prompt": "The fox", "category": "tales"}, {"turns": ["Why?", "And then?"], "category": "questions"}]

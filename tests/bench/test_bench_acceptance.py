@@ -206,6 +206,7 @@ def test_bench_acceptance_writes_what_it_prints(run, traces, tiny_folder, draft_
     assert all(row["overall"]["differing"] == 0 for row in result["results"].values())
 
 
+@pytest.mark.slow
 def test_the_table_shows_every_number_and_fits_a_terminal(tiny):
     names = ["mt-bench", "translation", "summarization", "qa", "math reasoning", "retrieval"]
     many = [f"a group of many words {i}" for i in range(30)]

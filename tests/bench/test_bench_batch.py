@@ -116,6 +116,7 @@ def test_rounds_take_turns_and_who_writes_too_little_is_found_out():
 # ---------------------------------------------------------------- speculation
 
 
+@pytest.mark.slow
 def test_in_a_full_batch_all_rows_write_and_all_draft(pair):
     target, draft = pair
     prompts = [pairs.prompt_of(TOY, 20, row) for row in range(3)]
@@ -185,6 +186,7 @@ def test_the_roofline_s_speedup(pair):
 # ---------------------------------------------------------------- on the command line
 
 
+@pytest.mark.slow
 def test_batch(run):
     result, out = run("--peers")
     served, speculation = result["serving"], result["speculation"]
@@ -210,6 +212,7 @@ def test_batch(run):
     assert batch.text(result) + "\n" == out  # what is printed is made from what is kept
 
 
+@pytest.mark.slow
 def test_one_part_alone(run):
     """Seventeen rows with drafts of four are more than an engine drafts by itself: it must be told to."""
     result, out = run("--parts", "speculation", "--sizes", 17, "--temperature", 1, "--k", 4, "--repeat", 1)

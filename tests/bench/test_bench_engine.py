@@ -50,6 +50,7 @@ def test_memory_on_the_command_line(run, tmp_path):
 # ---------------------------------------------------------------- batching
 
 
+@pytest.mark.slow
 def test_all_ways_write_the_same_and_continuous_takes_the_fewest_steps(tiny, tiny_draft):
     work = batching.workload([[5, 9, 2], [7], [1, 2, 3, 4]], 12, 40)
     result = batching.compare(tiny, work, batch=3, repeat=1, drafter=ms.drafters.Model(tiny_draft), k=2)

@@ -62,6 +62,7 @@ def test_the_draft_is_the_target_s_first_layers_and_the_rest_is_damped():
     )
 
 
+@pytest.mark.slow
 def test_less_damping_less_acceptance():
     rates = []
     for epsilon in (0.05, 1.0):

@@ -125,6 +125,7 @@ def test_a_cpu_needs_no_waiting(monkeypatch):
     measure.median_time(lambda: None, repeat=1, device="cpu")
 
 
+@pytest.mark.slow
 def test_the_garbage_collector_does_not_look_through_everything_in_a_timed_call():
     """What a call keeps would make it do so again and again."""
     full, usual = [], gc.get_threshold()
@@ -372,7 +373,7 @@ def test_text_says_when_speculation_cannot_pay():
     assert f"{needed:.2f}" in report().text()
 
 
-@pytest.mark.parametrize("quick", [True, False])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("max_length", [96, 4, 2])
 def test_measure_a_model_whole(monkeypatch, quick, max_length):
     """Everything for real, on a model so small that it takes no time; only the two slow probes are shortened."""

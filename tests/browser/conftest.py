@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from browsers import find_chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
@@ -192,11 +192,7 @@ class Lab:
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
-    pytest.importorskip("playwright", reason="playwright is not installed")
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    pytest.skip("no chromium on this machine")
+    return find_chromium() or pytest.skip("no playwright, or no chromium on this machine")
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,8 @@
-"""Every lesson, opened in JupyterLab and run from top to bottom in a real browser; every widget in it moved once.
+"""Lessons opened in JupyterLab and run from top to bottom in a real browser; every widget in them moved once.
 
-With MINISPEC_SCREENSHOTS=docs/images the pictures go there, for the README, and those of the widgets, light and dark,
-to its folder "widgets"; otherwise to the test's own folder. How long each widget took to follow is printed (pytest -s)
-and kept as a property of the test. It is not judged: a busy machine is no bug.
+Three lessons by default: with MINISPEC_SCREENSHOTS=docs/images all of them, and the pictures go there, for the README,
+and those of the widgets, light and dark, to its folder "widgets". How long each widget took to follow is printed
+(pytest -s) and kept as a property of the test. It is not judged: a busy machine is no bug.
 """
 
 from __future__ import annotations
@@ -12,10 +12,19 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from browsers import DRIVEN
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted(file.name for file in (ROOT / "notebooks").glob("*.ipynb"))
+EVERY = sorted(file.name for file in (ROOT / "notebooks").glob("*.ipynb"))
+LESSONS = EVERY if "MINISPEC_SCREENSHOTS" in os.environ else DRIVEN
 SHOW = {"00_start_here.ipynb": "## Predict"}  # what is worth a picture; otherwise the top
+
+
+def printed(cell: dict) -> str | None:
+    """What a cell printed; None where it is not the same on every run."""
+    if "nbval-ignore-output" in cell["metadata"].get("tags", []):
+        return None
+    return "".join("".join(output["text"]) for output in cell["outputs"] if output.get("name") == "stdout")
 
 
 @pytest.mark.browser
@@ -30,6 +39,8 @@ def test_a_lesson_runs_in_the_browser(lab, name, tmp_path, record_property):
     assert (pictures / f"{lesson}.png").stat().st_size > 10_000
     assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
     assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    committed = nbformat.read(ROOT / "notebooks" / name, as_version=4).cells  # nbval compares the other lessons
+    assert list(map(printed, cells)) == [printed(cell) for cell in committed if cell.cell_type == "code"]
 
     widgets, still = lab.widgets(cells), []
     for number, widget in enumerate(widgets, start=1):
@@ -57,7 +68,7 @@ def test_a_widget_that_stands_still_is_noticed(lab, home):
     """The test above can fail: a picture that is drawn again without a change is no change."""
     panels = """
 import plotly.graph_objects as go
-from minispec.viz.panel import Panel, slider, choice, switch
+from minispec.course.viz.panel import Panel, slider, choice, switch
 figure = lambda height: go.Figure(go.Bar(y=[height, 1]), layout={"title": "bars"})
 """
     draws = {

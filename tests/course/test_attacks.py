@@ -164,7 +164,7 @@ def test_attack_monkeypatched_numpy(sheltered):
 def test_attack_monkeypatched_minispec(sheltered):
     before = """
 import sys, types
-import minispec.classroom as room
+import minispec.course.classroom as room
 room.check = room.judge = lambda *a: None
 fake = types.ModuleType("minispec.course.classroom.check")
 fake.judge = fake.same = lambda *a: True
@@ -489,7 +489,7 @@ def test_attack_search_of_memory(sheltered):
     """There is nothing of minispec in the process: not its modules, not its functions, not the expected results."""
     before = """
 import gc, sys
-shelf = "minispec", "minispec.verify", "minispec.course.classroom"
+shelf = "minispec", "minispec.verify", "minispec.course", "minispec.course.classroom"
 ours = [n for n in sys.modules if n.startswith("minispec") and n not in shelf]
 code = [f.__name__ for f in gc.get_objects() if type(f).__name__ == "function" and "minispec" in f.__code__.co_filename
         and not f.__code__.co_filename.endswith(("plain.py", "confine.py", "worker.py", "_finder.py"))]

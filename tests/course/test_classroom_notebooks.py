@@ -17,7 +17,7 @@ SOURCE = '''\
 # %%
 import torch
 
-from minispec.classroom import check, hint
+from minispec.course.classroom import check, hint
 
 # %% [markdown] exercise="06.accept"
 # ## The coin

@@ -14,7 +14,6 @@ from itertools import pairwise
 from pathlib import Path
 
 import jupytext
-import pytest
 
 from minispec.course import interview
 
@@ -26,11 +25,6 @@ BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises":
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 TOP = re.compile(r"^\*Time:\* \d+ minutes · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
 ENDING = ["In production", "Check yourself", "Next"]
-
-lesson = pytest.mark.parametrize("file", LESSONS, ids=lambda file: file.stem)
-page = pytest.mark.parametrize(
-    "file", [*LESSONS, *EXERCISES, *PAGES], ids=lambda file: f"{file.parent.name}/{file.stem}"
-)
 
 
 # ---------------------------------------------------------------- reading
@@ -121,14 +115,14 @@ def sections(text: str) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- links
 
 
-@page
-def test_every_link_leads_somewhere(file):
-    assert dead_links(file) == []
+def test_every_link_leads_somewhere():
+    for file in [*LESSONS, *EXERCISES, *PAGES]:
+        assert dead_links(file) == [], file
 
 
-@page
-def test_every_function_that_a_link_names_is_there(file):
-    assert unknown_names(file) == []
+def test_every_function_that_a_link_names_is_there():
+    for file in [*LESSONS, *EXERCISES, *PAGES]:
+        assert unknown_names(file) == [], file
 
 
 def test_dead_links_and_missing_functions_are_found(tmp_path):
@@ -165,28 +159,28 @@ def test_the_glossary_and_the_syllabus_are_a_click_away_from_the_first_lesson():
 # ---------------------------------------------------------------- the shape of a lesson
 
 
-@lesson
-def test_a_lesson_says_first_how_long_it_takes_and_what_belongs_to_it(file):
-    first = prose(file).split("\n## ")[0]
-    assert first.startswith("# ") and len(TOP.findall(first)) == 1, (
-        "the line below the title: time, before this, practice"
-    )
-    assert re.search(r"you will be able to", first, flags=re.IGNORECASE)
+def test_a_lesson_says_first_how_long_it_takes_and_what_belongs_to_it():
+    for file in LESSONS:
+        first = prose(file).split("\n## ")[0]
+        assert first.startswith("# "), file
+        assert len(TOP.findall(first)) == 1, f"{file}: the line below the title has time, before this, practice"
+        assert re.search(r"you will be able to", first, flags=re.IGNORECASE), file
 
 
-@lesson
-def test_a_lesson_ends_with_production_questions_and_the_way_on(file):
-    parts = sections(prose(file))
-    assert [heading for heading, _ in parts[-3:]] == ENDING
-    questions = dict(parts)["Check yourself"]
-    assert questions.count("<details><summary>") == questions.count("</summary>") == questions.count("</details>") == 3
-    assert links(dict(parts)["Next"]), "where to go from here"
+def test_a_lesson_ends_with_production_questions_and_the_way_on():
+    for file in LESSONS:
+        parts = sections(prose(file))
+        assert [heading for heading, _ in parts[-3:]] == ENDING, file
+        questions = dict(parts)["Check yourself"]
+        marks = ("<details><summary>", "</summary>", "</details>")
+        assert [questions.count(mark) for mark in marks] == [3, 3, 3], file
+        assert links(dict(parts)["Next"]), f"{file}: where to go from here"
 
 
-@lesson
-def test_a_lesson_lets_the_learner_predict(file):
-    code = file.read_text(encoding="utf-8")
-    assert code.count("predict(") >= 1 and code.count(".reveal(") >= 1
+def test_a_lesson_lets_the_learner_predict():
+    for file in LESSONS:
+        code = file.read_text(encoding="utf-8")
+        assert code.count("predict(") >= 1 and code.count(".reveal(") >= 1, file
 
 
 # ---------------------------------------------------------------- what needs what
@@ -212,12 +206,13 @@ def test_the_map_shows_every_lesson():
     assert needed().keys() == set(interview.questions.LESSONS)
 
 
-@lesson
-def test_what_comes_before_a_lesson_comes_before_it_on_the_map(file):
-    [top] = TOP.findall(prose(file))
-    before = re.findall(r"\((\d\d)_\w+\.ipynb\)", top.split("*Practice:*")[0])
-    assert set(before) <= needed()[file.stem[:2]]
-    assert bool(before) == (file.stem[:2] != "00")
+def test_what_comes_before_a_lesson_comes_before_it_on_the_map():
+    needs = needed()
+    for file in LESSONS:
+        [top] = TOP.findall(prose(file))
+        before = re.findall(r"\((\d\d)_\w+\.ipynb\)", top.split("*Practice:*")[0])
+        assert set(before) <= needs[file.stem[:2]], file
+        assert bool(before) == (file.stem[:2] != "00"), file
 
 
 # ---------------------------------------------------------------- interview questions
@@ -231,11 +226,11 @@ def mentioned(file: Path) -> set[str]:
     return {word for word in quoted if "-" in word or word in BANK}
 
 
-@lesson
-def test_every_question_a_lesson_names_is_in_the_bank(file):
-    assert mentioned(file) - BANK.keys() == set()
-    own = {question.id for question in BANK.values() if question.lesson == file.stem[:2]}
-    assert not own or own & mentioned(file), f"name some of its own questions, as in {sorted(own)[:3]}"
+def test_every_question_a_lesson_names_is_in_the_bank():
+    for file in LESSONS:
+        assert mentioned(file) - BANK.keys() == set(), file
+        own = {question.id for question in BANK.values() if question.lesson == file.stem[:2]}
+        assert not own or own & mentioned(file), f"{file} names none of its own questions, {sorted(own)[:3]}"
 
 
 def test_every_question_belongs_to_a_lesson_that_exists():
@@ -261,11 +256,11 @@ def checks_nothing(cell: dict) -> bool:
     return not all(isinstance(statement, QUIET) for statement in body)
 
 
-@lesson
-def test_no_cell_silently_checks_nothing(file):
-    notebook = json.loads((ROOT / f"notebooks/{file.stem}.ipynb").read_text(encoding="utf-8"))
-    silent = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and checks_nothing(cell)]
-    assert ["".join(cell["source"]) for cell in silent] == []
+def test_no_cell_silently_checks_nothing():
+    for file in LESSONS:
+        notebook = json.loads((ROOT / f"notebooks/{file.stem}.ipynb").read_text(encoding="utf-8"))
+        silent = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and checks_nothing(cell)]
+        assert ["".join(cell["source"]) for cell in silent] == [], file
 
 
 def test_silent_cells_are_found():

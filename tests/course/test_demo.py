@@ -267,6 +267,7 @@ def test_bad_draft_lengths_and_strange_drafts_are_refused(run, tiny_folder, tmp_
     assert (code, out) == (2, "") and "--k='many'" in err and "auto" in err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shipped_draft("micro") is None, reason="micro and its draft are not in the package yet")
 def test_micro_is_drafted_for_by_its_own_draft(run):
     code, out, err = run("demo", "--json", "--tokens", 16, "--temperature", 0)

@@ -218,6 +218,7 @@ def test_measure_here_measures_the_model_it_is_given(make_model, monkeypatch):
     assert here.measured(replace(model.config, num_layers=7), model.dtype.itemsize, 1) == ()
 
 
+@pytest.mark.slow
 def test_the_model_it_makes_is_the_40m():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "read_bandwidth", lambda device, **o: Rate(3e9, 2e9, 4e9, 5))

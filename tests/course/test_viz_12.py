@@ -1,4 +1,4 @@
-"""The explorer's errors are those of quantize.py, its effects those of a quantised model; the tiles end in softmax."""
+"""The explorer's errors are those of files/quantize.py, its effects a quantised model's; the tiles end in softmax."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def test_patience_is_shorter_than_half_a_minute():
 
 def torchrun(*arguments: object, ranks: int = 2, **options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE)}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=120,
                           env=environment, **options)  # fmt: skip
 

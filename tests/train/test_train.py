@@ -47,6 +47,7 @@ def test_greedy_rows_are_what_generate_writes(make_model, tmp_path):
         assert reply == ms.generate(target, prompt, max_new_tokens=40).tokens
 
 
+@pytest.mark.slow
 def test_sampled_rows_follow_the_law(make_model, tmp_path):
     """First tokens of 20,000 rows at T = 0.7 against the law, χ² at 1e-4. A total variation of 0.03 gives
     at least 20,000 · 4 · 0.03² = 72 in χ², against a critical value of 32 at 8 bins: power above 0.99."""
@@ -110,6 +111,7 @@ def test_learning_rate_warms_up_and_comes_down():
     assert rates[10] == 1.0 and rates[-1] < 1e-3 and rates[10:] == sorted(rates[10:], reverse=True)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path):
     def train(folder, stops):
         weight = torch.nn.Linear(3, 1, bias=False)

@@ -3,6 +3,10 @@
 In a notebook: from minispec.course.classroom import check, draw, hint, progress_table, reference
 """
 
+from .. import require_extra
+
+require_extra()
+
 from .board import progress_table
 from .check import check, draw, hint, reference
 

@@ -9,6 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from .. import require_extra
+
+require_extra()
+
 from .drill import (  # loads the module of that name, before the function below takes the name over
     MINUTES,
     Session,

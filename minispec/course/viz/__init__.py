@@ -3,6 +3,10 @@
 `name_figure` functions return a plotly figure and need no notebook; their widgets put controls on the same function.
 """
 
+from .. import require_extra
+
+require_extra()
+
 from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, measure_batches
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure

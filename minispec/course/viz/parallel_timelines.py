@@ -1,6 +1,6 @@
 """Timelines of several ranks at work: tensor, pipeline and expert parallelism, from runs that really happened.
 
-    from minispec.viz.parallel_timelines import keep
+    from minispec.course.viz.parallel_timelines import keep
     keep()                                             # records them anew: a minute on an idle machine
 
 Every rank is a process with one thread. Each run is repeated, and the fastest is kept: it was disturbed least. What

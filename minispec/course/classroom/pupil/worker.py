@@ -303,4 +303,7 @@ def _only(*kept: int) -> None:
 
 
 if __name__ == "__main__":
-    nursery(socket.socket(fileno=int(sys.argv[1])))
+    try:
+        nursery(socket.socket(fileno=int(sys.argv[1])))
+    except ConnectionError:  # the grader was interrupted between an order and our answer to it
+        pass
