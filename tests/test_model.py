@@ -96,7 +96,7 @@ def gap(a: torch.Tensor, b: torch.Tensor) -> float:
 def test_prefill_equals_transformers(pair):
     tokens = some_tokens(70)
     expected = pair.reference(tokens)
-    assert expected.std() > 0.5  # a flat law would hide errors
+    assert expected.std() > 0.5  # a flat distribution would hide errors
     assert gap(pair.ours.transformer(torch.tensor([tokens])).logits[0], expected) <= 1e-4
     cache = pair.ours.transformer.new_cache(1, 80)
     assert gap(pair.ours.transformer(torch.tensor([tokens]), cache).logits[0], expected) <= 1e-4
@@ -132,7 +132,7 @@ def test_greedy_text_equals_transformers(pair):
         expected = generated[len(prompt) :]
         actual = ms.generate(ours, prompt, max_new_tokens=64).tokens
         assert len(actual) == 64
-        if ours.dtype == torch.float32:  # may part ways where the two best tokens are all but equal
+        if ours.dtype == torch.float32:  # may diverge where the two best tokens are all but equal
             best = ours.transformer(torch.tensor([generated])).logits[0, len(prompt) - 1 : -1].topk(2).values  # [64, 2]
             close = (best[:, 0] - best[:, 1] < 1e-3).nonzero().flatten().tolist()
             certain = close[0] if close else 64
@@ -332,8 +332,8 @@ def test_a_reduced_vocabulary_scores_only_its_own_tokens(make_model):
     assert gap(reduced[..., ids], whole[..., ids]) <= 1e-12
     others = torch.ones(64, dtype=torch.bool).index_fill(0, ids, False)
     assert (reduced[..., others] == -torch.inf).all()
-    law = ms.Sampling(temperature=1.0).probs(reduced)
-    assert (law[..., others] == 0).all() and gap(law.sum(-1), torch.ones(1, 6)) <= 1e-12
+    probs = ms.Sampling(temperature=1.0).probs(reduced)
+    assert (probs[..., others] == 0).all() and gap(probs.sum(-1), torch.ones(1, 6)) <= 1e-12
     assert set(ms.generate(draft, [1, 2], 20, temperature=1.0, seed=0).tokens) <= set(ids.tolist())
 
 
