@@ -1,7 +1,7 @@
 """Plain decoding against the machine's bandwidth: one token is one read of all weights, so that is the floor.
 
 A model of the given shape with random weights writes after a context, all ways in turn: one launch a token (the launch
-alone, then the whole of fast.generate), minispec's reference, and transformers with the same weights.
+alone, then the whole of `generate`), minispec's eager reference, and transformers with the same weights.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ from dataclasses import asdict
 from ..files import options
 from ..files.handle import Model
 from ..generate import generate
-from ..gpu.backend import Fast
-from ..gpu.backend import generate as fast_generate
+from ..gpu.backend import Backend
 from ..gpu.decode import FastDecoder
 from . import pairs, peers
 from .measure import interleaved_times, place
 
 WITHOUT_MODEL = True
-LAUNCH, WHOLE, REFERENCE = "launch", "fast.generate", "generate"
+LAUNCH, WHOLE, REFERENCE = "launch", "fast.generate", "generate"  # as stored results name them
 
 
 def run(args) -> dict:
@@ -27,12 +26,12 @@ def run(args) -> dict:
     target, draft = pairs.random_pair(config, args.device, seed=args.seed)
     prompt = pairs.prompt_of(config, args.context, args.seed)
     result = pairs.facts(args, "decode", target) | {"new_tokens": args.tokens}
-    target.backend = Fast(target, **pairs.fast_options(args))
+    target.backend = Backend(target, **pairs.fast_options(args))
     theirs, skipped = peers.transformers_peers(args.peers, target, draft, prompt, args.tokens, 4, 0.0, args.seed)
     decoder = FastDecoder(target.backend.reserve(args.context + args.tokens))
-    reference = Model(target.name, target.transformer)  # without a fast side
+    reference = Model(target.name, target.transformer)  # without a backend
     rest = {
-        WHOLE: lambda: fast_generate(target, prompt, args.tokens),
+        WHOLE: lambda: generate(target, prompt, args.tokens),
         REFERENCE: lambda: generate(reference, prompt, args.tokens),
         **theirs,
     }

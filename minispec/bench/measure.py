@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -239,8 +240,7 @@ def plain_speed(model: Model, prompt=(0,), new_tokens: int = 32, repeat: int = 5
 
     After the default prompt of one token every pass reads exactly one token and writes exactly one.
     """
-    endless = Model(model.name, model.transformer, model.tokenizer)  # no end tokens: every run writes as much
-    run = lambda: generate(endless, prompt, new_tokens)  # noqa: E731
+    run = lambda: generate(model, prompt, new_tokens, ignore_eos=True)  # noqa: E731 (every run generates as much)
     return median_time(run, repeat, warmup, model.device, **options).rate(new_tokens)
 
 
@@ -265,12 +265,19 @@ def verify_curve(
         )
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(model.config.vocab_size, (1, context + max(tokens)), generator=generator).to(model.device)
+    with (model.backend.passes if model.backend else partial(passes, model))(ids, context, tokens) as (calls, rewind):
+        times = interleaved_times(calls, repeat, warmup, model.device, reset=rewind, **options)
+    return [Point(m, timing, timing.median / times[1].median) for m, timing in times.items()]
+
+
+@contextmanager
+def passes(model: Model, ids: torch.Tensor, context: int, tokens: Sequence[int]):
+    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds. Where
+    passes are recorded, so are the backend's twins of these: what is timed is what the user gets."""
     cache = model.transformer.new_cache(1, ids.shape[1])
     model.transformer(ids[:, :context], cache, last_only=True)
-    passes = {m: lambda new=ids[:, context : context + m]: model.transformer(new, cache) for m in tokens}
-    rewind = lambda: cache.rewind(context)  # noqa: E731
-    times = interleaved_times(passes, repeat, warmup, model.device, reset=rewind, **options)
-    return [Point(m, timing, timing.median / times[1].median) for m, timing in times.items()]
+    calls = {m: lambda new=ids[:, context : context + m]: model.transformer(new, cache) for m in tokens}
+    yield calls, lambda: cache.rewind(context)
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Sequence
-from functools import cached_property
+from contextlib import contextmanager
+from functools import cached_property, partial
 
 import torch
+from torch import Tensor
 
 from ..drafters.base import Drafter
 from ..files.folder import load as load_model
@@ -27,7 +29,7 @@ from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, require_ordinary
-from .record import why_not_compile
+from .record import Recorded, why_not_compile
 
 LOOK_EVERY = 8  # launches between two looks at what was generated
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
@@ -112,6 +114,22 @@ class Backend:
             )
             recording.start([rows[0].context.tokens], params.seed, params.min_new_tokens)
             return RecordedSpeculator(recording, rows[0], leases)
+
+    @contextmanager
+    def passes(self, ids: Tensor, context: int, tokens: Sequence[int]):
+        """measure.passes, recorded: calls that process the first M of ids [1, S] after `context`, and a rewind."""
+        if not self.lease.take():
+            raise ValueError(f"{self.model.name} is generating in this thread: measure it when that is done")
+        try:
+            memory = self.reserve(ids.shape[1])
+            memory.prefill(ids[:, :context], torch.full((1,), context, device=ids.device))
+            work = {m: partial(memory.step, ids[:, context : context + m].clone()) for m in tokens}
+            yield (
+                {m: Recorded(step, [memory.lengths]) for m, step in work.items()},
+                lambda: memory.lengths.fill_(context),
+            )
+        finally:
+            self.lease.give_back()
 
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int]):
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""

@@ -31,7 +31,7 @@ from torch import Tensor
 from ..files.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from .fused import Fused, Products
+from .fused import Fused
 from .record import Recorded, on_the_device, why_not_compile
 
 
@@ -63,9 +63,8 @@ class Buckets(Fused):
 
     @on_the_device
     def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k: int = 0, *,
-                 hidden_layers: Sequence[int] = (), compile: bool | str = False, products: Products | None = None,
-                 lean: bool = False):  # fmt: skip
-        super().__init__(transformer, compile=compile, products=products, lean=lean)
+                 hidden_layers: Sequence[int] = (), compile: bool | str = False, lean: bool = False):  # fmt: skip
+        super().__init__(transformer, compile=compile, lean=lean)
         self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
         # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].

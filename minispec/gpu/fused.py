@@ -10,7 +10,7 @@ What remains is to read the weights as fast as memory allows:
     one matrix for q, k, v and one for gate, up      few long reads instead of many short ones
     x + δ, norm, RoPE, the write to memory, SwiGLU   fused by torch.compile into one kernel between two products, or
                                                      for few tokens taken along by the products (skinny.py)
-    products and attention through hooks             `Products` and `attend`, for kernels better than the stock ones
+    attention that reads the filled slots alone      attention.py
 
 The arithmetic is model.py's, line by line; the tests hold the two against each other.
 """
@@ -25,11 +25,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..cache import KVCache, attention, per_query_head, visible_slots
+from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
 from ..model import Config, Transformer, rope_at, rotate
 from .record import on_the_device
 
-Linear = Callable[[Tensor, Tensor, Tensor | None], Tensor]  # x [..., in], weight [out, in], bias → [..., out]
 Look = Callable[[Tensor, Tensor, Tensor], Tensor]  # q [B, H, T, D], all k and v [B, Hkv, S, D] → [B, H, T, D]
 Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each layer, [B, Hkv, S, D]
 
@@ -73,16 +72,6 @@ def best_attention(device: torch.device, dtype: torch.dtype):
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------
-
-
-class Products(NamedTuple):
-    """Who computes each product: cuBLAS, unless somebody reads that shape faster."""
-
-    qkv: Linear = F.linear
-    out: Linear = F.linear
-    gate_up: Linear = F.linear
-    down: Linear = F.linear
-    head: Linear = F.linear
 
 
 class Weights(NamedTuple):
@@ -134,10 +123,10 @@ def begin(tokens, positions, embedding, cos, sin):
     return F.embedding(tokens, embedding), cos[positions], sin[positions]
 
 
-def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config, qkv: Linear):
+def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
     x = x + delta  # [B, T, d]
-    return x, turn(qkv(norm(x, w.attention_norm, c.norm_eps), *w.qkv), w, keys, values, rows, slots, cos, sin, c)
+    return x, turn(F.linear(norm(x, w.attention_norm, c.norm_eps), *w.qkv), w, keys, values, rows, slots, cos, sin, c)
 
 
 def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
@@ -152,11 +141,11 @@ def turn(qkv, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     return rotate(q, cos, sin).transpose(1, 2)  # [B, H, T, D]
 
 
-def leave(x, o, w: Weights, c: Config, out: Linear, gate_up: Linear, down: Linear):
+def leave(x, o, w: Weights, c: Config):
     """From attention on. What the MLP adds is left to the next layer, where the sum is free."""
-    x = x + out(o.transpose(1, 2).flatten(2), *w.out)
-    gate, up = gate_up(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
-    return x, down(F.silu(gate) * up, *w.down)
+    x = x + F.linear(o.transpose(1, 2).flatten(2), *w.out)
+    gate, up = F.linear(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
+    return x, F.linear(F.silu(gate) * up, *w.down)
 
 
 class Fused:
@@ -169,12 +158,9 @@ class Fused:
     dynamic: bool | None = False  # torch.compile's: a version for each shape
 
     @on_the_device
-    def __init__(self, transformer: Transformer, *, compile: bool | str = False, products: Products | None = None,
-                 lean: bool = False):  # fmt: skip
+    def __init__(self, transformer: Transformer, *, compile: bool | str = False, lean: bool = False):  # fmt: skip
         require_ordinary(transformer)
-        if lean and products:
-            raise ValueError("products and lean: both say who computes the products, give one of them")
-        self.config, self.products, self.head_ids = transformer.config, products or Products(), transformer.head_ids
+        self.config, self.head_ids = transformer.config, transformer.head_ids
         self.device, self.dtype = transformer.device, transformer.dtype
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
         self.norm = transformer.norm.weight
@@ -217,7 +203,7 @@ class Fused:
         hidden_layers: Sequence[int] = (), compiled: bool = True,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
-        c, p = self.config, self.products
+        c = self.config
         start, first, second = (self.begin, self.enter, self.leave) if compiled else (begin, enter, leave)
         x, cos, sin = start(tokens, positions, self.embedding, self.cos, self.sin)
         lean = compiled and self.is_lean(x)
@@ -235,8 +221,8 @@ class Fused:
                 x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
                 x, half = product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gains[n - 1])
             else:
-                x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c, p.qkv)
-                x, delta = second(x, look(q, keys, values), w, c, p.out, p.gate_up, p.down)
+                x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c)
+                x, delta = second(x, look(q, keys, values), w, c)
             if n in hidden_layers:
                 hidden[n] = x if lean else x + delta
         return x if lean else x + delta, hidden
@@ -250,7 +236,7 @@ class Fused:
         if self.is_lean(x):
             logits = self.skinny.skinny(self.half_norm(x, self.norm), self.lm_head, eps=eps)
         else:
-            logits = self.products.head(norm(x, self.norm, eps), self.lm_head, None)
+            logits = F.linear(norm(x, self.norm, eps), self.lm_head)
         if self.head_ids is None:
             return logits
         everywhere = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
@@ -266,9 +252,8 @@ class FastTransformer(Fused):
 
     @on_the_device
     def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
-                 compile: bool | str = False, products: Products | None = None, lean: bool = False,
-                 attend=None):  # fmt: skip
-        super().__init__(transformer, compile=compile, products=products, lean=lean)
+                 compile: bool | str = False, lean: bool = False, attend=None):  # fmt: skip
+        super().__init__(transformer, compile=compile, lean=lean)
         self.attend = attend or best_attention(self.device, self.dtype)
         self.allocate(batch, capacity or self.config.max_length)
 
@@ -313,7 +298,10 @@ class FastTransformer(Fused):
         """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
         T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
-        look = (masked if prompt else self.attend)(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
+        if prompt:  # nothing is cached yet: causal, over the new tokens alone
+            look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
+        else:
+            look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
         memory = self.cache.keys, self.cache.values
         x, _ = self.through(tokens, slots, memory, self.rows, slots, look, compiled=not prompt)
         self.cache.advance(T)

@@ -6,7 +6,6 @@ import shutil
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from functools import partial
 from unittest.mock import Mock
 
 import fast_checks as checks
@@ -15,6 +14,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
+from minispec.bench.measure import plain_speed, verify_curve
+from minispec.course.demo import demo
 from minispec.files.folder import load_folder, save_folder
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
@@ -22,7 +23,7 @@ from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu import record
 from minispec.gpu.decode import FastDecoder, FastSpeculator, pick_by_page
-from minispec.gpu.fused import FastTransformer, Products
+from minispec.gpu.fused import FastTransformer
 from minispec.sampling import Sampling
 from minispec.verify import pick
 
@@ -57,8 +58,6 @@ def test_the_lean_way_is_the_same_way(monkeypatch):
     checks.check_logits(lean=True)
     half, whole = skinny.HalfNormed, torch.Tensor
     assert set(calls) == {(half, "eps"), (half, "eps", "swiglu"), (whole, "eps", "residual", "gain")}
-    with pytest.raises(ValueError, match="lean"):
-        FastTransformer(checks.pair()[0].transformer, lean=True, products=Products())
 
 
 def test_greedy_tokens_are_the_reference_s():
@@ -246,22 +245,6 @@ def test_blocks_compile_whole_and_once_for_all_layers(make_model):
     logits = torch.cat([quick.step(tokens[:, :1]), quick.step(tokens[:, 1:2]), quick.step(tokens[:, 2:])], 1)
     assert torch.allclose(logits, model.transformer(tokens).logits)
     assert counter.frame_count == 4  # two pieces, passes of one and of four tokens
-
-
-def test_every_product_can_be_somebody_else_s(make_model):
-    calls = []
-
-    def product(name, x, weight, bias):
-        calls.append((name, tuple(x.shape), tuple(weight.shape)))
-        return torch.nn.functional.linear(x, weight, bias)
-
-    model = make_model()
-    quick = FastTransformer(model.transformer, 1, 64,
-                            products=Products(*(partial(product, name) for name in Products._fields)))  # fmt: skip
-    quick.step(torch.tensor([[3, 1]]), last=torch.tensor([1]))
-    layer = [("qkv", (1, 2, 32), (64, 32)), ("out", (1, 2, 32), (32, 32)),
-             ("gate_up", (1, 2, 32), (96, 32)), ("down", (1, 2, 48), (32, 48))]  # fmt: skip
-    assert calls == [*layer, *layer, ("head", (1, 32), (64, 32))]
 
 
 # ---------------------------------------------------------------- for users
@@ -476,3 +459,15 @@ def test_recordings(check):
 @pytest.mark.parametrize("k", [None, 2, 3])
 def test_recorded_texts_follow_the_law(k):
     checks.check_distribution("cuda", k, **checks.OTHER)
+
+
+def test_the_demo_and_the_measurement_work_where_cycles_are_recorded(tiny_text):
+    """They divide by the times of cycles and passes, which recorded ones once did not have."""
+    target, draft = checks.slow(tiny_text), ms.Model("twin", tiny_text.transformer)
+    target.accelerate(compile=False)
+    result = demo(target, ms.drafters.Model(draft), "Once upon", 12, 3, temperature=0.0, repeat=1)
+    assert result.c > 0 and result.v > 0 and result.predicted > 0 and "E[N]" in result.text()
+    points = verify_curve(target, (1, 2, 4), 20, repeat=1, warmup=0)
+    assert [point.tokens for point in points] == [1, 2, 4] and all(point.time.median > 0 for point in points)
+    assert int(target.backend.transformer.lengths) >= 20 and not target.backend.lease.lock.locked()
+    assert plain_speed(target, new_tokens=4, repeat=1, warmup=0).median > 0
