@@ -1,8 +1,8 @@
 """Trained heads on disk: what Medusa, EAGLE and DFlash share.
 
 Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder holds
-their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a config.json
-that names the target.
+their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a
+config.json that names the target.
 """
 
 from __future__ import annotations
