@@ -237,9 +237,10 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
     if drafter.vocab_size not in (None, model.config.vocab_size):
         raise ValueError(
-            f"the drafter's vocabulary has {drafter.vocab_size} tokens and the target's {model.config.vocab_size}: "
-            "both need the same token ids, so choose a draft of the target's family. (Siblings are sometimes padded to "
-            "different sizes: cut or pad the draft's embedding and head to the target's size then)"
+            f"the drafter scores {drafter.vocab_size} token ids and the target {model.config.vocab_size}: both need the "
+            "same number. If the tokenizer is the same, one embedding is only padded further: choose a sibling with the "
+            "target's vocab_size, or cut or pad the draft's embedding and LM head to it. If it is another tokenizer, "
+            "choose a draft of the target's family"
         )
 
 

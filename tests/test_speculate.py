@@ -337,7 +337,7 @@ def test_k_is_named(idle, k):
 
 
 def test_a_draft_of_another_vocabulary(idle, tiny_draft):
-    with pytest.raises(ValueError, match="64 tokens and the target's 320"):
+    with pytest.raises(ValueError, match="64 token ids and the target 320"):
         ms.speculate(idle, [5], ms.drafters.Model(tiny_draft))
 
 

@@ -386,7 +386,7 @@ def check_compiled(device="cuda") -> None:
 
 def run_on_the_gpu(checks: dict[str, Callable[[], None]]) -> None:
     """All of them, one line each; ends with how many failed."""
-    print(torch.__version__, torch.cuda.get_device_name(), flush=True)
+    print(torch.__version__, torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", flush=True)
     failed = 0
     for name, check in checks.items():
         start, error = time.perf_counter(), None

@@ -1,0 +1,130 @@
+"""From the user's seat, on a GPU: what one types after `import minispec as ms`, with every drafter.
+
+    python tests/gpu/seat_checks.py
+
+`generate`, `speculate` and an engine in float64, where greedy outputs must be equal; threads and callbacks; the demo and
+the measurement in the dtype that `ms.load` chooses. micro and what ships for it are enough.
+"""
+
+from __future__ import annotations
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+import torch
+from fast_checks import run_on_the_gpu
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import minispec as ms
+from minispec.bench.measure import measure
+from minispec.course.demo import demo
+from minispec.drafters.by_name import DRAFTERS
+
+PROMPT, COUNT = "Once upon a time", 48
+
+
+@cache
+def micro(device: str, dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
+    return tuple(ms.load(name, device=device, dtype=dtype) for name in ("micro", "micro-draft"))
+
+
+def drafter(name: str, target: ms.Model) -> ms.drafters.Drafter:
+    draft = micro(target.device.type, target.dtype)[1]
+    return DRAFTERS[name](target, draft)
+
+
+def check_speculate(device: str) -> None:
+    """Every drafter gives the tokens of `generate`, token for token, greedy in float64, and every cycle has its times."""
+    target, _ = micro(device)
+    plain = ms.generate(target, PROMPT, COUNT)
+    reference = ms.generate(micro("cpu")[0], PROMPT, COUNT)
+    assert plain.tokens == reference.tokens, "the device decodes something else than the CPU"
+    for name in DRAFTERS:
+        for k in (3, "auto") if name == "model" else (3,):
+            out = ms.speculate(target, PROMPT, drafter(name, target), k, COUNT)
+            assert out.tokens == plain.tokens, f"{name}, k={k}"
+            assert out.trace.seconds("verify") > 0, f"{name}, k={k}: cycles without times"
+            print(f"    {name:<11} k={k}: {out.trace.tokens_per_cycle:.2f} tokens per forward pass", flush=True)
+
+
+def check_engine(device: str) -> None:
+    """The same in an engine, four requests at a time."""
+    target, _ = micro(device)
+    prompts = [PROMPT, "One day, a small bird", "The fox", "A boy found a ball"]
+    plain = [out.tokens for out in ms.generate(target, prompts, COUNT)]
+    for name in (None, *DRAFTERS):
+        engine = ms.Engine(target, name and drafter(name, target), num_blocks=128, max_num_seqs=4, k=3)
+        found = [out.tokens for out in engine.generate(prompts, max_new_tokens=COUNT)]
+        assert found == plain, name
+        engine.check_integrity()
+
+
+def check_seeds(device: str) -> None:
+    """One seed, one output: from generate, from an engine, and from a CPU."""
+    target, _ = micro(device)
+    for seed in range(3):
+        options = dict(temperature=0.9, top_p=0.95, seed=seed)
+        out = ms.generate(target, PROMPT, COUNT, **options).tokens
+        assert out == ms.generate(micro("cpu")[0], PROMPT, COUNT, **options).tokens, "the CPU samples something else"
+        [served] = ms.Engine(target, num_blocks=64).generate([PROMPT], max_new_tokens=COUNT, **options)
+        assert served.tokens == out, "an engine samples something else"
+
+
+def check_early_ends(device: str) -> None:
+    """min_new_tokens, stop strings and stop tokens, with and without a drafter."""
+    target, draft = micro(device)
+    plain = ms.generate(target, PROMPT, COUNT)
+    for options in (dict(stop=plain.text[20:24]), dict(stop_token_ids=[plain.tokens[9]]),
+                    dict(stop_token_ids=[plain.tokens[3]], min_new_tokens=20)):  # fmt: skip
+        expected = ms.generate(micro("cpu")[0], PROMPT, COUNT, **options)
+        for out in (ms.generate(target, PROMPT, COUNT, **options),
+                    ms.speculate(target, PROMPT, ms.drafters.Model(draft), 3, COUNT, **options)):  # fmt: skip
+            assert (out.tokens, out.text, out.stop_reason) == (expected.tokens, expected.text, expected.stop_reason)
+
+
+def check_threads(device: str) -> None:
+    """Twelve calls from four threads, a call from within a callback, and one beside a stream nobody reads on."""
+    target, draft = micro(device)
+    prompts = [PROMPT, "One day", "The fox", "A boy"]
+    plain = [ms.generate(target, prompt, COUNT).tokens for prompt in prompts]
+
+    def work(i: int) -> bool:
+        i %= 4
+        out = ms.speculate(target, prompts[i], ms.drafters.Model(draft), 3, COUNT) if i % 2 else None
+        return (out or ms.generate(target, prompts[i], COUNT)).tokens == plain[i]
+
+    with ThreadPoolExecutor(4) as pool:
+        wrong = list(pool.map(work, range(12))).count(False)
+    assert wrong == 0, f"{wrong} of 12 outputs are wrong"
+    inside = []
+    out = ms.generate(
+        target, PROMPT, COUNT, stream=lambda _: inside.append(ms.generate(target, "One day", COUNT).tokens)
+    )
+    assert out.tokens == plain[0] and inside and all(tokens == plain[1] for tokens in inside)
+    sleeping = ms.stream(target, PROMPT, COUNT)
+    next(sleeping)
+    assert ms.generate(target, "One day", COUNT).tokens == plain[1]
+
+
+def check_demo(device: str) -> None:
+    """`minispec demo` with every drafter, and `minispec measure`, in the dtype that load chooses."""
+    target, draft = (ms.load(name, device=device) for name in ("micro", "micro-draft"))
+    for name, make in DRAFTERS.items():
+        result = demo(target, make(target, draft), PROMPT, 32, 3, temperature=0.0, repeat=2, seconds=4)
+        assert result.c > 0 and result.v > 0
+        print(f"    {name:<11} measured {result.measured:5.2f}, predicted {result.predicted:5.2f}, "
+              f"c = {result.c:.2f}, v = {result.v:.2f}", flush=True)  # fmt: skip
+    print("    " + measure(target, quick=True).text().replace("\n", "\n    "), flush=True)
+
+
+def main(device: str = "cuda") -> None:
+    checks = dict(speculate=check_speculate, engine=check_engine, seeds=check_seeds, ends=check_early_ends,
+                  threads=check_threads, demo=check_demo)  # fmt: skip
+    run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
