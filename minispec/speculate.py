@@ -25,10 +25,11 @@ from torch import Tensor
 
 from . import tree as trees
 from .cache import KVCache
+from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
 from .sampling import SamplingParams
-from .trace import AdaptiveLength, Cycle, Stopwatch, Trace
+from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft
 from .verify import Verdict, check_draft, judge
 
@@ -237,9 +238,9 @@ def check_drafter(model: Model, drafter: Drafter) -> None:
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
     if drafter.vocab_size not in (None, model.config.vocab_size):
         raise ValueError(
-            f"the drafter scores {drafter.vocab_size} token ids and the target {model.config.vocab_size}: both need the "
-            "same number. If the tokenizer is the same, one embedding is only padded further: choose a sibling with the "
-            "target's vocab_size, or cut or pad the draft's embedding and LM head to it. If it is another tokenizer, "
+            f"the drafter scores {drafter.vocab_size} token ids and the target {model.config.vocab_size}: both need "
+            "the same number. With the same tokenizer one embedding is only padded further: choose a sibling with the "
+            "target's vocab_size, or cut or pad the draft's embedding and LM head to it. With another tokenizer, "
             "choose a draft of the target's family"
         )
 

@@ -6,9 +6,8 @@ A *cycle* is one draft-verify iteration (papers say iteration, or decoding step)
 from __future__ import annotations
 
 import json
-import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
@@ -150,58 +149,3 @@ class Trace:
     @classmethod
     def from_json(cls, text: str) -> Trace:
         return cls([Cycle(**cycle) for cycle in json.loads(text)])
-
-
-class AdaptiveLength:
-    """Maximise E[N](k) / (k · t_draft + t_verify(k + 1)) over k, with running averages of all three."""
-
-    def __init__(self, longest: int = 8, memory: float = 0.97, explore_every: int = 24):
-        self.longest, self.memory, self.explore_every = longest, memory, explore_every
-        self.accept = [0.7] * longest  # β_i: acceptance at each position, given the ones before
-        self.tested = [0] * longest  # how many drafts at each position that knows of
-        self.draft_seconds: dict[int, float] = {}  # k → seconds, as seen
-        self.verify_seconds: dict[int, float] = {}  # k → seconds of the target's pass
-        self.cycles = 0
-
-    def choose(self) -> int:
-        """The next draft length; now and then an untried or long unseen one, plain decoding (0) included."""
-        tries = [k for k in (min(4, self.longest), 0, 1, self.longest) if k not in self.verify_seconds]
-        if tries:
-            return tries[0]
-        best = max(range(self.longest + 1), key=self.speed)
-        if self.cycles % self.explore_every == 0:
-            if untried := [k for k in range(self.longest + 1) if k not in self.verify_seconds]:
-                return min(untried, key=lambda k: abs(k - best))  # so far a guess between its neighbours
-            longer = best == 0 or (best < self.longest and (self.cycles // self.explore_every) % 2)
-            return best + 1 if longer else best - 1  # the neighbours may have become better
-        return best
-
-    def speed(self, k: int) -> float:
-        """Predicted tokens per second with drafts of length k."""
-        tokens = 1 + sum(math.prod(self.accept[:i]) for i in range(1, k + 1))
-        return tokens / (self._at(self.draft_seconds | {0: 0.0}, k) + self._at(self.verify_seconds, k))
-
-    def learn(self, k: int, cycles: Sequence[Cycle]) -> None:
-        """One pass is over, with one cycle per row."""
-        self.cycles += 1
-        for cycle in cycles:
-            for i in range(min(cycle.accepted + (not cycle.bonus), self.longest)):
-                self.tested[i] += 1
-                weight = max(1 - self.memory, 1 / (2 + self.tested[i]))  # first a plain average, then a running one
-                self.accept[i] += weight * ((i < cycle.accepted) - self.accept[i])
-        if self.cycles == 1:
-            return  # the draft read the prompt and everything was cold: no time to go by
-        draft_seconds, verify_seconds = cycles[0].draft_seconds, cycles[0].verify_seconds
-        for seen, seconds in ((self.draft_seconds, draft_seconds), (self.verify_seconds, verify_seconds)):
-            seen[k] = seconds + 0.9 * (seen.get(k, seconds) - seconds)
-
-    @staticmethod
-    def _at(seen: dict[int, float], k: int) -> float:
-        """Seconds at k: as seen, or on the straight line between (or beyond) the nearest seen lengths."""
-        if k in seen:
-            return seen[k]
-        below = max((x for x in seen if x < k), default=None)
-        above = min((x for x in seen if x > k), default=None)
-        if below is None or above is None:
-            return seen[below if above is None else above]
-        return seen[below] + (seen[above] - seen[below]) * (k - below) / (above - below)

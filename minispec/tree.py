@@ -10,12 +10,11 @@ The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so no
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -188,103 +187,11 @@ def expected_tokens(accuracies: Sequence[Sequence[float]], choices: Sequence[Cho
     return total
 
 
-Scored = tuple[int, float]  # a token and its log-probability under the draft
-
-
-def grow(
-    root_children: Sequence[Scored],
-    expand: Callable[[Tree, list[int]], Sequence[Sequence[Scored]]],
-    depth: int,
-    width: int,
-    budget: int,
-) -> tuple[Tree, list[int]]:
-    """A dynamic tree: at every depth expand the `width` likeliest nodes, in the end keep the `budget` likeliest of all.
-
-    `expand(tree, nodes)` scores the children of all chosen nodes of one depth at once (one pass of the draft). A node's
-    score is the summed log-probability of its path from the root. A child's is never higher than its parent's, so what
-    is kept is a tree again. Returns it with `grown`: grown[i] is the number that node i had while growing.
-    """
-    if min(depth, width, budget) < 1:
-        raise ValueError(f"depth={depth}, width={width}, budget={budget}: each is a whole number ≥ 1")
-    tree, scores = Tree([], []), []
-
-    def add(parent: int, scored: Sequence[Scored]) -> None:
-        for token, log_prob in scored:
-            if not log_prob <= 0:
-                raise ValueError(f"log-probability {log_prob} of token {token}: give the logarithm of a probability")
-            tree.tokens.append(int(token))
-            tree.parents.append(parent)
-            scores.append(log_prob + (scores[parent] if parent >= 0 else 0.0))
-
-    start = 0  # the first node of the newest depth
-    add(-1, root_children)
-    for _ in range(depth - 1):
-        newest = sorted(range(start, len(scores)), key=lambda node: -scores[node])
-        chosen, start = sorted(newest[:width]), len(scores)
-        if not chosen:
-            break  # nothing was proposed at the last depth
-        for node, scored in zip(chosen, expand(tree, chosen), strict=True):
-            add(node, scored)
-    return prune(tree, scores, budget)
-
-
 def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
     """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
     kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
     number = {-1: -1} | {old: new for new, old in enumerate(kept)}
     return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
-
-
-def grow_batch(
-    expand: Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
-    depth: int,
-    width: int,
-    budgets: Sequence[int],
-) -> list[Tree]:
-    """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes.
-
-    `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
-    (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
-    of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    """
-    most = max(budgets)
-    if most < 1:
-        return [Tree([], []) for _ in budgets]
-    levels, grown = [], 0  # a level is the nodes of one depth: tokens, scores and parents, [B, n] each
-    tokens = parents = None
-    for level in range(depth):
-        below, log_q = expand(level, tokens, parents)  # [B, w, m]
-        if level == 0:  # the root is certain: its score is log 1
-            score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
-        scores = score[..., None] + log_q
-        kept = likeliest(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
-        child_of = kept // scores.shape[2]  # [B, n]: which of the w nodes is the parent
-        tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
-        levels.append((tokens, score, number.gather(1, child_of)))
-        chosen = likeliest(score, width)  # [B, w]: the nodes to expand next
-        tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
-        number, grown = grown + chosen, grown + kept.shape[1]
-    tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
-    return keep_likeliest(tokens, scores, parents, budgets)
-
-
-def keep_likeliest(tokens: Tensor, scores: Tensor, parents: Tensor, budgets: Sequence[int]) -> list[Tree]:
-    """The budgets[b] likeliest nodes of every tree [B, N], in the order in which they are there."""
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
-    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
-    kept = best.masked_fill(over, tokens.shape[1]).sort(1).values.contiguous()  # what is over its budget comes last
-    tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
-    parents = torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
-    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
-    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
-
-
-def likeliest(scores: Tensor, count: int) -> Tensor:
-    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
-
-    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
-    """
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
 
 
 def allowed_nodes(context, most: int) -> int:

@@ -15,7 +15,7 @@ from loop_checks import ONE, check_distribution, law_pair
 import minispec as ms
 from minispec import exact, theory, trace, verify
 from minispec.drafters import Draft
-from minispec.trace import AdaptiveLength
+from minispec.drafters.adaptive import AdaptiveLength
 
 
 def cycle(k: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 1.0) -> ms.Cycle:

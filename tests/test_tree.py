@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mutants.patching import Mutant, assert_caught, rewrite
 
 from minispec import tree
+from minispec.drafters import growth
 
 PARENTS = st.integers(0, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))).map(list))
 BRANCHES = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6)
@@ -162,7 +163,7 @@ def test_grow_expands_the_likeliest_and_keeps_the_likeliest():
         return [scored(below[chr(so_far.tokens[node])]) for node in nodes]
 
     # reach: a .5, b .4, x .1 | c .45, d .05, e .24, f .16 | g .225, h .12
-    kept, grown = tree.grow(scored([("a", 0.5), ("b", 0.4), ("x", 0.1)]), expand, depth=3, width=2, budget=6)
+    kept, grown = growth.grow(scored([("a", 0.5), ("b", 0.4), ("x", 0.1)]), expand, depth=3, width=2, budget=6)
     assert calls == [["a", "b"], ["c", "e"]]  # one call a depth, the two likeliest nodes of it
     assert [chr(token) for token in kept.tokens] == ["a", "b", "c", "e", "f", "g"]
     assert kept.parents == [-1, -1, 0, 1, 1, 2]
@@ -183,7 +184,7 @@ def test_grow_gives_a_tree_within_its_limits(depth, width, budget, seed):
         calls.append(len(nodes))
         return [three() for _ in nodes]
 
-    kept, grown = tree.grow(three(), expand, depth, width, budget)
+    kept, grown = growth.grow(three(), expand, depth, width, budget)
     tree.check_parents(kept.parents)
     assert len(kept.tokens) == len(kept.parents) == len(grown) <= budget
     assert len(calls) == depth - 1 and all(1 <= count <= width for count in calls)
@@ -192,12 +193,12 @@ def test_grow_gives_a_tree_within_its_limits(depth, width, budget, seed):
 
 def test_grow_stops_where_nothing_is_proposed_and_refuses_nonsense():
     calls = []
-    kept, _ = tree.grow([(1, -0.5)], lambda so_far, nodes: calls.append(nodes) or [[]], depth=5, width=2, budget=9)
+    kept, _ = growth.grow([(1, -0.5)], lambda so_far, nodes: calls.append(nodes) or [[]], depth=5, width=2, budget=9)
     assert kept == ([1], [-1]) and calls == [[0]]
     with pytest.raises(ValueError, match="width=0"):
-        tree.grow([(1, -0.5)], None, 1, 0, 1)
+        growth.grow([(1, -0.5)], None, 1, 0, 1)
     with pytest.raises(ValueError, match="log-probability 0.5"):
-        tree.grow([(1, 0.5)], None, 1, 1, 1)
+        growth.grow([(1, 0.5)], None, 1, 1, 1)
 
 
 @given(PARENTS, st.integers(0, 13), st.integers(0, 99))
@@ -240,13 +241,13 @@ def check_grow_batch(seed: int = 0, trees: int = 5, tokens: int = 4, depth: int 
             scores = log_q[torch.arange(trees)[:, None], chosen] - 0.25 * seen[..., None]
         return torch.arange(tokens).expand(scores.shape), scores
 
-    found = tree.grow_batch(expand, depth, width, budgets)
+    found = growth.grow_batch(expand, depth, width, budgets)
     for b, budget in enumerate(budgets):
         if budget == 0:
             assert found[b] == ([], [])
             continue
         root = [*enumerate(children(b, []).tolist())]
-        expected, _ = tree.grow(root, lambda so_far, nodes, b=b: expand_one(so_far, nodes, b), depth, width, budget)
+        expected, _ = growth.grow(root, lambda so_far, nodes, b=b: expand_one(so_far, nodes, b), depth, width, budget)
         assert found[b] == expected
 
 
@@ -260,14 +261,14 @@ def test_trees_whose_nodes_all_have_the_same_children():
     log_q = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.7, 0.3]]]).log()  # [B, depths, m]
     candidates = torch.tensor([[10, 11], [20, 21]])
     expand = lambda level, *_: (candidates[level].expand(2, 1, 2), log_q[:, level, None])  # noqa: E731
-    first, second = tree.grow_batch(expand, 2, 2, [3, 6])
+    first, second = growth.grow_batch(expand, 2, 2, [3, 6])
     assert first == ([10, 11, 20], [-1, -1, 0])
     assert second == ([10, 11, 20, 21, 20, 21], [-1, -1, 0, 0, 1, 1])
-    assert tree.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
+    assert growth.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
 
 
 def broken(name: str, old: str, new: str) -> Mutant:
-    return Mutant(lambda patch: rewrite(patch, tree, name, old, new), ("grow",))
+    return Mutant(lambda patch: rewrite(patch, growth, name, old, new), ("grow",))
 
 
 MUTANTS = {

@@ -133,7 +133,7 @@ for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + 
     print([round(x, 6) for x in line.tolist()])
 
 # %% [markdown]
-# One example proves nothing. [`emitted_distribution`](../minispec/verify.py) composes the law of the emitted token for any $p$ and
+# One example proves nothing. [`emitted_distribution`](../minispec/exact.py) composes the law of the emitted token for any $p$ and
 # $q$, without drawing anything. Three hundred pairs, many of them with zeros:
 
 # %%

@@ -25,6 +25,7 @@ import minispec as ms
 from minispec import tree
 from minispec.bench.prompts import STORIES
 from minispec.course import viz
+from minispec.drafters import growth
 from minispec.drafters.dflash import load_head
 from minispec.train import dflash as block_training
 from minispec.train.eagle import new_head, unroll
@@ -174,13 +175,13 @@ print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 # 2. Of the newest depth, expand the `width` most probable nodes, all in one pass of the head. Again, `k` depths in all.
 # 3. Of all nodes keep the best, `nodes` of them.
 #
-# [`grow`](../minispec/tree.py) is this, for any draft. A toy that only knows two tokens, and is surer after 0 than
+# [`grow`](../minispec/drafters/growth.py) is this, for any draft. A toy that only knows two tokens, and is surer after 0 than
 # after 1:
 
 # %%
 after = {None: (0.7, 0.3), 0: (0.9, 0.1), 1: (0.5, 0.5)}
 children = lambda token: [(x, math.log(p)) for x, p in enumerate(after[token])]  # noqa: E731
-grown, _ = tree.grow(
+grown, _ = growth.grow(
     children(None), lambda t, nodes: [children(t.tokens[n]) for n in nodes], depth=3, width=2, budget=6
 )
 for node in range(len(grown.tokens)):

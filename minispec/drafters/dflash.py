@@ -31,8 +31,9 @@ from ..cache import KVCache
 from ..files.handle import Model
 from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
-from ..tree import allowed_nodes, grow_batch
+from ..tree import allowed_nodes
 from .base import Context, Draft, Drafter
+from .growth import grow_batch
 
 
 class DFlashHead(nn.Module):

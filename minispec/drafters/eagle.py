@@ -35,8 +35,9 @@ from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
 from ..model import MLP, Attention, Layer, RMSNorm, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
-from ..tree import allowed_nodes, grow_batch
+from ..tree import allowed_nodes
 from .base import Context, Draft, Drafter
+from .growth import grow_batch
 
 
 class EagleHead(nn.Module):

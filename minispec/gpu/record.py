@@ -41,14 +41,15 @@ class Recorded:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 
     `state` are the tensors that the work reads and changes. To warm up is to work for real (kernels are compiled and
-    chosen then), so they are put back afterwards.
+    chosen then), so they are put back afterwards; so is a generator
+    that the work uses (training text is sampled on the device).
     """
 
     # Scratch memory of all graphs: one runs at a time, and none leaves anything there that is needed later.
     pool, alive = None, WeakSet()  # the pool dies with the last graph that is alive
 
-    def __init__(self, work: Callable[[], object], state: Sequence[Tensor]):
-        self.work, self.state = work, state
+    def __init__(self, work: Callable[[], object], state: Sequence[Tensor], generator: torch.Generator | None = None):
+        self.work, self.state, self.generator = work, state, generator
         self.graph: torch.cuda.CUDAGraph | None = None
 
     @on_the_device
@@ -73,6 +74,7 @@ class Recorded:
         from torch._dynamo import config  # one compiled function serves passes of many shapes
 
         before = [tensor.clone() for tensor in self.state]
+        numbers = None if self.generator is None else self.generator.get_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream), config.patch(recompile_limit=64):
@@ -82,6 +84,9 @@ class Recorded:
                     tensor.copy_(value)
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
+        if self.generator is not None:
+            self.generator.set_state(numbers)
+            graph.register_generator_state(self.generator)
         if not Recorded.alive:
             Recorded.pool = torch.cuda.graph_pool_handle()
         # Other threads may go on with their own work meanwhile.

@@ -22,7 +22,9 @@ def run(tiny, tiny_draft):
     drafter, heard = ms.drafters.Model(tiny_draft), []
 
     def hear(cycle):
-        heard.append(drafter.read[0])  # when a cycle is shown, the draft has read and not yet been settled
+        heard.append(
+            next(iter(drafter.read.values()))
+        )  # when a cycle is shown, the draft has read and not yet been settled
 
     passes = []
     listener = tiny.transformer.register_forward_hook(

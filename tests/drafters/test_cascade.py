@@ -228,5 +228,5 @@ def test_what_cannot_work_is_refused(models, make_model):
 
     with pytest.raises(ValueError, match="hidden states"):
         D.Cascade(Reader(), middle)
-    with pytest.raises(ValueError, match="drafter speaks"):
+    with pytest.raises(ValueError, match="drafter scores"):
         ms.speculate(make_model(vocab_size=5), [1, 2], D.Cascade(D.Model(first), middle), 3, 8)

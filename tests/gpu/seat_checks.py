@@ -2,8 +2,8 @@
 
     python tests/gpu/seat_checks.py
 
-`generate`, `speculate` and an engine in float64, where greedy outputs must be equal; threads and callbacks; the demo and
-the measurement in the dtype that `ms.load` chooses. micro and what ships for it are enough.
+`generate`, `speculate` and an engine in float64, where greedy outputs must be equal; threads and callbacks; the demo
+and the measurement in the dtype that `ms.load` chooses. micro and what ships for it are enough.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def drafter(name: str, target: ms.Model) -> ms.drafters.Drafter:
 
 
 def check_speculate(device: str) -> None:
-    """Every drafter gives the tokens of `generate`, token for token, greedy in float64, and every cycle has its times."""
+    """Every drafter gives the tokens of `generate`, greedy in float64, and every cycle has its times."""
     target, _ = micro(device)
     plain = ms.generate(target, PROMPT, COUNT)
     reference = ms.generate(micro("cpu")[0], PROMPT, COUNT)

@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....tree import grow, path_to
+from ....drafters.growth import grow
+from ....tree import path_to
 from ..exercise import Complaint, exercise, pair
 from ..show import kind, show
 from .e02 import numbers
@@ -387,7 +388,7 @@ DYNAMIC_TREE = exercise(
         "children in zip(chosen, expand(chosen)): for token, p in children: joint[(*path, token)] = joint[path] * p. "
         "In the end the budget best of joint, without ().",
     ),
-    code="minispec.tree.grow",
+    code="minispec.drafters.growth.grow",
     reference=grow_tree,
     observe=observe_tree,
     picture=draw_tree,

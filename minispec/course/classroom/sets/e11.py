@@ -321,7 +321,7 @@ BATCH_K = exercise(
         "speed(k) = sum(expected_tokens(a, k) for a in alphas) / (k * draft + max(read, len(alphas) * (k + 1) * "
         "compute)); take the k from 0 to longest with the greatest speed, the first of equals.",
     ),
-    code="minispec.trace.AdaptiveLength.speed",
+    code="minispec.drafters.adaptive.AdaptiveLength.speed",
     reference=batch_k,
     observe=lambda answer, **case: count(answer(*case.values()), "k"),
     picture=gain_by_batch,
