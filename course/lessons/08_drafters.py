@@ -336,7 +336,7 @@ for kind in ("free story", "copying"):
 
 # %% [markdown]
 # The acceptance is the same to the last digit. The cost falls where the n-gram is any good.
-# [`cascade_distribution`](../minispec/verify.py) says it without sampling: three laws over four tokens, composed exactly.
+# [`cascade_distribution`](../minispec/exact.py) says it without sampling: three laws over four tokens, composed exactly.
 
 # %%
 p, middle, tiny = [0.5, 0.2, 0.2, 0.1], [0.4, 0.4, 0.1, 0.1], [0.0, 0.0, 0.0, 1.0]

@@ -1,4 +1,4 @@
-"""EAGLE: its features by hand, its trees against tree.grow, its cache under any order of events, and its training."""
+"""EAGLE: its features by hand, its trees against growth.grow, its cache under any order of events, and its training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from all_drafters import random_eagle
 
 import minispec as ms
 from minispec import tree as trees
-from minispec.drafters import Context, Draft, Eagle, EagleHead
+from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
 from minispec.drafters.eagle import spread
 from minispec.model import rope_at, rotate
 from minispec.train import corpus as writing
@@ -101,7 +101,7 @@ def test_q_of_a_sampled_chain_is_the_law_it_was_drawn_from(target, own):
 
 @pytest.mark.parametrize(("k", "width", "nodes"), [(1, 4, 3), (2, 3, 8), (4, 3, 12), (5, 4, 40), (2, 64, 9)])
 def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
-    """tree.grow, where every node is scored on its own path from the root, without any cache or mask."""
+    """growth.grow, where every node is scored on its own path from the root, without any cache or mask."""
     head = random_eagle(target, vocab=12 if width > 12 else 48)
     width_of_children = min(width, len(head.head_ids))
 
@@ -113,7 +113,7 @@ def test_the_tree_is_that_of_grow_on_laws_by_hand(target, k, width, nodes):
     def expand(tree, chosen):
         return [scored([tree.tokens[i] for i in trees.path_to(tree.parents, node)]) for node in chosen]
 
-    expected, _ = trees.grow(scored([]), expand, k, width_of_children, nodes)
+    expected, _ = growth.grow(scored([]), expand, k, width_of_children, nodes)
     for sampling in (ms.Sampling(), ms.Sampling(temperature=1.0)):
         drafter = Eagle(target, head, width=width, nodes=nodes)
         (draft,) = drafter.propose([context(target, TEXT, sampling=sampling)], k)
