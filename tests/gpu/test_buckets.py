@@ -20,9 +20,10 @@ from minispec.gpu import buckets
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
-from minispec.serving import engine
+from minispec.serving import runner
 from minispec.serving.engine import Engine
 from minispec.serving.paged import PagedKVCache
+from minispec.serving.runner import Runner
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -112,12 +113,12 @@ def test_a_few_compiled_versions_serve_all_buckets():
 def test_fast_is_for_gpus_unless_asked_for(tiny):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Engine(tiny).buckets is None and Engine(tiny, fast=False).buckets is None
+        assert Engine(tiny).runner.buckets is None and Engine(tiny, fast=False).runner.buckets is None
         quick = Engine(tiny, num_blocks=32, fast=True)
-    assert quick.buckets.recordings == {} and quick.buckets.enter is graphs.enter
-    assert quick.pool.num_blocks == 32 and quick.cache.num_blocks == 34
+    assert quick.runner.buckets.recordings == {} and quick.runner.buckets.enter is graphs.enter
+    assert quick.pool.num_blocks == 32 and quick.runner.cache.num_blocks == 34
     quick.shutdown()
-    assert quick.buckets is None and quick.cache is None
+    assert quick.runner.buckets is None and quick.runner.cache is None
 
 
 def test_where_nothing_can_be_compiled_a_warning_says_so(tiny, monkeypatch):
@@ -139,13 +140,13 @@ def test_products_of_another_kind_are_never_fused(tiny_text):
     assert not model.transformer.ordinary and tiny_text.transformer.ordinary
     with pytest.raises(ValueError, match="fast=True"):
         Engine(model, fast=True)
-    assert Engine(model).buckets is None
+    assert Engine(model).runner.buckets is None
 
 
 def test_weights_are_stored_once_however_many_use_them():
     model = random_model()
     first = graphs.FastTransformer(model.transformer, 1, 64)
-    second = Engine(model, fast=True).buckets
+    second = Engine(model, fast=True).runner.buckets
     assert first.layers[0].qkv[0].data_ptr() == second.layers[0].qkv[0].data_ptr()
     assert model.transformer.layers[1].mlp.up_proj.weight.untyped_storage().data_ptr() == (
         second.layers[1].gate_up[0].untyped_storage().data_ptr()
@@ -174,7 +175,7 @@ def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
         guess.hidden_layers = ()
         quick = Engine(model, guess, num_blocks=blocks, block_size=4, k=5, fast=True)
         quick.add(prompt, longest - len(prompt))
-        assert quick.run()[0].tokens == expected and quick.buckets.recordings
+        assert quick.run()[0].tokens == expected and quick.runner.buckets.recordings
 
 
 def test_a_table_too_short_for_the_tokens_is_refused():
@@ -197,7 +198,7 @@ def test_trees_and_longer_drafts_than_the_engine_s_go_the_usual_way():
     deepest = 0
     while quick.jobs:
         deepest = max(deepest, quick.step().rows[0].drafted)
-    assert deepest > 2 and all(tokens <= 3 for _, tokens in quick.buckets.recordings)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens in quick.runner.buckets.recordings)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
 
 
@@ -278,10 +279,10 @@ MUTANTS = {
         ("texts",),
     ),
     "alone, they share one place": Mutant(
-        lambda patch: rewrite(patch, Engine, "_read_bucket", "len(turns) == 1", "False"), ("trouble",), ("texts",)
+        lambda patch: rewrite(patch, Runner, "_bucket_pass", "len(turns) == 1", "False"), ("trouble",), ("texts",)
     ),
     "judged by the first row's logits": Mutant(
-        lambda patch: rewrite(patch, engine, "side_by_side", "together[rows]", "together[: len(rows)]"),
+        lambda patch: rewrite(patch, runner, "side_by_side", "together[rows]", "together[: len(rows)]"),
         ("trouble",),
         ("texts",),
     ),
