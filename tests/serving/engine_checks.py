@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -380,6 +381,13 @@ def check_threads(threads: int = 4, each: int = 150) -> None:
     """Requests that several threads add without pause, while another one steps: all are served, none twice."""
     engine, ids, errors = ms.Engine(pair()[0], num_blocks=128, max_num_seqs=64), [], []
     expected = [ms.generate(pair()[0], [1, token], 2).tokens for token in range(8)]
+    right = engine.scheduler.add
+
+    def slowly(request) -> None:
+        time.sleep(1e-4)  # between the choice of an id and its use, every other thread gets its chance
+        right(request)
+
+    engine.scheduler.add = slowly
 
     def add() -> None:
         try:
