@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import bucket_checks as checks
@@ -14,7 +13,9 @@ from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
+from minispec import verify
 from minispec.bench.slower import with_wrong_kernel
+from minispec.drafters.base import Context
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import buckets
 from minispec.gpu import fused as graphs
@@ -24,8 +25,7 @@ from minispec.serving import runner
 from minispec.serving.engine import Engine
 from minispec.serving.paged import PagedKVCache
 from minispec.serving.runner import Runner
-
-loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+from minispec.trace import Cycle
 
 # ---------------------------------------------------------------- the usual passes
 
@@ -206,12 +206,12 @@ def test_trees_and_longer_drafts_than_the_engine_s_go_the_usual_way():
 
 
 def test_greedy_rows_are_judged_by_one_look_at_the_device(monkeypatch):
-    """No laws, no random numbers: one transfer of the best tokens, however many rows and drafts."""
+    """No distributions, no random numbers: one transfer of the best tokens, however many sequences and drafts."""
     looks = []
     right = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: looks.append(tensor.shape) or right(tensor))
-    for name in ("laws", "uniforms", "pad"):
-        monkeypatch.setattr(loop, name, lambda *args: pytest.fail("nothing is drawn"))
+    for name in ("distributions", "uniforms", "pad_sequence"):
+        monkeypatch.setattr(verify, name, lambda *args, **options: pytest.fail("nothing is sampled"))
     quick = Engine(random_model(), ms.drafters.NGram(), fast=True)
     for i in range(6):
         quick.add([5, 6, 7] * 3 + [i], 12)
@@ -221,23 +221,24 @@ def test_greedy_rows_are_judged_by_one_look_at_the_device(monkeypatch):
     assert len(looks) == 1 and looks[0][0] == 6
 
 
-def test_greedy_verdicts_are_those_of_the_laws():
-    """The same verdicts and cycles as by one-hot laws, ragged drafts included."""
-    target = random_model()
+def test_greedy_verdicts_are_those_of_one_hot_distributions():
+    """The same verdicts and cycles, ragged drafts included."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 4, 64, generator=generator, dtype=torch.float64)
     best = logits.argmax(-1).tolist()
     drafts = [ms.drafters.Draft(tokens) for tokens in (best[0][:3], [best[1][0], 5, 6], [], [7], best[4][:2])]
-    generators, writer = [torch.Generator().manual_seed(i) for i in range(5)], loop.Writer(target, 9, (), None)
-    rows = [loop.Row(loop.Context(i, [1, 2], ms.Sampling(), generators[i]), writer, 2) for i in range(5)]
-    quick = loop.judge(logits, rows, drafts)
-    drawn = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
-             for d in drafts]  # fmt: skip
-    assert quick == loop.judge(logits, rows, drawn)
-    assert [verdict.accepted for verdict in quick[0]] == [3, 1, 0, 0, 2]
+    contexts = [Context(i, [1, 2], ms.Sampling(), torch.Generator().manual_seed(i)) for i in range(5)]
+    sampled = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
+               for d in drafts]  # fmt: skip
+    found = []
+    for some in (drafts, sampled):
+        verdicts, p, q = verify.judge(logits, contexts, some)
+        assert [verdict.accepted for verdict in verdicts] == [3, 1, 0, 0, 2] and (q is None) == (some is drafts)
+        found.append([Cycle.of(d, v, p[i], q and q[i], 2) for i, (d, v) in enumerate(zip(some, verdicts, strict=True))])
+    assert found[0] == found[1]
     logits[2, 0, 3] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
-        loop.judge(logits, rows, drafts)
+        verify.judge(logits, contexts, drafts)
 
 
 # ---------------------------------------------------------------- broken variants

@@ -528,7 +528,7 @@ def test_impossible_engines_are_refused(options, named):
 
 
 def test_a_draft_of_another_vocabulary(make_model):
-    with pytest.raises(ValueError, match="32 tokens and the target's 64"):
+    with pytest.raises(ValueError, match="32 .*target.* 64"):
         ms.Engine(pair()[0], ms.drafters.Model(make_model(vocab_size=32)))
 
 
