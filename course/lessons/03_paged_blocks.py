@@ -20,10 +20,11 @@ import torch
 import minispec as ms
 from minispec import theory
 from minispec.bench import memory
+from minispec.bench.memory import ContiguousPool
 from minispec.cache import KVCache
 from minispec.course import viz
 from minispec.course.viz import recorder
-from minispec.serving.blocks import BlockPool, ContiguousPool, block_hash
+from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.paged import PagedKVCache
 
 target = ms.load("micro", device="cpu")
@@ -151,7 +152,7 @@ print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()
 # above, the same memory, in blocks of 16:
 
 # %%
-paged = memory.serve(BlockPool(2048, 16, prefix_sharing=False), requests)
+paged = memory.serve(BlockPool(2048, 16, enable_prefix_caching=False), requests)
 print(f"{'':24}{'contiguous':>12}{'paged':>8}")
 print(f"{'in use and empty':24}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
 print(f"{'requests at a time':24}{contiguous['most_running']:>12}{paged['most_running']:>8}")
@@ -252,7 +253,7 @@ beginning = "One day, a little girl named Lily went to the park with her mother 
 prompts = [beginning + rest for rest in ("The dog", "Lily saw", "Her mother", "It was", "They", "Then", "She", "A boy")]
 texts = []
 for share in (False, True):
-    engine = ms.Engine(target, num_blocks=128, block_size=4, max_num_seqs=2, prefix_sharing=share)
+    engine = ms.Engine(target, num_blocks=128, block_size=4, max_num_seqs=2, enable_prefix_caching=share)
     ids = [engine.add(prompt, max_new_tokens=8) for prompt in prompts]
     outputs = engine.run()
     texts.append([outputs[id].tokens for id in ids])
@@ -292,7 +293,7 @@ print("A wants to write, copies:", pool.allocate("A", total=7))
 # for good, because nothing is ever written into a full block. However long the prompt, a fork costs one block.
 #
 # Forget the copy, and B writes into A's text. Nothing crashes. A user reads half a sentence of somebody else. That is
-# why [`check_integrity`](../minispec/serving/blocks.py) recounts everything, and why the tests call it after every step.
+# why [`check_integrity`](../minispec/serving/integrity.py) recounts everything, and why the tests call it after every step.
 
 # %%
 pool.commit("B", [*prompt, 60])

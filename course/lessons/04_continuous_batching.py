@@ -54,7 +54,7 @@ for first in (0, 4, 8):
 # %%
 def serve(policy: str) -> tuple[int, list[list[int]]]:
     """Steps taken, and the texts."""
-    engine = ms.Engine(target, max_num_seqs=4, policy=policy, prefix_sharing=False)
+    engine = ms.Engine(target, max_num_seqs=4, policy=policy, enable_prefix_caching=False)
     ids = [engine.add("Once upon a time", length) for length in lengths]
     outputs = engine.run()
     return engine.metrics()["totals"]["steps"], [outputs[id].tokens for id in ids]
@@ -109,16 +109,16 @@ print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 # thing, in different amounts. Here is one without a model: we play the model, and every pass emits token 0.
 
 # %%
-scheduler = Scheduler(BlockPool(32, 4, prefix_sharing=False), max_num_seqs=3, token_budget=12)
+scheduler = Scheduler(BlockPool(32, 4, enable_prefix_caching=False), max_num_seqs=3, max_num_batched_tokens=12)
 for name, prompt, new in (("A", 3, 3), ("B", 20, 2), ("C", 2, 4), ("D", 5, 2)):
     scheduler.add(Request(name, [1] * prompt, new))
 
 while scheduler.requests:
     plan = scheduler.schedule()
-    reads = ", ".join(f"{row.request.id} {row.count} of {row.request.behind}" for row in plan.rows)
-    record = scheduler.update(plan, {row.request.id: Result([0]) if row.emits else Result() for row in plan.rows})
+    reads = ", ".join(f"{row.request.id} {row.count} of {row.request.behind}" for row in plan.scheduled)
+    record = scheduler.update(plan, {row.request.id: Result([0]) if row.emits else Result() for row in plan.scheduled})
     ended = f"   {' '.join(record.finished)} ended" if record.finished else ""
-    print(f"step {plan.number}: {sum(row.count for row in plan.rows):2d} tokens: {reads}{ended}")
+    print(f"step {plan.number}: {sum(row.count for row in plan.scheduled):2d} tokens: {reads}{ended}")
 
 # %% [markdown]
 # Read it line by line. A step reads at most 12 tokens: the **token budget**. Those who decode come first, with one token
@@ -180,7 +180,7 @@ for name, some in (("in one go", in_one_go), ("chunks of 32", in_chunks)):
 
 # %%
 def in_memory_of(num_blocks: int):
-    engine = ms.Engine(target, num_blocks=num_blocks, block_size=4, max_num_seqs=4, prefix_sharing=False)
+    engine = ms.Engine(target, num_blocks=num_blocks, block_size=4, max_num_seqs=4, enable_prefix_caching=False)
     ids = [engine.add("Once upon a time", length) for length in (20, 14, 9)]
     outputs = engine.run()
     return engine.metrics(), [outputs[id].tokens for id in ids]

@@ -22,7 +22,7 @@ from minispec import theory
 from minispec.course import viz
 from minispec.course.viz import presets, recorder
 from minispec.serving.blocks import BlockPool
-from minispec.serving.scheduler import Request, Result, Scheduler, draft_length
+from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we say how long a text becomes
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
@@ -36,7 +36,7 @@ drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
 # $$\text{behind} = \underbrace{\text{num\_tokens} + \text{drafts}}_{\text{num\_tokens\_with\_spec}} -
 # \text{num\_computed\_tokens}$$
 #
-# That is all of [`Request.behind`](../minispec/serving/scheduler.py). There is no speculative mode.
+# That is all of [`Request.behind`](../minispec/serving/request.py). There is no speculative mode.
 
 # %%
 request = Request("A", prompt=[1] * 10, max_new_tokens=8)
@@ -54,13 +54,13 @@ print(f"with four drafts:  {request.num_tokens_with_spec:2d} - {request.num_comp
 # when the scheduler plans, nobody has drafted yet. It reserves for the most there can be: **lookahead slots**.
 #
 # How many can there be? At most $k$. And not more than can be used: a pass emits one token more than it accepts, so a
-# text that may grow by $r$ tokens has use for $r - 1$ drafts. [`Request.room`](../minispec/serving/scheduler.py) is that bound.
+# text that may grow by $r$ tokens has use for $r - 1$ drafts. [`Request.room`](../minispec/serving/request.py) is that bound.
 #
 # Here is a scheduler without a model. A has ten tokens to go, B only two.
 
 # %%
-pool = BlockPool(num_blocks=16, block_size=4, prefix_sharing=False)
-scheduler = Scheduler(pool, token_budget=32, lookahead=4)
+pool = BlockPool(num_blocks=16, block_size=4, enable_prefix_caching=False)
+scheduler = Scheduler(pool, max_num_batched_tokens=32, lookahead=4)
 a, b = Request("A", [1] * 6, max_new_tokens=11), Request("B", [1] * 5, max_new_tokens=3)
 for new in (a, b):
     scheduler.add(new)
@@ -68,7 +68,7 @@ first = scheduler.schedule()  # both prompts
 scheduler.update(first, {"A": Result([0]), "B": Result([0])})
 
 plan = scheduler.schedule()
-for row in plan.rows:
+for row in plan.scheduled:
     id = row.request.id
     print(f"{id}: certain tokens {row.count}, lookahead slots {row.num_lookahead_tokens}, table {pool.table(id)}")
 
@@ -113,7 +113,7 @@ during
 # ## Run
 
 # %%
-pool = BlockPool(num_blocks=16, block_size=4, prefix_sharing=False)
+pool = BlockPool(num_blocks=16, block_size=4, enable_prefix_caching=False)
 pool.start("A", [1] * 12)
 pool.commit("A", [1] * 12)
 pool.allocate("A", total=12 + 1 + 4)  # the certain token, then the drafts
@@ -138,13 +138,13 @@ during.reveal(blocks_during)
 
 # %%
 for num_blocks in (6, 5, 4):
-    pool = BlockPool(num_blocks, block_size=4, prefix_sharing=False)
-    scheduler = Scheduler(pool, token_budget=32, lookahead=4)
+    pool = BlockPool(num_blocks, block_size=4, enable_prefix_caching=False)
+    scheduler = Scheduler(pool, max_num_batched_tokens=32, lookahead=4)
     for name in "AB":
         scheduler.add(Request(name, [1] * 6, max_new_tokens=9))
     scheduler.update(scheduler.schedule(), {"A": Result([0]), "B": Result([0])})
     plan = scheduler.schedule()
-    slots = {row.request.id: row.num_lookahead_tokens for row in plan.rows}
+    slots = {row.request.id: row.num_lookahead_tokens for row in plan.scheduled}
     print(f"{num_blocks} blocks: lookahead slots {slots}, pushed out: {len(plan.preempted)}")
 
 # %% [markdown]
@@ -334,17 +334,17 @@ viz.batch_speedup(dots)
 # %% [markdown]
 # ## Let the engine decide
 #
-# The engine's rule is one line: [`draft_length`](../minispec/serving/scheduler.py) shares `draft_budget` tokens among all rows
-# that decode. Alone, a request drafts as deep as it likes. As the batch fills, drafts get shorter. When there are more
-# rows than tokens, nobody drafts.
+# The engine's rule is one line: [`draft_share`](../minispec/serving/scheduler.py) divides `draft_budget` draft tokens
+# equally among all requests that decode. Alone, a request drafts as deep as it likes. As the batch fills, drafts get
+# smaller. When there are more requests than draft tokens, the first ones draft one token each and the others none.
 
 # %%
-print({rows: draft_length(4, rows, token_budget=64) for rows in (1, 8, 16, 20, 32, 64, 65)})
+print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 16, 20, 32, 64, 65)})
 
 # %% [markdown]
-# Choose the budget from the balance point of your machine. You can also give `Engine` a rule of your own. Whatever it
-# looks at, it must be known *before* the tokens are drawn: how full the batch is, how past drafts did. Then the law of
-# the texts stays the target's. A rule that looks at drawn tokens and drops some would bend it.
+# Choose the budget from the ridge point of your machine. Whatever such a rule looks at, it must be known *before* the
+# tokens are sampled: how full the batch is, how past drafts did. Then the output keeps the target's distribution. A rule
+# that looks at sampled tokens and drops some of them would bias it.
 #
 # Twelve requests, and a budget of 8 for all drafts. The drafts of each step:
 
@@ -353,10 +353,10 @@ engine = ms.Engine(target, drafter, k=4, draft_budget=8, block_size=4)
 for i in range(12):
     engine.add(prompts[i % 4], max_new_tokens=4 + 2 * i)
 engine.run()
-deepest = [(len(step["rows"]), max(row["drafted"] for row in step["rows"])) for step in engine.metrics()["steps"]]
-print("no drafts while there are more than 8 rows:", all(depth == 0 for rows, depth in deepest if rows > 8))
-print("drafts of at most 8 // rows after that:    ", all(depth <= 8 // rows for rows, depth in deepest if rows <= 8))
-print("and they do come back:                     ", max(depth for _, depth in deepest), "at the end")
+drafted = [[row["drafted"] for row in step["rows"]] for step in engine.metrics()["steps"]]
+print("never more than 8 draft tokens in a step:", all(sum(step) <= 8 for step in drafted))
+print("one each while more than 8 requests run: ", all(max(step) <= 1 for step in drafted if len(step) > 8))
+print("and drafts get longer as requests leave: ", max(map(max, drafted)), "at the end")
 
 # %% [markdown]
 # ## In production

@@ -55,7 +55,7 @@ def padded(target: Model, work: Work, batch: int) -> dict:
 
 
 def served(target: Model, work: Work, batch: int, **options) -> dict:
-    engine = Engine(target, max_num_seqs=batch, prefix_sharing=False, history=len(work), **options)
+    engine = Engine(target, max_num_seqs=batch, enable_prefix_caching=False, history=len(work), **options)
     ids = [engine.add(prompt, length) for prompt, length in work]
     outs, metrics = engine.run(), engine.metrics()
     totals, requests = metrics["totals"], metrics["requests"]

@@ -17,7 +17,7 @@ from tqdm import tqdm
 from .. import drafters, theory
 from ..files.handle import Model
 from ..serving.engine import Engine
-from ..serving.metrics import StepMetrics
+from ..serving.metrics import StepRecord
 from ..trace import Trace
 from . import pairs
 from .measure import Timing, undisturbed, weight_bytes
@@ -26,7 +26,7 @@ from .serving import BLOCK, blocks_for
 
 def full_batch(
     engine: Engine, prompts: Sequence[Sequence[int]], new_tokens: int, k: int, temperature: float = 0.0, seed: int = 0
-) -> tuple[list[StepMetrics], list[list[int]], Trace]:
+) -> tuple[list[StepRecord], list[list[int]], Trace]:
     """The steps in which every row writes, k deep drafts and all; the texts; and what became of all drafts.
 
     The prompts are read in a first go, a few at a time, and shared by the second, which so begins everywhere at once.
@@ -46,7 +46,7 @@ def full_batch(
     return full[1:], [outs[id].tokens for id in ids], trace  # in the first of them the draft reads the prompts
 
 
-def mean(steps: Sequence[StepMetrics], *parts: str) -> float:
+def mean(steps: Sequence[StepRecord], *parts: str) -> float:
     """Seconds of a step, or of some of its parts."""
     return sum(step.seconds[part] for step in steps for part in parts or step.seconds) / len(steps)
 
@@ -87,7 +87,7 @@ def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) ->
     blocks = blocks_for([(prompt, args.tokens) for prompt in prompts], most, spare=k)
     # A step may read what of each prompt is not shared, less than a block of it, or a token of each row and its drafts.
     options = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=most,
-                   token_budget=max(args.token_budget, most * max(BLOCK, k + 1)), history=1)  # fmt: skip
+                   max_num_batched_tokens=max(args.token_budget, most * max(BLOCK, k + 1)), history=1)  # fmt: skip
     engines = {
         0: Engine(target, **options),
         k: Engine(target, drafters.Model(draft), k=k, draft_budget=most * k, **options),

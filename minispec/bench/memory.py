@@ -7,17 +7,79 @@ pool reserves the longest possible text for everybody, because nobody knows how 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from random import Random
 
 from tqdm import tqdm
 
 from ..files import options
-from ..serving.blocks import BlockPool, ContiguousPool, PoolStats
+from ..serving.blocks import BlockPool, Copy, PoolStats, Table
 from ..serving.scheduler import Request, Result, Scheduler
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
 EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
+
+
+class ContiguousPool(BlockPool):
+    """The way before paging: every request reserves one run of blocks for the longest text it could become.
+
+    Same surface, same tables, so that everything else works with it unchanged; nothing is shared, and nothing given
+    back before the end. `start` may reserve less than `max_length`: runs of different sizes then leave gaps too small
+    for the next (external fragmentation), beside the slots that never fill (internal).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, max_length: int = 1024):
+        super().__init__(num_blocks, block_size, enable_prefix_caching=False)
+        if not isinstance(max_length, int) or not 1 <= max_length <= num_blocks * block_size:
+            raise ValueError(f"max_length={max_length!r}: give a whole number from 1 to {num_blocks * block_size}")
+        self.max_length = max_length
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_length
+
+    def start(
+        self,
+        request: Hashable,
+        tokens: Sequence[int] = (),
+        hashes: list[bytes] | None = None,
+        *,
+        reserve: int | None = None,
+    ) -> int | None:
+        self._refuse_twice(request)
+        run = self.blocks_for(max(len(tokens), self.max_length if reserve is None else reserve))
+        gap = 0  # free blocks in a row, up to and including this one
+        for block in range(self.num_blocks):
+            gap = gap + 1 if self.refcount[block] == 0 else 0
+            if gap == run:  # the first gap that is wide enough
+                blocks = list(range(block - run + 1, block + 1))
+                for taken in blocks:
+                    del self.free_blocks[taken]
+                    self.refcount[taken] = 1
+                self.tables[request] = Table(blocks, 0, len(tokens))
+                return 0
+        return None
+
+    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+        table = self._table(request)
+        if total > len(table.blocks) * self.block_size:
+            return None
+        table.reserved = max(table.reserved, total)
+        return []
+
+    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
+        """Nothing can be shared between two runs: all of it is copied."""
+        source = self._table(parent)
+        if self.start(child, reserve=len(source.blocks) * self.block_size) is None:
+            return None
+        table = self.tables[child]
+        table.length = table.reserved = source.length
+        copies = list(zip(source.blocks, table.blocks, strict=True))[: self.blocks_for(source.length)]
+        self.counts["copies"] += len(copies)
+        return copies
+
+    def _kept_blocks(self, table: Table) -> int:
+        return len(table.blocks)
 
 
 def workload(count: int = 256, low: int = 100, high: int = 1024, seed: int = 0) -> list[tuple[int, int]]:
@@ -37,7 +99,7 @@ def serve(pool: BlockPool, requests: Sequence[tuple[int, int]], max_num_seqs: in
     with tqdm(total=len(requests), desc=type(pool).__name__, leave=False, disable=None) as bar:  # on terminals only
         while scheduler.requests:
             step = scheduler.schedule()
-            results = {row.request.id: Result([0]) if row.emits else Result() for row in step.rows}
+            results = {row.request.id: Result([0]) if row.emits else Result() for row in step.scheduled}
             record = scheduler.update(step, results)
             if step.number % EVERY == 0:
                 looks.append(pool.stats())
@@ -71,7 +133,7 @@ def compare(requests: Sequence[tuple[int, int]], num_blocks: int = 2048, block_s
         "num_blocks": num_blocks,
         "block_size": block_size,
         "max_length": max_length,
-        "paged": serve(BlockPool(num_blocks, block_size, prefix_sharing=False), requests),
+        "paged": serve(BlockPool(num_blocks, block_size, enable_prefix_caching=False), requests),
         "contiguous": serve(ContiguousPool(num_blocks, block_size, max_length), requests),
     }
 

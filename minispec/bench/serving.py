@@ -105,8 +105,8 @@ def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dic
     config, size = target.config, target.dtype.itemsize
     work = workload(config.vocab_size, args.requests, args.prompt_lengths, args.output_lengths, args.seed)
     blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
-    options = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs, token_budget=args.token_budget,
-                   prefix_sharing=False, history=1)  # fmt: skip
+    options = dict(num_blocks=blocks, block_size=BLOCK, max_num_seqs=args.max_num_seqs, 
+                   max_num_batched_tokens=args.token_budget, enable_prefix_caching=False, history=1)  # fmt: skip
     engines = {PLAIN: Engine(target, **options)}
     if args.draft_budget:
         drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)

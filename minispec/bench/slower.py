@@ -171,8 +171,8 @@ def steady(
     endless = Model(target.name, target.transformer, target.tokenizer)  # no end tokens
     rows = len(prompts)
     engine = Engine(
-        endless, drafter, max_num_seqs=rows, k=k, draft_budget=rows * k, prefix_sharing=False,
-        token_budget=rows * (k + 1) + sum(map(len, prompts)), num_blocks=rows * 32,
+        endless, drafter, max_num_seqs=rows, k=k, draft_budget=rows * k, enable_prefix_caching=False,
+        max_num_batched_tokens=rows * (k + 1) + sum(map(len, prompts)), num_blocks=rows * 32,
     )  # fmt: skip
     for i, prompt in enumerate(prompts):
         engine.add(prompt, (k + 1) * (steps + 1) + 1, temperature=temperature, seed=seed + i)

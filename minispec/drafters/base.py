@@ -31,9 +31,8 @@ class Context:
     tokens: list[int]  # prompt and everything emitted so far; the last one has not been processed by any model yet
     sampling: Sampling
     generator: torch.Generator
-    hidden: dict[int, Tensor] = field(
-        default_factory=dict
-    )  # layers → target's states at newly verified positions [n, d]
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layers → target's states at new positions [n, d]
+    max_nodes: int | None = None  # how many nodes its draft may have: an engine cuts off the rest (None: any number)
     held_back: tuple[int, ...] = ()  # tokens that must not be emitted before there are
     held_until: int = 0  # so many tokens
 
@@ -47,6 +46,11 @@ class Drafter:
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
+    scratch_slots: int = 0  # how many of these are for scratch tokens
+
+    def max_tree_nodes(self, k: int) -> int:
+        """The most nodes that a draft of depth k can have, scratch tokens not counted."""
+        return k + self.extra_slots - self.scratch_slots
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """Up to k tokens deep for every row."""

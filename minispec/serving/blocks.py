@@ -5,19 +5,20 @@ a *table*, the list of its blocks in order, and finds the token at position p in
 
     slot = table[p // block_size] * block_size + p % block_size
 
-so its memory need not be contiguous, grows block by block, and wastes less than one block at its end. Blocks can be in
-several tables at once. A reference count says in how many; whoever wants to write into a shared one gets a copy first.
+so its memory need not be contiguous, grows block by block, and wastes less than one block at its end (PagedAttention:
+Kwon et al., 2023, arXiv:2309.06180). A block can be in several tables at once: a reference count says in how many, and
+a request that is about to write into a shared one gets a copy first (copy-on-write: only forks need that).
 
 One step of an engine, seen from here:
 
     start(request, prompt)         once: the cached prefix by reference, fresh blocks for the rest
-    allocate(request, total)       before a pass: slots for what it reads, drafts included (the lookahead slots)
+    allocate(request, total)       before a forward pass: slots for its tokens and its drafts (the lookahead slots)
     commit(request, tokens, n)     after it: n tokens are verified and kept; full blocks become findable by their hash
     trim(request)                  the rest is forgotten, and blocks that hold nothing more are given back
     free(request)                  at the end
 
-A block that nobody uses but that still holds a hashed prefix is *cached*: as free as the others, but given out last,
-the longest unused first. Nothing here waits or raises for want of memory: `start`, `allocate` and `fork` answer None.
+A block that no table holds but that still has a hashed prefix in it is *cached*: as free as the others, but given out
+last, the least recently used first. Where memory is short nothing waits or raises: `start` and `allocate` return None.
 """
 
 from __future__ import annotations
@@ -28,11 +29,9 @@ from collections import Counter, OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from .integrity import check_pool
+
 Copy = tuple[int, int]  # (source block, destination block): the tensors must follow, in the order given, before a pass
-
-
-class IntegrityError(AssertionError):
-    """The books do not balance: a bug, never a user's mistake."""
 
 
 @dataclass
@@ -70,18 +69,18 @@ class PoolStats:
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Names a block by everything up to its end. SHA-256, because a collision would hand out somebody else's text."""
+    """Names a block by all tokens up to its end. SHA-256: a collision would hand out the tokens of another request."""
     return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
 
 
 class BlockPool:
     """All blocks, and the tables of all requests."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16, prefix_sharing: bool = True):
+    def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True):
         for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-        self.num_blocks, self.block_size, self.prefix_sharing = num_blocks, block_size, prefix_sharing
+        self.num_blocks, self.block_size, self.enable_prefix_caching = num_blocks, block_size, enable_prefix_caching
         self.tables: dict[Hashable, Table] = {}
         self.refcount = [0] * num_blocks
         self.free_blocks = dict.fromkeys(reversed(range(num_blocks)))  # a set that remembers order; the last is next
@@ -119,43 +118,43 @@ class BlockPool:
             raise ValueError(f"slots {start} to {stop}: request {request!r} has {table.reserved}; allocate first")
         return [table.blocks[p // size] * size + p % size for p in range(start, stop)]
 
-    def match_prefix(self, tokens: Sequence[int]) -> list[int]:
-        """The blocks that already hold the beginning of `tokens`. Never all of it: the last token has to be computed,
-        since it is the pass over it that yields the law of the next."""
-        blocks: list[int] = []
-        parent = b""
-        for end in range(self.block_size, len(tokens), self.block_size) if self.prefix_sharing else ():
-            parent = block_hash(parent, tokens[end - self.block_size : end])
-            if parent not in self.block_of:
+    def match_prefix(self, tokens: Sequence[int], hashes: list[bytes] | None = None) -> list[int]:
+        """The blocks that already hold the beginning of `tokens`. Never all of it: the last token has to be processed,
+        since that is what yields the distribution of the next. `hashes` of leading blocks are used and added to."""
+        blocks, hashes, size = [], [] if hashes is None else hashes, self.block_size
+        for i, start in enumerate(range(0, len(tokens) - size, size) if self.enable_prefix_caching else ()):
+            if i == len(hashes):
+                hashes.append(block_hash(hashes[-1] if i else b"", tokens[start : start + size]))
+            if hashes[i] not in self.block_of:
                 break
-            blocks.append(self.block_of[parent])
+            blocks.append(self.block_of[hashes[i]])
         return blocks
 
     # ---- a request's life ------------------------------------------------------------------------------------------
 
-    def start(self, request: Hashable, tokens: Sequence[int] = ()) -> int | None:
+    def start(self, request: Hashable, tokens: Sequence[int] = (), hashes: list[bytes] | None = None) -> int | None:
         """Open a table with room for all of `tokens`; returns how many of them need no computing any more.
 
-        None: too few free blocks, and nothing has changed.
+        None: too few free blocks, and nothing has changed. A request that will ask again keeps its `hashes`.
         """
         self._refuse_twice(request)
-        blocks = self.match_prefix(tokens)
+        blocks = self.match_prefix(tokens, hashes)
         fresh = self.blocks_for(len(tokens)) - len(blocks)
         # Cached blocks that are about to be used count as free until then, and cannot serve as fresh ones too.
         if fresh + sum(self.refcount[block] == 0 for block in blocks) > self.num_free:
             return None
         for block in blocks:
             self._share(block)
-        length = len(blocks) * self.block_size
-        hashes = [self.hash_of[block] for block in blocks]
-        self.tables[request] = Table(blocks + [self._take() for _ in range(fresh)], length, len(tokens), hashes)
+        length, known = len(blocks) * self.block_size, [self.hash_of[block] for block in blocks]
+        self.tables[request] = Table(blocks + [self._take() for _ in range(fresh)], length, len(tokens), known)
         self.counts.update(prefix_queries=1, prefix_hits=bool(blocks), prefix_tokens=length)
         return length
 
     def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
         """Make the positions from the request's length up to `total` writable: for the tokens of a pass and its drafts.
 
-        Returns the copies that the tensors must make first, or None: too few free blocks, and nothing has changed.
+        Returns the copies that the tensors must make first (none, unless the request was forked); None: too few free
+        blocks, and nothing has changed.
         """
         table = self._table(request)
         total = max(total, table.reserved)
@@ -180,7 +179,7 @@ class BlockPool:
     def commit(self, request: Hashable, tokens: Sequence[int], length: int | None = None) -> None:
         """The first `length` of `tokens` (all, unless given) are verified, and their keys and values are in place.
 
-        Only now may full blocks be hashed: a draft that is refused later must not be found by anybody else.
+        Only now may full blocks be hashed: no other request may find a draft that is rejected later.
         """
         table, size = self._table(request), self.block_size
         length = len(tokens) if length is None else length
@@ -190,7 +189,7 @@ class BlockPool:
                 f"{len(tokens)} tokens were given; trim to go back, allocate before the pass"
             )
         table.length = length
-        for i in range(len(table.hashes), length // size) if self.prefix_sharing else ():
+        for i in range(len(table.hashes), length // size) if self.enable_prefix_caching else ():
             name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])
             table.hashes.append(name)
             # Two requests may compute the same block side by side; the first one is the one to be found.
@@ -208,7 +207,7 @@ class BlockPool:
         self._give_back(table, self._kept_blocks(table))
 
     def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
-        """A second request that goes on from the parent's kept tokens and shares their blocks until one of them writes.
+        """A second request that continues the parent's kept tokens and shares their blocks until one of them writes.
         Returns the copies that the tensors must make at once: none here."""
         self._refuse_twice(child)
         table = self._table(parent)
@@ -219,14 +218,14 @@ class BlockPool:
         return []
 
     def free(self, request: Hashable) -> None:
-        """The request is over. Blocks that only it held are free; hashed ones stay findable until they are needed."""
+        """The request has ended. Blocks that only it held are free; hashed ones stay findable until they are needed."""
         self._give_back(self._table(request), 0)
         del self.tables[request]
 
     # ---- one block -------------------------------------------------------------------------------------------------
 
     def _take(self) -> int:
-        """A free block: a blank one, or the cached one that was not used for the longest time."""
+        """A free block: a blank one, or the least recently used of the cached ones."""
         if self.free_blocks:
             block, _ = self.free_blocks.popitem()
         else:
@@ -251,7 +250,7 @@ class BlockPool:
             del self.block_of[self.hash_of.pop(block)]
 
     def _give_back(self, table: Table, keep: int) -> None:
-        """Release all blocks but the first `keep`, the last first: a prefix is of no use without its beginning."""
+        """Release all blocks but the first `keep`, the last first: a prefix is useless without its beginning."""
         while len(table.blocks) > keep:
             self._release(table.blocks.pop())
 
@@ -290,82 +289,4 @@ class BlockPool:
 
     def check_integrity(self) -> None:
         """Recount everything; raise IntegrityError at the first figure that does not agree."""
-        entries = Counter(block for table in self.tables.values() for block in table.blocks)
-        for block, count in enumerate(self.refcount):
-            require(count == entries[block], f"block {block} is in {entries[block]} tables, its refcount says {count}")
-        free, cached, used = set(self.free_blocks), set(self.cached_blocks), set(entries)
-        require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
-        require(free | cached | used == set(range(self.num_blocks)), "a block is neither free nor used")
-        require({b: h for h, b in self.block_of.items()} == self.hash_of, "the two directions of the hash map disagree")
-        require(len(self.block_of) == len(self.hash_of), "two hashes name one block")
-        require(cached <= self.hash_of.keys() and not free & self.hash_of.keys(), "cached must mean free and hashed")
-        for request, table in self.tables.items():
-            name, hashed = f"request {request!r}", table.length // self.block_size if self.prefix_sharing else 0
-            require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
-            require(table.length <= table.reserved <= len(table.blocks) * self.block_size, f"{name} has too few blocks")
-            require(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
-            for block, known in zip(table.blocks, table.hashes, strict=False):
-                require(self.hash_of.get(block, known) == known, f"{name} holds block {block} under another hash")
-            for block in table.blocks[self.blocks_for(table.length) :]:  # to be written in the coming pass
-                alone = self.refcount[block] == 1 and block not in self.hash_of
-                require(alone, f"{name} is about to write into block {block}, which others can see")
-
-
-class ContiguousPool(BlockPool):
-    """The way before paging: every request reserves one run of blocks for the longest text it could become.
-
-    Same surface, same tables, so that everything else works with it unchanged; nothing is shared, and nothing given
-    back before the end. `start` may reserve less than `max_length`: runs of different sizes then leave gaps too small
-    for the next (external fragmentation), beside the slots that never fill (internal).
-    """
-
-    def __init__(self, num_blocks: int, block_size: int = 16, max_length: int = 1024):
-        super().__init__(num_blocks, block_size, prefix_sharing=False)
-        if not isinstance(max_length, int) or not 1 <= max_length <= num_blocks * block_size:
-            raise ValueError(f"max_length={max_length!r}: give a whole number from 1 to {num_blocks * block_size}")
-        self.max_length = max_length
-
-    @property
-    def max_tokens(self) -> int:
-        return self.max_length
-
-    def start(self, request: Hashable, tokens: Sequence[int] = (), reserve: int | None = None) -> int | None:
-        self._refuse_twice(request)
-        run = self.blocks_for(max(len(tokens), self.max_length if reserve is None else reserve))
-        gap = 0  # free blocks in a row, up to and including this one
-        for block in range(self.num_blocks):
-            gap = gap + 1 if self.refcount[block] == 0 else 0
-            if gap == run:  # the first gap that is wide enough
-                blocks = list(range(block - run + 1, block + 1))
-                for taken in blocks:
-                    del self.free_blocks[taken]
-                    self.refcount[taken] = 1
-                self.tables[request] = Table(blocks, 0, len(tokens))
-                return 0
-        return None
-
-    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
-        table = self._table(request)
-        if total > len(table.blocks) * self.block_size:
-            return None
-        table.reserved = max(table.reserved, total)
-        return []
-
-    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
-        """Nothing can be shared between two runs: all of it is copied."""
-        source = self._table(parent)
-        if self.start(child, reserve=len(source.blocks) * self.block_size) is None:
-            return None
-        table = self.tables[child]
-        table.length = table.reserved = source.length
-        copies = list(zip(source.blocks, table.blocks, strict=True))[: self.blocks_for(source.length)]
-        self.counts["copies"] += len(copies)
-        return copies
-
-    def _kept_blocks(self, table: Table) -> int:
-        return len(table.blocks)
-
-
-def require(holds: bool, otherwise: str) -> None:
-    if not holds:
-        raise IntegrityError(otherwise)
+        check_pool(self)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
-from ..trace import Cycle
-from .scheduler import StepRecord
+if TYPE_CHECKING:
+    from ..trace import Cycle
+    from .job import Job
 
 PARTS = ("scheduling", "drafting", "pass", "sampling")  # of a step's time
 
@@ -26,14 +28,41 @@ class Clock:
 
 
 @dataclass
-class StepMetrics(StepRecord):
-    """The scheduler's record of a step, and what the engine adds to it."""
+class RowRecord:
+    """One request's row in a picture of the steps."""
 
-    read: int  # tokens in the pass, scratch included
-    emitted: int
+    id: Hashable
+    phase: str  # "prefill", "decode" or "verify"
+    tokens: int  # processed by the pass, drafts included
     drafted: int
     accepted: int
-    seconds: dict[str, float]  # PARTS
+
+
+@dataclass
+class StepRecord:
+    """One step as plain data. The scheduler fills in what it knows, an engine the rest."""
+
+    step: int
+    rows: list[RowRecord]
+    admitted: list[Hashable]
+    preempted: list[Hashable]
+    finished: list[Hashable]  # since the record before
+    running: int  # after the step, like the three that follow
+    waiting: int
+    used_blocks: int
+    free_blocks: int
+    read: int = 0  # tokens that the pass processed, scratch included
+    emitted: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)  # PARTS
+
+    def measured(self, read: int, cycles: Sequence[Cycle], seconds: dict[str, float]) -> StepRecord:
+        self.read, self.seconds = read, seconds
+        self.emitted = sum(cycle.kept for cycle in cycles)
+        self.drafted = sum(len(cycle.drafted) for cycle in cycles)
+        self.accepted = sum(cycle.accepted for cycle in cycles)
+        return self
 
 
 @dataclass
@@ -44,7 +73,7 @@ class RequestMetrics:
     finish: str
     prompt_tokens: int
     tokens: int
-    tokens_read: int  # by the target; beyond prompt and text: refused drafts, and what a preemption made it read again
+    tokens_read: int  # by the target; beyond prompt and output: rejected drafts, and what was recomputed
     drafted: int
     accepted: int
     preemptions: int
@@ -54,42 +83,46 @@ class RequestMetrics:
     seconds: float  # from `add` to the end
     goodput: float  # tokens of the output per second of that
 
+    @classmethod
+    def of(cls, job: Job) -> RequestMetrics:
+        out, cycles, first, several = job.output, job.trace.cycles, job.first_token, len(job.output.tokens) > 1
+        return cls(
+            id=job.request.id,
+            finish=out.finish_reason,
+            prompt_tokens=job.prompt_tokens,
+            tokens=len(out.tokens),
+            tokens_read=job.tokens_read,
+            drafted=sum(len(cycle.drafted) for cycle in cycles),
+            accepted=sum(cycle.accepted for cycle in cycles),
+            preemptions=job.request.preemptions,
+            waited=None if job.admitted is None else job.admitted - job.added,
+            time_to_first_token=None if first is None else first - job.added,
+            time_per_output_token=(job.last_token - first) / (len(out.tokens) - 1) if several else None,
+            seconds=out.seconds,
+            goodput=out.tokens_per_second,
+        )
+
 
 class Metrics:
     """The last `history` steps and requests, and the sums of all."""
 
     def __init__(self, history: int):
-        self.steps: deque[StepMetrics] = deque(maxlen=history)
+        self.steps: deque[StepRecord] = deque(maxlen=history)
         self.requests: deque[RequestMetrics] = deque(maxlen=history)
-        self.totals: Counter[str] = Counter(
-            steps=0, requests=0, tokens=0, read=0, emitted=0, drafted=0, accepted=0, preemptions=0
-        )
+        sums = "steps requests tokens read emitted drafted accepted preemptions".split()
+        self.totals: Counter[str] = Counter(dict.fromkeys(sums, 0))
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(
-        self, record: StepRecord, read: int, cycles: Sequence[Cycle], seconds: dict[str, float]
-    ) -> StepMetrics:
-        step = StepMetrics(
-            **vars(record),
-            read=read,
-            emitted=sum(cycle.kept for cycle in cycles),
-            drafted=sum(len(cycle.drafted) for cycle in cycles),
-            accepted=sum(cycle.accepted for cycle in cycles),
-            seconds=seconds,
-        )
+    def add_step(self, step: StepRecord) -> None:
         self.steps.append(step)
-        self.totals["steps"] += 1
-        self.totals["preemptions"] += len(step.preempted)
-        for name in ("read", "emitted", "drafted", "accepted"):
-            self.totals[name] += getattr(step, name)
-        self.seconds.update(seconds)
-        return step
+        self.totals.update(steps=1, preemptions=len(step.preempted), read=step.read, emitted=step.emitted,
+                           drafted=step.drafted, accepted=step.accepted)  # fmt: skip
+        self.seconds.update(step.seconds)
 
     def add_request(self, request: RequestMetrics) -> None:
         self.requests.append(request)
-        self.totals["requests"] += 1
-        self.totals["tokens"] += request.tokens
+        self.totals.update(requests=1, tokens=request.tokens)
         self.finished[request.finish] += 1
 
     def to_dict(self) -> dict:

@@ -79,7 +79,9 @@ def test_the_floor_counted_by_hand():
 def test_both_engines_do_the_work_and_write_the_same(pair):
     target, draft = pair
     work = serving.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)
-    options = dict(num_blocks=serving.blocks_for(work, 3, spare=4), max_num_seqs=3, prefix_sharing=False, history=1)
+    options = dict(
+        num_blocks=serving.blocks_for(work, 3, spare=4), max_num_seqs=3, enable_prefix_caching=False, history=1
+    )
     plain = Engine(target, **options)
     drafting = Engine(target, ms.drafters.Model(draft), **options)
     serving.served(drafting, work[:2])  # what an engine did before does not count
@@ -121,7 +123,7 @@ def test_in_a_full_batch_all_rows_write_and_all_draft(pair):
     target, draft = pair
     prompts = [pairs.prompt_of(TOY, 20, row) for row in range(3)]
     options = dict(num_blocks=serving.blocks_for([(prompt, 18) for prompt in prompts], 3, spare=4), max_num_seqs=3,
-                   token_budget=48)  # fmt: skip
+                   max_num_batched_tokens=48)  # fmt: skip
     engines = {0: Engine(target, **options),
                4: Engine(target, ms.drafters.Model(draft), k=4, draft_budget=12, **options)}  # fmt: skip
     texts = []

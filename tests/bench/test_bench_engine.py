@@ -8,7 +8,7 @@ import pytest
 
 import minispec as ms
 from minispec.bench import batching, memory
-from minispec.serving.blocks import BlockPool, ContiguousPool
+from minispec.serving.blocks import BlockPool
 
 # ---------------------------------------------------------------- memory
 
@@ -19,7 +19,7 @@ def test_waste_counted_by_hand(monkeypatch):
     paged = memory.serve(BlockPool(8, 4, False), [(3, 4)])
     assert paged["steps"] == 4 and paged["waste"] == pytest.approx((1 + 0 + 3) / (4 + 4 + 8))
     assert paged["memory_holding_tokens"] == pytest.approx(12 / (4 * 32))
-    contiguous = memory.serve(ContiguousPool(8, 4, 16), [(3, 4)])
+    contiguous = memory.serve(memory.ContiguousPool(8, 4, 16), [(3, 4)])
     assert contiguous["waste"] == pytest.approx((13 + 12 + 11) / 48)
     assert paged["tokens_read"] == contiguous["tokens_read"] == 6 and paged["tokens_recomputed"] == 0
 

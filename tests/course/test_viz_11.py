@@ -32,7 +32,7 @@ def drafter(tiny_draft):
 
 @pytest.fixture
 def run(tiny, drafter):
-    engine = ms.Engine(endless(tiny), drafter, num_blocks=24, block_size=4, k=3, prefix_sharing=False)
+    engine = ms.Engine(endless(tiny), drafter, num_blocks=24, block_size=4, k=3, enable_prefix_caching=False)
     return engine, record(engine, ASKS)
 
 

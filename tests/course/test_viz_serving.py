@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
+from minispec.bench.memory import ContiguousPool
 from minispec.course.viz import recorder
 from minispec.course.viz.gantt import (
     DECODE,
@@ -25,7 +26,7 @@ from minispec.course.viz.gantt import (
 )
 from minispec.course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memory_map_html
 from minispec.course.viz.recorder import Ask, DryEngine, Frame, snapshot, watch
-from minispec.serving.blocks import BlockPool, ContiguousPool
+from minispec.serving.blocks import BlockPool
 
 ASKS = [
     Ask((1, 2, 3, 4, 5, 6, 7), 6),
@@ -86,7 +87,7 @@ def solid_slots(html: str) -> float:
 
 @pytest.mark.parametrize(
     "pool",
-    [BlockPool(40, 4), BlockPool(40, 4, prefix_sharing=False), ContiguousPool(160, 1, 20), AnnouncedPool(160, 1, ASKS)],
+    [BlockPool(40, 4), BlockPool(40, 4, False), ContiguousPool(160, 1, 20), AnnouncedPool(160, 1, ASKS)],
     ids=["sharing", "paged", "contiguous", "announced"],
 )
 def test_the_map_fills_as_many_slots_as_hold_tokens(pool):
@@ -147,7 +148,7 @@ def test_block_sizes_must_fill_a_line():
 
 
 def dry_run(asks, batch: int, policy: str, num_blocks: int = 99, **options) -> Run:
-    pool = BlockPool(num_blocks, 4, prefix_sharing=False)
+    pool = BlockPool(num_blocks, 4, enable_prefix_caching=False)
     return Run(asks, watch(DryEngine(pool, batch, policy=policy, **options), asks), batch)
 
 

@@ -9,6 +9,7 @@ mark on CUDA. A GPU box needs no pytest for that:
 from __future__ import annotations
 
 import gc
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from random import Random
@@ -153,7 +154,7 @@ def asks(count: int = 14, longest: int = 30, new: int = 20, seed: int = 0) -> li
 
 def texts(target: ms.Model, drafter, fast: bool, some, at_once: int = 5, **options) -> tuple[list, ms.Engine]:
     """Serve them, `at_once` from the start and one more a step; (tokens, finish) of each."""
-    sizes = dict(num_blocks=60, block_size=BLOCK, max_num_seqs=7, token_budget=48, max_chunk=16, k=3)
+    sizes = dict(num_blocks=60, block_size=BLOCK, max_num_seqs=7, max_num_batched_tokens=48, max_chunk=16, k=3)
     engine, outs, left = ms.Engine(target, drafter, **sizes | options, fast=fast), {}, list(some)
     for prompt, wishes in left[:at_once]:
         engine.add(prompt, **wishes)
@@ -182,7 +183,7 @@ def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = ("nobod
             expected, usual = texts(model, make(), False, asks(), num_blocks=blocks)
             found, engine = texts(model, make(), True, asks(), num_blocks=blocks)
             assert found == expected
-            assert usual.buckets is None and len(engine.buckets.recordings) >= 3
+            assert usual.runner.buckets is None and len(engine.runner.buckets.recordings) >= 3
             assert [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
             few = blocks < 60
             assert engine.pool.stats().prefix_hits > 3 and (not few or engine.metrics()["totals"]["preemptions"] > 0)
@@ -198,18 +199,27 @@ def check_sampled(device="cpu", dtype=torch.float64, drafted: Sequence[str] = ("
         assert both[0] == both[1]
 
 
+class Numbers(dict):
+    """Ids, which are unique in the process, as 0, 1, 2 … in the order of their first appearance."""
+
+    def __missing__(self, id: int) -> int:
+        self[id] = len(self)
+        return self[id]
+
+
 class Recorder(ms.drafters.Drafter):
     """Drafts a chain, and keeps every state that it is told."""
 
     hidden_layers = LAYERS
 
     def __init__(self):
-        self.told: dict[int, list] = {}
+        self.told, self.numbers = defaultdict(list), Numbers()
 
     def propose(self, contexts, k):
-        for context in contexts:
-            self.told.setdefault(context.row, []).append({n: state.clone() for n, state in context.hidden.items()})
-        return [ms.drafters.Draft([context.tokens[-1]] * min(k, 1 + context.row % 3)) for context in contexts]
+        numbers = [self.numbers[context.row] for context in contexts]
+        for number, context in zip(numbers, contexts, strict=True):
+            self.told[number].append({n: state.clone() for n, state in context.hidden.items()})
+        return [ms.drafters.Draft([c.tokens[-1]] * min(k, 1 + n % 3)) for n, c in zip(numbers, contexts, strict=True)]
 
 
 def check_hidden(device="cpu", dtype=torch.float64) -> None:
@@ -234,11 +244,11 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
         wishes["max_new_tokens"] += 6
     expected, _ = texts(target, ms.drafters.NGram(), False, some)
     engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=60, block_size=BLOCK, max_num_seqs=7, k=3,
-                       prefix_sharing=False, fast=True)  # fmt: skip
+                       enable_prefix_caching=False, fast=True)  # fmt: skip
     for prompt, wishes in some:
         engine.add(prompt, **wishes)
     victim = next(id for id, (tokens, _) in enumerate(expected) if len(tokens) > 12)
-    right, passes = engine.buckets.read, 0
+    right, passes = engine.runner.buckets.read, 0
 
     def read(rows, *rest):
         nonlocal passes
@@ -247,10 +257,10 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
             raise RuntimeError("too many at once")
         return right(rows, *rest)
 
-    engine.buckets.read = read
+    engine.runner.buckets.read = read
     while len(engine.jobs[victim].writer.tokens) < 3:
         engine.step()
-    for memory in (engine.cache.keys, engine.cache.values):
+    for memory in (engine.runner.cache.keys, engine.runner.cache.values):
         memory[:, engine.pool.tables[victim].blocks[0]] = torch.nan
     outs = engine.run()
     assert passes > 8
@@ -280,10 +290,11 @@ class Noted(ms.drafters.Model):
 def same_drafts(found: Noted, expected: Noted, tolerance: float) -> None:
     """Draft for draft the same tokens, drawn from the same laws."""
     assert len(found.notes) == len(expected.notes)
-    for (*mine, q), (*theirs, law) in zip(found.notes, expected.notes, strict=True):
-        assert mine == theirs and (q is None) == (law is None)
+    numbers = Numbers(), Numbers()
+    for (row, *mine, q), (other, *theirs, law) in zip(found.notes, expected.notes, strict=True):
+        assert numbers[0][row] == numbers[1][other] and mine == theirs and (q is None) == (law is None)
         if q is not None:
-            close(q, law, tolerance, f"the laws of a draft for row {mine[0]}")
+            close(q, law, tolerance, f"the distributions of a draft for sequence {row}")
 
 
 def nothing_is_left(drafter: ms.drafters.Model) -> None:
@@ -391,7 +402,7 @@ def check_flat_memory(device="cuda", requests: int = 120) -> None:
     """Once every bucket has been recorded, serving leaves memory as it was."""
     target, _ = pair(device, torch.float32)
     engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=64, block_size=BLOCK, max_num_seqs=8, k=3,
-                       prefix_sharing=False)  # fmt: skip
+                       enable_prefix_caching=False)  # fmt: skip
     used = []
     for _ in range(4):
         for prompt, wishes in asks(requests // 4, seed=1):
@@ -410,7 +421,7 @@ def check_compiled(device="cuda") -> None:
     some = asks()
     expected, usual = texts(model, ms.drafters.NGram(), False, some)
     found, engine = texts(model, ms.drafters.NGram(), None, some)
-    assert usual.buckets is None and engine.buckets.enter is not graphs.enter
+    assert usual.runner.buckets is None and engine.runner.buckets.enter is not graphs.enter
     assert found == expected
 
 

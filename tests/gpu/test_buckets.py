@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 
 import bucket_checks as checks
@@ -14,17 +13,19 @@ from test_fast import NoLooking
 from tiny_models import random_model
 
 import minispec as ms
+from minispec import verify
 from minispec.bench.slower import with_wrong_kernel
+from minispec.drafters.base import Context
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import buckets
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
-from minispec.serving import engine
+from minispec.serving import runner
 from minispec.serving.engine import Engine
 from minispec.serving.paged import PagedKVCache
-
-loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+from minispec.serving.runner import Runner
+from minispec.trace import Cycle
 
 # ---------------------------------------------------------------- the usual passes
 
@@ -112,12 +113,12 @@ def test_a_few_compiled_versions_serve_all_buckets():
 def test_fast_is_for_gpus_unless_asked_for(tiny):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert Engine(tiny).buckets is None and Engine(tiny, fast=False).buckets is None
+        assert Engine(tiny).runner.buckets is None and Engine(tiny, fast=False).runner.buckets is None
         quick = Engine(tiny, num_blocks=32, fast=True)
-    assert quick.buckets.recordings == {} and quick.buckets.enter is graphs.enter
-    assert quick.pool.num_blocks == 32 and quick.cache.num_blocks == 34
+    assert quick.runner.buckets.recordings == {} and quick.runner.buckets.enter is graphs.enter
+    assert quick.pool.num_blocks == 32 and quick.runner.cache.num_blocks == 34
     quick.shutdown()
-    assert quick.buckets is None and quick.cache is None
+    assert quick.runner.buckets is None and quick.runner.cache is None
 
 
 def test_where_nothing_can_be_compiled_a_warning_says_so(tiny, monkeypatch):
@@ -139,13 +140,13 @@ def test_products_of_another_kind_are_never_fused(tiny_text):
     assert not model.transformer.ordinary and tiny_text.transformer.ordinary
     with pytest.raises(ValueError, match="fast=True"):
         Engine(model, fast=True)
-    assert Engine(model).buckets is None
+    assert Engine(model).runner.buckets is None
 
 
 def test_weights_are_stored_once_however_many_use_them():
     model = random_model()
     first = graphs.FastTransformer(model.transformer, 1, 64)
-    second = Engine(model, fast=True).buckets
+    second = Engine(model, fast=True).runner.buckets
     assert first.layers[0].qkv[0].data_ptr() == second.layers[0].qkv[0].data_ptr()
     assert model.transformer.layers[1].mlp.up_proj.weight.untyped_storage().data_ptr() == (
         second.layers[1].gate_up[0].untyped_storage().data_ptr()
@@ -174,7 +175,7 @@ def test_a_text_may_be_as_long_as_the_model_and_the_pool_allow():
         guess.hidden_layers = ()
         quick = Engine(model, guess, num_blocks=blocks, block_size=4, k=5, fast=True)
         quick.add(prompt, longest - len(prompt))
-        assert quick.run()[0].tokens == expected and quick.buckets.recordings
+        assert quick.run()[0].tokens == expected and quick.runner.buckets.recordings
 
 
 def test_a_table_too_short_for_the_tokens_is_refused():
@@ -197,7 +198,7 @@ def test_trees_and_longer_drafts_than_the_engine_s_go_the_usual_way():
     deepest = 0
     while quick.jobs:
         deepest = max(deepest, quick.step().rows[0].drafted)
-    assert deepest > 2 and all(tokens <= 3 for _, tokens in quick.buckets.recordings)
+    assert deepest > 2 and all(tokens <= 3 for _, tokens in quick.runner.buckets.recordings)
     assert quick.take()[0].tokens == ms.generate(model, [5, 6] * 6, 24).tokens
 
 
@@ -205,12 +206,12 @@ def test_trees_and_longer_drafts_than_the_engine_s_go_the_usual_way():
 
 
 def test_greedy_rows_are_judged_by_one_look_at_the_device(monkeypatch):
-    """No laws, no random numbers: one transfer of the best tokens, however many rows and drafts."""
+    """No distributions, no random numbers: one transfer of the best tokens, however many sequences and drafts."""
     looks = []
     right = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: looks.append(tensor.shape) or right(tensor))
-    for name in ("laws", "uniforms", "pad"):
-        monkeypatch.setattr(loop, name, lambda *args: pytest.fail("nothing is drawn"))
+    for name in ("distributions", "uniforms", "pad_sequence"):
+        monkeypatch.setattr(verify, name, lambda *args, **options: pytest.fail("nothing is sampled"))
     quick = Engine(random_model(), ms.drafters.NGram(), fast=True)
     for i in range(6):
         quick.add([5, 6, 7] * 3 + [i], 12)
@@ -220,23 +221,24 @@ def test_greedy_rows_are_judged_by_one_look_at_the_device(monkeypatch):
     assert len(looks) == 1 and looks[0][0] == 6
 
 
-def test_greedy_verdicts_are_those_of_the_laws():
-    """The same verdicts and cycles as by one-hot laws, ragged drafts included."""
-    target = random_model()
+def test_greedy_verdicts_are_those_of_one_hot_distributions():
+    """The same verdicts and cycles, ragged drafts included."""
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(5, 4, 64, generator=generator, dtype=torch.float64)
     best = logits.argmax(-1).tolist()
     drafts = [ms.drafters.Draft(tokens) for tokens in (best[0][:3], [best[1][0], 5, 6], [], [7], best[4][:2])]
-    generators, writer = [torch.Generator().manual_seed(i) for i in range(5)], loop.Writer(target, 9, (), None)
-    rows = [loop.Row(loop.Context(i, [1, 2], ms.Sampling(), generators[i]), writer, 2) for i in range(5)]
-    quick = loop.judge(logits, rows, drafts)
-    drawn = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
-             for d in drafts]  # fmt: skip
-    assert quick == loop.judge(logits, rows, drawn)
-    assert [verdict.accepted for verdict in quick[0]] == [3, 1, 0, 0, 2]
+    contexts = [Context(i, [1, 2], ms.Sampling(), torch.Generator().manual_seed(i)) for i in range(5)]
+    sampled = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
+               for d in drafts]  # fmt: skip
+    found = []
+    for some in (drafts, sampled):
+        verdicts, p, q = verify.judge(logits, contexts, some)
+        assert [verdict.accepted for verdict in verdicts] == [3, 1, 0, 0, 2] and (q is None) == (some is drafts)
+        found.append([Cycle.of(d, v, p[i], q and q[i], 2) for i, (d, v) in enumerate(zip(some, verdicts, strict=True))])
+    assert found[0] == found[1]
     logits[2, 0, 3] = torch.nan
     with pytest.raises(ValueError, match="NaN"):
-        loop.judge(logits, rows, drafts)
+        verify.judge(logits, contexts, drafts)
 
 
 # ---------------------------------------------------------------- broken variants
@@ -278,10 +280,10 @@ MUTANTS = {
         ("texts",),
     ),
     "alone, they share one place": Mutant(
-        lambda patch: rewrite(patch, Engine, "_read_bucket", "len(turns) == 1", "False"), ("trouble",), ("texts",)
+        lambda patch: rewrite(patch, Runner, "_bucket_pass", "len(turns) == 1", "False"), ("trouble",), ("texts",)
     ),
     "judged by the first row's logits": Mutant(
-        lambda patch: rewrite(patch, engine, "side_by_side", "together[rows]", "together[: len(rows)]"),
+        lambda patch: rewrite(patch, runner, "side_by_side", "together[rows]", "together[: len(rows)]"),
         ("trouble",),
         ("texts",),
     ),

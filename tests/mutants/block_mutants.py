@@ -55,7 +55,7 @@ def colliding_hash(patch: MonkeyPatch) -> None:
 def whole_prompt_from_the_cache(patch: MonkeyPatch) -> None:
     """Finds all of a prompt whose length is a multiple of the block: nothing is left to compute a law from."""
     rewrite(
-        patch, BlockPool, "match_prefix", "self.block_size, len(tokens), self", "self.block_size, len(tokens) + 1, self"
+        patch, BlockPool, "match_prefix", "range(0, len(tokens) - size, size)", "range(0, len(tokens) - size + 1, size)"
     )
 
 
@@ -67,7 +67,7 @@ def drafts_are_hashed(patch: MonkeyPatch) -> None:
 def prompts_are_hashed_before_they_are_read(patch: MonkeyPatch) -> None:
     """Names a prompt's blocks when they are handed out: others find them while they are still empty."""
 
-    def start(self, request, tokens=()):
+    def start(self, request, tokens=(), hashes=None):
         cached = right(self, request, tokens)
         if cached is not None:
             self.commit(request, tokens)
@@ -130,12 +130,12 @@ def preempted_waits_at_the_end(patch: MonkeyPatch) -> None:
 
 def refused_drafts_count_as_computed(patch: MonkeyPatch) -> None:
     """Does not roll num_computed_tokens back to what is verified."""
-    rewrite(patch, Scheduler, "update", "row.count + accepted, request", "row.count + drafted, request")
+    rewrite(patch, Scheduler, "update", "scheduled.count + accepted, r", "scheduled.count + drafted, r")
 
 
 def emitted_token_counts_as_computed(patch: MonkeyPatch) -> None:
     """Believes that the emitted token was read in the pass that emitted it."""
-    rewrite(patch, Scheduler, "update", "row.count + accepted, request", "row.count + len(result.tokens), request")
+    rewrite(patch, Scheduler, "update", "scheduled.count + accepted, r", "scheduled.count + len(result.tokens), r")
 
 
 def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:
@@ -145,16 +145,23 @@ def ended_requests_keep_their_blocks(patch: MonkeyPatch) -> None:
 
 def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
     """Plans drafts as if they cost no tokens."""
-    rewrite(patch, Scheduler, "_speculate", ", budget - self.extra_slots)", ")")
-    patch.setattr(Scheduler, "_speculate", with_all_drafts(Scheduler._speculate))
+    rewrite(patch, Scheduler, "_speculate", "min(nodes, left - scratch)", "nodes")
 
 
-def with_all_drafts(speculate):
-    def all_of_them(self, step, budget):
-        self.draft_length = lambda k, running, token_budget: k
-        speculate(self, step, budget)
+def first_requests_take_all(patch: MonkeyPatch) -> None:
+    """Gives each request the largest tree it can have, while there is budget: the last ones never draft."""
+    rewrite(patch, Scheduler, "_speculate", "draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)",
+            "self.max_tree_nodes(depth)")  # fmt: skip
 
-    return all_of_them
+
+def scratch_costs_nothing(patch: MonkeyPatch) -> None:
+    """Counts a draft's nodes and not its scratch tokens."""
+    rewrite(patch, Scheduler, "_speculate", "left -= nodes + scratch", "left -= nodes")
+
+
+def waiting_request_is_hashed_again(patch: MonkeyPatch) -> None:
+    """Forgets the hashes of a request that waits for blocks."""
+    rewrite(patch, Scheduler, "_admit", ", hashes=request.block_hashes", "")
 
 
 def guesses_before_prompts(patch: MonkeyPatch) -> None:
@@ -162,7 +169,7 @@ def guesses_before_prompts(patch: MonkeyPatch) -> None:
 
     def admit(self, step, budget):
         self._speculate(step, budget)
-        return right(self, step, budget - sum(row.num_lookahead_tokens for row in step.rows))
+        return right(self, step, budget - sum(row.num_lookahead_tokens for row in step.scheduled))
 
     right = Scheduler._admit
     patch.setattr(Scheduler, "_admit", admit)
@@ -191,7 +198,7 @@ def one_too_many(patch: MonkeyPatch) -> None:
 
 def never_fitting_is_let_in(patch: MonkeyPatch) -> None:
     """Accepts a request that needs more blocks than there are, and finds out when it has all of them."""
-    rewrite(patch, Scheduler, "add", "if longest > self.pool.max_tokens:", "if False:")
+    rewrite(patch, Scheduler, "check", "if longest > self.pool.max_tokens:", "if False:")
 
 
 def static_batch_is_joined(patch: MonkeyPatch) -> None:
@@ -228,6 +235,9 @@ MUTANTS = {
         Mutant(emitted_token_counts_as_computed, ("scheduler", "two", "overtaking")),
         Mutant(ended_requests_keep_their_blocks, ("scheduler", "overtaking")),
         Mutant(drafts_beyond_the_budget, ("scheduler",), ("two",)),
+        Mutant(first_requests_take_all, ("shares",), ("scheduler", "two")),
+        Mutant(scratch_costs_nothing, ("scheduler", "shares"), ("two",)),
+        Mutant(waiting_request_is_hashed_again, ("hashed once",), ("scheduler",)),
         Mutant(guesses_before_prompts, ("guesses last",), ("two",)),
         Mutant(short_prompts_overtake, ("scheduler", "overtaking"), ("two",)),
         Mutant(one_too_many, ("scheduler",), ("overtaking",)),

@@ -9,6 +9,7 @@ one part is broken on purpose, and expects them to fail.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from random import Random
 
 from hypothesis import HealthCheck, Phase, settings
@@ -21,9 +22,13 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from pytest import MonkeyPatch
 
+from minispec.bench.memory import ContiguousPool
 from minispec.serving import blocks, scheduler
 from minispec.serving.scheduler import Request, Result
+
+TREES = dict(max_tree_nodes=lambda depth: depth + 2, scratch_slots=2)
 
 
 class Memory:
@@ -214,9 +219,8 @@ class Server:
         running, waiting = list(plan.running), list(plan.waiting)
         step = plan.schedule()
         self.check_plan(step, running, waiting)
-        self.memory.copy(step.copies)
         results, paths = {}, {}
-        for row in step.rows:
+        for row in step.scheduled:
             request = row.request
             paths[request.id] = self.draft(row, self.scripts[request.id], random)
             if random.random() < abort:
@@ -224,14 +228,14 @@ class Server:
             else:
                 read = self.memory.read(request.id, row.start)
                 assert read == request.tokens[: row.start], f"request {request.id} reads {read}"
-        for row in step.rows:
+        for row in step.scheduled:
             request = row.request
             if request.finish is None and random.random() >= fail:
                 self.memory.write(request.id, row.start, row.tokens)
                 results[request.id] = self.verify(row, self.scripts[request.id], paths[request.id])
         record = plan.update(step, results)
         self.check_after(step, record, results)
-        assert pool.num_used == record.used_blocks and json.loads(record.to_json())["step"] == step.number
+        assert pool.num_used == record.used_blocks and json.loads(json.dumps(asdict(record)))["step"] == step.number
         self.records.append(record)
         return record
 
@@ -239,7 +243,7 @@ class Server:
         """Chains with side branches between: which nodes are the chain is returned."""
         request, path = row.request, []
         depth = random.randint(0, row.draft_length)
-        side = row.num_lookahead_tokens - row.draft_length
+        side = row.max_nodes - row.draft_length
         for i in range(depth):
             extra = random.randint(0, side)
             side -= extra
@@ -268,12 +272,16 @@ class Server:
 
     def check_plan(self, step, running, waiting):
         plan = self.scheduler
-        ids = [row.request.id for row in step.rows]
+        ids = [row.request.id for row in step.scheduled]
         assert len(ids) == len(set(ids))
-        assert sum(row.count + row.num_lookahead_tokens for row in step.rows) <= plan.token_budget, "over budget"
+        assert sum(row.count + row.num_lookahead_tokens for row in step.scheduled) <= plan.max_num_batched_tokens, (
+            "over budget"
+        )
         assert len(plan.running) <= plan.max_num_seqs, "too many at once"
-        assert all(row.count <= plan.max_chunk for row in step.rows)
-        for row in step.rows:
+        assert all(row.count <= plan.max_chunk for row in step.scheduled)
+        assert sum(row.num_lookahead_tokens for row in step.scheduled) <= plan.draft_budget, "over the draft budget"
+        assert all(row.draft_length <= row.max_nodes for row in step.scheduled)
+        for row in step.scheduled:
             assert row.start == row.request.num_computed_tokens
             assert plan.pool.tables[row.request.id].reserved >= row.start + row.count + row.num_lookahead_tokens
         out = len(step.preempted)
@@ -292,14 +300,14 @@ class Server:
         for row in record.rows:
             if row.id in results and row.phase != "prefill":
                 assert row.tokens == 1 + row.drafted and row.accepted <= row.drafted
-        for row in step.rows:
+        for row in step.scheduled:
             request = row.request
             if request.id in results and request.finish is None:
                 assert request.num_tokens - request.num_computed_tokens == 1 or not request.output or row.prefill
         for id in record.finished:
             request, script = self.requests.pop(id), self.scripts.pop(id)
             assert request.status == "finished" and id not in self.scheduler.requests
-            if request.finish == "aborted":
+            if request.finish == "abort":
                 assert request.tokens == script[: request.num_tokens]
             else:
                 full = len(script) == len(request.prompt) + request.max_new_tokens
@@ -327,17 +335,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         spare=st.integers(0, 12),
         chunk=st.none() | st.integers(1, 6),
         lookahead=st.integers(0, 4),
+        budget=st.none() | st.integers(0, 8),
         extra=st.integers(0, 2),
+        scratch=st.integers(0, 2),
         static=st.booleans(),
     )
-    def make(self, pool, seqs, spare, chunk, lookahead, extra, static):
+    def make(self, pool, seqs, spare, chunk, lookahead, budget, extra, scratch, static):
         num_blocks, size, kind = pool
         if kind == "contiguous":
-            made = blocks.ContiguousPool(num_blocks, size, max_length=max(1, num_blocks * size // 2))
+            made = ContiguousPool(num_blocks, size, max_length=max(1, num_blocks * size // 2))
         else:
             made = blocks.BlockPool(num_blocks, size, kind == "sharing")
         policy = scheduler.StaticScheduler if static else scheduler.Scheduler
-        plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, extra_slots=extra)
+        plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, draft_budget=budget,
+                      max_tree_nodes=lambda depth: depth + extra, scratch_slots=scratch)  # fmt: skip
         self.server, self.ids = Server(plan), 0
 
     @rule(random=chance)
@@ -528,14 +539,53 @@ def check_two_that_do_not_fit_together() -> None:
 def check_guesses_are_served_last() -> None:
     """Lookahead slots take no block from a prompt that waits, and no token from one that is being read."""
     pool = blocks.BlockPool(4, 4)
-    plan = scheduler.Scheduler(pool, 4, token_budget=8, lookahead=6)
+    plan = scheduler.Scheduler(pool, 4, max_num_batched_tokens=8, lookahead=6)
     server = Server(plan)
     server.add(Request(0, [0] * 3, 12), [1] * 12)
     server.step(Random(0))
     server.add(Request(1, [0] * 11, 2), [1] * 2)
     step = plan.schedule()
-    assert [(row.request.id, row.count, row.num_lookahead_tokens) for row in step.rows] == [(0, 1, 0), (1, 7, 0)]
+    assert [(row.request.id, row.count, row.num_lookahead_tokens) for row in step.scheduled] == [(0, 1, 0), (1, 7, 0)]
     assert step.admitted == [1] and pool.num_free == 0
+
+
+def check_shares_of_the_draft_budget() -> None:
+    """Fewer nodes each, then fewer requests; never more in all than the budget, and no cliff on the way."""
+    assert [scheduler.draft_share(4, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [4, 4, 3, 2, 1, 1]
+    assert [scheduler.draft_share(12, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [12, 6, 3, 2, 1, 1]
+    assert [scheduler.draft_share(12, sequences, 24, scratch=5) for sequences in (1, 2, 3, 4, 6)] == [12, 7, 3, 1, 1]
+    for trees, planned in (({}, {1: [3], 3: [3] * 3, 6: [2] * 6, 12: [1] * 12, 14: [1] * 12 + [0] * 2}),
+                           (TREES, {1: [5], 3: [2] * 3, 6: [1] * 4 + [0] * 2})):  # fmt: skip
+        for sequences, nodes in planned.items():
+            plan = scheduler.Scheduler(blocks.BlockPool(99, 4), 20, 64, lookahead=3, draft_budget=12, **trees)
+            for id in range(sequences):
+                plan.add(Request(id, [id], 9))
+            plan.update(plan.schedule(), {id: Result([1]) for id in range(sequences)})
+            step = plan.schedule()
+            assert [row.max_nodes for row in step.scheduled] == nodes
+            assert [row.draft_length for row in step.scheduled] == [min(3, n) for n in nodes]
+            assert sum(row.num_lookahead_tokens for row in step.scheduled) <= 12
+
+
+def check_a_request_that_waits_is_hashed_once() -> None:
+    """A request that cannot start yet asks at every step which of its blocks are cached, but is hashed once."""
+    hashed, right = [], blocks.block_hash
+    with MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "block_hash", lambda parent, tokens: hashed.append(tokens) or right(parent, tokens))
+        wait_for_blocks(hashed)
+
+
+def wait_for_blocks(hashed: list) -> None:
+    server = Server(scheduler.Scheduler(blocks.BlockPool(8, 4), 4, 64))
+    server.add(Request("first", [0, 1] * 8, 12), [1] * 12)
+    server.add(Request("second", [1] * 5, 12), [1] * 12)
+    server.step(Random(0))
+    server.add(Request("blocked", [0, 1] * 8 + [0] * 12, 4), [1] * 4)
+    hashed.clear()
+    for _ in range(4):
+        server.step(Random(0))
+    assert server.scheduler.waiting and hashed.count([0, 1] * 2) == 4  # four blocks of the first are found
+    server.run(Random(0))
 
 
 CHECKS = {
@@ -551,4 +601,6 @@ CHECKS = {
     "overtaking": check_nobody_overtakes,
     "two": check_two_that_do_not_fit_together,
     "guesses last": check_guesses_are_served_last,
+    "shares": check_shares_of_the_draft_budget,
+    "hashed once": check_a_request_that_waits_is_hashed_once,
 }

@@ -8,7 +8,10 @@ import sys
 import pytest
 from block_checks import CHECKS, Memory, PoolMachine, run_machine
 
-from minispec.serving.blocks import BlockPool, ContiguousPool, IntegrityError, block_hash
+import minispec as ms
+from minispec.bench.memory import ContiguousPool
+from minispec.serving.blocks import BlockPool, block_hash
+from minispec.serving.integrity import IntegrityError
 
 
 @pytest.mark.parametrize("check", ["pool", "whole prompt", "lru", "prefix end", "cached once", "drafts"])
@@ -104,8 +107,8 @@ def test_equal_blocks_after_different_beginnings_are_different():
     assert block_hash(b"", [1, 2]) != block_hash(b"", [2, 1]) != block_hash(block_hash(b"", [2, 1]), [2, 1])
 
 
-def test_without_prefix_sharing_nothing_is_found():
-    pool = BlockPool(8, 2, prefix_sharing=False)
+def test_without_enable_prefix_caching_nothing_is_found():
+    pool = BlockPool(8, 2, enable_prefix_caching=False)
     memory = Memory(pool)
     memory.fill("a", [1, 2, 3, 4, 5])
     assert memory.fill("b", [1, 2, 3, 4, 5]) == 0 and not pool.hash_of
@@ -217,15 +220,11 @@ def test_integrity_is_really_checked(break_it, complaint):
 
 
 def test_bookkeeping_needs_no_torch():
-    """The two files on their own, without the package around them, import nothing but the standard library."""
-    from minispec.serving import blocks, scheduler
-
+    """Pool and scheduler, without the package around them, import nothing but the standard library."""
     code = (
-        "import importlib.util as u, sys, types\n"
-        "sys.modules['minispec'] = package = types.ModuleType('minispec'); package.__path__ = []\n"
-        f"for name, file in (('blocks', {blocks.__file__!r}), ('scheduler', {scheduler.__file__!r})):\n"
-        "    spec = u.spec_from_file_location('minispec.' + name, file)\n"
-        "    sys.modules['minispec.' + name] = module = u.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        "import sys, types\n"
+        f"sys.modules['minispec'] = package = types.ModuleType('minispec'); package.__path__ = {ms.__path__!r}\n"
+        "import minispec.serving.scheduler\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

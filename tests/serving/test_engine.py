@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import sys
+import threading
 from random import Random
 
 import pytest
@@ -17,9 +18,12 @@ from engine_checks import (
     asks,
     assert_as_alone,
     assert_idle,
+    check_bounded_states,
     check_distribution,
     check_greedy,
+    check_node_budget,
     long_asks,
+    micro,
     pair,
     serve,
     trouble,
@@ -30,7 +34,9 @@ from sequence_distribution import power
 
 import minispec as ms
 from minispec.drafters import Draft
-from minispec.serving.blocks import IntegrityError
+from minispec.drafters.base import Scratch
+from minispec.serving.integrity import IntegrityError
+from minispec.serving.metrics import Clock
 
 # ---------------------------------------------------------------- the same texts as alone
 
@@ -45,40 +51,40 @@ def test_every_drafter(name):
     check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
 
 
-@pytest.mark.parametrize("policy", ["continuous", "static"])
-@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("policy, block_size", [("continuous", 16), ("static", 1)])
 def test_other_sizes_and_policies(policy, block_size):
     some = asks(14, 40, 16)
     check_greedy(ms.drafters.Model(pair()[1]), some, 0, policy=policy, block_size=block_size, num_blocks=200,
-                 token_budget=8, max_chunk=5)  # fmt: skip
+                 max_num_batched_tokens=8, max_chunk=5)  # fmt: skip
 
 
 SIMILAR = ("model, hotter", "model, greedy", "skip the middle", "quantized, 4 bits", "cascade of models")
-KINDS = (None, "model", "lookahead", "eagle, tree")  # no draft, a chain of its own law, a given one, a tree
-LARGE = [(name, True) for name in (None, *ALL) if name not in SIMILAR]
-LARGE += [(name, False) for name in KINDS[:3]]  # those that read hidden states share nothing anyway
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name, sharing", LARGE)
-def test_three_hundred_requests_in_a_small_pool(name, sharing):
-    """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random.
+def test_three_hundred_requests_in_a_small_pool():
+    """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random."""
+    check_greedy(ms.drafters.Model(pair()[1]), asks(300, 400, 128), 30, aborts=0.03, **LARGE)
 
-    A third of it, in half the pool, for drafters that are to the engine what others are: they draft chains, or trees,
-    as these do.
-    """
-    drafter = ALL[name](*pair()) if name else None
-    count, size = (300, 2) if name in KINDS else (100, 1)
-    some = asks(300, 400, 128)[:count]
-    check_greedy(drafter, some, count // 10, aborts=0.03, block_size=16, num_blocks=112 * size, max_num_seqs=16 * size,
-                 token_budget=512, max_chunk=128, prefix_sharing=sharing)  # fmt: skip
+
+LARGE = dict(block_size=16, num_blocks=224, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
+
+
+@pytest.mark.slow
+def test_a_crowd_with_every_kind_of_drafter():
+    """A sixth of it, in half the pool, for whatever drafts as no other does; and without prefix caching."""
+    for name in (None, *(name for name in ALL if name not in (*SIMILAR, "model"))):
+        drafter = ALL[name](*pair()) if name else None
+        for sharing in (True, False) if name in (None, "lookahead") else (True,):
+            check_greedy(drafter, asks(300, 400, 128)[:50], 3, aborts=0.03,
+                         **LARGE | dict(num_blocks=80, max_num_seqs=16, enable_prefix_caching=sharing))  # fmt: skip
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
     target, passes = pair()[0], []
     right = target.transformer.body
     monkeypatch.setattr(target.transformer, "body", lambda *a, **o: passes.append(a[0].shape[1]) or right(*a, **o))
-    engine = ms.Engine(target, ms.drafters.NGram(), max_num_seqs=4, token_budget=32)
+    engine = ms.Engine(target, ms.drafters.NGram(), max_num_seqs=4, max_num_batched_tokens=32)
     for ask in asks(14, 40, 16):
         engine.add(ask.prompt, ask.new)
     serve(engine)
@@ -127,9 +133,10 @@ def test_sampled_texts_follow_the_law():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [None, *(name for name in ALL if name not in (*SIMILAR, "early exit", "suffix"))])
-def test_sampled_texts_follow_the_law_with_every_kind_of_drafter(name):
-    """20,000 texts of a chain and of a tree, 6,000 of whatever else goes through the same lines of the engine."""
+@pytest.mark.parametrize("name", [None, "model", "ngram", "cascade", "lookahead", "eagle, tree"])
+def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
+    """20,000 outputs of a sampled chain and of a tree; 6,000 without drafts, of given chains, of a cascade, and
+    with scratch tokens. To the engine every other drafter is one of these."""
     check_distribution(name and ALL[name], draws=20_000 if name in ("model", "eagle, tree") else 6_000, seed=10_000)
 
 
@@ -162,12 +169,12 @@ def test_k_of_the_engine_and_of_a_request():
         for row in engine.step().rows:
             deepest[row.id] = max(deepest[row.id], row.drafted)
     assert deepest == {0: 3, 1: 0, 2: 1, 3: 7}
-    assert 1 not in {row for row, _ in drafter.asked}
+    assert len({row for row, _ in drafter.asked}) == 3  # not for the one with k = 0
     outs = engine.take()
     assert outs[1].trace is None and outs[0].trace.cycles
 
 
-def test_a_full_batch_drafts_less_and_an_overfull_one_not_at_all():
+def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
     drafted = {}
     for rows in (1, 4, 8, 9):
         engine = ms.Engine(pair()[0], Given(lambda context, k: Draft([1] * k)), k=4, draft_budget=8, max_num_seqs=16)
@@ -175,16 +182,16 @@ def test_a_full_batch_drafts_less_and_an_overfull_one_not_at_all():
             engine.add([5, 6], 20)
         engine.step()
         drafted[rows] = [row.drafted for row in engine.step().rows]
-    assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [0] * 9}
+    assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [1] * 8 + [0]}
 
 
-def test_another_rule_for_the_draft_length():
-    seen = []
-    engine = ms.Engine(pair()[0], Given(lambda context, k: Draft([1] * k)), k=4, draft_budget=30,
-                       draft_length=lambda *told: seen.append(told) or 2)  # fmt: skip
-    engine.add([5, 6], 20)
-    engine.step()
-    assert engine.step().rows[0].drafted == 2 and seen == [(4, 1, 30)]
+def test_trees_of_real_drafters_share_the_draft_budget():
+    target, D = micro(), ms.drafters
+    check_node_budget(medusa=lambda: D.Medusa(target), eagle=lambda: D.Eagle(target), dflash=lambda: D.DFlash(target))
+
+
+def test_states_that_wait_for_every_drafter_that_reads_them():
+    check_bounded_states(("medusa", "eagle, chain", "dflash, tree"))
 
 
 def test_prefix_blocks_are_not_skipped_where_the_drafter_needs_their_states():
@@ -203,8 +210,7 @@ def test_prefix_blocks_are_not_skipped_where_the_drafter_needs_their_states():
 # ---------------------------------------------------------------- trouble
 
 
-@pytest.mark.parametrize("at", [0, 3])
-@pytest.mark.parametrize("drafter", [None, "model", "eagle, tree"])
+@pytest.mark.parametrize("at, drafter", [(0, None), (3, "model"), (3, "eagle, tree")])
 def test_a_model_that_breaks_on_one_request(monkeypatch, at, drafter):
     """Whoever holds the poisoned block fails, in its first pass or later."""
     some, target = long_asks(), pair()[0]
@@ -241,22 +247,21 @@ def test_a_model_that_always_breaks(monkeypatch):
 def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.NGram())
-    right = engine._read
+    right = engine.runner.forward
 
-    def read(clock, turns):
+    def forward(clock, turns):
         right(clock, turns)
         for turn in turns:
-            if turn.job.context.row == 2 and len(turn.job.writer.tokens) == 3:
+            if turn.job.request.id == 2 and len(turn.job.writer.tokens) == 3:
                 turn.logits[0, 0] = torch.nan
 
-    monkeypatch.setattr(engine, "_read", read)
+    monkeypatch.setattr(engine.runner, "forward", forward)
     outs = trouble(engine, some, {2: ValueError})
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
-@pytest.mark.parametrize("after", [0, 4])
+@pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])
-@pytest.mark.parametrize("num_blocks", [24, 200])
 def test_a_drafter_that_breaks_on_one_request(method, after, num_blocks):
     drafter = Moody(pair()[1], method, after)
     engine = ms.Engine(pair()[0], drafter, num_blocks=num_blocks, block_size=4, max_num_seqs=4, k=2)
@@ -271,7 +276,7 @@ BAD_DRAFTS = [
     (Draft([6, 7], FLAT[:1]), "shape"),
     (Draft([6, 7], FLAT * 1.01), "sums to 1.01"),
     (Draft([6, 7], None, [-1, 1]), "parents"),
-    (Draft([6, 7, 8], None, [-1, -1, -1]), "extra_slots"),
+    (Draft([6, 7], None, None, Scratch([5], [1], torch.ones(1, 1, dtype=torch.bool))), "scratch_slots=0"),
 ]
 
 
@@ -322,18 +327,18 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
 
     engine.add("The fox", 30, stream=busy), engine.add("One day", 30), engine.add("sun", 12)
     outs = serve(engine)
-    assert [outs[id].finish_reason for id in (0, 1)] == ["aborted", "aborted"] and outs[0].error is None
+    assert [outs[id].finish_reason for id in (0, 1)] == ["abort", "abort"] and outs[0].error is None
     for id, prompt, new in ((2, "sun", 12), ("late", "sea", 10)):
         assert outs[id].text == ms.generate(tiny_text, prompt, new).text
     assert_idle(engine)
 
 
-@pytest.mark.parametrize("where", ["_draft", "_read", "_judge", "_keep"])
+@pytest.mark.parametrize("where", ["draft", "forward", "judge", "keep"])
 def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
     some = long_asks()
     engine = ms.Engine(pair()[0], ms.drafters.Model(pair()[1]), num_blocks=40, block_size=4)
     ids = [engine.add(ask.prompt, ask.new) for ask in some]
-    right, calls, interruptions = getattr(engine, where), [], 0
+    right, calls, interruptions = getattr(engine.runner, where), [], 0
 
     def interrupted(*args):
         right(*args)
@@ -341,7 +346,7 @@ def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
         if len(calls) % 3 == 0:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine, where, interrupted)
+    monkeypatch.setattr(engine.runner, where, interrupted)
     while engine.jobs:
         try:
             engine.step()
@@ -375,7 +380,93 @@ def test_who_stops_listening_aborts(tiny_text):
     next(stream)
     stream.close()
     assert_idle(engine)
-    assert engine.metrics()["totals"]["finished"] == {"aborted": 1}
+    assert engine.metrics()["totals"]["finished"] == {"abort": 1}
+
+
+def test_a_stream_that_never_starts_costs_nothing(tiny_text):
+    engine = ms.Engine(tiny_text)
+    stream = engine.stream("The fox", 30)
+    assert_idle(engine)
+    del stream
+    gc.collect()
+    assert engine.run() == {} and engine.metrics()["totals"]["steps"] == 0
+    with pytest.raises(ValueError, match="temperature=-1"):
+        engine.stream("The fox", 30, temperature=-1)  # refused at once, not at the first piece
+
+
+def test_generate_returns_outputs_in_the_order_of_the_prompts(tiny_text, capsys):
+    engine = ms.Engine(tiny_text, ms.drafters.Model(tiny_text), max_num_seqs=2)
+    other = engine.add("sun", 8)
+    prompts = ["The fox", "One day", [5, 6], "sea"]
+    outs = engine.generate(prompts, max_new_tokens=12)
+    assert [out.tokens for out in outs] == [ms.generate(tiny_text, prompt, 12).tokens for prompt in prompts]
+    assert "4/4" in capsys.readouterr().err and engine.take().keys() <= {other}
+    short = ms.SamplingParams(max_new_tokens=4)
+    [one] = engine.generate("sea", short)
+    assert one.tokens == engine.generate(["sea"], short)[0].tokens and engine.generate([]) == []
+    assert len(engine.generate([5, 6], short)) == 1 and engine.generate(prompts, short, progress=False)
+    assert capsys.readouterr().err == ""
+    engine.run()
+    with pytest.raises(ValueError, match="token id"):
+        engine.generate(["The fox", [10**6]], short)
+    assert_idle(engine)
+
+
+def test_generate_counts_seeds_up_from_the_first():
+    """As `ms.generate` does with a batch, and with each prompt alone."""
+    params = ms.SamplingParams(temperature=1.0, top_p=0.9, seed=5, max_new_tokens=20)
+    prompts = [[1, 2], [1, 2], [3]]
+    outs = ms.Engine(pair()[0]).generate(prompts, params, progress=False)
+    assert [out.tokens for out in outs] == [out.tokens for out in ms.generate(pair()[0], prompts, params=params)]
+    for i, prompt in enumerate(prompts):
+        engine = ms.Engine(pair()[0], ms.drafters.NGram() if i else None, k=0 if i else 4)
+        engine.add(prompt, params=params, seed=5 + i)
+        alone = ms.generate(pair()[0], prompt, params=params, seed=5 + i)
+        assert engine.run()[0].tokens == alone.tokens == outs[i].tokens
+    assert outs[0].tokens != outs[1].tokens
+
+
+def test_every_sampling_parameter_is_obeyed(tiny_text):
+    """min_new_tokens, stop_token_ids and ignore_eos, with drafts and without: what `ms.generate` makes of them."""
+    free = ms.generate(tiny_text, "The fox", 30).tokens
+    wishes = [dict(stop_token_ids=[free[9]]), dict(stop_token_ids=[free[4]], min_new_tokens=20), dict(ignore_eos=True)]
+    for drafter in (None, ms.drafters.Model(tiny_text)):
+        engine = ms.Engine(tiny_text, drafter)
+        ids = [engine.add("The fox", 30, **wish) for wish in wishes]
+        outs = serve(engine)
+        for id, wish in zip(ids, wishes, strict=True):
+            alone = ms.generate(tiny_text, "The fox", 30, **wish)
+            found = outs[id].tokens, outs[id].finish_reason, outs[id].stop_reason
+            assert found == (alone.tokens, alone.finish_reason, alone.stop_reason)
+
+
+def test_an_interrupted_generate_leaves_nothing(monkeypatch):
+    engine, right = ms.Engine(pair()[0]), Clock.lap
+    calls = []
+    monkeypatch.setattr(Clock, "lap", lambda self, part: (calls.append(part), right(self, part))[1])
+    monkeypatch.setattr(engine.runner, "judge", lambda turns: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[1, 2], [3]], progress=False)
+    assert calls
+    assert_idle(engine)
+
+
+def test_a_thread_that_adds_is_let_in_between_two_steps():
+    """One thread steps a long request in a loop; short ones that another adds, one after the other, end before it."""
+    engine, done = ms.Engine(ms.Model("endless", pair()[0].transformer)), []
+
+    def add() -> None:
+        for i in range(20):
+            done.append(engine.generate([[i]], max_new_tokens=2)[0])
+
+    long = engine.add([1], 400)
+    thread = threading.Thread(target=add)
+    thread.start()
+    while long not in engine.outputs:
+        engine.step()
+    ended = len(done)
+    thread.join()
+    assert ended == 20
 
 
 def test_a_stream_raises_what_its_request_failed_with(tiny_text, monkeypatch):
@@ -394,7 +485,7 @@ def test_an_aborted_request_keeps_what_it_wrote(tiny_text):
         engine.step()
     engine.abort(running), engine.abort(waiting)
     outs = engine.run()
-    assert (outs[running].finish_reason, outs[waiting].tokens, outs[waiting].text) == ("aborted", [], "")
+    assert (outs[running].finish_reason, outs[waiting].tokens, outs[waiting].text) == ("abort", [], "")
     assert outs[running].text == ms.generate(tiny_text, "The fox", 4).text
     with pytest.raises(ValueError, match="id=0"):
         engine.abort(running)
@@ -408,7 +499,7 @@ def test_after_shutdown():
     engine.shutdown()
     with pytest.raises(ValueError, match="shut down"):
         engine.add([1], 4)
-    assert engine.run()[0].finish == "aborted" and engine.step().rows == []
+    assert engine.run()[0].finish_reason == "abort" and engine.step().rows == []
     assert engine.drafter.cache is None
     engine.shutdown()
     assert_idle(engine)
@@ -423,7 +514,7 @@ def test_after_shutdown():
         (dict(max_num_seqs=0), "max_num_seqs=0"),
         (dict(block_size=0), "block_size=0"),
         (dict(num_blocks=0), "num_blocks=0"),
-        (dict(token_budget=8), "token_budget=8"),
+        (dict(max_num_batched_tokens=8), "max_num_batched_tokens=8"),
         (dict(k=-1), "k=-1"),
         (dict(k="auto"), "k='auto'"),
         (dict(policy="best"), "policy='best'.*static"),
@@ -437,7 +528,7 @@ def test_impossible_engines_are_refused(options, named):
 
 
 def test_a_draft_of_another_vocabulary(make_model):
-    with pytest.raises(ValueError, match="32 tokens and the target 64"):
+    with pytest.raises(ValueError, match="32 .*target.* 64"):
         ms.Engine(pair()[0], ms.drafters.Model(make_model(vocab_size=32)))
 
 
@@ -486,7 +577,7 @@ def test_integrity_is_really_checked():
     engine.step()
     engine.check_integrity()
     engine.jobs[0].context.tokens[-1] += 1
-    with pytest.raises(IntegrityError, match="another text"):
+    with pytest.raises(IntegrityError, match="other tokens"):
         engine.check_integrity()
 
 
@@ -535,13 +626,15 @@ def bytes_held() -> int:
 
 @pytest.mark.slow
 def test_a_soak_in_constant_memory():
-    """3,000 requests with aborts, preemptions and failures: the last thousand leave not fifty bytes each behind."""
+    """1,200 requests with aborts, preemptions and failures: the last 400 leave not a hundred bytes each behind."""
     target, random = pair()[0], Random(0)
     drafter = Moody(pair()[1], "propose", 2)
-    engine = ms.Engine(target, drafter, num_blocks=120, block_size=4, max_num_seqs=24, token_budget=192, history=50)
+    engine = ms.Engine(
+        target, drafter, num_blocks=120, block_size=4, max_num_seqs=24, max_num_batched_tokens=192, history=50
+    )
     beginnings = [random.choices(range(64), k=24) for _ in range(3)]
     held, outs = [], 0
-    for i in range(3000):
+    for i in range(1200):
         drafter.forgotten.clear(), drafter.lengths.clear()
         prompt = random.choice(beginnings)[: random.randint(0, 24)] + random.choices(range(64), k=random.randint(1, 30))
         engine.add(prompt, random.randint(1, 16), temperature=random.choice((0.0, 1.0)), seed=i)
@@ -552,11 +645,11 @@ def test_a_soak_in_constant_memory():
             outs += len(engine.take())
         if i % 50 == 0:
             engine.check_integrity()
-        if i % 1000 == 999:
+        if i % 400 == 399:
             outs += len(serve(engine))
             held.append(bytes_held())
     totals = engine.metrics()["totals"]
-    assert outs == totals["requests"] == 3000 and totals["preemptions"] >= 30
-    assert totals["finished"]["aborted"] > 50
-    assert held[2] < held[1] + 50_000
+    assert outs == totals["requests"] == 1200 and totals["preemptions"] >= 12
+    assert totals["finished"]["abort"] > 20
+    assert held[2] < held[1] + 40_000
     assert_idle(engine)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from random import Random
 
 import pytest
-from block_checks import CHECKS, SchedulerMachine, Server, run_machine, words
+from block_checks import CHECKS, TREES, SchedulerMachine, Server, run_machine, words
 
-from minispec.serving.blocks import BlockPool, ContiguousPool, IntegrityError
-from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler, draft_length
+from minispec.bench.memory import ContiguousPool
+from minispec.serving.blocks import BlockPool
+from minispec.serving.integrity import IntegrityError
+from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler
 
 
-@pytest.mark.parametrize("check", ["scheduler", "overtaking", "two", "guesses last"])
+@pytest.mark.parametrize("check", ["scheduler", "overtaking", "two", "guesses last", "shares", "hashed once"])
 def test_scheduler(check):
     CHECKS[check]()
 
@@ -33,7 +36,7 @@ def crowd(plan: Scheduler, count: int, seed: int, longest: int = 40) -> Server:
 @pytest.mark.parametrize("policy", [Scheduler, StaticScheduler])
 @pytest.mark.parametrize("sharing", [False, True])
 def test_a_crowd_in_a_small_pool_ends_with_exactly_its_texts(policy, sharing):
-    plan = policy(BlockPool(30, 4, sharing), 8, 40, lookahead=4, extra_slots=2)
+    plan = policy(BlockPool(30, 4, sharing), 8, 40, lookahead=4, **TREES)
     server = crowd(plan, 80, seed=1)
     server.run(Random(2), abort=0.002, fail=0.02)
     assert sum(len(record.preempted) for record in server.records) >= 10
@@ -44,7 +47,7 @@ def test_a_crowd_in_a_small_pool_ends_with_exactly_its_texts(policy, sharing):
 
 
 def test_long_prompts_are_read_in_chunks_beside_those_who_decode():
-    plan = Scheduler(BlockPool(32, 4), 4, token_budget=10)
+    plan = Scheduler(BlockPool(32, 4), 4, max_num_batched_tokens=10)
     server = Server(plan)
     server.add(Request("short", [0, 1, 0], 8), [1] * 8)
     server.step(Random(0))
@@ -59,29 +62,29 @@ def test_long_prompts_are_read_in_chunks_beside_those_who_decode():
 
 
 def test_a_chunk_has_its_own_limit():
-    plan = Scheduler(BlockPool(32, 4), 4, token_budget=20, max_chunk=6)
+    plan = Scheduler(BlockPool(32, 4), 4, max_num_batched_tokens=20, max_chunk=6)
     for id in range(2):
         plan.add(Request(id, [id] * 15, 1))
-    assert [row.count for row in plan.schedule().rows] == [6, 6]
+    assert [row.count for row in plan.schedule().scheduled] == [6, 6]
 
 
 def test_the_plan_comes_before_the_draft():
     """Slots for every draft that may come; fewer come, fewer are accepted; the rest goes back."""
     pool = BlockPool(32, 4)
-    plan = Scheduler(pool, 4, 64, lookahead=4, extra_slots=3)
+    plan = Scheduler(pool, 4, 64, lookahead=4, max_tree_nodes=lambda depth: depth + 1, scratch_slots=2)
     plan.add(request := Request("a", [0] * 6, 20))
     plan.update(plan.schedule(), {"a": Result([1])})
     assert request.num_computed_tokens == 6 and pool.num_used == 2
     step = plan.schedule()
-    [row] = step.rows
-    assert (row.start, row.count, row.draft_length, row.num_lookahead_tokens) == (6, 1, 4, 7)
+    [row] = step.scheduled
+    assert (row.start, row.count, row.draft_length, row.max_nodes, row.num_lookahead_tokens) == (6, 1, 4, 5, 7)
     assert pool.num_used == 4  # 6 + 1 + 7 tokens
     request.draft_tokens = [5, 6, 7]
     assert row.tokens == [1, 5, 6, 7] and request.num_tokens_with_spec == 10 and request.behind == 4
     record = plan.update(step, {"a": Result([5, 9], accepted=1)})
     assert request.output == [1, 5, 9] and request.num_computed_tokens == 8  # the 9 was not read yet
     assert pool.num_used == 2 and request.draft_tokens == []
-    assert json.loads(record.to_json())["rows"] == [
+    assert json.loads(json.dumps(asdict(record)))["rows"] == [
         {"id": "a", "phase": "verify", "tokens": 4, "drafted": 3, "accepted": 1}
     ]
 
@@ -90,18 +93,7 @@ def test_the_last_drafts_are_no_longer_than_the_text():
     plan = Scheduler(BlockPool(32, 4), 4, 64, lookahead=4)
     plan.add(Request("a", [0], 3))
     plan.update(plan.schedule(), {"a": Result([1])})
-    assert plan.schedule().rows[0].draft_length == 1  # one draft and the token after it are all that is wanted
-
-
-def test_a_full_batch_speculates_less():
-    assert [draft_length(4, running, 24 - running) for running in (1, 4, 8, 12, 24)] == [4, 4, 2, 1, 0]
-    seen = []
-    plan = Scheduler(BlockPool(64, 4), 8, 20, draft_length=lambda *told: seen.append(told) or 1, lookahead=3)
-    for id in range(3):
-        plan.add(Request(id, [id], 9, k=5 if id else None))
-    plan.update(plan.schedule(), {id: Result([1]) for id in range(3)})
-    step = plan.schedule()
-    assert seen == [(3, 3, 17), (5, 3, 17), (5, 3, 17)] and [row.draft_length for row in step.rows] == [1, 1, 1]
+    assert plan.schedule().scheduled[0].draft_length == 1  # one draft and the token after it are all that is wanted
 
 
 def test_where_blocks_are_short_drafts_shrink_before_anybody_is_pushed_out():
@@ -111,11 +103,11 @@ def test_where_blocks_are_short_drafts_shrink_before_anybody_is_pushed_out():
         plan.add(Request(id, [id] * 3, 9))
     plan.update(plan.schedule(), {id: Result([1]) for id in range(2)})
     step = plan.schedule()  # both have one slot left in their block, and one block is free
-    assert [row.draft_length for row in step.rows] == [4, 0] and not step.preempted
+    assert [row.draft_length for row in step.scheduled] == [4, 0] and not step.preempted
 
 
 def test_priorities_come_first_and_go_last():
-    pool = BlockPool(5, 4, prefix_sharing=False)
+    pool = BlockPool(5, 4, enable_prefix_caching=False)
     server = Server(Scheduler(pool, 3, 32))
     server.add(Request("low", [0] * 4, 9, priority=1), [1] * 9)
     server.add(Request("normal", [0] * 4, 9), [1] * 9)
@@ -151,7 +143,7 @@ def test_a_static_batch_is_joined_by_nobody():
 
 
 def test_a_static_batch_is_filled_even_when_its_prompts_exceed_the_budget():
-    plan = StaticScheduler(BlockPool(64, 4), 4, token_budget=8)
+    plan = StaticScheduler(BlockPool(64, 4), 4, max_num_batched_tokens=8)
     server = crowd(plan, 0, 0)
     for id in range(5):
         server.add(Request(id, [0] * 10, 2), [1, 1])
@@ -195,7 +187,7 @@ def test_whoever_ends_in_mid_step_is_skipped_and_the_others_go_on():
     record = plan.update(step, {"b": Result([1])})
     assert failed.finish == "error" and failed.output == [] and record.finished == ["a"]
     plan.check_integrity()
-    assert [row.request.id for row in plan.schedule().rows] == ["b", "a"]
+    assert [row.request.id for row in plan.schedule().scheduled] == ["b", "a"]
 
 
 def test_text_after_the_end_is_left_out():
@@ -235,7 +227,14 @@ def test_more_drafts_than_slots_are_refused():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("max_num_seqs", 0), ("token_budget", 3), ("max_chunk", 0), ("lookahead", -1), ("extra_slots", -1)],
+    [
+        ("max_num_seqs", 0),
+        ("max_num_batched_tokens", 3),
+        ("max_chunk", 0),
+        ("lookahead", -1),
+        ("draft_budget", -1),
+        ("scratch_slots", -1),
+    ],
 )
 def test_impossible_schedulers_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}"):
@@ -262,7 +261,7 @@ def test_impossible_requests_are_refused_and_the_others_go_on(request_, complain
 
 
 def test_the_longest_request_that_fits_runs():
-    server = Server(Scheduler(BlockPool(4, 4), 2, 8, lookahead=4, extra_slots=2))
+    server = Server(Scheduler(BlockPool(4, 4), 2, 8, lookahead=4, **TREES))
     server.add(Request("a", [1] * 10, 7), [0] * 7)  # the last token needs no slot
     server.run(Random(0))
 
@@ -281,7 +280,7 @@ def test_blocks_held_by_others_are_an_error_and_no_endless_loop():
     with pytest.raises(RuntimeError, match="outside"):
         plan.schedule()
     pool.free("stranger")
-    assert plan.schedule().rows
+    assert plan.schedule().scheduled
 
 
 def test_integrity_is_really_checked():

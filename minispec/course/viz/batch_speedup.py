@@ -107,13 +107,13 @@ def measure_batches(
     """
     target = endless(target)
     length = len(target.encode(prompt) if isinstance(prompt, str) else prompt)
-    deep = dict(drafter=drafter, k=k, draft_length=lambda k, rows, left: k)
+    deep = dict(drafter=drafter, k=k, draft_budget=max(batches) * (drafter.max_tree_nodes(k) + drafter.scratch_slots))
 
     def serve(batch: int, turn: int, options: dict) -> tuple[list[dict], Trace]:
         """The steps of a full batch that decodes, and what became of all drafts."""
         engine = Engine(
-            target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch, prefix_sharing=False,
-            token_budget=batch * (length + k + 1), **options,
+            target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch,
+            max_num_batched_tokens=batch * (length + k + 1), enable_prefix_caching=False, **options,
         )  # fmt: skip
         for row in range(batch):  # sampled, each with its own seed: equal texts would have equal luck
             engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)

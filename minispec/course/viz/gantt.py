@@ -68,7 +68,7 @@ class Run:
 
 def record(target: Model, asks: Sequence[Ask], batch: int, policy: str, **options) -> Run:
     """Serve the requests with an engine, `batch` at a time. The texts get the lengths that were asked for."""
-    options = dict(prefix_sharing=False, token_budget=max(512, batch)) | options
+    options = dict(enable_prefix_caching=False, max_num_batched_tokens=max(512, batch)) | options
     engine = Engine(endless(target), max_num_seqs=batch, policy=policy, **options)
     return Run(tuple(asks), watch(engine, asks), batch)
 
@@ -276,6 +276,6 @@ def most_steps(asks: Sequence[Ask], batches: Sequence[int], engines: Iterable[Ma
     """How many steps the longest of all these runs takes. How many is settled without a model."""
     counts = []
     for options, batch, policy in product(engines, batches, POLICIES):
-        pool = BlockPool(options["num_blocks"], 4, prefix_sharing=False)
+        pool = BlockPool(options["num_blocks"], 4, enable_prefix_caching=False)
         counts.append(len(watch(DryEngine(pool, batch, policy=policy, max_chunk=options.get("max_chunk")), asks)))
     return max(counts)

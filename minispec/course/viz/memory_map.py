@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from html import escape
 
-from ...serving.blocks import BlockPool, ContiguousPool
+from ...bench.memory import ContiguousPool
+from ...serving.blocks import BlockPool
 from .panel import Panel, choice, player, switch
 from .recorder import Ask, DryEngine, Frame, counted, example_asks, letter, watch
 from .style import PALETTE
@@ -23,8 +24,8 @@ class AnnouncedPool(ContiguousPool):
         super().__init__(num_blocks, block_size, min(max(ask.announced for ask in asks), num_blocks * block_size))
         self.asks = asks
 
-    def start(self, request: Hashable, tokens: Sequence[int] = (), reserve: int | None = None) -> int | None:
-        return super().start(request, tokens, self.asks[request].announced if reserve is None else reserve)
+    def start(self, request: Hashable, tokens: Sequence[int] = (), hashes: list[bytes] | None = None) -> int | None:
+        return super().start(request, tokens, reserve=self.asks[request].announced)
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def memory_map(
     }
     left = {reserve: watch(DryEngine(pool()), asks) for reserve, pool in pools.items()}
     right = {
-        (size, shared): watch(DryEngine(BlockPool(slots // size, size, prefix_sharing=shared)), asks)
+        (size, shared): watch(DryEngine(BlockPool(slots // size, size, enable_prefix_caching=shared)), asks)
         for size in block_sizes
         for shared in (True, False)
     }

@@ -7,8 +7,9 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ...bench.memory import ContiguousPool
 from ...files.handle import Model
-from ...serving.blocks import BlockPool, ContiguousPool, PoolStats
+from ...serving.blocks import BlockPool, PoolStats
 from ...serving.engine import Engine
 from ...serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
 
@@ -52,8 +53,8 @@ class Frame:
     @property
     def seconds(self) -> float | None:
         """How long the step took; None if no model was there to take any time."""
-        parts = getattr(self.record, "seconds", None)
-        return None if parts is None else sum(parts.values())
+        parts = self.record.seconds if self.record else {}
+        return sum(parts.values()) if parts else None
 
     def owners(self) -> dict[int, list[Hashable]]:
         """Block → the requests that have it in their tables."""
@@ -94,17 +95,17 @@ class DryEngine:
     Who runs when, and which block holds what, does not depend on what is written, so the record is the engine's own.
     """
 
-    def __init__(self, pool: BlockPool, max_num_seqs: int = 32, token_budget: int = 512, *, policy: str = "continuous",
-                 max_chunk: int | None = None):  # fmt: skip
+    def __init__(self, pool: BlockPool, max_num_seqs: int = 32, max_num_batched_tokens: int = 512, *,
+                 policy: str = "continuous", max_chunk: int | None = None):  # fmt: skip
         kind = {"continuous": Scheduler, "static": StaticScheduler}[policy]
-        self.pool, self.scheduler = pool, kind(pool, max_num_seqs, token_budget, max_chunk=max_chunk)
+        self.pool, self.scheduler = pool, kind(pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk)
 
     def add(self, prompt: Sequence[int], max_new_tokens: int, *, request_id: Hashable) -> None:
         self.scheduler.add(Request(request_id, prompt, max_new_tokens))
 
     def step(self) -> StepRecord:
         plan = self.scheduler.schedule()
-        return self.scheduler.update(plan, {row.request.id: Result([0] * row.emits) for row in plan.rows})
+        return self.scheduler.update(plan, {row.request.id: Result([0] * row.emits) for row in plan.scheduled})
 
 
 def watch(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Frame]:

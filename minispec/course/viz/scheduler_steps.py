@@ -80,11 +80,11 @@ def record(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Moment]:
         return {id: len(table.blocks) for id, table in pool.tables.items()}
 
     def listen(plan, results):
-        planned, drafted = blocks(), {row.request.id: tuple(row.request.draft_tokens) for row in plan.rows}
+        planned, drafted = blocks(), {row.request.id: tuple(row.request.draft_tokens) for row in plan.scheduled}
         done = update(plan, results)
         after, phases = blocks(), {row.id: row.phase for row in done.rows}
         parts = []
-        for row in plan.rows:
+        for row in plan.scheduled:
             id = row.request.id
             result = results.get(id) or Result()  # none: something failed, and it is planned again
             kept = pool.tables[id].length if id in pool.tables else 0
@@ -101,7 +101,7 @@ def record(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Moment]:
         frames = watch(engine, asks)
     finally:
         engine.scheduler.update = update
-    budget = engine.scheduler.token_budget
+    budget = engine.scheduler.max_num_batched_tokens
     return [Moment(frame, parts, budget) for frame, parts in zip(frames, steps, strict=True)]
 
 
@@ -284,7 +284,8 @@ def run_engines(target: Model, drafter: Drafter, asks: Sequence[Ask], engines: M
     """The same requests through engines with these options: name → steps. An option `drafter` replaces the drafter."""
     runs = {}
     for name, options in engines.items():
-        settings = dict(drafter=drafter, block_size=4, num_blocks=64, token_budget=32, prefix_sharing=False)
+        settings = dict(drafter=drafter, block_size=4, num_blocks=64, max_num_batched_tokens=32,
+                        enable_prefix_caching=False)  # fmt: skip
         runs[name] = record(Engine(endless(target), **settings | dict(options)), asks)
     return runs
 

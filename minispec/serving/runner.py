@@ -1,0 +1,190 @@
+"""What one step computes: a draft for every request that got slots for one, one forward pass of the target over prompt
+chunks, single tokens and drafts alike, and the verdicts, by the very functions of speculate.py.
+
+A request without a draft is plain decoding: an empty draft, which is accepted, and a bonus token. So there is one path
+for all, and speculation can be off for one request (k=0), for all (no drafter), or while the batch is full.
+
+On a GPU the requests that process no prompt and whose drafts are chains, which is most of them in most steps, have a
+pass to themselves, recorded and started by one launch: see gpu/buckets.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from ..drafters.base import Drafter
+from ..files.handle import Model
+from ..speculate import check_shapes, propose, view
+from ..trace import Cycle, synchronize
+from ..tree import Draft
+from ..verify import judge
+from .blocks import BlockPool
+from .job import HIDDEN_WINDOW, Job, Turn
+from .metrics import PARTS, Clock
+from .paged import PagedKVCache, split
+from .request import Result
+
+
+class Runner:
+    """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are recorded."""
+
+    def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, max_num_seqs: int, k: int,
+                 fast: bool | None):  # fmt: skip
+        self.target, self.drafter, self.pool = target, drafter, pool
+        self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
+        if fast is None:
+            fast = target.device.type == "cuda" and target.transformer.ordinary
+        if fast:
+            sizes = pool.num_blocks, pool.block_size, max_num_seqs, k if drafter else 0
+            self.cache, self.buckets = target.recorder().serve(*sizes, self.hidden_layers)
+        else:
+            memory = dict(block_size=pool.block_size, device=target.device, dtype=target.dtype)
+            self.cache, self.buckets = PagedKVCache(target.config, pool.num_blocks, **memory), None
+        if drafter and self.buckets:
+            drafter.record()
+
+    def draft(self, turns: Sequence[Turn]) -> None:
+        """One call of the drafter for all; each draft is cut to the depth and to the nodes that its slots allow."""
+        depths = [turn.plan.draft_length for turn in turns]
+        for turn in turns:
+            turn.job.context.max_nodes = turn.plan.max_nodes
+        try:
+            drafts = propose(self.drafter, [turn.job for turn in turns], max(depths), depths)
+            check_shapes(drafts, self.target.config.vocab_size)
+            for draft in drafts:
+                if draft.scratch and len(draft.scratch.tokens) > self.drafter.scratch_slots:
+                    raise ValueError(f"{self.drafter!r} made a draft with {len(draft.scratch.tokens)} scratch tokens, "
+                                     f"and its scratch_slots={self.drafter.scratch_slots} are all it gets")  # fmt: skip
+        except BaseException:
+            for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
+                self.forget(turn.job)
+            raise
+        for turn, draft in zip(turns, drafts, strict=True):
+            turn.draft, turn.asked = prune(draft, turn.plan.max_nodes), True
+            turn.plan.request.draft_tokens = turn.draft.tokens
+            turn.job.forget_states()  # the drafter has them now
+
+    def forget(self, job: Job) -> None:
+        if self.drafter is not None:
+            self.drafter.forget(job.context.row)
+
+    def forward(self, clock: Clock, turns: Sequence[Turn]) -> None:
+        """One pass over everything; or two, where there are fixed shapes for the requests that decode: these save far
+        more than it costs to read the weights once more for the others."""
+        decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
+        rows = [turn.tokens() for turn in decoding]
+        if decoding and self.buckets.takes(rows):
+            self._bucket_pass(clock, decoding, rows)
+            turns = [turn for turn in turns if not turn.decodes]
+        if turns:
+            self._ragged_pass(clock, turns)
+
+    def _ragged_pass(self, clock: Clock, turns: Sequence[Turn]) -> None:
+        """[certain tokens …, drafts …, scratch …] of every request, end to end; logits only where they are needed."""
+        transformer, device = self.target.transformer, self.target.device
+        rows = [turn.tokens() for turn in turns]
+        starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
+        masks, positions = None, None
+        if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
+            views = [view(turn.draft, n) if turn.branches else (None, torch.arange(n))
+                     for turn, n in zip(turns, counts, strict=True)]  # fmt: skip
+            masks = [mask for mask, _ in views]
+            offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
+            positions = torch.cat(offsets)[None].to(device)  # [1, N]
+        paged = self.cache.open(self._tables(turns), starts, counts, masks)
+        tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
+        clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
+        x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
+        # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
+        needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
+        if sum(needed) < x.shape[1]:
+            wanted, end = [], 0
+            for n, count in zip(needed, counts, strict=True):
+                end += count
+                wanted += range(end - n, end)
+            x = x[:, wanted]
+        logits = split(transformer.head(x), needed)  # [1 + drafts + scratch, V] each
+        states = {n: split(state, counts) for n, state in hidden.items()}
+        synchronize(device)
+        for i, turn in enumerate(turns):
+            turn.logits = logits[i]
+            turn.ran(counts[i], {n: of_turns[i] for n, of_turns in states.items()})
+
+    def _bucket_pass(self, clock: Clock, turns: Sequence[Turn], rows: list[list[int]]) -> None:
+        """A pass in a fixed shape, for requests that decode."""
+        tables = self._tables(turns)
+        clock.lap("scheduling")
+        logits, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
+        if len(turns) == 1:  # after a fault each runs alone, one after the other, before any of them is judged
+            logits, hidden = logits.clone(), {n: states.clone() for n, states in hidden.items()}
+        synchronize(self.target.device)
+        clock.lap("pass")
+        for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
+            turn.bucket = logits, i
+            turn.ran(len(row), {n: states[i, : len(row)] for n, states in hidden.items()})
+
+    def judge(self, turns: Sequence[Turn]) -> None:
+        contexts, drafts = [turn.job.context for turn in turns], [turn.draft for turn in turns]
+        lossless = self.drafter is None or self.drafter.lossless
+        verdicts, p, q = judge(side_by_side(turns), contexts, drafts, lossless)
+        for i, turn in enumerate(turns):
+            committed = len(contexts[i].tokens)
+            turn.verdict = verdicts[i]
+            turn.cycle = Cycle.of(drafts[i], verdicts[i], p[i], q and q[i], committed, lossless)
+
+    def keep(self, turns: Sequence[Turn]) -> None:
+        """The accepted path of a tree moves together, to the slots right after the certain token."""
+        trees = [turn for turn in turns if turn.draft.parents is not None and turn.verdict.path]
+        if trees:
+            starts = [turn.plan.start + turn.plan.count for turn in trees]
+            self.cache.gather(self._tables(trees), starts, [turn.verdict.path for turn in trees])
+
+    def settle(self, results: dict, clock: Clock, turns: Sequence[Turn]) -> None:
+        """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
+        [turn] = turns
+        job, id, count = turn.job, turn.plan.request.id, turn.plan.count
+        path = turn.verdict.path if turn.verdict else []
+        if turn.hidden and job.speculates:
+            kept = [*range(count), *(count + node for node in path)]
+            newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
+            job.remember({n: states[kept] for n, states in turn.hidden.items()}, newest)
+        if turn.verdict is None:
+            results[id] = Result()
+            return
+        cycle, parts = turn.cycle, clock.seconds
+        cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+        job.write(cycle)
+        job.last_token = time.perf_counter()
+        job.first_token = job.last_token if job.first_token is None else job.first_token
+        results[id] = Result(cycle.tokens, turn.verdict.accepted, job.writer.finish_reason)
+        if turn.asked and not job.ended:
+            scratch = turn.logits[-len(turn.draft.scratch.tokens) :] if turn.draft.scratch else None
+            self.drafter.settle(job.context.row, path, turn.verdict.token, scratch)
+
+    def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
+        return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
+
+
+def prune(draft: Draft, nodes: int) -> Draft:
+    """The first `nodes` of a draft. Parents come before children, so what is left is a tree again; and which nodes go
+    is known before any token is sampled, so the output keeps the target's distribution."""
+    if len(draft.tokens) <= nodes:
+        return draft
+    probs = None if draft.probs is None else draft.probs[:nodes]
+    return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)
+
+
+def side_by_side(turns: Sequence[Turn]) -> Tensor:
+    """Their logits at the last certain token and the drafts, [B, n + 1, V]; shorter drafts are followed by padding."""
+    longest = 1 + max(len(turn.draft.tokens) for turn in turns)
+    if all(turn.bucket and turn.bucket[0] is turns[0].bucket[0] for turn in turns):  # they are already
+        together, rows = turns[0].bucket[0], [turn.bucket[1] for turn in turns]
+        return (together if len(rows) == len(together) else together[rows])[:, :longest]
+    each = [turn.bucket[0][turn.bucket[1]] if turn.bucket else turn.logits for turn in turns]
+    own = [logits[: len(turn.draft.tokens) + 1] for turn, logits in zip(turns, each, strict=True)]
+    return pad_sequence(own, batch_first=True)
