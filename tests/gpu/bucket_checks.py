@@ -3,7 +3,7 @@
 test_buckets.py runs them on the CPU, where a recording just does its work, on broken variants too, and under the `gpu`
 mark on CUDA. A GPU box needs no pytest for that:
 
-    PYTHONPATH=. python3 tests/bucket_checks.py
+    PYTHONPATH=.:tests python3 tests/gpu/bucket_checks.py
 """
 
 from __future__ import annotations

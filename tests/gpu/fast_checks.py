@@ -3,7 +3,7 @@
 test_fast.py runs them on the CPU, where a launch just does its work, and under the `gpu` mark on CUDA, where it replays
 a recording. A GPU box needs no pytest for that:
 
-    PYTHONPATH=. python3 tests/fast_checks.py
+    PYTHONPATH=.:tests python3 tests/gpu/fast_checks.py
 """
 
 from __future__ import annotations

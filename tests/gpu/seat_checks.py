@@ -1,6 +1,6 @@
 """From the user's seat, on a GPU: what one types after `import minispec as ms`, with every drafter.
 
-    python tests/gpu/seat_checks.py
+    PYTHONPATH=.:tests python tests/gpu/seat_checks.py
 
 `generate`, `speculate` and an engine in float64, where greedy outputs must be equal; threads and callbacks; the demo
 and the measurement in the dtype that `ms.load` chooses. micro and what ships for it are enough.
@@ -11,12 +11,9 @@ from __future__ import annotations
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import torch
 from fast_checks import run_on_the_gpu
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import minispec as ms
 from minispec.bench.measure import measure
@@ -57,7 +54,7 @@ def check_engine(device: str) -> None:
     plain = [out.tokens for out in ms.generate(target, prompts, COUNT)]
     for name in (None, *DRAFTERS):
         engine = ms.Engine(target, name and drafter(name, target), num_blocks=128, max_num_seqs=4, k=3)
-        found = [out.tokens for out in engine.generate(prompts, max_new_tokens=COUNT)]
+        found = [out.tokens for out in engine.generate(prompts, max_new_tokens=COUNT, progress=False)]
         assert found == plain, name
         engine.check_integrity()
 
