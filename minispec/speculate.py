@@ -23,14 +23,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from . import tree as trees
 from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
 from .sampling import SamplingParams
 from .trace import Cycle, Stopwatch, Trace
-from .tree import Draft
+from .tree import Draft, cut, view
 from .verify import Verdict, check_draft, judge
 
 if TYPE_CHECKING:
@@ -273,20 +272,6 @@ def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequen
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
-def cut(draft: Draft, depth: int) -> Draft:
-    """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
-    if len(draft.tokens) <= depth:
-        return draft
-    keep = [i for i, level in enumerate(trees.depths(draft.tree)) if level <= depth]
-    number = {-1: -1} | {old: new for new, old in enumerate(keep)}
-    return Draft(
-        [draft.tokens[i] for i in keep],
-        None if draft.probs is None else draft.probs[keep],
-        None if draft.parents is None else [number[draft.parents[i]] for i in keep],
-        draft.scratch,
-    )
-
-
 def forward(
     model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers: Sequence[int]
 ):
@@ -319,21 +304,6 @@ def check_shapes(drafts: Sequence[Draft], V: int) -> None:
                              f"give one distribution over the target's vocabulary for each, {needed}")  # fmt: skip
         if not all(0 <= token < V for token in draft.tokens):
             check_draft(torch.tensor(draft.tokens), None, V)
-
-
-def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
-    """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
-    [last token, drafts …, padding …, scratch …]."""
-    mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
-    n = len(draft.tokens) + 1
-    mask[:n, :n] = trees.verify_mask(draft.tree)
-    offsets[:n] = torch.tensor([0, *trees.depths(draft.tree)])
-    if draft.scratch:
-        s = len(draft.scratch.tokens)
-        mask[-s:, -s:] = draft.scratch.mask
-        mask[-s:, 0] = True  # the last committed token is context like the rest
-        offsets[-s:] = torch.tensor(draft.scratch.offsets)
-    return mask, offsets
 
 
 def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[Verdict]) -> None:

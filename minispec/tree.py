@@ -115,6 +115,35 @@ def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
     return prefix_length + torch.tensor([0, *depths(parents)])
 
 
+def cut(draft: Draft, depth: int) -> Draft:
+    """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
+    if len(draft.tokens) <= depth:
+        return draft
+    keep = [i for i, level in enumerate(depths(draft.tree)) if level <= depth]
+    number = {-1: -1} | {old: new for new, old in enumerate(keep)}
+    return Draft(
+        [draft.tokens[i] for i in keep],
+        None if draft.probs is None else draft.probs[keep],
+        None if draft.parents is None else [number[draft.parents[i]] for i in keep],
+        draft.scratch,
+    )
+
+
+def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
+    """What attends to what [T, T], and how far after the last token each is [T], in a pass of T = size tokens:
+    [last token, drafts …, padding …, scratch …]."""
+    mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
+    n = len(draft.tokens) + 1
+    mask[:n, :n] = verify_mask(draft.tree)
+    offsets[:n] = torch.tensor([0, *depths(draft.tree)])
+    if draft.scratch:
+        s = len(draft.scratch.tokens)
+        mask[-s:, -s:] = draft.scratch.mask
+        mask[-s:, 0] = True  # the last committed token is context like the rest
+        offsets[-s:] = torch.tensor(draft.scratch.offsets)
+    return mask, offsets
+
+
 def merge(branches: Sequence[Sequence[int]]) -> Tree:
     """The trie of deterministic branches: common beginnings become one node.
 

@@ -207,6 +207,9 @@ def demo(
         "speculative": lambda: speculative.append(speculate(target, prompt, drafter, k, tokens, **sampled)),
         "one pass": lambda: passes.append(verify_curve(target, (1,), context, 5, 1)[0].time.median),
     }
+    if target.backend:  # what is recorded and compiled once belongs to no round; the watched run did that for drafts
+        calls["plain"]()
+        plain.clear()
     with tqdm(total=len(calls) * repeat, desc="timing", leave=False, disable=None) as bar:  # on terminals only
         interleaved_times(calls, repeat, 0, target.device, seconds=seconds, reset=bar.update)
     drafting, verifying = [], []  # in passes of one token, one of each a round

@@ -256,7 +256,7 @@ class Engine:
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
                 if turn.asked and turn.plan.request.id not in results:
-                    runner.forget(turn.job)
+                    runner.restart(turn.job)
             raise
         finally:
             record = self.scheduler.update(plan, results)
@@ -277,7 +277,7 @@ class Engine:
             job = self.jobs[id]
             job.forget_states()
             try:
-                self.runner.forget(job)
+                self.runner.restart(job)
             except Exception as error:
                 fail(self, job, error)
 

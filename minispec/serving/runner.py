@@ -62,12 +62,17 @@ class Runner:
                                      f"and its scratch_slots={self.drafter.scratch_slots} are all it gets")  # fmt: skip
         except BaseException:
             for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
-                self.forget(turn.job)
+                self.restart(turn.job)
             raise
         for turn, draft in zip(turns, drafts, strict=True):
             turn.draft, turn.asked = prune(draft, turn.plan.max_nodes), True
             turn.plan.request.draft_tokens = turn.draft.tokens
             turn.job.forget_states()  # the drafter has them now
+
+    def restart(self, job: Job) -> None:
+        """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
+        if self.drafter is not None:
+            self.drafter.rewind(job.context.row, 0)
 
     def forget(self, job: Job) -> None:
         if self.drafter is not None:

@@ -25,6 +25,7 @@ from minispec.gpu import buckets as module
 from minispec.gpu import draft_memory
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
+from minispec.gpu.record import why_not_compile
 from minispec.serving.paged import PagedKVCache, split
 
 K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
@@ -416,7 +417,7 @@ def check_flat_memory(device="cuda", requests: int = 120) -> None:
 
 def check_compiled(device="cuda") -> None:
     """An engine on a GPU is fast and compiled unless told otherwise, and writes what the usual one does."""
-    assert graphs.why_not_compile() is None, graphs.why_not_compile()
+    assert why_not_compile() is None, why_not_compile()
     model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
     some = asks()
     expected, usual = texts(model, ms.drafters.NGram(), False, some)

@@ -332,7 +332,8 @@ def check_replay(device="cuda") -> None:
             texts = []
             for recorded in (True, True, False):
                 if not recorded:
-                    decoder.recorded = record.on_the_device(decoder.step)
+                    decoder.recorded = Recorded(decoder.step, decoder.state())
+                    decoder.recorded.recordable = lambda: False
                 decoder.start([PROMPTS[0]], seed=7)
                 decoder.launch(20)
                 texts.append(decoder.fetch()[0])

@@ -74,7 +74,7 @@ def as_many_numbers_as_the_longest_draft(patch: MonkeyPatch) -> None:
 
 def preemption_is_kept_secret(patch: MonkeyPatch) -> None:
     """Does not tell the drafter that a request starts anew: it hears the beginning of the text a second time."""
-    rewrite(patch, Engine, "_begin", "self.runner.forget(job)", "pass")
+    rewrite(patch, Engine, "_begin", "self.runner.restart(job)", "pass")
 
 
 def states_survive_a_preemption(patch: MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def the_ended_are_not_forgotten(patch: MonkeyPatch) -> None:
 
 def half_a_draft_is_trusted(patch: MonkeyPatch) -> None:
     """Asks a drafter that broke again, without telling it to start afresh."""
-    rewrite(patch, Runner, "draft", "self.forget(turn.job)", "pass")
+    rewrite(patch, Runner, "draft", "self.restart(turn.job)", "pass")
 
 
 # ---- engines beside each other, threads, and what callers do ---------------------------------------------------------

@@ -653,3 +653,18 @@ def test_a_soak_in_constant_memory():
     assert totals["finished"]["abort"] > 20
     assert held[2] < held[1] + 40_000
     assert_idle(engine)
+
+
+def test_a_preempted_request_teaches_a_suffix_drafter_nothing_before_it_ends(tiny):
+    """Half an output is no finished one: what is remembered of past requests are whole outputs."""
+    drafter = ms.drafters.Suffix(memory=8)
+    engine = ms.Engine(tiny, drafter, num_blocks=9, block_size=4, max_num_seqs=4, k=2, enable_prefix_caching=False)
+    prompts = [[1, 2, 3, i] for i in range(4)]
+    ids = [engine.add(prompt, 16) for prompt in prompts]
+    outs, preempted = {}, 0
+    while engine.jobs:
+        preempted += len(engine.step().preempted)
+        outs |= engine.take()
+        whole = sorted(outs[id].tokens[1:] for id in outs)  # the first token is there before the first draft
+        assert sorted(list(text.tokens) for text in drafter.past.texts) == whole
+    assert preempted and sorted(outs) == ids
