@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import re
 import subprocess
 import sys
+import textwrap
 from collections.abc import Container, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -18,6 +20,8 @@ from packaging.utils import canonicalize_name
 
 import minispec as ms
 from minispec import course
+from minispec.serving.engine import Engine
+from minispec.speculate import Eager
 
 try:
     import tomllib
@@ -313,6 +317,18 @@ def test_versions_of_the_package_agree():
 
 
 # ---------------------------------------------------------------- what a newcomer reads
+
+CORE = "model cache sampling generate verify tree trace speculate drafters.base drafters.ngram drafters.model "
+CORE += "drafters.medusa"
+
+
+def test_what_one_reads_comes_in_pieces_that_fit_a_sitting():
+    for name, file in FILES.items():
+        if name in CORE.split() or name.startswith("serving."):
+            assert len(file.read_text(encoding="utf-8").splitlines()) <= 320, f"{name}: would two files teach better?"
+    for function, lines in ((ms.speculate, 30), (Eager.cycles, 30), (Engine.step, 40), (Engine._step, 40)):
+        body = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0].body[1:]  # without the docstring
+        assert body[-1].end_lineno - body[0].lineno < lines, function.__qualname__
 
 
 def test_readme_names_the_commands_and_its_links_lead_somewhere():

@@ -293,7 +293,7 @@ print("A wants to write, copies:", pool.allocate("A", total=7))
 # for good, because nothing is ever written into a full block. However long the prompt, a fork costs one block.
 #
 # Forget the copy, and B writes into A's text. Nothing crashes. A user reads half a sentence of somebody else. That is
-# why [`check_integrity`](../minispec/serving/integrity.py) recounts everything, and why the tests call it after every step.
+# why [`check_pool`](../minispec/serving/integrity.py) recounts everything, and why the tests call it after every step.
 
 # %%
 pool.commit("B", [*prompt, 60])
