@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
+from random import Random
 
 import torch
 import torch.nn.functional as F
@@ -87,7 +88,7 @@ class SamplingParams(Sampling):
     those of vLLM and transformers.
     """
 
-    seed: int | None = None  # None: another one every time; sequence i of a batch uses seed + i
+    seed: int | None = None  # None: another one every time; each sequence of a batch has its own, derived from this
     max_new_tokens: int = 64
     min_new_tokens: int = 0  # until then no token that would end the sequence is sampled
     stop: str | Sequence[str] = ()  # strings that end the output; they are cut off its text
@@ -133,9 +134,15 @@ class SamplingParams(Sampling):
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
 
     def generator(self, index: int = 0) -> torch.Generator:
-        """The source of randomness of sequence `index` of a batch."""
+        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself.
+
+        The others' are not seed + 1, + 2, …: batches with the seeds 0 and 1 would share all but one of them.
+        """
         generator = torch.Generator()
-        generator.seed() if self.seed is None else generator.manual_seed(int(self.seed) + index)
+        if self.seed is None:
+            generator.seed()
+        else:
+            generator.manual_seed(Random(f"{self.seed} {index}").getrandbits(63) if index else int(self.seed))
         return generator
 
 

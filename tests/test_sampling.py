@@ -130,7 +130,9 @@ def test_draws_follow_their_law(sampling):
 def test_a_generator_repeats_its_draws():
     draw = lambda seed, index=0: uniforms([SamplingParams(seed=seed).generator(index)], 50)  # noqa: E731
     assert torch.equal(draw(3), draw(3)) and not torch.equal(draw(3), draw(4))
-    assert torch.equal(draw(3, index=1), draw(4))  # sequence i of a batch uses seed + i
+    every = [draw(seed, index) for seed in (3, 4) for index in range(4)]  # two batches share no sequence's numbers
+    assert all(not torch.equal(a, b) for i, a in enumerate(every) for b in every[:i])
+    assert torch.equal(draw(3, index=2), draw(3, index=2))
     assert not torch.equal(draw(None), draw(None))
     state = torch.get_rng_state()
     draw(5)

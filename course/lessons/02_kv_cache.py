@@ -94,9 +94,11 @@ class Counter(TorchFunctionMode):
             if weight is not target.transformer.lm_head.weight:  # which sees one token a pass, either way
                 self.products += x.shape[1] * weight.numel()
         if function is F.scaled_dot_product_attention:
-            q, k, mask = args[0], args[1], kwargs["attn_mask"]  # the mask says which pairs count
-            pairs = q.shape[2] * k.shape[2] if mask is None else int(mask.sum())
-            self.scores += q.shape[1] * pairs
+            T, S, mask = args[0].shape[2], args[1].shape[2], kwargs.get("attn_mask")
+            pairs = T * S if mask is None else int((mask == 0).sum())  # it adds 0 where a pair counts, −∞ elsewhere
+            if kwargs.get("is_causal"):
+                pairs = T * (T + 1) // 2  # each token with itself and those before it
+            self.scores += args[0].shape[0] * args[0].shape[1] * pairs
         return function(*args, **(kwargs or {}))
 
     def work(self) -> theory.Work:

@@ -279,10 +279,10 @@ for name, siblings in (
     ("all different", exact.distinct),
     ("q's best", exact.best),
 ):
-    exact = exact.emitted_distribution(p, q, m=3, siblings=siblings)
+    right = exact.emitted_distribution(p, q, m=3, siblings=siblings)
     naive = exact.emitted_distribution(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
     print(
-        f"{name:21}{theory.total_variation(p, exact.tolist()):10.3f}{theory.total_variation(p, naive.tolist()):19.3f}"
+        f"{name:21}{theory.total_variation(p, right.tolist()):10.3f}{theory.total_variation(p, naive.tolist()):19.3f}"
     )
 
 # %% [markdown]

@@ -144,13 +144,18 @@ class FastDecoder:
     def launch(self, times: int = 1) -> None:
         """Write on. Nothing is waited for; refused where the longest possible result would not fit."""
         self._refuse_more_than(self.bound + times * self.most - 1)
+        self.supply(times)
+        for _ in range(times):
+            self.recorded()
+        self.bound += times * self.most
+
+    @on_the_device
+    def supply(self, times: int) -> None:
+        """Put the random numbers of so many launches where they find them."""
         if self.numbers:
             random = uniforms(self.generators, times * self.numbers)
             self.random[:, : random.shape[1]].copy_(random)
             self.taken.zero_()
-        for _ in range(times):
-            self.recorded()
-        self.bound += times * self.most
 
     def _refuse_more_than(self, tokens: int) -> None:
         if tokens > self.target.capacity:
@@ -256,11 +261,13 @@ class FastSpeculator(FastDecoder):
         """The same, and every cycle is timed."""
         self._refuse_more_than(self.bound + times * self.most - 1)
         self.recorded.prepare()  # what is done once belongs to no cycle
+        self.supply(times)
         end = Moment(self.target.device)
         for _ in range(times):
-            super().launch()
+            self.recorded()
             begin, end = end, Moment(self.target.device)
             self.spans.append((begin, end))
+        self.bound += times * self.most
 
     def step(self) -> None:
         n = self.count.clone()  # [B]

@@ -52,13 +52,13 @@ class Recorded:
         self.work, self.state, self.generator = work, state, generator
         self.graph: torch.cuda.CUDAGraph | None = None
 
-    @on_the_device
     def __call__(self) -> None:
-        self.prepare()
         if self.graph is None:
-            self.work()
-        else:
+            self.prepare()
+        if self.graph is not None:
             self.graph.replay()
+        else:
+            on_the_device(self.work)()
 
     @on_the_device
     def prepare(self) -> None:

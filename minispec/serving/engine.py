@@ -111,8 +111,9 @@ class Engine:
 
     def generate(self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True,
                  **options) -> list[Output]:  # fmt: skip
-        """The outputs of a list of prompts, in its order, with a progress bar if there are several. Prompt i uses
-        seed + i. Other requests of this engine are served meanwhile; their outputs are left for `take`."""
+        """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each
+        has a seed of its own, as in a batch of `ms.generate`. Other requests of this engine are served meanwhile; their
+        outputs are left for `take`."""
         self._refuse_inside_a_step("generate")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (Integral, dict))):
             prompts = [prompts]  # one text, one list of token ids, or one conversation

@@ -15,6 +15,7 @@ from sequence_distribution import DRAWS, assert_follows, joint_distribution, pow
 
 import minispec as ms
 from minispec.drafters import Context, Lookahead
+from minispec.drafters.base import next_id
 from minispec.drafters.lookahead import Row as State
 from minispec.drafters.lookahead import window_mask
 from minispec.generate import Writer
@@ -82,9 +83,10 @@ def check_distribution(target: ms.Model, draws: int, knobs: dict, batch: int = 5
     drafter, pool, outs = Lookahead(target, window=2, ngram=3, guesses=3), full_pool(5, 2, 3), []
     for seed in range(draws // batch):
         with no_garbage_collection():
-            for row in range(batch):
+            first = next_id() + 1  # of the ids that the sequences of this batch will have
+            for row in range(first, first + batch):
                 drafter.rows[row] = state = State(random.Random(row), [[], []])
-                state.pool.update({first: list(branches) for first, branches in pool.items()})
+                state.pool.update({token: list(branches) for token, branches in pool.items()})
             outs += ms.speculate(target, [PROMPT] * batch, drafter, 2, 3, seed=seed, **knobs)
     assert_follows(
         [out.tokens for out in outs], joint_distribution(target, PROMPT, 3, ms.Sampling(**knobs)), str(knobs)

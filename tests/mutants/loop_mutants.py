@@ -14,7 +14,7 @@ from minispec.drafters import Draft
 from minispec.drafters import model as drafter
 from minispec.sampling import distributions
 
-from .patching import Mutant, rewrite
+from .patching import Mutant
 
 loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
 
@@ -222,13 +222,21 @@ def broken_runs_forget_nothing(patch: MonkeyPatch) -> None:
 
 def rows_forgotten_with_the_batch(patch: MonkeyPatch) -> None:
     """Forgets a finished row only when the last one is finished: until then the drafter keeps all it knows of it."""
-    rewrite(
-        patch,
-        loop.Eager,
-        "finish",
-        "for row in ended:",
-        "self.left = [*getattr(self, 'left', ()), *ended]\n        for row in self.left if not going else []:",
-    )
+    late = []
+
+    def finish(self):
+        drafter, forget = self.drafter, self.drafter.forget
+        drafter.forget = late.append
+        try:
+            rows = right(self)
+        finally:
+            del drafter.forget
+        for row in late if not rows else ():
+            forget(row)
+        return rows
+
+    right = loop.Eager.finish
+    patch.setattr(loop.Eager, "finish", finish)
 
 
 # ---- who catches whom ----------------------------------------------------------------------------------------------
