@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from .sampling import argmax, distributions, pick, uniforms
+from .sampling import argmax, distributions, pick, uniforms, widest
 from .tree import Draft, check_parents, children, depths, path_to
 
 Context = tuple[int, ...]
@@ -311,10 +311,10 @@ def _check_tree(p: Tensor, q: Tensor | None, tokens: list[int], parents: list[in
 def _uniforms(generator, shape: tuple[int, ...], device) -> Tensor | Sequence[float]:
     """Random numbers of one call: as many as distributions, however the call ends, so that runs stay comparable."""
     if isinstance(generator, torch.Generator):
-        generator = torch.rand(shape, generator=generator, dtype=torch.float64, device=generator.device)
+        generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
     given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
     if given != shape:
         raise ValueError(f"generator={generator!r}: give a torch.Generator, or numbers in [0, 1) of shape {shape}")
     if isinstance(generator, Tensor):
-        return generator.tolist() if len(shape) == 1 else generator.to(device, torch.float64)
+        return generator.tolist() if len(shape) == 1 else generator.to(device, widest(device))
     return generator
