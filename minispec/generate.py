@@ -148,7 +148,7 @@ class Decoder:
         self.transformer, self.params = model.transformer, params
         self.generators = [params.generator(i) for i in range(len(prompts))]
         # Until min_new_tokens have come, these are not sampled.
-        self.held_back = sorted({*params.stop_token_ids, *(() if params.ignore_eos else model.end_tokens)})
+        self.held_back = params.held_back(model.end_tokens)
         self.count = 0
         self.cache = self.transformer.new_cache(len(prompts), max(map(len, prompts)) + params.max_new_tokens)
         self.unread, counts = pad(list(prompts), model.device)  # [B, T]: at first the prompts, then one token each
@@ -158,7 +158,7 @@ class Decoder:
         """At least one more token of each sequence; another decoder may return up to `most`."""
         logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
         if self.held_back and self.count < self.params.min_new_tokens:
-            logits[:, self.held_back] = -torch.inf
+            logits[:, list(self.held_back)] = -torch.inf
         if self.params.greedy:  # no distribution is needed to know its only token
             tokens = torch.tensor(argmax(logits[:, None]), device=logits.device)  # [B, 1]
         else:

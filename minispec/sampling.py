@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
@@ -132,6 +132,11 @@ class SamplingParams(Sampling):
     def sampling(self) -> Sampling:
         """The distribution alone: requests that differ in nothing but seeds and stops share it."""
         return Sampling(self.temperature, self.top_k, self.top_p, self.min_p)
+
+    def held_back(self, end_tokens: Iterable[int]) -> tuple[int, ...]:
+        """The tokens that must not be sampled before `min_new_tokens`, of a model with these end tokens."""
+        ends = () if self.ignore_eos else end_tokens
+        return tuple(sorted({*self.stop_token_ids, *ends})) if self.min_new_tokens else ()
 
     def generator(self, index: int = 0) -> torch.Generator:
         """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself.

@@ -50,8 +50,8 @@ class Completion:
     def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
         """Sequence `index` of a batch."""
         writer = Writer(model, params, stream)
-        held_back = tuple(sorted(writer.end_tokens | writer.stop_tokens)) if params.min_new_tokens else ()
-        context = Context(next_id(), list(ids), params.sampling, params.generator(index), held_back=held_back,
+        context = Context(next_id(), list(ids), params.sampling, params.generator(index), 
+                          held_back=params.held_back(model.end_tokens),
                           held_until=len(ids) + params.min_new_tokens)  # fmt: skip
         return cls(context, writer, len(ids))
 
@@ -203,12 +203,12 @@ def stream(
     To stop listening is to stop generating.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    [ids], batched = prepare(model, [prompt], params) if isinstance(prompt, str) else prepare(model, prompt, params)
-    if model.tokenizer is None or (batched and not isinstance(prompt, str)):
+    prompts, batched = prepare(model, prompt, params)
+    if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
     if drafter is not None:
         check(model, drafter, k, False)
-    return _pieces(model, ids, drafter, k, params)
+    return _pieces(model, prompts[0], drafter, k, params)
 
 
 def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str, params: SamplingParams):

@@ -362,3 +362,10 @@ def test_nan_logits_are_an_error_not_a_token(make_model, temperature):
     model.transformer.norm.weight[3] = math.nan
     with pytest.raises(ValueError, match="NaN"):
         ms.generate(model, [1, 2, 3], temperature=temperature)
+
+
+def test_a_stream_takes_one_prompt(tiny_text, tiny):
+    for model, prompt in ((tiny_text, ["a", "b"]), (tiny, [1, 2])):
+        with pytest.raises(ValueError, match="stream needs one prompt"):
+            ms.stream(model, prompt)
+    assert "".join(ms.stream(tiny_text, "The fox", 12)) == ms.generate(tiny_text, "The fox", 12).text

@@ -87,7 +87,9 @@ class Backend:
         if len(prompts) > 1 or not self.lease.take():
             return None
         with giving_back(self.lease):
-            recording = self.recording(len(prompts[0]) + params.max_new_tokens, params.sampling, self.held_back(params))
+            recording = self.recording(
+                len(prompts[0]) + params.max_new_tokens, params.sampling, params.held_back(self.model.end_tokens)
+            )
             recording.start(prompts, params.seed, params.min_new_tokens)
             return RecordedDecoder(recording, [self.lease])
 
@@ -110,7 +112,7 @@ class Backend:
             return None
         with giving_back(*leases):
             recording = self.recording(
-                tokens, params.sampling, self.held_back(params), draft.backend, k, drafter.sampling
+                tokens, params.sampling, params.held_back(self.model.end_tokens), draft.backend, k, drafter.sampling
             )
             recording.start([rows[0].context.tokens], params.seed, params.min_new_tokens)
             return RecordedSpeculator(recording, rows[0], leases)
@@ -140,11 +142,6 @@ class Backend:
         return PagedMemory(self.model)
 
     # ---- recordings ------------------------------------------------------------------------------------------------
-
-    def held_back(self, params: SamplingParams) -> tuple[int, ...]:
-        """What must not be sampled before min_new_tokens."""
-        ends = () if params.ignore_eos else self.model.end_tokens
-        return tuple(sorted({*params.stop_token_ids, *ends})) if params.min_new_tokens else ()
 
     def reserve(self, tokens: int) -> FastTransformer:
         """The transformer, with room for so many tokens."""
