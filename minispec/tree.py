@@ -99,6 +99,17 @@ def ancestor_mask(parents: Sequence[int]) -> Tensor:
     return mask
 
 
+def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
+    """`ancestor_mask` of B trees at once: parents [B, n] → [B, n, n]. No tree is deeper than `depth` (None: than n)."""
+    n = parents.shape[1]
+    one_up = parents[..., None] == torch.arange(n, device=parents.device)
+    reached = one_up | torch.eye(n, dtype=torch.bool, device=parents.device)
+    steps = 1  # up the tree that this covers; each product doubles them
+    while steps < (n if depth is None else depth) - 1:
+        reached, steps = (reached.float() @ reached.float()) > 0, 2 * steps
+    return reached
+
+
 def verify_mask(parents: Sequence[int]) -> Tensor:
     """[n + 1, n + 1], the same for the verify pass, where the last committed token comes first and all attend to it."""
     mask = torch.zeros(len(parents) + 1, len(parents) + 1, dtype=torch.bool)

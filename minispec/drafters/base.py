@@ -44,6 +44,7 @@ class Drafter:
     hidden_window: int | None = None  # how many of the newest positions' states it needs; None: all of them, once
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
+    on_device = None  # the class that drafts in its place inside a recorded cycle, if a backend has one (gpu/heads.py)
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
     scratch_slots: int = 0  # how many of these are for scratch tokens

@@ -33,7 +33,7 @@ from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
 from ..tree import allowed_nodes
 from .base import Context, Draft, Drafter
-from .growth import grow_batch
+from .growth import Expand, grow_batch
 
 
 class DFlashHead(nn.Module):
@@ -166,13 +166,15 @@ class DFlash(Drafter):
         A path among the n likeliest has its parent among them and fewer than n rivals there, so n paths per depth and n
         candidates per blank leave none out.
         """
+        grown = grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
+        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
+
+    def fillings(self, logits: Tensor) -> Expand:
+        """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it."""
         log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         log_q, best = log_q.topk(min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
-        candidates = self.heads.head_ids[best]
-        # A blank's candidates are the same whatever was put into the blanks before it.
-        expand = lambda depth, *_: (candidates[:, depth, None], log_q[:, depth, None])  # [b, 1, m]  # noqa: E731
-        grown = grow_batch(expand, logits.shape[1], self.nodes, budgets)
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
+        tokens = self.heads.head_ids[best]
+        return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
     @torch.inference_mode()
     def score(self, contexts: Sequence[Context]) -> Tensor:

@@ -259,13 +259,13 @@ class Eagle(Drafter):
                 itself = torch.eye(w, dtype=torch.bool, device=device).expand(R, w, w)
                 sees = torch.cat([sees.take_along_dim(parents, 1), itself], 2)  # what its parent sees, and itself
                 f = self._expand(tokens, f.take_along_dim(parents, 1), start, sees, depth)
-            return self._best(f)
+            return self.best_tokens(f)
 
         idle = [0] * (R - len(budgets))  # sequences that only ride along
         grown = grow_batch(expand, k, self.width, [*budgets, *idle])[: len(budgets)]
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
-    def _best(self, feature: Tensor) -> tuple[Tensor, Tensor]:
+    def best_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
         """The likeliest next tokens after features [..., d] and their log-probabilities, [..., w] each, best first."""
         logits = self.head.logits(feature)
         log_q, best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(self.width)

@@ -14,6 +14,7 @@ from torch import Tensor
 from ..tree import Tree, prune
 
 Scored = tuple[int, float]  # a token and its log-probability under the draft
+Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  # see `grow_tensors`
 
 
 def grow(
@@ -53,21 +54,25 @@ def grow(
     return prune(tree, scores, budget)
 
 
-def grow_batch(
-    expand: Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]],
-    depth: int,
-    width: int,
-    budgets: Sequence[int],
-) -> list[Tree]:
-    """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes.
+def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -> list[Tree]:
+    """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes."""
+    if max(budgets) < 1:
+        return [Tree([], []) for _ in budgets]
+    tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets)
+    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
+    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
+
+
+def grow_tensors(
+    expand: Expand, depth: int, width: int, most: int, budgets: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree, or of its budgets[b], first in its row.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
+    No number is looked at on the way, so a device may record it all.
     """
-    most = max(budgets)
-    if most < 1:
-        return [Tree([], []) for _ in budgets]
     levels, grown = [], 0  # a level is the nodes of one depth: tokens, scores and parents, [B, n] each
     tokens = parents = None
     for level in range(depth):
@@ -83,18 +88,20 @@ def grow_batch(
         tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
         number, grown = grown + chosen, grown + kept.shape[1]
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
-    return keep_likeliest(tokens, scores, parents, budgets)
+    return keep_likeliest(tokens, scores, parents, most, budgets)
 
 
-def keep_likeliest(tokens: Tensor, scores: Tensor, parents: Tensor, budgets: Sequence[int]) -> list[Tree]:
-    """The budgets[b] likeliest nodes of every tree [B, N], in the order in which they are there."""
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
-    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
-    kept = best.masked_fill(over, tokens.shape[1]).sort(1).values.contiguous()  # what is over its budget comes last
+def keep_likeliest(
+    tokens: Tensor, scores: Tensor, parents: Tensor, most: int, budgets: Sequence[int] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The `most` likeliest nodes of every tree [B, N], in the order in which they are there; or its budgets[b]."""
+    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [B, n], likeliest first
+    if budgets is not None:  # what is over its budget comes last
+        over = torch.arange(kept.shape[1], device=kept.device) >= torch.tensor(budgets, device=kept.device)[:, None]
+        kept = kept.masked_fill(over, tokens.shape[1])
+    kept = kept.sort(1).values.contiguous()
     tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
-    parents = torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
-    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
-    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
+    return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
 
 
 def likeliest(scores: Tensor, count: int) -> Tensor:

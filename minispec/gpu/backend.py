@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 
@@ -22,14 +22,15 @@ from torch import Tensor
 from ..drafters.base import Drafter
 from ..files.folder import load as load_model
 from ..files.handle import Model
-from ..sampling import Sampling, SamplingParams
+from ..sampling import SamplingParams
 from ..speculate import Completion
 from ..trace import Cycle
 from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, require_ordinary
-from .record import Recorded, why_not_compile
+from .record import Recorded, on_the_device, why_not_compile
+from .trees import TreeSpeculator
 
 LOOK_EVERY = 8  # launches between two looks at what was generated
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
@@ -87,23 +88,45 @@ class Backend:
         if len(prompts) > 1 or not self.lease.take():
             return None
         with giving_back(self.lease):
+            held_back = params.held_back(self.model.end_tokens)
             recording = self.recording(
-                len(prompts[0]) + params.max_new_tokens, params.sampling, params.held_back(self.model.end_tokens)
-            )
+                len(prompts[0]) + params.max_new_tokens, (params.sampling, held_back),
+                lambda target: FastDecoder(target, params.sampling, held_back),
+            )  # fmt: skip
             recording.start(prompts, params.seed, params.min_new_tokens)
             return RecordedDecoder(recording, [self.lease])
 
     def speculator(
         self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
     ) -> RecordedSpeculator | None:
-        """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one and nothing
-        else. None: eagerly."""
+        """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
+        heads on it. None: eagerly."""
+        if len(rows) > 1 or k == "auto":
+            return None
+        if drafter.on_device is not None and drafter.on_device.takes(drafter):
+            return self._with_heads(rows[0], drafter, k, params)
         draft = drafter.chain_model
-        if len(rows) > 1 or k == "auto" or draft is None or draft is self.model or draft.device != self.model.device:
+        if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
             return None
-        if not draft.transformer.ordinary:
+        return self._with_model(rows[0], drafter, draft, k, params)
+
+    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
+        if not self.lease.take():
             return None
-        tokens = len(rows[0].context.tokens) + params.max_new_tokens + k  # a cycle may go k tokens past the end
+        with giving_back(self.lease):
+            held_back = params.held_back(self.model.end_tokens)
+            tokens = len(row.context.tokens) + params.max_new_tokens + k + 1 + drafter.max_tree_nodes(k)
+
+            @on_the_device
+            def make(target: FastTransformer) -> TreeSpeculator:
+                return TreeSpeculator(target, drafter.on_device(drafter, target, k), k, params.sampling, held_back)
+
+            recording = self.recording(tokens, (params.sampling, held_back, drafter, k), make)
+            recording.start([row.context.tokens], params.seed, params.min_new_tokens)
+            return RecordedSpeculator(recording, row, [self.lease])
+
+    def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
+        tokens = len(row.context.tokens) + params.max_new_tokens + k  # a cycle may go k tokens past the end
         leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
         if not leases[0].take():
             return None
@@ -111,11 +134,16 @@ class Backend:
             leases[0].give_back()
             return None
         with giving_back(*leases):
-            recording = self.recording(
-                tokens, params.sampling, params.held_back(self.model.end_tokens), draft.backend, k, drafter.sampling
+            held_back, memory = (
+                params.held_back(self.model.end_tokens),
+                draft.backend.reserve(self.reserve(tokens).capacity),
             )
-            recording.start([rows[0].context.tokens], params.seed, params.min_new_tokens)
-            return RecordedSpeculator(recording, rows[0], leases)
+            recording = self.recording(
+                tokens, (params.sampling, held_back, draft.backend, k, drafter.sampling, memory.capacity),
+                lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back),
+            )  # fmt: skip
+            recording.start([row.context.tokens], params.seed, params.min_new_tokens)
+            return RecordedSpeculator(recording, row, leases)
 
     @contextmanager
     def passes(self, ids: Tensor, context: int, tokens: Sequence[int]):
@@ -150,20 +178,13 @@ class Backend:
             self.decoders.clear()
         return self.transformer
 
-    def recording(self, tokens: int, sampling: Sampling, held_back: tuple[int, ...] = (), draft: Backend | None = None,
-                  k: int = 0, draft_sampling: Sampling | None = None) -> FastDecoder:  # fmt: skip
-        """What generates such sequences: recorded before, or new."""
+    def recording(self, tokens: int, key: tuple, make: Callable[[FastTransformer], FastDecoder]) -> FastDecoder:
+        """What generates sequences of so many tokens in this way: recorded before, or new."""
         target = self.reserve(tokens)
-        memory = draft and draft.reserve(target.capacity)
-        key = (sampling, held_back, draft, k, draft_sampling, memory and memory.capacity)  # more memory is other memory
         if key not in self.decoders:
             if len(self.decoders) >= RECORDINGS:
                 del self.decoders[next(iter(self.decoders))]
-            self.decoders[key] = (
-                FastSpeculator(target, memory, k, sampling, draft_sampling, held_back)
-                if draft
-                else FastDecoder(target, sampling, held_back)
-            )
+            self.decoders[key] = make(target)
         return self.decoders[key]
 
 

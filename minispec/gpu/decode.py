@@ -28,7 +28,8 @@ from torch import Tensor
 from ..generate import pad
 from ..sampling import NOT_FINITE, Sampling, SamplingParams, finite, uniforms
 from ..trace import Cycle
-from ..verify import at, chain_batch
+from ..tree import Draft
+from ..verify import Verdict, at, chain_batch
 from .fused import FastTransformer
 from .record import Recorded, on_the_device
 
@@ -195,10 +196,11 @@ class FastDecoder:
         self.taken += count
         return u
 
-    def allowed(self, logits: Tensor) -> Tensor:
-        """Logits [B, T, V] of the tokens count, count + 1, …, without those that must not come so early."""
+    def allowed(self, logits: Tensor, offsets: Tensor | None = None) -> Tensor:
+        """Logits [B, T, V] of the tokens count, count + 1, … (or count + offsets), without what must not come so
+        early."""
         if self.held_back is not None:
-            number = self.count[:, None] + self.target.places[: logits.shape[1]]  # [B, T]
+            number = self.count[:, None] + (self.target.places[: logits.shape[1]] if offsets is None else offsets)
             early = (number < self.held_until[:, None])[..., None]
             held = logits.index_select(-1, self.held_back).masked_fill(early, -torch.inf)
             logits = logits.index_copy(-1, self.held_back, held)
@@ -215,7 +217,69 @@ class FastDecoder:
         self.count += kept
 
 
-class FastSpeculator(FastDecoder):
+class Speculator(FastDecoder):
+    """What all speculative decoding has in common: one launch is a cycle, logged on the device, and timed."""
+
+    k: int  # tokens of a draft, one after the other, at the most
+
+    def __init__(self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int,
+                 chances: int):  # fmt: skip
+        # A line for each cycle, which adds a token at least: what happened, as `cycle` reads it, and the probabilities.
+        self.log = torch.zeros(target.capacity, target.batch, line, dtype=torch.long, device=target.device)
+        self.chances = torch.zeros(target.capacity, target.batch, chances, dtype=torch.float64, device=target.device)
+        self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
+        self.marks = Marks(4, target.device)
+        self.spans: list[tuple[Moment, Moment]] = []  # of every cycle
+        super().__init__(target, sampling, held_back)
+
+    def state(self) -> list[Tensor]:
+        return [*super().state(), self.cycles, self.log, self.chances]
+
+    def begin_log(self) -> None:
+        self.cycles.zero_()
+        self.spans = []
+
+    def note(self, line: Tensor, chances: Tensor) -> None:
+        self.log.index_copy_(0, self.cycles, line[None])
+        self.chances.index_copy_(0, self.cycles, chances[None])
+        self.cycles += 1
+
+    def launch(self, times: int = 1) -> None:
+        """The same, and every cycle is timed."""
+        self._refuse_more_than(self.bound + times * self.most - 1)
+        self.recorded.prepare()  # what is done once belongs to no cycle
+        self.supply(times)
+        end = Moment(self.target.device)
+        for _ in range(times):
+            self.recorded()
+            begin, end = end, Moment(self.target.device)
+            self.spans.append((begin, end))
+        self.bound += times * self.most
+
+    @on_the_device
+    def history(self, row: int = 0, first: int = 0) -> list[Cycle]:
+        """The cycles of a sequence from number `first` on, each with its time. A launch is measured as a whole; it is
+        divided into its parts as the newest one was."""
+        end, committed = int(self.cycles), self.fetched[row]
+        parts = self.marks.seconds() if end else [1.0]
+        lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end],
+                    strict=True)  # fmt: skip
+        cycles = []
+        for line, chances, (began, ended) in reversed(list(lines)):
+            cycle = self.cycle(line, chances)
+            committed -= cycle.kept
+            seconds = [(ended - began) * part / sum(parts) for part in parts]
+            cycle.committed = committed
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = seconds
+            cycles.append(cycle)
+        return cycles[::-1]
+
+    def cycle(self, line: list[int], chances: list[float]) -> Cycle:
+        """What a line of the log says."""
+        raise NotImplementedError
+
+
+class FastSpeculator(Speculator):
     """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended."""
 
     @on_the_device
@@ -233,15 +297,9 @@ class FastSpeculator(FastDecoder):
         if not 1 <= k < target.capacity:
             raise ValueError(f"k={k!r}: give a draft length from 1 to {target.capacity - 1}")
         self.draft, self.k, self.most = draft, k, k + 1
-        # One line a cycle (it adds a token at least): its drafts, the token after them, how many were accepted; and
-        # what target and draft gave each draft.
-        self.log = torch.zeros(target.capacity, target.batch, k + 2, dtype=torch.long, device=target.device)
-        self.chances = torch.zeros(target.capacity, target.batch, 2 * k, dtype=torch.float64, device=target.device)
-        self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
-        self.marks = Marks(4, target.device)
-        self.spans: list[tuple[Moment, Moment]] = []  # of every cycle
         self.draft_sampling = draft_sampling or sampling or Sampling()
-        super().__init__(target, sampling, held_back)
+        # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.
+        super().__init__(target, sampling, held_back, line=k + 2, chances=2 * k)
         self.sample, self.judge = target.compiled(self.sample), target.compiled(self.judge)
 
     @property
@@ -249,25 +307,12 @@ class FastSpeculator(FastDecoder):
         return (not self.draft_sampling.greedy) * self.k + (not self.sampling.greedy) * (self.k + 1)
 
     def state(self) -> list[Tensor]:
-        return [*super().state(), self.draft.lengths, self.cycles, self.log, self.chances]
+        return [*super().state(), self.draft.lengths]
 
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         super().read_prompts(tokens, counts)
         self.draft.prefill(tokens, counts)
-        self.cycles.zero_()
-        self.spans = []
-
-    def launch(self, times: int = 1) -> None:
-        """The same, and every cycle is timed."""
-        self._refuse_more_than(self.bound + times * self.most - 1)
-        self.recorded.prepare()  # what is done once belongs to no cycle
-        self.supply(times)
-        end = Moment(self.target.device)
-        for _ in range(times):
-            self.recorded()
-            begin, end = end, Moment(self.target.device)
-            self.spans.append((begin, end))
-        self.bound += times * self.most
+        self.begin_log()
 
     def step(self) -> None:
         n = self.count.clone()  # [B]
@@ -284,9 +329,7 @@ class FastSpeculator(FastDecoder):
         self.append(run.scatter(1, accepted[:, None], token[:, None]), accepted + 1)
         self.target.lengths.copy_(n + accepted)
         self.draft.lengths.copy_(n + accepted.clamp(max=self.k - 1))  # it never read the k-th draft
-        self.log.index_copy_(0, self.cycles, torch.cat([run, accepted[:, None]], 1)[None])
-        self.chances.index_copy_(0, self.cycles, chances[None])
-        self.cycles += 1
+        self.note(torch.cat([run, accepted[:, None]], 1), chances)
         self.marks.mark(3)
 
     def propose(self, n: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -331,20 +374,7 @@ class FastSpeculator(FastDecoder):
             token = self.inside(token)
         return accepted, token, torch.cat([p_drafted.double(), q_drafted.double()], 1), sound
 
-    @on_the_device
-    def history(self, row: int = 0, first: int = 0) -> list[Cycle]:
-        """The cycles of a sequence from number `first` on, each with its time. A launch is measured as a whole; it is
-        divided into its parts as the newest one was."""
-        end, k, committed = int(self.cycles), self.k, self.fetched[row]
-        parts = self.marks.seconds() if end else [1.0]
-        lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end],
-                    strict=True)  # fmt: skip
-        cycles = []
-        for (*drafted, token, accepted), chances, (began, ended) in reversed(list(lines)):
-            committed -= accepted + 1
-            seconds = [(ended - began) * part / sum(parts) for part in parts]
-            cycles.append(
-                Cycle(drafted, None, chances[:k], chances[k:], list(range(accepted)), token, accepted == k,
-                      accepted + 1, committed, True, *seconds)
-            )  # fmt: skip
-        return cycles[::-1]
+    def cycle(self, line: list[int], chances: list[float]) -> Cycle:
+        *drafted, token, accepted = line
+        k, verdict = self.k, Verdict(list(range(accepted)), token)
+        return Cycle.of(Draft(drafted), verdict, chances[:k], chances[k:], 0)

@@ -34,18 +34,19 @@ Memory = tuple[Sequence[Tensor], Sequence[Tensor]]  # keys and values of each la
 
 
 # ---- how a pass looks back -----------------------------------------------------------------------------------------
-# Called once a pass with the lengths [B] before it and the slots of its new tokens [B, T]; the result, by every layer.
+# Called once a pass with the lengths [B] before it, the slots of its new tokens [B, T], and which of these attend to
+# which [B, T, T] (None: to all up to themselves); the result, by every layer.
 
 
-def masked(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+def masked(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
     """The reference's attention over all slots, with a mask."""
-    seen = per_query_head(visible_slots(slots, capacity, None), groups)  # [B, 1, G·T, S]
+    seen = per_query_head(visible_slots(slots, capacity, mask), groups)  # [B, 1, G·T, S]
     return lambda q, k, v: attention(q, k, v, seen)
 
 
-def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
     """The same as two batched products: for few queries on a GPU faster than a kernel made for many."""
-    hidden = ~per_query_head(visible_slots(slots, capacity, None), groups)
+    hidden = ~per_query_head(visible_slots(slots, capacity, mask), groups)
 
     def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, T, D = q.shape
@@ -56,11 +57,11 @@ def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> 
     return look
 
 
-def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
+def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tensor | None = None) -> Look:
     """A kernel that reads the filled slots alone, each once for all queries."""
     from .attention import flash_decode  # imports Triton
 
-    return lambda q, k, v: flash_decode(q, k, v, lengths)
+    return lambda q, k, v: flash_decode(q, k, v, lengths, mask)
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
@@ -283,26 +284,45 @@ class FastTransformer(Fused):
 
         `last` [B] asks for one place of every row: [B, V]. No number is looked at: that all fits is for the caller.
         """
-        x = self.body(tokens)
+        x, _ = self.body(tokens)
         return self.head(x if last is None else x[self.rows[:, 0], last])
 
     @on_the_device
-    def prefill(self, tokens: Tensor, counts: Tensor) -> None:
-        """Forget everything and read a prompt a row: the first `counts` [B] of tokens [B, T], T = 0 included."""
-        self.lengths.zero_()
-        if tokens.shape[1]:
-            self.body(tokens, prompt=True)
-            self.lengths.copy_(counts)
+    def verify(
+        self, tokens: Tensor, mask: Tensor, offsets: Tensor, hidden_layers: Sequence[int] = ()
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """As `step`, for a tree: which of the tokens [B, T] attend to which [B, T, T], and how far after the past each
+        is [B, T]. Also the residual streams after these many layers, [B, T, d]."""
+        x, hidden = self.body(tokens, mask=mask, offsets=offsets, hidden_layers=hidden_layers)
+        return self.head(x), hidden
 
-    def body(self, tokens: Tensor, prompt: bool = False) -> Tensor:
+    @on_the_device
+    def prefill(self, tokens: Tensor, counts: Tensor, hidden_layers: Sequence[int] = ()) -> dict[int, Tensor]:
+        """Forget everything and read a prompt a row: the first `counts` [B] of tokens [B, T], T = 0 included.
+
+        Returns the residual streams after these many layers, [B, T, d].
+        """
+        self.lengths.zero_()
+        if not tokens.shape[1]:
+            return {n: self.embedding.new_zeros(*tokens.shape, self.config.hidden_size) for n in hidden_layers}
+        _, hidden = self.body(tokens, prompt=True, hidden_layers=hidden_layers)
+        self.lengths.copy_(counts)
+        return hidden
+
+    def body(
+        self, tokens: Tensor, *, prompt: bool = False, mask: Tensor | None = None, offsets: Tensor | None = None,
+        hidden_layers: Sequence[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
         T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
+        positions = slots if offsets is None else self.lengths[:, None] + offsets
         if prompt:  # nothing is cached yet: causal, over the new tokens alone
             look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
         else:
-            look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads)
+            look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)
         memory = self.cache.keys, self.cache.values
-        x, _ = self.through(tokens, slots, memory, self.rows, slots, look, compiled=not prompt)
+        x, hidden = self.through(tokens, positions, memory, self.rows, slots, look, hidden_layers=hidden_layers,
+                                 compiled=not prompt)  # fmt: skip
         self.cache.advance(T)
-        return x
+        return x, hidden
