@@ -160,9 +160,14 @@ def finite(logits: Tensor) -> Tensor:
     return logits.amax(-1).isfinite().all()
 
 
-def argmax(logits: Tensor) -> list[list[int]]:
-    """The best token at every position of logits [B, T, V]: what greedy distributions come to, by one look."""
-    best = torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1).tolist()
+def best_tokens(logits: Tensor) -> Tensor:
+    """The best token at every position of logits [B, T, V], or −1 where they contain NaN or ∞."""
+    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)
+
+
+def argmax(logits: Tensor, best: Tensor | None = None) -> list[list[int]]:
+    """The best tokens as numbers: what greedy distributions come to, by one look."""
+    best = (best_tokens(logits) if best is None else best).tolist()
     if any(-1 in row for row in best):
         raise ValueError(NOT_FINITE)
     return best

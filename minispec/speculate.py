@@ -150,7 +150,22 @@ class Eager:
         self.model, self.rows, self.drafter, self.k = model, rows, drafter, k
         self.adaptive = AdaptiveLength() if k == "auto" else None
         spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
-        self.cache = prefill(model, rows, params.max_new_tokens + spare, drafter)
+        self.prefill(params, spare)
+
+    def prefill(self, params: SamplingParams, spare: int) -> None:
+        self.cache = prefill(self.model, self.rows, params.max_new_tokens + spare, self.drafter)
+
+    def forward(self) -> tuple[Tensor, dict[int, Tensor]]:
+        return forward(self.model, self.cache, self.rows, self.drafts, self.drafter.hidden_layers)
+
+    def judge(self, logits: Tensor):
+        return judge(logits, [row.context for row in self.rows], self.drafts, self.drafter.lossless)
+
+    def keep(self) -> None:
+        keep(self.cache, self.drafts, self.verdicts)
+
+    def leave(self, going: list[int]) -> None:
+        self.cache = self.cache.rows(going)
 
     def cycles(self) -> list[list[Cycle]]:
         """One cycle for every sequence."""
@@ -159,11 +174,10 @@ class Eager:
         with watch("draft"):
             self.drafts = propose(drafter, rows, k)
         with watch("verify"):
-            self.logits, hidden = forward(self.model, self.cache, rows, self.drafts, drafter.hidden_layers)
+            self.logits, hidden = self.forward()
         with watch("sample"):
-            contexts = [row.context for row in rows]
-            self.verdicts, p, q = judge(self.logits, contexts, self.drafts, drafter.lossless)
-            keep(self.cache, self.drafts, self.verdicts)
+            self.verdicts, p, q = self.judge(self.logits)
+            self.keep()
         news = []
         for i, (row, draft, verdict) in enumerate(zip(rows, self.drafts, self.verdicts, strict=True)):
             news.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens), drafter.lossless))
@@ -185,7 +199,7 @@ class Eager:
         for row in ended:
             self.drafter.forget(row.context.row)
         if ended and going:
-            self.cache = self.cache.rows(going)
+            self.leave(going)
         return self.rows
 
     def close(self) -> None:

@@ -212,17 +212,19 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
 
 
 def judge(
-    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True
+    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True, best: Tensor | None = None
 ) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:
     """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
     token, [B, n] (no q: nothing was sampled).
 
     A context knows its sequence's tokens, Sampling and generator. Draft tokens sit in the positions 1 … n of the pass.
+    `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already.
     """
-    hold_back(logits, contexts, drafts)
+    held = hold_back(logits, contexts, drafts)
     if all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
-        best = argmax(logits[:, : 1 + max(len(draft.tokens) for draft in drafts)])  # [B, n + 1]
+        n = max(len(draft.tokens) for draft in drafts)
+        best = argmax(logits[:, : n + 1], None if held or best is None else best[:, : n + 1])  # [B, n + 1]
         pairs = list(zip(best, drafts, strict=True))
         given = [
             [float(d == b[parent + 1]) for d, parent in zip(draft.tokens, draft.tree, strict=True)]
@@ -255,12 +257,16 @@ def judge(
     return verdicts, p_drafted, None if q is None else at(q, drafted).tolist()
 
 
-def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> None:
-    """Before `min_new_tokens` no token that would end the sequence has a chance, at no depth of the draft."""
+def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
+    """Before `min_new_tokens` no token that would end the sequence has a chance, at no depth of the draft. Whether any
+    logits were changed."""
+    held = False
     for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
         if context.held_back and (left := context.held_until - len(context.tokens)) > 0:
             shallow = [i for i, depth in enumerate([0, *depths(draft.tree)]) if depth < left]
             logits[row, torch.tensor(shallow)[:, None], list(context.held_back)] = -torch.inf
+            held = True
+    return held
 
 
 def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:

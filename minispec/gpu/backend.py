@@ -3,22 +3,19 @@
 A model gets it when it is loaded onto a GPU (`load` below), or by `Model.accelerate`. The loops are those of
 generate.py and speculate.py; what is behind them is memory of fixed shape and recordings of what is done in it. Without
 CUDA everything here works too, only unrecorded; the tests live on that.
-
-The memory is lent to one call at a time. Another thread's call waits for it; a call from within (a stream's callback),
-or beside a stream that nobody reads on, decodes eagerly instead, in memory of its own.
 """
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
 from ..files.folder import load as load_model
 from ..files.handle import Model
@@ -29,37 +26,13 @@ from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, require_ordinary
+from .hosted import Hosted, VerifyPasses
+from .lease import Lease, giving_back
 from .record import Recorded, on_the_device, why_not_compile
 from .trees import TreeSpeculator
 
 LOOK_EVERY = 8  # launches between two looks at what was generated
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
-PATIENCE = 0.5  # seconds without a sign of life after which a holder of the memory counts as asleep
-
-
-class Lease:
-    """Who may use a model's memory: one call at a time."""
-
-    def __init__(self):
-        self.lock, self.holder, self.signs = threading.Lock(), None, 0
-
-    def take(self) -> bool:
-        """False where waiting would be in vain: this thread has it already, or its holder does nothing."""
-        while self.holder != threading.get_ident():
-            signs = self.signs
-            if self.lock.acquire(timeout=PATIENCE):
-                self.holder = threading.get_ident()
-                return True
-            if signs == self.signs:
-                return False
-        return False
-
-    def sign(self) -> None:
-        self.signs += 1
-
-    def give_back(self) -> None:
-        self.holder = None
-        self.lock.release()
 
 
 class Backend:
@@ -74,24 +47,20 @@ class Backend:
         lean = bool(compile) if lean is None else lean
         room = 2048 if compile else 256  # to compile for more memory takes seconds
         self.options = dict(capacity=room, compile=compile, lean=lean)
-        self.decoders: dict[tuple, FastDecoder] = {}
-
-    @cached_property
-    def transformer(self) -> FastTransformer:
-        """Fused weights and the memory of one sequence: made when the first prompt comes."""
-        return FastTransformer(self.model.transformer, 1, **self.options)
+        self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
+        self.decoders: dict[tuple, FastDecoder | VerifyPasses] = {}
 
     # ---- what the loops ask for ------------------------------------------------------------------------------------
 
     def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> RecordedDecoder | None:
         """What `generate` decodes this batch by; None: eagerly."""
-        if len(prompts) > 1 or not self.lease.take():
+        if not self.lease.take():
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
             recording = self.recording(
-                len(prompts[0]) + params.max_new_tokens, (params.sampling, held_back),
-                lambda target: FastDecoder(target, params.sampling, held_back),
+                max(map(len, prompts)) + params.max_new_tokens, (params.sampling, held_back),
+                lambda target: FastDecoder(target, params.sampling, held_back), len(prompts),
             )  # fmt: skip
             recording.start(prompts, params.seed, params.min_new_tokens)
             return RecordedDecoder(recording, [self.lease])
@@ -100,15 +69,26 @@ class Backend:
         self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams
     ) -> RecordedSpeculator | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
-        heads on it. None: eagerly."""
+        heads on it, else one for each pass. None: eagerly."""
         if len(rows) > 1 or k == "auto":
-            return None
+            return self._hosted(rows, drafter, k, params)
         if drafter.on_device is not None and drafter.on_device.takes(drafter):
             return self._with_heads(rows[0], drafter, k, params)
         draft = drafter.chain_model
         if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
-            return None
+            return self._hosted(rows, drafter, k, params)
         return self._with_model(rows[0], drafter, draft, k, params)
+
+    def _hosted(self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
+        if not self.lease.take():
+            return None
+        with giving_back(self.lease):
+            longest = AdaptiveLength().longest if k == "auto" else k
+            most = drafter.max_tree_nodes(longest) + drafter.scratch_slots
+            tokens = max(len(row.context.tokens) for row in rows) + params.max_new_tokens + longest + 1 + most
+            key, layers = ("passes", most, tuple(drafter.hidden_layers)), drafter.hidden_layers
+            passes = self.recording(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
+            return Hosted(self.model, list(rows), drafter, k, params, passes, self.lease)
 
     def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
         if not self.lease.take():
@@ -171,36 +151,35 @@ class Backend:
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 
-    def reserve(self, tokens: int) -> FastTransformer:
-        """The transformer, with room for so many tokens."""
-        if tokens > self.transformer.capacity:
-            self.transformer.allocate(1, 1 << (tokens - 1).bit_length())
-            self.decoders.clear()
-        return self.transformer
+    @on_the_device
+    def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
+        """Fused weights, and memory of so many tokens for each of so many sequences."""
+        if batch not in self.memories:
+            for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
+                self.forget(other)
+            # Compiled is one prompt alone: to compile takes seconds for each number of sequences.
+            options = self.options if batch == 1 else self.options | dict(compile=False)
+            self.memories[batch] = FastTransformer(self.model.transformer, batch, **options)
+        memory = self.memories[batch]
+        if tokens > memory.capacity:
+            self.forget(batch)
+            memory.allocate(batch, 1 << (tokens - 1).bit_length())
+            self.memories[batch] = memory
+        return memory
 
-    def recording(self, tokens: int, key: tuple, make: Callable[[FastTransformer], FastDecoder]) -> FastDecoder:
+    def forget(self, batch: int) -> None:
+        """Memory and recordings for so many sequences."""
+        del self.memories[batch]
+        self.decoders = {key: made for key, made in self.decoders.items() if key[0] != batch}
+
+    def recording(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
         """What generates sequences of so many tokens in this way: recorded before, or new."""
-        target = self.reserve(tokens)
+        target, key = self.reserve(tokens, batch), (batch, *key)
         if key not in self.decoders:
             if len(self.decoders) >= RECORDINGS:
                 del self.decoders[next(iter(self.decoders))]
             self.decoders[key] = make(target)
         return self.decoders[key]
-
-
-class giving_back:
-    """Give the leases back if something goes wrong before somebody else looks after them."""
-
-    def __init__(self, *leases: Lease):
-        self.leases = leases
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind, *rest) -> None:
-        if kind is not None:
-            for lease in self.leases:
-                lease.give_back()
 
 
 class RecordedDecoder:

@@ -281,7 +281,7 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     generate(draft, [5] * 1020, 12)  # a longer text of the draft's own: its memory moves, the target's does not
     assert speculate(target, [7], drafter, 4, 12).tokens == ms.generate(slow(target), [7], 12).tokens
     *_, decoder = target.backend.decoders.values()
-    assert draft.backend.transformer.capacity > target.backend.transformer.capacity
+    assert draft.backend.memories[1].capacity > target.backend.memories[1].capacity
     assert all(a is b for a, b in zip(decoder.recorded.state, decoder.state(), strict=True)), "recorded on old memory"
     for temperature in range(1, 10):
         generate(target, [5], 2, temperature=float(temperature))
