@@ -101,6 +101,11 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+def only_linears(module: nn.Module) -> bool:
+    """Whether every product in there is one of `Linear`."""
+    return all(type(part) is Linear for part in module.modules() if isinstance(part, nn.Linear))
+
+
 class Attention(nn.Module):
     def __init__(self, c: Config):
         super().__init__()
@@ -173,8 +178,7 @@ class Transformer(nn.Module):
     @property
     def ordinary(self) -> bool:
         """Whether its products are those of this file. A sharded or quantized model must not be fused."""
-        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
-        return all(type(linear) is Linear for linear in linears) and type(self).head is Transformer.head
+        return only_linears(self) and type(self).head is Transformer.head
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)

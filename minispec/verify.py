@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from .sampling import argmax, distributions, pick, uniforms, widest
-from .tree import Draft, check_parents, children, depths, path_to
+from .tree import Draft, ancestors, check_parents, children, depths, path_to
 
 Context = tuple[int, ...]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
@@ -244,6 +244,14 @@ def judge(
         accepted, tokens = chain_batch(p, q, drafted, lengths, u)
         verdicts = [
             Verdict(list(range(count)), token) for count, token in zip(accepted.tolist(), tokens.tolist(), strict=True)
+        ]
+    elif lossless and q is None:
+        parents = pad_sequence([torch.tensor(d.tree, dtype=torch.long) for d in drafts], batch_first=True)
+        parents = parents.to(logits.device)
+        accepted, tokens = tree_batch(p, drafted, parents, ancestors(parents), lengths, u)
+        verdicts = [
+            Verdict([node for node, passed in enumerate(row) if passed], token)
+            for row, token in zip(accepted.tolist(), tokens.tolist(), strict=True)
         ]
     else:
         verdicts = []

@@ -40,7 +40,7 @@ class Cascade(DraftModel):
             )
         if inner.hidden_layers:
             raise ValueError(f"inner={type(inner).__name__} needs hidden states, which a cascade does not hand on")
-        super().__init__(middle, sampling, fast=False)  # `_read` needs the distributions all along a draft
+        super().__init__(middle, sampling)
         self.inner, self.inner_k = inner, inner_k
 
     def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
@@ -107,13 +107,12 @@ class Cascade(DraftModel):
         }
         both = zip(texts, drafts, strict=True)
         self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
-        tokens, counts = pad([unread.get(row, []) for row in self.order], self.draft.device)
-        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
-        slot = {row: i for i, row in enumerate(self.order)}
-        at = torch.tensor([slot[text.row] for text in texts], device=x.device)  # [b]
-        lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=x.device)
-        # The last token is followed by n draft tokens at most; a sequence with fewer is padded with any position.
-        steps = torch.arange(max(len(draft.tokens) for draft in drafts) + 1, device=x.device)
-        asked = (counts[at] - 1 - lengths)[:, None] + steps  # [b, n + 1]
-        logits = self.draft.transformer.head(x[at[:, None], asked.clamp(max=x.shape[1] - 1)])
+        logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
         return distributions(logits, [text.sampling for text in texts])
+
+    def record(self) -> None:
+        super().record()
+        self.inner.record()
+
+    def recorded_memory(self):
+        return self.draft.recorder().draft_memory(2 + self.inner_k)  # a pass verifies the inner drafter's tokens

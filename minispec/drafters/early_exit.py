@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..files.handle import Model
-from ..model import Transformer
+from ..model import Transformer, only_linears
 from ..sampling import Sampling
 from .model import DraftModel
 
@@ -29,8 +29,6 @@ class EarlyExit(DraftModel):
     The draft keeps a cache of its own, although the target computes the same keys and values again when it verifies:
     a verify pass that went on from the draft's states would save that, at the price of a loop made for this drafter.
     """
-
-    chain_model = None  # its head is not a plain model's: the exit comes before it
 
     def __init__(
         self,
@@ -84,6 +82,10 @@ class View(Transformer):
         self.layers = nn.ModuleList(whole.layers[index] for index in layers)
         self.register_buffer("head_ids", whole.head_ids)
         self.exit = nn.Identity() if exit is None else exit
+
+    @property
+    def ordinary(self) -> bool:
+        return only_linears(self)
 
     def head(self, x: Tensor) -> Tensor:
         return super().head(self.exit(x))

@@ -7,7 +7,8 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import repeat
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ class DraftModel(Drafter):
     def __init__(self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None):
         self.draft, self.sampling, self.fast = draft, sampling, fast
         self.vocab_size = draft.config.vocab_size
-        self.memory = draft.recorder().draft_memory() if fast else ContiguousMemory(draft)
+        self.memory = self.recorded_memory() if fast else ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
         self.k = 0
 
@@ -106,10 +107,23 @@ class DraftModel(Drafter):
 
     def record(self) -> None:
         if self.fast is None and not self.read and self.draft.transformer.ordinary:
-            self.memory = self.draft.recorder().draft_memory()
+            self.memory, self.fast = self.recorded_memory(), True
+
+    def recorded_memory(self):
+        return self.draft.recorder().draft_memory()
 
 
 New = dict[int, Sequence[int]]  # sequence → its tokens to process, one at least
+
+
+def ends(x: Tensor, rows: Sequence[int], lengths: Iterable[int], tails: Sequence[int] | None) -> Tensor:
+    """x [R, T, …] at the last real position of these rows [b, …]; or at its last `tail` ones [b, longest tail, …], the
+    first of them first, and anything where a tail is shorter."""
+    last = torch.tensor([n - (1 if tails is None else tail) for n, tail in zip(lengths, tails or repeat(1))])  # noqa: B905
+    if tails is None:
+        return x[rows, last.to(x.device)]
+    asked = last[:, None] + torch.arange(max(tails))
+    return x[torch.tensor(rows, device=x.device)[:, None], asked.clamp(max=x.shape[1] - 1).to(x.device)]
 
 
 class ContiguousMemory:
@@ -136,15 +150,13 @@ class ContiguousMemory:
             self.order = [*alive, *new]
         self.cache.lengths = torch.tensor([self.lengths.get(row, 0) for row in self.order], device=self.draft.device)
 
-    def read(self, new: New) -> Tensor:
+    def read(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
         tokens, counts = pad([list(new.get(row, ())) for row in self.order], self.draft.device)
-        logits = self.draft.transformer(tokens, self.cache, counts=counts, last_only=True).logits[:, -1]
+        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
         for row in new:
             self.lengths[row] += len(new[row])
-        if list(new) == self.order:
-            return logits
         slot = {row: i for i, row in enumerate(self.order)}
-        return logits[[slot[row] for row in new]]
+        return self.draft.transformer.head(ends(x, [slot[row] for row in new], map(len, new.values()), tails))
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)

@@ -145,9 +145,9 @@ class Backend:
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""
         return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
 
-    def draft_memory(self) -> PagedMemory:
-        """Memory in blocks for a model that drafts in an engine."""
-        return PagedMemory(self.model)
+    def draft_memory(self, tokens: int = 2) -> PagedMemory:
+        """Memory in blocks for a model that drafts, with recorded passes over up to so many tokens of a sequence."""
+        return PagedMemory(self.model, tokens)
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 

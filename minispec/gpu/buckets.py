@@ -24,14 +24,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..files.handle import Model
 from ..model import Transformer
+from ..sampling import best_tokens
 from ..serving.paged import PagedKVCache
+from ..tree import Draft
 from .fused import Fused
+from .hosted import view
 from .record import Recorded, on_the_device, why_not_compile
 
 
@@ -40,9 +45,9 @@ def rows_of(count: int) -> int:
     return 1 << (count - 1).bit_length() if count <= 4 else -(-count // 8) * 8
 
 
-def tokens_of(draft: int, k: int) -> int:
-    """The bucket of the certain token and so many drafts, k at the most."""
-    return 1 + (min(k, 1 << (draft - 1).bit_length()) if draft else 0)
+def tokens_of(draft: int, most: int) -> int:
+    """The bucket of the certain token and so many draft and scratch tokens, `most` at the most."""
+    return 1 + (min(most, 1 << (draft - 1).bit_length()) if draft else 0)
 
 
 def best_attention(device: torch.device, dtype: torch.dtype):
@@ -53,8 +58,16 @@ def best_attention(device: torch.device, dtype: torch.dtype):
     return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
 
 
+class Result(NamedTuple):
+    """What a pass gives, for its B rows of T tokens."""
+
+    logits: Tensor  # [B, T, V]
+    best: Tensor  # [B, T], the best tokens; −1: NaN or ∞
+    hidden: dict[int, Tensor]  # layers → [B, T, d]
+
+
 class Buckets(Fused):
-    """Passes of up to `rows` rows, each one certain token and up to `k` drafts, over `cache`.
+    """Passes of up to `rows` rows, each one certain token and up to `k` draft and scratch tokens, over `cache`.
 
     The last two blocks of the cache are the blank and the spare one. `hidden_layers` are streams that passes hand out.
     """
@@ -73,38 +86,52 @@ class Buckets(Fused):
         self.width = -(-longest // cache.block_size)  # of a table
         self.number(self.width * cache.block_size)
         most, new = rows_of(rows), dict(dtype=self.dtype, device=self.device)
-        # One line a row: length, table, tokens. The host writes `lines`, the device reads its copy, the sheet.
-        self.sheet = torch.zeros(most, 1 + self.width + 1 + k, dtype=torch.int32, device=self.device)
-        self.lines = torch.zeros_like(self.sheet, device="cpu")
+        # One line a row: length, table, tokens, and of trees how far after the certain token each is and who attends to
+        # whom. The host writes `lines`, the device reads its copy, the sheet.
+        self.first = 1 + self.width  # where the tokens begin
+        line = self.first + (1 + k) * (3 + k)
+        self.sheet = torch.zeros(most, line, dtype=torch.int32, device=self.device)
+        self.lines = torch.zeros(most, line, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.numbers = self.lines.numpy()  # the same memory, quicker to write to
         self.numbers[:, 1 : 1 + self.width] = self.blank
         self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
         # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
         self.logits = torch.zeros(most * (1 + k), self.config.vocab_size, **new)
+        self.best = torch.zeros(most * (1 + k), dtype=torch.long, device=self.device)
         self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
-        self.recordings: dict[tuple[int, int], Recorded] = {}
+        self.recordings: dict[tuple[int, int, bool], Recorded] = {}
+        self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
+        self.moves = torch.zeros(
+            2, 1 << (most * (1 + k)).bit_length(), dtype=torch.int32, device=self.device
+        )  # from, to
+        self.movers: dict[int, Recorded] = {}
 
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
 
     def read(
-        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, dict[int, Tensor]]:
-        """One pass: each row's certain token and drafts, into positions start, start + 1, … of the blocks in its table.
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],
+        drafts: Sequence[Draft] | None = None,
+    ) -> Result:  # fmt: skip
+        """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
-        Logits [B, T, V] and streams [B, T, d] of these rows, good until the next pass. Where a row brings fewer than T
-        tokens, padding follows.
+        The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` are
+        needed where some of them are trees, or bring scratch tokens along.
         """
-        shape = B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
+        B, T = rows_of(len(rows)), tokens_of(max(map(len, rows)) - 1, self.k)
         self.write(rows, starts, tables, B, T)
-        self.sheet[:B].copy_(self.lines[:B])
+        if drafts is not None:
+            self.write_views(drafts, rows, B, T)
+        used = self.first + (T if drafts is None else T * (2 + T))
+        self.sheet[:B, :used].copy_(self.lines[:B, :used], non_blocking=True)
+        shape = B, T, drafts is not None
         if shape not in self.recordings:
-            self.recordings[shape] = Recorded(partial(self.work, B, T), [self.sheet])
+            self.recordings[shape] = Recorded(partial(self.work, *shape), [self.sheet])
         self.recordings[shape]()
-        take = lambda flat: flat[: B * T].unflatten(0, shape)[: len(rows)]  # noqa: E731
-        return take(self.logits), {n: take(stream) for n, stream in self.streams.items()}
+        take = lambda flat: flat[: B * T].unflatten(0, (B, T))[: len(rows)]  # noqa: E731
+        return Result(take(self.logits), take(self.best), {n: take(stream) for n, stream in self.streams.items()})
 
     def write(self, rows, starts, tables, B: int, T: int) -> None:
         """The host's part: B lines, those of padding rows included."""
@@ -114,7 +141,7 @@ class Buckets(Fused):
                                  f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
         nobody = B - len(rows)
         rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
-        first = 1 + self.width  # where the tokens begin
+        first = self.first
         self.numbers[:B, 0] = starts
         self.numbers[:B, first : first + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
         for row, table in enumerate(tables):
@@ -124,19 +151,57 @@ class Buckets(Fused):
                 self.numbers[row, 1:first] = self.blank
                 self.numbers[row, 1 : 1 + len(used)] = used
 
-    def work(self, B: int, T: int) -> None:
+    def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
+        """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
+        offsets, mask = np.zeros((B, T), dtype=np.int32), np.tile(np.eye(T, dtype=np.int32), (B, 1, 1))
+        for row, (draft, tokens) in enumerate(zip(drafts, rows, strict=True)):
+            n = len(tokens)
+            offsets[row, :n], mask[row, :n, :n] = view(draft, n)
+        first = self.first + T
+        self.numbers[:B, first : first + T] = offsets
+        self.numbers[:B, first + T : first + T + T * T] = mask.reshape(B, T * T)
+
+    def work(self, B: int, T: int, branches: bool) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet."""
-        lengths, tables, tokens = self.sheet[:B, : 1 + self.width + T].split([1, self.width, T], 1)
-        positions = lengths + self.places[:T]  # [B, T]
-        blocks = tables.gather(1, positions // self.block_size).long()  # [B, T]
+        lengths, tables, tokens = self.sheet[:B, : self.first + T].split([1, self.width, T], 1)
+        slots = lengths + self.places[:T]  # [B, T]
+        positions, mask = slots, None
+        if branches:
+            views = self.sheet[:B, self.first + T : self.first + T * (2 + T)]
+            positions, mask = lengths + views[:, :T], views[:, T:].unflatten(1, (T, T)) > 0
+        blocks = tables.gather(1, slots // self.block_size).long()  # [B, T]
         blocks = blocks.masked_fill(blocks == self.blank, self.spare)
         lengths = lengths[:, 0].clone(memory_format=torch.contiguous_format)  # stride 1, even if it is one
-        look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths)  # noqa: E731
-        x, hidden = self.through(tokens, positions, self.memory, blocks, positions % self.block_size, look,
+        look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths, mask)  # noqa: E731
+        x, hidden = self.through(tokens, positions, self.memory, blocks, slots % self.block_size, look,
                                  hidden_layers=self.hidden_layers)  # fmt: skip
-        self.logits[: B * T] = self.head(x).flatten(0, 1)
+        logits = self.head(x)
+        self.logits[: B * T] = logits.flatten(0, 1)
+        self.best[: B * T] = best_tokens(logits).flatten()
         for n, stream in self.streams.items():
             stream[: B * T] = hidden[n].flatten(0, 1)
+
+    def move(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        """PagedKVCache.gather, recorded: positions start + path go to start, start + 1, …"""
+        size, moves = self.block_size, []
+        for table, start, path in zip(tables, starts, paths, strict=True):
+            for to, node in enumerate(path):
+                if node != to:
+                    a, b = start + node, start + to
+                    moves.append((table[a // size] * size + a % size, table[b // size] * size + b % size))
+        if not moves:
+            return
+        count = max(16, 1 << (len(moves) - 1).bit_length())
+        nothing = self.spare * size, self.spare * size
+        self.moves[:, :count].copy_(torch.tensor([*moves, *[nothing] * (count - len(moves))], dtype=torch.int32).T)
+        if count not in self.movers:
+            self.movers[count] = Recorded(partial(self._move, count), [self.moves])
+        self.movers[count]()
+
+    def _move(self, count: int) -> None:
+        source, target = self.moves[:, :count].long()
+        for memory in self.blocks:
+            memory[:, target] = memory[:, source]
 
 
 @on_the_device

@@ -4,7 +4,8 @@ Both memories have one interface:
 
     lengths            how many tokens of each living sequence are processed; lowering the number rewinds the sequence
     make_room(ends)    slots for each of these sequences up to so many tokens; what was rewound is forgotten
-    read(new)          one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each
+    read(new)          one pass over the new tokens of these sequences: logits [B, V] of what follows the last of each,
+                       or, with `tails`, of what follows the last few [B, longest tail, V]
     forget(row)        the sequence has ended
 
 `ContiguousMemory` (drafters/model.py) is one KVCache: simple, and right for every model. `PagedMemory` is for a GPU. A
@@ -16,12 +17,14 @@ drafted for, has an ordinary pass.
 
 from __future__ import annotations
 
-from itertools import accumulate
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
-from ..drafters.model import New
+from ..drafters.model import New, ends
 from ..files.handle import Model
 from ..serving.paged import PagedKVCache
 from .buckets import Buckets, memory_for
@@ -32,8 +35,8 @@ ROWS, TOKENS, BLOCK = 8, 512, 16  # paged memory begins with blocks of 16 for 8 
 class PagedMemory:
     """Blocks for any sequence. When there are too few the memory doubles, and stays so: it keeps recordings."""
 
-    def __init__(self, draft: Model):
-        self.draft, self.lengths = draft, {}
+    def __init__(self, draft: Model, tokens: int = 2):
+        self.draft, self.tokens, self.lengths = draft, tokens, {}  # passes over up to so many tokens are recorded
         self.tables: dict[int, list[int]] = {}  # the blocks of each living sequence, in order
         self.free: list[int] = []
         self.cache: PagedKVCache | None = None
@@ -48,34 +51,41 @@ class PagedMemory:
         for row, count in missing.items():
             self.tables[row] += [self.free.pop() for _ in range(count)]
 
-    def read(self, new: New) -> Tensor:
-        few = {row: tokens for row, tokens in new.items() if len(tokens) <= 2}
-        many = {row: tokens for row, tokens in new.items() if len(tokens) > 2}
-        logits = [way(some) for way, some in ((self._launch, few), (self._ragged, many)) if some]
+    def read(self, new: New, tails: Sequence[int] | None = None) -> Tensor:
+        tail_of = dict(zip(new, tails, strict=True)) if tails else None
+        few = {row: tokens for row, tokens in new.items() if len(tokens) <= self.tokens}
+        many = {row: tokens for row, tokens in new.items() if len(tokens) > self.tokens}
+        logits = [way(some, tail_of and [tail_of[row] for row in some])
+                  for way, some in ((self._launch, few), (self._ragged, many)) if some]  # fmt: skip
         for row in new:
             self.lengths[row] += len(new[row])
         if len(logits) == 1:
             return logits[0]
         slot = {row: i for i, row in enumerate([*few, *many])}
+        if tails:  # [b, n, V] each
+            logits = [F.pad(part, (0, 0, 0, max(tails) - part.shape[1])) for part in logits]
         return torch.cat(logits)[[slot[row] for row in new]]
 
     def forget(self, row: int) -> None:
         self.lengths.pop(row, None)
         self.free += self.tables.pop(row, [])
 
-    def _launch(self, new: New) -> Tensor:
-        """One or two tokens of every sequence, by one launch. The logits hold until the next."""
-        logits, _ = self.buckets.read(list(new.values()), *self._where(new))  # [B, T, V]
-        last = [len(tokens) - 1 for tokens in new.values()]
-        return logits[:, -1] if min(last) == max(last) else logits[list(range(len(last))), last]  # after it: padding
+    def _launch(self, new: New, tails: Sequence[int] | None) -> Tensor:
+        """A few tokens of every sequence, by one launch. The logits hold until the next."""
+        logits = self.buckets.read(list(new.values()), *self._where(new)).logits  # [B, T, V]
+        lengths = [len(tokens) for tokens in new.values()]
+        if tails is None and min(lengths) == max(lengths) == logits.shape[1]:
+            return logits[:, -1]
+        return ends(logits, range(len(lengths)), lengths, tails)  # after it: padding
 
-    def _ragged(self, new: New) -> Tensor:
+    def _ragged(self, new: New, tails: Sequence[int] | None) -> Tensor:
         """Any number of tokens of every sequence, laid end to end."""
         transformer, (starts, tables) = self.draft.transformer, self._where(new)
         counts = [len(tokens) for tokens in new.values()]
         flat = torch.tensor([[token for tokens in new.values() for token in tokens]], device=self.draft.device)
         x, _ = transformer.body(flat, self.cache.open(tables, starts, counts))  # [1, N, d]
-        return transformer.head(x[0, [end - 1 for end in accumulate(counts)]])
+        each = pad_sequence(x[0].split(counts), batch_first=True)  # [b, T, d]
+        return transformer.head(ends(each, range(len(counts)), counts, tails))
 
     def _where(self, new: New) -> tuple[list[int], list[list[int]]]:
         return [self.lengths[row] for row in new], [self.tables[row] for row in new]
@@ -96,7 +106,7 @@ class PagedMemory:
             return
         if old:
             self.buckets.recordings.clear()  # which would keep it alive
-        self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, 1)
+        self.cache, self.buckets = memory_for(self.draft, total, BLOCK, wanted, self.tokens - 1)
         if old:
             self.cache.keys[:, :had], self.cache.values[:, :had] = old.keys[:, :had], old.values[:, :had]
         self.free += range(had, total)

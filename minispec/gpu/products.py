@@ -26,7 +26,7 @@ from torch import Tensor
 
 from .attention import DTYPES, INTERPRETED, jit, tl, triton, unavailable
 
-MOST_TOKENS = 16
+MOST_TOKENS = 64
 
 
 class Tiles(NamedTuple):
@@ -155,7 +155,8 @@ def skinny(
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x = x.reshape(M, K)
     added = None if residual is None else residual.reshape(M, N)
-    rows, wide, warps, stages = tiles or default_tiles(weight.dtype, weight.shape)
+    together = max(16, triton.next_power_of_2(M))  # tokens that a program takes: a matrix unit wants 16 at least
+    rows, wide, warps, stages = tiles or default_tiles(weight.dtype, weight.shape, together)
     programs = -(-N // rows)
     y, scaled, sums = weight.new_empty(M, N), None, None
     if gain is not None:
@@ -169,7 +170,7 @@ def skinny(
         eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
         HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
         HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
-        EVEN=K % wide == 0, TOKENS=MOST_TOKENS, ROWS=rows, WIDE=wide,
+        EVEN=K % wide == 0, TOKENS=together, ROWS=rows, WIDE=wide,
         PARTS=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
     )  # fmt: skip
     y = y.view(*shape, N)
@@ -177,7 +178,7 @@ def skinny(
 
 
 @lru_cache
-def default_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> Tiles:
+def default_tiles(dtype: torch.dtype, shape: tuple[int, int], tokens: int = 16) -> Tiles:
     """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
     have one, or part of the memory idles. Short rows want short strips."""
     rows, width = shape
@@ -187,6 +188,8 @@ def default_tiles(dtype: torch.dtype, shape: tuple[int, int]) -> Tiles:
         tiles = Tiles(128, 128, 8, 3)
     else:
         tiles = Tiles(64, 128, 4, 5) if rows > 4096 else Tiles(16, 256, 2, 4)
+    if tokens > 16:  # they take room, too: fewer strips are under way at once
+        tiles = tiles._replace(stages=3)
     return tiles if dtype.itemsize == 2 else tiles._replace(wide=tiles.wide // 2)  # the same bytes
 
 

@@ -124,7 +124,7 @@ class Runner:
         """A pass in a fixed shape, for requests that decode."""
         tables = self._tables(turns)
         clock.lap("scheduling")
-        logits, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
+        logits, _, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
         if len(turns) == 1:  # after a fault each runs alone, one after the other, before any of them is judged
             logits, hidden = logits.clone(), {n: states.clone() for n, states in hidden.items()}
         synchronize(self.target.device)

@@ -70,7 +70,7 @@ class Scene:
         tokens = [self.rows[row][:longest] for row in rows]
         starts, tables = [self.starts[row] for row in rows], [self.tables[row] for row in rows]
         before = self.cache.keys.clone(), self.cache.values.clone()
-        logits, hidden = self.buckets.read(tokens, starts, tables)
+        logits, _, hidden = self.buckets.read(tokens, starts, tables)
         after = self.cache.keys.clone(), self.cache.values.clone()
         for memory, old in zip((self.cache.keys, self.cache.values), before, strict=True):
             memory.copy_(old)
@@ -134,7 +134,7 @@ def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
             new = [[3, 1, 4] if row == drafting else [3] for row in range(rows)]
             expected, _ = scene.ragged(scene.cache, [[3]], [start], [tables[1]])
             for _ in range(2):  # now the spare block holds what the broken row left there
-                logits, _ = scene.buckets.read(new, [start] * rows, tables)
+                logits, *_ = scene.buckets.read(new, [start] * rows, tables)
                 damaged = [row for row in range(rows) if not bool(logits[row, 0].isfinite().all())]
                 assert damaged == [broken], f"row {broken} is broken, and {damaged} are damaged"
             close(logits[1, :1], expected[0], 1e-10 if dtype == torch.float64 else 1e-4, "a neighbour's logits")
@@ -388,7 +388,7 @@ def check_replay(device="cuda") -> None:
             rows = range(start, start + 3)
             new = [scene.rows[row][:longest] for row in rows]
             place = [scene.starts[row] for row in rows], [scene.tables[row] for row in rows]
-            replayed, streams = scene.buckets.read(new, *place)
+            replayed, _, streams = scene.buckets.read(new, *place)
             replayed, streams = replayed.clone(), {n: stream.clone() for n, stream in streams.items()}
             graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K))
             for mine, theirs in (
