@@ -169,10 +169,10 @@ class DFlash(Drafter):
         grown = grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
-    def fillings(self, logits: Tensor) -> Expand:
+    def fillings(self, logits: Tensor, topk=torch.topk) -> Expand:
         """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it."""
         log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        log_q, best = log_q.topk(min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
+        log_q, best = topk(log_q, min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
         tokens = self.heads.head_ids[best]
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 

@@ -54,6 +54,21 @@ def grow(
     return prune(tree, scores, budget)
 
 
+def likeliest(scores: Tensor, count: int) -> Tensor:
+    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
+
+    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
+    """
+    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+
+
+def within(scores: Tensor, budgets: Sequence[int]) -> Tensor:
+    """Where the budgets[b] highest of scores [B, N] are, in ascending order, and N where a smaller budget ends."""
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
+    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
+    return best.masked_fill(over, scores.shape[1]).sort(1).values.contiguous()
+
+
 def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -> list[Tree]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes."""
     if max(budgets) < 1:
@@ -64,15 +79,16 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -
 
 
 def grow_tensors(
-    expand: Expand, depth: int, width: int, most: int, budgets: Sequence[int] | None = None
+    expand: Expand, depth: int, width: int, most: int, budgets: Sequence[int] | None = None, select=None
 ) -> tuple[Tensor, Tensor]:
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree, or of its budgets[b], first in its row.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    No number is looked at on the way, so a device may record it all.
+    No number is looked at on the way, so a device may record it all. It may have a faster `select` than `likeliest`.
     """
+    select = select or likeliest
     levels, grown = [], 0  # a level is the nodes of one depth: tokens, scores and parents, [B, n] each
     tokens = parents = None
     for level in range(depth):
@@ -80,33 +96,14 @@ def grow_tensors(
         if level == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
         scores = score[..., None] + log_q
-        kept = likeliest(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
+        kept = select(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
         child_of = kept // scores.shape[2]  # [B, n]: which of the w nodes is the parent
         tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
         levels.append((tokens, score, number.gather(1, child_of)))
-        chosen = likeliest(score, width)  # [B, w]: the nodes to expand next
+        chosen = select(score, width)  # [B, w]: the nodes to expand next
         tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
         number, grown = grown + chosen, grown + kept.shape[1]
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
-    return keep_likeliest(tokens, scores, parents, most, budgets)
-
-
-def keep_likeliest(
-    tokens: Tensor, scores: Tensor, parents: Tensor, most: int, budgets: Sequence[int] | None = None
-) -> tuple[Tensor, Tensor]:
-    """The `most` likeliest nodes of every tree [B, N], in the order in which they are there; or its budgets[b]."""
-    kept = scores.sort(dim=1, descending=True, stable=True).indices[:, :most]  # [B, n], likeliest first
-    if budgets is not None:  # what is over its budget comes last
-        over = torch.arange(kept.shape[1], device=kept.device) >= torch.tensor(budgets, device=kept.device)[:, None]
-        kept = kept.masked_fill(over, tokens.shape[1])
-    kept = kept.sort(1).values.contiguous()
+    kept = select(scores, most) if budgets is None else within(scores, budgets)  # [B, n]
     tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
-
-
-def likeliest(scores: Tensor, count: int) -> Tensor:
-    """Where the `count` highest of scores [B, N] are, in ascending order. Of equal scores the first are taken.
-
-    A parent comes before its child and scores no less. So the likeliest nodes of a tree are a tree.
-    """
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
-from ..model import Config, Transformer, rope_at, rotate
+from ..model import Config, Layer, Transformer, rope_at, rotate
 from .record import Recorded, on_the_device
 
 PROMPTS = (16, 1024)  # sizes of recorded prompts, from … to
@@ -151,6 +151,28 @@ def leave(x, o, w: Weights, c: Config):
     return x, F.linear(F.silu(gate) * up, *w.down)
 
 
+def lean_layer(product, w: Weights, half, x, turn, look, gain):
+    """A layer of four products, with RoPE, the write to memory and attention between the first two: the stream after
+    it, also half-normed for what comes next."""
+    o = look(turn(product(half, *w.qkv))).transpose(1, 2).flatten(2)
+    x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
+    return product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
+
+
+def weights_of(layer: Layer) -> Weights:
+    attn = layer.self_attn
+    return Weights(
+        layer.input_layernorm.weight,
+        fuse(attn.q_proj, attn.k_proj, attn.v_proj),
+        getattr(attn.q_norm, "weight", None),
+        getattr(attn.k_norm, "weight", None),
+        (attn.o_proj.weight, attn.o_proj.bias),
+        layer.post_attention_layernorm.weight,
+        fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
+        (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
+    )
+
+
 class Fused:
     """The weights of a Transformer, fused, and the way through its layers, whatever memory they write to.
 
@@ -168,20 +190,7 @@ class Fused:
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
         self.norm = transformer.norm.weight
         self.exit = getattr(transformer, "exit", None)  # what early exit puts between its last layer and the norm
-        self.layers = [
-            Weights(
-                layer.input_layernorm.weight,
-                fuse(attn.q_proj, attn.k_proj, attn.v_proj),
-                getattr(attn.q_norm, "weight", None),
-                getattr(attn.k_norm, "weight", None),
-                (attn.o_proj.weight, attn.o_proj.bias),
-                layer.post_attention_layernorm.weight,
-                fuse(layer.mlp.gate_proj, layer.mlp.up_proj),
-                (layer.mlp.down_proj.weight, layer.mlp.down_proj.bias),
-            )
-            for layer in transformer.layers
-            for attn in [layer.self_attn]
-        ]
+        self.layers = [weights_of(layer) for layer in transformer.layers]
         if lean:
             from . import products as skinny  # imports Triton
         self.skinny = skinny if lean else None
@@ -219,11 +228,9 @@ class Fused:
         else:
             delta = torch.zeros_like(x)
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
-            if lean:  # four products, and between the first two RoPE and attention
-                q = self.turn(product(half, *w.qkv), w, keys, values, rows, slots, cos, sin, c)
-                o = look(q, keys, values).transpose(1, 2).flatten(2)
-                x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
-                x, half = product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gains[n - 1])
+            if lean:
+                turn = partial(self.turn, w=w, keys=keys, values=values, rows=rows, slots=slots, cos=cos, sin=sin, c=c)
+                x, half = lean_layer(product, w, half, x, turn, partial(look, k=keys, v=values), gains[n - 1])
             else:
                 x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c)
                 x, delta = second(x, look(q, keys, values), w, c)

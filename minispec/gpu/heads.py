@@ -11,6 +11,7 @@ looks under a mask, and that what was verified is handed on inside the device:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,10 @@ from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.growth import grow_tensors
 from ..drafters.medusa import Medusa
-from .fused import FastTransformer, best_attention
+from ..model import Config, rope_at
+from .fused import FastTransformer, Weights, best_attention, fuse, lean_layer, turn, weights_of
+from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
+from .select import best_of_many, select
 
 
 class DeviceDrafter:
@@ -55,6 +59,45 @@ class DeviceDrafter:
         """The first `kept` [B] of the places `verified` [B, k + 1] of the pass count, with hidden states [B, n + 1, d];
         `run` [B, k + 1] are the tokens after each."""
         raise NotImplementedError
+
+
+class LeanLayers:
+    """Decoder layers of a drafter, by the products of a lean pass, over a cache of fixed size with one row for each
+    sequence. `gains` are the norms after each layer."""
+
+    def __init__(self, weights: Sequence[Weights], gains: Sequence[Tensor], cache: KVCache, config: Config,
+                 target: FastTransformer):  # fmt: skip
+        self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
+        self.attend = best_attention(target.device, gains[0].dtype)
+        self.turn = target.compiled(turn)
+        self.places = torch.arange(cache.capacity, device=target.device)
+        self.rows = torch.arange(cache.batch, device=target.device)[:, None]
+        cos, sin = rope_at(config, self.places[None], gains[0].dtype)  # [1, 1, S, D]
+        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+
+    def product(self, x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, **options):
+        few = fits(x.x if isinstance(x, HalfNormed) else x, weight)
+        return (skinny if few else skinny_torch)(x, weight, bias, eps=self.config.norm_eps, **options)
+
+    def __call__(
+        self, half: Tensor | HalfNormed, x: Tensor, positions: Tensor, start: Tensor, mask: Tensor | None = None
+    ) -> tuple[Tensor, HalfNormed]:
+        """T new tokens of every row, the newest of E after `start` [B] (None: all of them) under a mask [B, E, E]."""
+        T, cache = x.shape[1], self.cache
+        slots = cache.lengths[:, None] + self.places[:T]  # [B, T]
+        E = T if mask is None else mask.shape[1]
+        look = self.attend(start, start[:, None] + self.places[:E], cache.capacity, cache.groups, mask)
+        cos, sin = self.cos[positions], self.sin[positions]
+        for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
+
+            def attend(q: Tensor, keys=keys, values=values) -> Tensor:
+                # The mask is square, so the older entries have a row in it, too: nobody asks what they attend to.
+                return look(F.pad(q, (0, 0, E - T, 0)) if E > T else q, keys, values)[:, :, E - T :]
+
+            rotate_and_store = partial(self.turn, w=w, keys=keys, values=values, rows=self.rows, slots=slots, cos=cos,
+                                       sin=sin, c=self.config)  # fmt: skip
+            x, half = lean_layer(self.product, w, half, x, rotate_and_store, attend, gain)
+        return x, half
 
 
 def at_places(states: Tensor, places: Tensor) -> Tensor:
@@ -96,14 +139,20 @@ class EagleOnDevice(DeviceDrafter):
 
     def __init__(self, drafter: Eagle, target: FastTransformer, k: int):
         super().__init__(drafter, target, k)
-        self.drafter, self.head, self.k = drafter, drafter.head, k
-        self.nodes = drafter.max_tree_nodes(k)
-        B, d, new = target.batch, target.config.hidden_size, dict(dtype=self.head.dtype, device=target.device)
+        self.head, self.k, self.width, self.nodes = drafter.head, k, drafter.width, drafter.max_tree_nodes(k)
+        head, B, d = self.head, target.batch, target.config.hidden_size
+        new = dict(dtype=head.dtype, device=target.device)
         capacity = target.capacity + k * drafter.width
-        self.cache = KVCache(self.head.config, B, -(-capacity // 64) * 64, **new)
-        self.places = torch.arange(self.cache.capacity, device=target.device)
-        self.rows = torch.arange(B, device=target.device)[:, None]
-        self.attend = best_attention(target.device, self.head.dtype)
+        self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
+        attn, mlp, more = head.self_attn, head.mlp, list(head.more)
+        first = Weights(
+            None, fuse(attn.q_proj, attn.k_proj, attn.v_proj), getattr(attn.q_norm, "weight", None),
+            getattr(attn.k_norm, "weight", None), (attn.o_proj.weight, attn.o_proj.bias), head.mlp_norm.weight,
+            fuse(mlp.gate_proj, mlp.up_proj), (mlp.down_proj.weight, mlp.down_proj.bias),
+        )  # fmt: skip
+        gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
+        self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
+        self.enter = target.compiled(self.enter)
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and
         self.features = torch.zeros(B, k + 1, d, **new)  # the features before them
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
@@ -115,7 +164,8 @@ class EagleOnDevice(DeviceDrafter):
         g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [B, T, d]
         self.cache.lengths.zero_()
         if tokens.shape[1] > 1:
-            self.read(tokens, g)
+            slots, attend = self.cache.begin(tokens.shape[1])
+            self.head(tokens, g, self.head.rope(slots), attend)
         # The newest entry is read again with the draft, which needs its feature.
         newest = (counts - 1).clamp(min=0)[:, None]
         self.cache.lengths.copy_(newest[:, 0])
@@ -124,49 +174,53 @@ class EagleOnDevice(DeviceDrafter):
             self.unread[:, :1] = tokens.gather(1, newest)
             self.features[:, :1] = at_places(g, newest)
 
-    def read(self, tokens: Tensor, g: Tensor, sees: Tensor | None = None, start: Tensor | None = None,
-             depth: Tensor | None = None) -> Tensor:  # fmt: skip
-        """Process entries: tokens [B, T] and the features before them → theirs, [B, T, d]. Draft entries come after
-        `start`, and the newest T of E attend to those that they see [B, E, E]."""
-        T, cache = tokens.shape[1], self.cache
-        slots = cache.lengths[:, None] + self.places[:T]  # [B, T]
-        first = cache.lengths if sees is None else start
-        E = T if sees is None else sees.shape[1]
-        look = self.attend(first, first[:, None] + self.places[:E], cache.capacity, cache.groups, sees)
+    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """Embedded tokens, normed, and beside them the normed features: [B, T, d] and [B, T, 2d]."""
+        e = self.head.embed_norm(self.head.embed(tokens).to(self.head.dtype))
+        return e, torch.cat([e, self.head.feature_norm(g)], -1)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            cache.keys[layer][self.rows, :, slots] = k.transpose(1, 2)
-            cache.values[layer][self.rows, :, slots] = v.transpose(1, 2)
-            # The mask is square, so the older draft entries have a row, too: nobody asks what they attend to.
-            return look(F.pad(q, (0, 0, E - T, 0)), cache.keys[layer], cache.values[layer])[:, :, E - T :]
+    def read(self, tokens: Tensor, g: Tensor, positions: Tensor, start: Tensor, sees: Tensor | None = None):
+        """Process entries: tokens [B, T] and the features before them → theirs [B, T, d], and these half-normed."""
+        e, both = self.enter(tokens, g)
+        x = self.layers.product(e, self.head.embed_proj.weight, residual=g)
+        return self.layers(both, x, positions, start, sees)
 
-        positions = slots if depth is None else depth
-        return self.head(tokens, g, self.head.rope(positions), attend)
+    def best(self, half: HalfNormed, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The likeliest next tokens after features [B, T, d], and their log-probabilities: [B, T, w], best first."""
+        logits = self.layers.product(half, self.head.head)
+        logits = logits if places is None else at_places(logits, places)
+        log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        log_q, best = best_of_many(log_q, self.width)
+        return self.head.head_ids[best], log_q
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        f = self.read(self.unread, self.features)  # [B, k + 1, d]
+        lengths, B = self.cache.lengths, len(count)
+        f, half = self.read(self.unread, self.features, lengths[:, None] + self.layers.places[: self.k + 1], lengths)
+        newest = (self.fresh - 1).clamp(min=0)[:, None]  # [B, 1]
+        tokens, log_q = self.best(half, newest)
+        # A prompt of one token has no feature yet. Any draft will do, but numbers they must be.
+        f, log_q = torch.where(self.fresh[:, None, None] > 0, at_places(f, newest), 0), log_q.nan_to_num()
         self.cache.advance(self.fresh)
-        start, B = self.cache.lengths.clone(), len(f)
-        f = at_places(f, (self.fresh - 1).clamp(min=0)[:, None])  # [B, 1, d]
-        f = torch.where(self.fresh[:, None, None] > 0, f, 0)  # a prompt of one token has no feature yet
+        start = lengths.clone()
         sees = torch.zeros(B, 0, 0, dtype=torch.bool, device=f.device)  # [B, E, E], all draft entries so far
+        root = tokens, log_q
 
         def expand(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
             nonlocal f, sees
-            if depth > 0:
-                w, E = parents.shape[1], sees.shape[1]
-                before = sees[:, -self.last :] if E else sees.new_zeros(B, 1, 0)  # of the nodes expanded before
-                itself = torch.eye(w, dtype=torch.bool, device=f.device).expand(B, w, w)
-                new = torch.cat([before.take_along_dim(parents[..., None], 1), itself], 2)  # [B, w, E + w]
-                sees = torch.cat([F.pad(sees, (0, w)), new], 1)
-                f = self.read(tokens, at_places(f, parents), sees, start, (start[:, None] + depth - 1).expand(B, w))
-                self.cache.advance(w)
-                self.last = w
-            return self.drafter.best_tokens(f)
+            if depth == 0:
+                return root
+            w, E = parents.shape[1], sees.shape[1]
+            before = sees[:, E - f.shape[1] :] if E else sees.new_zeros(B, 1, 0)  # of the nodes expanded before
+            itself = torch.eye(w, dtype=torch.bool, device=f.device).expand(B, w, w)
+            new = torch.cat([before.take_along_dim(parents[..., None], 1), itself], 2)  # [B, w, E + w]
+            sees = torch.cat([F.pad(sees, (0, w)), new], 1)
+            f, half = self.read(tokens, at_places(f, parents), (start[:, None] + depth - 1).expand(B, w), start, sees)
+            self.cache.advance(w)
+            return self.best(half)
 
-        tokens, parents = grow_tensors(expand, self.k, self.drafter.width, self.nodes)
-        self.cache.lengths.copy_(start)
-        return tokens, parents
+        drafted = grow_tensors(expand, self.k, self.width, self.nodes, select=select)
+        lengths.copy_(start)
+        return drafted
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.features.copy_(self.head.fuse([at_places(hidden[n], verified) for n in self.hidden_layers]))
@@ -189,9 +243,11 @@ class DFlashOnDevice(DeviceDrafter):
         self.nodes = min(drafter.nodes, grown)
         capacity = target.capacity + k + 1 + drafter.block
         self.cache = KVCache(self.head.config, B, -(-capacity // 64) * 64, **new)
-        self.places = torch.arange(self.cache.capacity, device=target.device)
-        self.rows = torch.arange(B, device=target.device)[:, None]
-        self.attend = best_attention(target.device, self.head.dtype)
+        layers = list(self.head.layers)
+        gains = [*(layer.input_layernorm.weight for layer in layers[1:]), self.head.norm.weight]
+        self.layers = LeanLayers([weights_of(layer) for layer in layers], gains, self.cache, self.head.config, target)
+        self.places, self.rows = self.layers.places, self.layers.rows
+        self.enter = target.compiled(self.enter)
         self.whole = torch.ones(B, drafter.block, drafter.block, dtype=torch.bool, device=target.device)
 
     def state(self) -> list[Tensor]:
@@ -210,18 +266,19 @@ class DFlashOnDevice(DeviceDrafter):
             self._store(layer, slots, keys, values)
         self.cache.advance(counts)
 
+    def enter(self, last: Tensor) -> tuple[Tensor, HalfNormed]:
+        """The last tokens [B, 1] and the blanks after them, [B, block, d], and the same half-normed."""
+        blanks = self.head.mask.expand(len(last), self.block - 1, -1)
+        x = torch.cat([F.embedding(last, self.embedding).to(self.head.dtype), blanks], 1)
+        return x, half_norm(x, self.layers.weights[0].attention_norm)
+
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        slots = self.cache.lengths[:, None] + self.places[: self.block]  # [B, block]
-        look = self.attend(self.cache.lengths, slots, self.cache.capacity, self.cache.groups, self.whole)
-
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            self._store(layer, slots, k, v)
-            return look(q, self.cache.keys[layer], self.cache.values[layer])
-
-        last = F.embedding(text.gather(1, count[:, None] - 1), self.embedding)  # [B, 1, d]
-        states = self.head(last, slots, attend)[:, 0, 1 : self.depth + 1]  # [B, depths, d]
-        logits = states @ self.drafter.head_rows.T
-        return grow_tensors(self.drafter.fillings(logits), self.depth, self.drafter.nodes, self.nodes)
+        lengths = self.cache.lengths
+        x, half = self.enter(text.gather(1, count[:, None] - 1))
+        _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
+        logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
+        fillings = self.drafter.fillings(logits, best_of_many)
+        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, select=select)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
