@@ -49,7 +49,7 @@ def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel, or where it cannot run its twin."""
     from . import attention as flash_decode  # imports Triton
 
-    kernel = device.type == "cuda" and dtype in flash_decode.DTYPES and flash_decode.unavailable(device) is None
+    kernel = flash_decode.kernels_run(device, dtype)
     return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
 
 

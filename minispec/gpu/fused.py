@@ -66,9 +66,9 @@ def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int) -> Look:
 def best_attention(device: torch.device, dtype: torch.dtype):
     if device.type != "cuda":
         return masked
-    from .attention import DTYPES, unavailable
+    from .attention import kernels_run  # imports Triton
 
-    return flash if dtype in DTYPES and unavailable(device) is None else two_products
+    return flash if kernels_run(device, dtype) else two_products
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------
