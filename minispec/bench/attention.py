@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from ..cache import attention, per_query_head, visible_slots
 from ..files import options
-from ..files.folder import usable_device
+from ..files.folder import default_dtype, usable_device
 from .measure import Timing, interleaved_times, machine, place, read_bandwidth
 
 WITHOUT_MODEL = True  # on the command line: no options about models and prompts
@@ -237,7 +237,7 @@ def run(args) -> dict:
         raise ValueError(f"heads={args.heads}: give heads of queries in groups of one size, one for each key head")
     device = str(usable_device(args.device))
     on_gpu = device.startswith("cuda")
-    dtype = torch.bfloat16 if on_gpu else torch.float32
+    dtype = default_dtype(device)
     # A GPU reads 1 GiB so fast that starting counts.
     bandwidth = read_bandwidth(device, size=2**32 if on_gpu else None)
     named = args.cases or map(rows_and_context, CASES["cuda" if on_gpu else "cpu"])

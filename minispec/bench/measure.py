@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from .. import theory
+from ..files.folder import default_dtype
 from ..files.handle import Model
 from ..generate import generate
 from ..trace import synchronize
@@ -204,8 +205,7 @@ def read_bandwidth(device="cpu", size: int | None = None, repeat: int = 7, warmu
 
 def flops(device="cpu", dtype: torch.dtype | None = None, repeat: int = 7, warmup: int = 1, **options) -> Rate:
     """FLOP/s of a square matrix product, grown until it takes 10 ms: what the matrix units give when well fed."""
-    if dtype is None:
-        dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    dtype = default_dtype(device) if dtype is None else dtype
     generator = torch.Generator(device).manual_seed(0)  # random, not ones: what is multiplied sets a GPU's clock
 
     def square(width: int) -> torch.Tensor:

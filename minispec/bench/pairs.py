@@ -14,7 +14,7 @@ import torch
 
 from .. import theory
 from ..files import options
-from ..files.folder import build, usable_device
+from ..files.folder import build, default_dtype, usable_device
 from ..files.handle import Model
 from ..gpu.fused import FastTransformer
 from ..gpu.record import Recorded
@@ -38,7 +38,7 @@ LAUNCHES = 8  # in one timing, so that starting the clock and waiting for the de
 def random_pair(config: Config, device, epsilon: float = 0.05, seed: int = 0) -> tuple[Model, Model]:
     """Target and draft, made where they live. Logits have a standard deviation of 4, as trained models' do."""
     device = torch.device(device)
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = default_dtype(device)
     generator = torch.Generator(device).manual_seed(seed)
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in Transformer(config).named_parameters()}

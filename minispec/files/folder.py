@@ -52,6 +52,18 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
     return found
 
 
+def default_dtype(device: str | torch.device) -> torch.dtype:
+    """What a model is loaded in where `dtype=` does not say: 16 bits on a GPU, float32 elsewhere.
+
+    bfloat16 has float32's range, so nothing overflows that did not before. NVIDIA's units compute in it from compute
+    capability 8.0 on; an older GPU (a T4 is 7.5) emulates it slowly and gets float16. AMD's report 8.0 or more.
+    """
+    device = torch.device(device)
+    if device.type != "cuda":  # a CPU without bfloat16 units is ten times slower in it
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
@@ -115,8 +127,7 @@ def chat_template_of(folder: Path) -> str | None:
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
     """A Transformer with exactly these tensors, checked by name and shape."""
     device = torch.device(device)
-    if dtype is None:  # CPUs without bf16 units are ten times slower in it, so: full precision there
-        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = default_dtype(device) if dtype is None else dtype
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):

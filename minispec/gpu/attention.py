@@ -13,11 +13,14 @@ lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, 
 what was there before them, as KVCache's does until it advances.
 
 Beside each kernel stands its twin in plain torch, which says the same and runs anywhere. The kernels need Triton and a
-GPU, or TRITON_INTERPRET=1 in the environment before this module is imported: then Triton acts them out on a CPU.
+GPU whose matrix units Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been
+compiled but on which they have not been run. `kernels_run` is the one place that decides. TRITON_INTERPRET=1 in the
+environment before this module is imported makes Triton act them out on a CPU.
 """
 
 from __future__ import annotations
 
+import warnings
 from functools import lru_cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -37,6 +40,9 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ROWS = 64  # query rows of one program. More would not fit its registers; they read the tile again, from the L2
 MOST_SPLITS = 64  # the merging kernel holds one row of each split
 PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
+CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with matrix units for all of DTYPES, MI100 to MI355X
+KIB = 1024
+_told: list[str] = []  # why the kernels do not run, where this process has been warned of it
 
 
 class Tiling(NamedTuple):
@@ -45,6 +51,13 @@ class Tiling(NamedTuple):
     tile: int = 64
     warps: int = 4
     stages: int = 3
+
+
+class Card(NamedTuple):
+    """What a launch has to know of a GPU."""
+
+    multiprocessors: int
+    shared: int  # bytes of shared memory that one program may have
 
 
 # ---- the twins ----
@@ -78,19 +91,19 @@ def flash_decode_paged_torch(
 
 
 @jit
-def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr):
+def _fold(q, k, v, seen, m, ell, o, scale, MASKED: tl.constexpr, PRECISION: tl.constexpr):
     """One tile into the running (m, ell, o) of every query row: the online softmax, with powers of two for speed.
 
     q [ROWS, D], k and v [TILE, D], seen [ROWS, TILE]. m begins finite: a row that sees nothing yet keeps ell = 0, and
-    no NaN. tf32x3 is for float32 alone: three products of the matrix units, about as exact as one of its own.
+    no NaN.
     """
-    s = tl.dot(q, tl.trans(k), input_precision="tf32x3") * scale  # [ROWS, TILE]
+    s = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [ROWS, TILE]
     if MASKED:
         s = tl.where(seen, s, float("-inf"))
     top = tl.maximum(m, tl.max(s, 1))
     p = tl.exp2(s - top[:, None])
     shrink = tl.exp2(m - top)
-    o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="tf32x3")
+    o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision=PRECISION)
     return top, ell * shrink + tl.sum(p, 1), o
 
 
@@ -109,7 +122,7 @@ def _attend_split(
     q, k, v, tables, lengths, mask, out, part_o, part_m, part_l, scale, capacity,
     q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head, out_token,
     T: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
-    ALONE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    ALONE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows."""
     # Neighbouring programs take neighbouring heads of the same slots: in a paged memory these lie side by side.
@@ -148,7 +161,7 @@ def _attend_split(
         wide = (d < D)[None, :]  # the compiler drops it where D is a power of two
         keys = tl.load(k + at, mask=wide, other=0.0)
         values = tl.load(v + at, mask=wide, other=0.0)
-        m, ell, o = _fold(queries, keys, values, True, m, ell, o, scale, False)
+        m, ell, o = _fold(queries, keys, values, True, m, ell, o, scale, False, PRECISION)
 
     for start in tl.range(seen_by_all, last, TILE, num_stages=1):  # where the past ends and the new tokens are
         slot = start + tl.arange(0, TILE)
@@ -165,7 +178,7 @@ def _attend_split(
             seen = (new < 0)[None, :] | among_new
         else:
             seen = (new[None, :] <= token[:, None]) & filled[None, :]
-        m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True)
+        m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, PRECISION)
 
     if ALONE:
         o = o / tl.where(ell != 0, ell, 1.0)[:, None]  # NaN stays NaN
@@ -244,13 +257,46 @@ def flash_decode_paged(
     )  # fmt: skip
 
 
+def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether the kernels serve this device and dtype; if not, torch does the work. A GPU that has to do without them
+    is slower than it could be, so a warning says why, once per process."""
+    if device.type != "cuda":  # an interpreter is for tests
+        return False
+    reason = unavailable(device)
+    if reason is None and dtype not in DTYPES:
+        reason = f"the model is in {dtype}; load it with dtype=torch.bfloat16, float16 or float32"
+    if reason and not _told:
+        _told.append(reason)
+        warnings.warn(f"attention and products of few tokens run in plain torch, not by minispec's kernels, which is "
+                      f"right but slower: {reason}", stacklevel=3)  # fmt: skip
+    return reason is None
+
+
 def unavailable(device) -> str | None:
-    """Why the kernels cannot run on this device; None where they can."""
+    """Why the kernels cannot run on this device, and what would do; None where they can."""
+    device = torch.device(device)
     if triton is None:
-        return "Triton is not installed"
-    if torch.device(device).type != "cuda" and not INTERPRETED:
+        return "Triton is not installed (`pip install triton`; on Linux PyTorch's GPU builds bring it along)"
+    if INTERPRETED:
+        return None
+    if device.type != "cuda":
+        return f"the kernels need an NVIDIA or AMD GPU, and this is {device.type} (TRITON_INTERPRET=1 acts them out)"
+    return _no_matrix_units(device)
+
+
+@lru_cache
+def _no_matrix_units(device: torch.device) -> str | None:
+    """Why Triton's products would be computed number by number on this GPU, many times slower than by torch's."""
+    if torch.version.hip:
+        architecture = torch.cuda.get_device_properties(device).gcnArchName.split(":")[0]  # gfx942:sramecc+:xnack-
+        if not architecture.startswith(CDNA):
+            return f"of AMD's GPUs only CDNA (MI100 and later) multiplies all that they need; this is {architecture}"
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if major < 8:
         return (
-            f"Triton's kernels need a GPU, and this is {torch.device(device).type} (TRITON_INTERPRET=1 acts them out)"
+            f"{device} has compute capability {major}.{minor}, for which Triton compiles them without tensor cores; "
+            "use a GPU of capability 8.0 or later (A100, RTX 30 and newer)"
         )
     return None
 
@@ -262,8 +308,12 @@ def choose_splits(programs: int, capacity: int, tile: int, multiprocessors: int)
 
 
 @lru_cache
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+def card(device: torch.device) -> Card:
+    if device.type != "cuda":  # acted out: nothing is scarce
+        return Card(1, 227 * KIB)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_block_optin", 0)
+    return Card(properties.multi_processor_count, max(shared, 64 * KIB))  # AMD's do not say; all have 64 KiB
 
 
 def _launch(q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capacity: int, strides) -> Tensor:
@@ -272,9 +322,11 @@ def _launch(q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capac
     B, H, T, D = q.shape
     G, width = H // heads, max(16, triton.next_power_of_2(D))
     rows = min(MOST_ROWS, max(16, triton.next_power_of_2(G * T)))  # a matrix unit takes 16 at least
+    multiprocessors, shared = card(q.device)
+    rows, best = default_tiling(q.dtype, rows, width, shared)
     row_blocks = -(-G * T // rows)
-    tile, warps, stages = tiling or default_tiling(q.dtype)
-    splits = splits or choose_splits(B * heads * row_blocks, capacity, tile, _multiprocessors(q.device))
+    tile, warps, stages = tiling or best
+    splits = splits or choose_splits(B * heads * row_blocks, capacity, tile, multiprocessors)
 
     out = torch.empty_like(q)
     part_o = q.new_empty(B, H, T, splits, D, dtype=torch.float32) if splits > 1 else out
@@ -283,25 +335,48 @@ def _launch(q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capac
     if tables is not None:
         stages = 2 * stages - 1  # the compiler gives half of them to the table, whose entries must arrive even earlier
     grid = (heads * row_blocks, splits, B)
-    _attend_split[grid](
-        q, k, v, lengths if tables is None else tables, lengths, lengths if mask is None else mask,
-        out, part_o, part_m, part_l, D**-0.5 * 1.4426950408889634, capacity,  # log₂ e: powers of two, not of e
-        *q.stride()[:3], *strides[:3], 0 if tables is None else tables.stride(0),
-        0 if mask is None else mask.stride(0), *out.stride()[:3],
-        T=T, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None, ALONE=splits == 1,
-        ROWS=rows, WIDTH=width, TILE=tile, num_warps=warps, num_stages=stages,
-    )  # fmt: skip
-    if splits > 1:
-        _merge_splits[(B * H * T,)](
-            out, part_o, part_m, part_l, splits, H, *out.stride()[:3],
-            T=T, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        _attend_split[grid](
+            q, k, v, lengths if tables is None else tables, lengths, lengths if mask is None else mask,
+            out, part_o, part_m, part_l, D**-0.5 * 1.4426950408889634, capacity,  # log₂ e: powers of two, not of e
+            *q.stride()[:3], *strides[:3], 0 if tables is None else tables.stride(0),
+            0 if mask is None else mask.stride(0), *out.stride()[:3],
+            T=T, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None, ALONE=splits == 1,
+            ROWS=rows, WIDTH=width, TILE=tile, PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
+        if splits > 1:
+            _merge_splits[(B * H * T,)](
+                out, part_o, part_m, part_l, splits, H, *out.stride()[:3],
+                T=T, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+            )  # fmt: skip
     return out
 
 
-def default_tiling(dtype: torch.dtype) -> Tiling:
-    """The same bytes under way whatever the numbers' size."""
-    return Tiling() if dtype.itemsize == 2 else Tiling(tile=32)
+def precision(dtype: torch.dtype) -> str:
+    """How a product takes its numbers: as they are ("ieee"), but on NVIDIA float32 as three products of tf32. NVIDIA's
+    matrix units know no float32, and the three are about as exact as one. AMD's do, and Triton refuses tf32x3 there."""
+    return "tf32x3" if dtype == torch.float32 and torch.version.hip is None else "ieee"
+
+
+def shared_bytes(tiling: Tiling, dtype: torch.dtype, rows: int, width: int) -> int:
+    """Shared memory of a program: tiles of k and v under way, the queries and their weights (float32 in two parts, for
+    tf32x3), and the table's entries. Hopper's matrix units hold one stage more, and Hopper has room for it."""
+    tile, _, stages = tiling
+    under_way = (stages - 1) * 2 * tile * width
+    multiplied = rows * (width + tile) * (2 if dtype == torch.float32 else 1)
+    return (under_way + multiplied) * dtype.itemsize + 8 * tile
+
+
+@lru_cache
+def default_tiling(dtype: torch.dtype, rows: int, width: int, shared: int) -> tuple[int, Tiling]:
+    """Query rows of a program, `rows` at the most, and its tiling: the same bytes under way whatever the numbers' size,
+    and less where that would not fit `shared`. An RTX 4090 has 99 KiB, an A100 163, an H200 227."""
+    tiling, least = Tiling(tile=64 if dtype.itemsize == 2 else 32), Tiling(tile=16)
+    while rows > 16 and shared_bytes(least, dtype, rows, width) > shared:
+        rows //= 2
+    while tiling.tile > least.tile and shared_bytes(tiling, dtype, rows, width) > shared:
+        tiling = tiling._replace(tile=tiling.tile // 2)
+    return rows, tiling
 
 
 def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None) -> None:

@@ -42,7 +42,7 @@ class Backend:
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.note, self.lease = model, None, Lease()
         if compile is None and (compile := model.device.type == "cuda"):
-            self.note = why_not_compile()
+            self.note = why_not_compile(model.device, model.dtype)
             compile = self.note is None
         lean = bool(compile) if lean is None else lean
         room = 2048 if compile else 256  # to compile for more memory takes seconds

@@ -54,7 +54,7 @@ def best_attention(device: torch.device, dtype: torch.dtype):
     """The kernel, or where it cannot run its twin."""
     from . import attention as flash_decode  # imports Triton
 
-    kernel = device.type == "cuda" and dtype in flash_decode.DTYPES and flash_decode.unavailable(device) is None
+    kernel = flash_decode.kernels_run(device, dtype)
     return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
 
 
@@ -210,7 +210,7 @@ def memory_for(
 ) -> tuple[PagedKVCache, Buckets]:
     """An engine's blocks, and its passes over them in fixed shapes."""
     on_gpu = target.device.type == "cuda"
-    if note := why_not_compile() if on_gpu else None:
+    if note := why_not_compile(target.device, target.dtype) if on_gpu else None:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare

@@ -52,7 +52,7 @@ def two_products(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mas
 
     def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         B, H, T, D = q.shape
-        scores = q.reshape(B, k.shape[1], -1, D) @ k.transpose(-1, -2) * D**-0.5  # [B, Hkv, G·T, S]
+        scores = (q * D**-0.5).reshape(B, k.shape[1], -1, D) @ k.transpose(-1, -2)  # [B, Hkv, G·T, S]
         weights = scores.to(torch.promote_types(q.dtype, torch.float32)).masked_fill(hidden, -torch.inf).softmax(-1)
         return (weights.to(q.dtype) @ v).reshape(B, H, T, D)
 
@@ -69,9 +69,9 @@ def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tens
 def best_attention(device: torch.device, dtype: torch.dtype):
     if device.type != "cuda":
         return masked
-    from .attention import DTYPES, unavailable
+    from .attention import kernels_run  # imports Triton
 
-    return flash if dtype in DTYPES and unavailable(device) is None else two_products
+    return flash if kernels_run(device, dtype) else two_products
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import DTYPES, INTERPRETED, jit, tl, triton, unavailable
+from .attention import DTYPES, INTERPRETED, card, jit, precision, tl, triton, unavailable
 
 MOST_TOKENS = 64
 
@@ -79,10 +79,10 @@ def skinny_torch(
 
 
 @jit
-def _strip(w, at, usable, xs, total):
+def _strip(w, at, usable, xs, total, PRECISION: tl.constexpr):
     """One strip of some rows of W [ROWS, WIDE] with all tokens [TOKENS, WIDE], added to total [ROWS, TOKENS]."""
     weights = tl.load(w + at, mask=usable, other=0.0, eviction_policy="evict_first")  # nobody reads them again
-    return tl.dot(weights, tl.trans(xs), total, input_precision="tf32x3")
+    return tl.dot(weights, tl.trans(xs), total, input_precision=PRECISION)
 
 
 @jit
@@ -99,7 +99,7 @@ def _product(
     x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     HAS_GAIN: tl.constexpr, DIVIDE_FIRST: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    WIDE: tl.constexpr, PARTS: tl.constexpr,
+    WIDE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """ROWS numbers of the result, for all tokens. n counts the result's: with SWIGLU W has twice as many rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -118,9 +118,9 @@ def _product(
         if DIVIDE_FIRST:
             xs = (xs * scale[:, None]).to(w.dtype.element_ty)
         at, usable = first[:, None] + k[None, :], inside[:, None] & within[None, :]
-        total = _strip(w, at, usable, xs, total)
+        total = _strip(w, at, usable, xs, total, PRECISION)
         if SWIGLU:
-            other = _strip(w, at + second, usable, xs, other)
+            other = _strip(w, at + second, usable, xs, other, PRECISION)
     if HAS_NORM and not DIVIDE_FIRST:
         scale = _scale(squares, token, asked, m, width, parts, eps, PARTS)
         total, other = total * scale[None, :], other * scale[None, :]
@@ -153,10 +153,10 @@ def skinny(
     *shape, K = x.shape
     M, N = math.prod(shape), _width(weight, swiglu)
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
-    x = x.reshape(M, K)
+    x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
     together = max(16, triton.next_power_of_2(M))  # tokens that a program takes: a matrix unit wants 16 at least
-    rows, wide, warps, stages = tiles or default_tiles(weight.dtype, weight.shape, together)
+    rows, wide, warps, stages = tiles or default_tiles(weight.dtype, x.dtype, weight.shape, swiglu, shared, together)
     programs = -(-N // rows)
     y, scaled, sums = weight.new_empty(M, N), None, None
     if gain is not None:
@@ -165,22 +165,33 @@ def skinny(
     parts = 1 if squares is None else len(squares)
     # A tensor that is not there is never read or written, but the kernel wants an address.
     given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
-    _product[(programs,)](
-        x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
-        eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
-        HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
-        HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
-        EVEN=K % wide == 0, TOKENS=together, ROWS=rows, WIDE=wide,
-        PARTS=triton.next_power_of_2(parts), num_warps=warps, num_stages=stages,
-    )  # fmt: skip
+    with torch.cuda.device_of(x):  # Triton launches on the current device
+        _product[(programs,)](
+            x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
+            eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
+            HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
+            HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
+            EVEN=K % wide == 0, TOKENS=together, ROWS=rows, WIDE=wide,
+            PARTS=triton.next_power_of_2(parts), PRECISION=precision(weight.dtype), num_warps=warps, num_stages=stages,
+        )  # fmt: skip
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
 
+def shared_bytes(tiles: Tiles, dtype: torch.dtype, x_dtype: torch.dtype, swiglu: bool, tokens: int = 16) -> int:
+    """Shared memory of a program: the strips of W (gate's and up's) and of x that are under way. Hopper's matrix units
+    hold one more, and Hopper has room for it."""
+    strip = (2 if swiglu else 1) * tiles.rows * dtype.itemsize + tokens * x_dtype.itemsize
+    return (tiles.stages - 1) * tiles.wide * strip
+
+
 @lru_cache
-def default_tiles(dtype: torch.dtype, shape: tuple[int, int], tokens: int = 16) -> Tiles:
+def default_tiles(
+    dtype: torch.dtype, x_dtype: torch.dtype, shape: tuple[int, int], swiglu: bool, shared: int, tokens: int = 16
+) -> Tiles:
     """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
-    have one, or part of the memory idles. Short rows want short strips."""
+    have one, or part of the memory idles. Short rows want short strips. A GPU with less shared memory has fewer strips
+    under way, but three at least, and then fewer rows."""
     rows, width = shape
     if width < 1024:
         tiles = Tiles(64, 64, 4, 5) if rows > 8192 else Tiles(16, 128, 2, 5)
@@ -188,13 +199,20 @@ def default_tiles(dtype: torch.dtype, shape: tuple[int, int], tokens: int = 16) 
         tiles = Tiles(128, 128, 8, 3)
     else:
         tiles = Tiles(64, 128, 4, 5) if rows > 4096 else Tiles(16, 256, 2, 4)
-    if tokens > 16:  # they take room, too: fewer strips are under way at once
+    if dtype.itemsize == 4:
+        tiles = tiles._replace(wide=tiles.wide // 2)  # the same bytes
+    if tokens > 16:
         tiles = tiles._replace(stages=3)
-    return tiles if dtype.itemsize == 2 else tiles._replace(wide=tiles.wide // 2)  # the same bytes
+    while shared_bytes(tiles, dtype, x_dtype, swiglu, tokens) > shared:
+        if tiles.stages > 3:
+            tiles = tiles._replace(stages=tiles.stages - 1)
+        else:
+            tiles = tiles._replace(rows=tiles.rows // 2, warps=max(2, tiles.warps // 2))
+    return tiles
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
-    """Whether `skinny` may compute this product: few tokens, on a GPU that Triton knows, in a type it takes."""
+    """Whether `skinny` may compute this product: few tokens, in a type it takes, on a GPU that runs the kernels."""
     few = 1 <= math.prod(x.shape[:-1]) <= MOST_TOKENS
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 

@@ -25,16 +25,24 @@ def on_the_device(function):
     return run
 
 
-@lru_cache(maxsize=1)
-def why_not_compile() -> str | None:
-    """What stands in the way of torch.compile on this machine; None: it works. Triton needs a C compiler, say."""
+@lru_cache
+def why_not_compile(device: torch.device | str = "cuda", dtype: torch.dtype = torch.float32) -> str | None:
+    """What stands in the way of torch.compile on this device, in this dtype; None: it works. Triton needs a C compiler,
+    say, and bfloat16 a GPU with units for it: without, torch only warns and runs uncompiled, unless `fullgraph`."""
     try:
         with torch.inference_mode(False), torch.no_grad():
-            x = torch.ones(8, device="cuda")
-            torch.compile(lambda x: x * 2 + 1, dynamic=False)(x)
+            x = torch.ones(8, device=device, dtype=dtype)
+            torch.compile(lambda x: x * 2 + 1, dynamic=False, fullgraph=True)(x)
     except Exception as error:  # whatever it is, the work can be done without
         return f"{type(error).__name__}: {str(error).strip()[:200]}"
     return None
+
+
+@lru_cache
+def capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """What this device's recordings are captured on. torch's own stream for that is one per process, on the device that
+    captured first; what another device is asked to do meanwhile would not be in the graph."""
+    return torch.cuda.Stream(device)
 
 
 class Recorded:
@@ -90,7 +98,8 @@ class Recorded:
         if not Recorded.alive:
             Recorded.pool = torch.cuda.graph_pool_handle()
         # Other threads may go on with their own work meanwhile.
-        with torch.cuda.graph(graph, pool=Recorded.pool, capture_error_mode="thread_local"):
+        stream = capture_stream(self.state[0].device)
+        with torch.cuda.graph(graph, pool=Recorded.pool, stream=stream, capture_error_mode="thread_local"):
             self.work()
         self.graph = graph
         Recorded.alive.add(self)

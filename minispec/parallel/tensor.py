@@ -38,6 +38,7 @@ from torch import Tensor, nn
 
 from ..drafters import Model as ModelDrafter
 from ..files import options
+from ..files.folder import default_dtype
 from ..files.folder import load as load_model
 from ..files.handle import Model
 from ..generate import generate
@@ -148,8 +149,7 @@ def agree(_, inputs: tuple[Tensor]) -> None:
 def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
     """This rank's share of a model. The whole one passes through the memory of the host, never through a GPU's."""
     device = my_device() if device is None else torch.device(device)
-    if dtype is None and device.type == "cuda":
-        dtype = torch.bfloat16
+    dtype = default_dtype(device) if dtype is None else dtype
     share = parallelize(load_model(name, device="cpu", dtype=dtype))
     share.transformer.to(device)
     return share

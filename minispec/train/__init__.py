@@ -31,7 +31,11 @@ def add_arguments(parser) -> None:
         command = commands.add_parser(name, help=help, description=module.__doc__)
         options.add_model(command, "smollm2", "the target, which generates the text")
         options.add_device(command)
-        command.add_argument("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on cuda")
+        command.add_argument(
+            "--dtype",
+            choices=("float32", "float16", "bfloat16"),
+            help="default: 16 bits on a GPU, bfloat16 if it has units for that",
+        )
         options.add_seed(command)
         module.add_arguments(command)
         if name in ("draft", "dflash"):

@@ -111,7 +111,7 @@ class BatchWriter:
 
     def __init__(self, target: Model, batch: int, max_prompt: int, max_new_tokens: int, seed: int):
         self.target, self.max_new_tokens, device = target, max_new_tokens, target.device
-        compile = device.type == "cuda" and why_not_compile() is None
+        compile = device.type == "cuda" and why_not_compile(device, target.dtype) is None
         self.transformer = FastTransformer(target.transformer, batch, max_prompt + max_new_tokens, compile=compile)
         self.current = torch.zeros(batch, dtype=torch.long, device=device)  # [B] the token that is read next
         self.temperature = torch.zeros(batch, 1, device=device)

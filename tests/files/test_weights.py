@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minispec as ms
-from minispec.files.folder import load_folder, read_tensors, save_folder
+from minispec.files import folder as folders
+from minispec.files.folder import default_dtype, load_folder, read_tensors, save_folder
 
 
 @pytest.fixture
@@ -70,6 +71,23 @@ def test_dtype(tiny_folder, make_model):
     for dtype in (torch.float64, torch.bfloat16):
         assert {p.dtype for p in load(tiny_folder, dtype=dtype).transformer.parameters()} == {dtype}
     assert not any(p.requires_grad for p in load(tiny_folder).transformer.parameters())
+
+
+@pytest.mark.parametrize("capability, dtype", [
+    ((6, 1), torch.float16), ((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((8, 9), torch.bfloat16),
+    ((9, 0), torch.bfloat16), ((12, 0), torch.bfloat16),
+])  # fmt: skip
+def test_the_dtype_follows_the_gpu(capability, dtype, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability)
+    assert default_dtype("cuda:1") == dtype and asked == [torch.device("cuda:1")]  # that GPU, not the current one
+    assert default_dtype("cpu") == default_dtype(torch.device("mps")) == torch.float32 and len(asked) == 1
+
+
+def test_the_default_is_for_loading_without_a_dtype(tiny_folder, monkeypatch):
+    monkeypatch.setattr(folders, "default_dtype", lambda device: torch.float16)
+    assert load(tiny_folder).dtype == torch.float16
+    assert load(tiny_folder, dtype=torch.float64).dtype == torch.float64
 
 
 def test_shards_equal_one_file(folder, tiny_text):

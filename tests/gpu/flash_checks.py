@@ -136,6 +136,15 @@ def test_defaults_choose_a_tiling_and_splits():
     Case([200], 2, seed=6).check(None, 16, tiling=None)
 
 
+def test_what_is_chosen_for_less_shared_memory(monkeypatch):
+    """Smaller tiles, and fewer query rows in a program: here two programs share the 22 of a key/value head."""
+    monkeypatch.setattr(fd, "card", lambda device: fd.Card(1, 99 * fd.KIB))
+    rows, tiling = fd.default_tiling(torch.float32, 32, 256, 99 * fd.KIB)
+    assert rows == tiling.tile == 16
+    Case([40, 7], 11, D=256, seed=14, tree=True).check(2, tiling=None)
+    Case([40, 7], 11, D=256, seed=15).check(2, 16, tiling=None)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype):
     case = Case([50, 12], 5, D=128, dtype=dtype, seed=7, tree=True)

@@ -9,7 +9,15 @@ import pytest
 import torch
 
 from minispec.gpu import attention as fd
-from minispec.gpu.products import HalfNormed, Tiles, half_norm, skinny, skinny_torch
+from minispec.gpu.products import (
+    HalfNormed,
+    Tiles,
+    default_tiles,
+    half_norm,
+    half_normed_dtype,
+    skinny,
+    skinny_torch,
+)
 
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 SMALL = Tiles(rows=16, wide=64, warps=4, stages=2)
@@ -90,6 +98,13 @@ def test_shapes_that_no_tile_divides(rows, width):
 def test_default_tiles(rows, width):
     check((5,), rows, width, norm=True, residual=True, gain=True)
     check((5,), 2 * rows, width, norm=True, swiglu=True)
+
+
+def test_default_tiles_for_less_shared_memory():
+    for dtype in DTYPES:
+        tiles = default_tiles(dtype, half_normed_dtype(dtype), (28672, 4096), True, 64 * fd.KIB)
+        assert tiles.rows < 128
+        check((5,), 96, 192, dtype, norm=True, swiglu=True, tiles=tiles)
 
 
 @pytest.mark.parametrize("swiglu", [False, True])

@@ -127,7 +127,7 @@ def test_where_nothing_can_be_compiled_a_warning_says_so(tiny, monkeypatch):
     class Anywhere:
         type = "cuda"
 
-    monkeypatch.setattr(buckets, "why_not_compile", lambda: "no C compiler")
+    monkeypatch.setattr(buckets, "why_not_compile", lambda *_: "no C compiler")
     monkeypatch.setattr(ms.Model, "device", property(lambda self: Anywhere))
     monkeypatch.setattr(buckets, "PagedKVCache", lambda config, *a, device, **o: PagedKVCache(config, *a, **o))
     with pytest.warns(UserWarning, match="uncompiled: no C compiler"):

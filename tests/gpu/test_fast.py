@@ -216,7 +216,7 @@ def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
     decoder.launch(9)
     expected = decoder.fetch()
     stream = Mock()
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: stream)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)

@@ -130,7 +130,7 @@ def launch(monkeypatch):
         monkeypatch.setattr(fd, "_attend_split", attend)
         monkeypatch.setattr(fd, "_merge_splits", merge)
         monkeypatch.setattr(fd, "unavailable", lambda device: None)
-        monkeypatch.setattr(fd, "_multiprocessors", lambda device: sms)
+        monkeypatch.setattr(fd, "card", lambda device: fd.Card(sms, 227 * fd.KIB))
         q, lengths = torch.empty(batch, 32, T, 128, dtype=dtype), torch.zeros(batch, dtype=torch.long)
         if paged:
             blocks = torch.empty(4, 16, 8, 128, dtype=dtype)
@@ -144,8 +144,8 @@ def launch(monkeypatch):
     return call
 
 
-def compiled(kernel, args, options):
-    """What Triton makes of a launch for a Hopper GPU; no GPU is needed for that."""
+def compiled(kernel, args, options, target=("cuda", 90, 32)):
+    """What Triton makes of a launch for a GPU, Hopper's unless told; none is needed for that."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -164,7 +164,7 @@ def compiled(kernel, args, options):
                 hints[at,] = [["tt.divisibility", 16]]
     warps_and_stages = {name: options[name] for name in ("num_warps", "num_stages") if name in options}
     source = ASTSource(kernel, signature, constants, hints)
-    return fd.triton.compile(source, target=GPUTarget("cuda", 90, 32), options=warps_and_stages)
+    return fd.triton.compile(source, target=GPUTarget(*target), options=warps_and_stages)
 
 
 @needs_triton

@@ -1,0 +1,165 @@
+"""What Triton makes of the kernels for GPUs that are not here: that each compiles, by which units it multiplies, and
+that its shared memory fits. test_small_gpus.py runs this file in a process of its own, without Triton's interpreter.
+
+Compilation stops at assembly: the shared memory is settled before it, and the rest is what takes long.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+from test_flash_decode import Recorder, compiled
+from triton.backends import backends
+
+from minispec.gpu import attention as fd
+from minispec.gpu import products as sk
+
+HALF, SINGLE = torch.float16, torch.float32
+KERNELS = fd._attend_split, fd._merge_splits, sk._product
+# Shared memory that one block may have, in KiB (CUDA C++ Programming Guide, technical specifications per capability);
+# AMD's CDNA 3 has 64 KiB of LDS.
+LIMITS = {75: 64, 80: 163, 89: 99, 90: 227, "gfx942": 64}
+
+
+@pytest.fixture(autouse=True)
+def until_assembly(monkeypatch, tmp_path):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name, last in (("nvidia", "cubin"), ("amd", "hsaco")):
+        compiler = backends[name].compiler
+        whole = compiler.add_stages
+
+        def stages_of(self, stages, *rest, whole=whole, last=last):
+            whole(self, stages, *rest)
+            stages[last] = lambda source, metadata: b""
+
+        monkeypatch.setattr(compiler, "add_stages", stages_of)
+
+
+@contextmanager
+def on(gpu):
+    """Launches are remembered, not made, and chosen for this GPU: sm_89, say, or gfx942."""
+    with pytest.MonkeyPatch.context() as patch:
+        attend, merge, product = launches = Recorder(), Recorder(), Recorder()
+        for module, name, value in (
+            (fd, "_attend_split", attend), (fd, "_merge_splits", merge), (sk, "_product", product),
+            (torch.version, "hip", "7.0" if isinstance(gpu, str) else None),
+        ):  # fmt: skip
+            patch.setattr(module, name, value)
+        for module in (fd, sk):
+            patch.setattr(module, "unavailable", lambda device: None)
+            patch.setattr(module, "card", lambda device: fd.Card(72, LIMITS[gpu] * fd.KIB))
+        yield launches
+
+
+def attention(gpu, dtype, D=128, T=4, paged=False, mask=False, **options):
+    """Launches of both kernels for the 8B shape's heads, of this width."""
+    q, lengths = torch.empty(2, 32, T, D, dtype=dtype), torch.zeros(2, dtype=torch.long)
+    seen = torch.ones(T, T, dtype=torch.bool) if mask else None
+    with on(gpu) as (attend, merge, _):
+        if paged:
+            blocks, tables = torch.empty(4, 16, 8, D, dtype=dtype), torch.zeros(2, 256, dtype=torch.int32)
+            fd.flash_decode_paged(q, blocks, blocks, tables, lengths, seen, **options)
+        else:
+            k = torch.empty(1, 8, 1, D, dtype=dtype).expand(2, 8, 4096, D)
+            fd.flash_decode(q, k, k, lengths, seen, **options)
+    return attend.calls[0], merge.calls[0]
+
+
+def product(gpu, dtype, rows, width, swiglu=False, norm=False, residual=False, **options):
+    """The launch of a product of five tokens."""
+    x, w = torch.empty(5, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
+    x = sk.HalfNormed(x.to(sk.half_normed_dtype(dtype)), torch.empty(64, 5)) if norm else x
+    added = torch.empty(5, rows, dtype=dtype) if residual else None
+    with on(gpu) as (_, _, launched):
+        sk.skinny(x, w, swiglu=swiglu, residual=added, gain=None if added is None else added[0], **options)
+    return launched.calls[0]
+
+
+def made(kernel, launch, gpu) -> tuple[int, str]:
+    """Bytes of shared memory that the kernel asks for, and its assembly."""
+    _, args, options = launch
+    target = ("hip", gpu, 64) if isinstance(gpu, str) else ("cuda", gpu, 32)
+    result = compiled(kernel, args, options, target)
+    constants = {name: options[name] for name in ("ROWS", "TILE", "WIDE", "num_stages") if name in options}
+    print(f"{gpu} {kernel.__name__} {args[0].dtype} {constants}: {result.metadata.shared / fd.KIB:.2f} KiB")
+    return result.metadata.shared, result.asm["amdgcn" if isinstance(gpu, str) else "ptx"]
+
+
+def check(kernel, launch, gpu, estimate: int) -> None:
+    """It fits, it multiplies by matrix units, and takes no more than what chose its tiles reckoned with."""
+    shared, assembly = made(kernel, launch, gpu)
+    assert shared <= LIMITS[gpu] * fd.KIB
+    assert ("mfma" if isinstance(gpu, str) else "mma") in assembly
+    # Hopper's units hold a stage more; AMD's compiler gives the table of a paged memory less, and tiles more.
+    assert shared <= estimate or gpu in (90, "gfx942")
+
+
+def check_attention(gpu, dtype, **options) -> None:
+    launch, _ = attention(gpu, dtype, **options)
+    chosen = launch[2]
+    tiling = fd.Tiling(chosen["TILE"], stages=3)
+    check(KERNELS[0], launch, gpu, fd.shared_bytes(tiling, dtype, chosen["ROWS"], chosen["WIDTH"]))
+
+
+def check_product(gpu, dtype, rows, width, **options) -> None:
+    launch = product(gpu, dtype, rows, width, **options)
+    chosen = launch[2]
+    tiles = sk.Tiles(chosen["ROWS"], chosen["WIDE"], chosen["num_warps"], chosen["num_stages"])
+    x_dtype = sk.half_normed_dtype(dtype) if options.get("norm") else dtype
+    check(KERNELS[2], launch, gpu, sk.shared_bytes(tiles, dtype, x_dtype, options.get("swiglu", False)))
+
+
+@pytest.mark.parametrize("gpu", [80, 89, 90, "gfx942"])
+def test_attention_fits(gpu):
+    check_attention(gpu, HALF, paged=True, mask=True)
+    check_attention(gpu, SINGLE, T=5)
+
+
+def test_wide_heads_and_many_rows_fit():
+    """Nearest to the limits: 98.1 of 99 KiB, and 224 of 227."""
+    check_attention(89, SINGLE, D=256, T=4, paged=True)
+    check_attention(90, HALF, D=256, T=16)
+
+
+@pytest.mark.parametrize("gpu", LIMITS)
+def test_merging_fits(gpu):
+    _, launch = attention(gpu, HALF)
+    shared, _ = made(KERNELS[1], launch, gpu)
+    assert shared <= LIMITS[gpu] * fd.KIB
+
+
+@pytest.mark.parametrize("dtype", [HALF, SINGLE], ids=str)
+@pytest.mark.parametrize("gpu", [80, 89, 90, "gfx942"])
+def test_products_fit(gpu, dtype):
+    check_product(gpu, dtype, 28672, 4096, swiglu=True, norm=True)
+    if gpu == 89:
+        check_product(gpu, dtype, 6144, 4096, norm=True)
+        check_product(gpu, dtype, 4096, 4096, residual=True)
+
+
+def test_in_bfloat16():
+    check_product(89, torch.bfloat16, 28672, 4096, swiglu=True, norm=True)
+
+
+def test_before_ampere_there_are_no_matrix_instructions():
+    """Everything compiles for a T4 and fits it, but multiplies number by number: why `unavailable` says no."""
+    for kernel, launch in (
+        (KERNELS[0], attention(75, HALF, D=16, T=1)[0]),
+        (KERNELS[0], attention(75, SINGLE, D=16, T=2, paged=True, mask=True)[0]),
+        (KERNELS[2], product(75, HALF, 960, 576, norm=True)),
+        (KERNELS[2], product(75, SINGLE, 960, 576, residual=True)),
+    ):
+        shared, assembly = made(kernel, launch, 75)
+        assert shared <= LIMITS[75] * fd.KIB and "mma" not in assembly
+
+
+def test_tiles_that_are_too_large_are_noticed():
+    """What an H200 takes without trouble: the checks above are worth something."""
+    for kernel, launch in (
+        (KERNELS[0], attention(89, HALF, T=1, tiling=fd.Tiling(tile=128))[0]),
+        (KERNELS[2], product(89, HALF, 28672, 4096, swiglu=True, norm=True, tiles=sk.Tiles(128, 128, 8, 3))),
+    ):
+        with pytest.raises(AssertionError):
+            check(kernel, launch, 89, estimate=2**30)
