@@ -36,6 +36,10 @@ class Context:
     held_back: tuple[int, ...] = ()  # tokens that must not be emitted before there are
     held_until: int = 0  # so many tokens
 
+    def allowed_nodes(self, most: int) -> int:
+        """How many nodes its draft may have: `most`, or fewer where the verify pass has less room left."""
+        return most if self.max_nodes is None else min(most, self.max_nodes)
+
 
 class Drafter:
     """The protocol. Adding a drafter is adding one file with one subclass."""

@@ -15,7 +15,7 @@ i of head k was right on held-out sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
-from ..tree import Choice, Tree, allowed_nodes, best_tree, from_candidates, prune
+from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -124,7 +124,8 @@ class Medusa(Drafter):
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
-        self.shapes = {k: self._shape(k) for k in range(1, self.heads.count + 1)}
+        self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
+        self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k."""
@@ -139,17 +140,18 @@ class Medusa(Drafter):
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
-    def _shape(self, k: int) -> Tree:
-        """The tree of depth k at most. Its "tokens" are where they will be in the table of candidates [K · m]."""
-        accuracy = self.heads.accuracy[:k]
+    def _choices(self, k: int) -> set[Choice]:
+        """The nodes of the tree, at most k deep."""
         if self.tree == "best":
-            choices = best_tree(accuracy, self.nodes)
-        elif self.tree == "chain":
-            choices = [(0,) * depth for depth in range(1, len(accuracy) + 1)]
-        else:
-            choices = [choice for choice in self.tree if len(choice) <= k]
-        m = len(accuracy[0])
-        return from_candidates([range(head * m, (head + 1) * m) for head in range(len(accuracy))], choices)
+            return set(best_tree(self.heads.accuracy[:k], self.nodes))
+        if self.tree == "chain":
+            return {(0,) * depth for depth in range(1, k + 1)}
+        return {choice for choice in self.tree if len(choice) <= k}
+
+    def _shape(self, choices: Iterable[Choice]) -> Tree:
+        """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
+        m = len(self.heads.accuracy[0])
+        return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
@@ -166,17 +168,11 @@ class Medusa(Drafter):
 
     def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
         """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
-        shape = self.shapes[min(k, self.heads.count)]
-        allowed = allowed_nodes(context, len(shape.tokens))
+        depth = min(k, self.heads.count)
+        shape = self.shapes[depth]
+        allowed = context.allowed_nodes(len(shape.tokens))
         if allowed < len(shape.tokens):
-            shape, _ = prune(shape, self._reach(shape), allowed)
+            order = sorted(self.choices[depth], key=lambda c: (-reach(self.heads.accuracy, c), len(c), c))
+            shape = self._shape(order[:allowed])
         tokens = [candidates[i] for i in shape.tokens]
         return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)
-
-    def _reach(self, shape: Tree) -> list[float]:
-        """For every node: how often everything on the path to it is right."""
-        reach = []
-        for i, parent in zip(*shape, strict=True):
-            head, candidate = divmod(i, len(self.heads.accuracy[0]))
-            reach.append(self.heads.accuracy[head][candidate] * (reach[parent] if parent >= 0 else 1.0))
-        return reach
