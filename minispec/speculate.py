@@ -30,7 +30,7 @@ from .generate import Output, Writer, decode, pad, prepare
 from .sampling import SamplingParams
 from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft, cut, view
-from .verify import Verdict, check_draft, judge
+from .verify import Verdict, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .files.handle import Model
@@ -299,9 +299,7 @@ def forward(
 def check_shapes(drafts: Sequence[Draft], V: int) -> None:
     """Refuse tokens and distributions that are none of the target's: a GPU would not survive embedding such a token."""
     for draft in drafts:
-        if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
-            raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
-                             f"give one distribution over the target's vocabulary for each, {needed}")  # fmt: skip
+        check_q_shape(draft.probs, (len(draft.tokens), V))
         if not all(0 <= token < V for token in draft.tokens):
             check_draft(torch.tensor(draft.tokens), None, V)
 
