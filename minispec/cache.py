@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -165,15 +166,14 @@ class KVCache:
     def rows(self, keep: Sequence[int], capacity: int | None = None) -> KVCache:
         """A cache of the chosen sequences, in that order; −1 is a new, empty one. So sequences join, leave and grow."""
         source = torch.as_tensor(keep, device=self.lengths.device)
-        old = source >= 0
-        chosen = object.__new__(KVCache)
+        old, lengths = source >= 0, torch.where(source >= 0, self.lengths[source], 0)
         layers, _, heads, slots, dim = self.keys.shape
-        shape = (layers, len(keep), heads, capacity or slots, dim)
-        chosen.groups, chosen.lengths = self.groups, torch.where(old, self.lengths[source], 0)
-        end = min(slots, shape[3])
-        if old.any() and int(chosen.lengths.max()) > end:
-            raise ValueError(f"capacity={capacity}: the longest sequence needs {int(chosen.lengths.max())} slots")
-        chosen.keys, chosen.values = self.keys.new_zeros(shape), self.values.new_zeros(shape)
+        capacity = capacity or slots
+        if (longest := int(lengths.max())) > capacity:
+            raise ValueError(f"capacity={capacity}: the longest sequence needs {longest} slots")
+        chosen, end = copy(self), min(slots, capacity)
+        chosen.lengths = lengths
+        chosen.keys, chosen.values = (self.keys.new_zeros(layers, len(keep), heads, capacity, dim) for _ in range(2))
         chosen.keys[:, old, :, :end] = self.keys[:, source[old], :, :end]
         chosen.values[:, old, :, :end] = self.values[:, source[old], :, :end]
         return chosen

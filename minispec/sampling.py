@@ -98,23 +98,19 @@ class SamplingParams(Sampling):
     def __post_init__(self):
         super().__post_init__()
         if self.seed is not None and not (isinstance(self.seed, Integral) and -(2**63) <= self.seed < 2**63):
-            raise ValueError(
-                f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for another every time"
-            )
-        if not (isinstance(self.max_new_tokens, Integral) and self.max_new_tokens >= 1):
-            raise ValueError(f"max_new_tokens={self.max_new_tokens!r}: give a whole number ≥ 1")
-        if not (isinstance(self.min_new_tokens, Integral) and 0 <= self.min_new_tokens <= self.max_new_tokens):
-            raise ValueError(f"min_new_tokens={self.min_new_tokens!r}: give a whole number from 0 to "
-                             f"max_new_tokens={self.max_new_tokens}")  # fmt: skip
+            raise ValueError(f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for any")
+        most, least = self.max_new_tokens, self.min_new_tokens
+        if not (isinstance(most, Integral) and most >= 1):
+            raise ValueError(f"max_new_tokens={most!r}: give a whole number ≥ 1")
+        if not (isinstance(least, Integral) and 0 <= least <= most):
+            raise ValueError(f"min_new_tokens={least!r}: give a whole number from 0 to max_new_tokens={most}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(s, str) and s for s in stop):
-            raise ValueError(
-                f"stop={self.stop!r}: give strings that are not empty (every text begins with an empty one)"
-            )
+            raise ValueError(f"stop={self.stop!r}: give strings that are not empty (every text begins with '')")
         ids = tuple(self.stop_token_ids)
         if not all(isinstance(token, Integral) for token in ids):
-            raise ValueError(f"stop_token_ids={self.stop_token_ids!r}: give token ids, whole numbers")
-        object.__setattr__(self, "stop", stop)
+            raise ValueError(f"stop_token_ids={ids!r}: give token ids, whole numbers")
+        object.__setattr__(self, "stop", stop)  # the dataclass is frozen
         object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
 
     @classmethod
@@ -172,12 +168,10 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Logits [B, ..., V] to distributions, each sequence by its own Sampling."""
     if all(sampling == samplings[0] for sampling in samplings):
         return samplings[0].probs(logits)
-    p: Tensor | None = None
+    p = torch.empty_like(logits, dtype=_precise(logits))
     for sampling in dict.fromkeys(samplings):  # not one by one: `probs` looks at the numbers, and a GPU would wait
         rows = [row for row, other in enumerate(samplings) if other == sampling]
-        some = sampling.probs(logits[rows])
-        p = some.new_empty(logits.shape) if p is None else p
-        p[rows] = some
+        p[rows] = sampling.probs(logits[rows])
     return p
 
 
@@ -190,12 +184,10 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
     if all(generator is generators[0] for generator in generators):
         u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
-        return u.to(device, widest(device))
-    own = [
-        torch.rand(count, generator=generator, dtype=torch.float64)
-        for generator, count in zip(generators, counts, strict=True)
-    ]
-    return pad_sequence(own, batch_first=True).to(device, widest(device))
+    else:
+        each = zip(counts, generators, strict=True)
+        u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
+    return u.to(device, widest(device))
 
 
 def pick(probs: Tensor, u) -> int | Tensor:

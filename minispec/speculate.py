@@ -27,6 +27,7 @@ from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
+from .model import Pass
 from .sampling import SamplingParams
 from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft, cut, view
@@ -50,9 +51,8 @@ class Completion:
     def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
         """Sequence `index` of a batch."""
         writer = Writer(model, params, stream)
-        context = Context(next_id(), list(ids), params.sampling, params.generator(index), 
-                          held_back=params.held_back(model.end_tokens),
-                          held_until=len(ids) + params.min_new_tokens)  # fmt: skip
+        context = Context(next_id(), list(ids), params.sampling, params.generator(index))
+        context.held_back, context.held_until = params.held_back(model.end_tokens), len(ids) + params.min_new_tokens
         return cls(context, writer, len(ids))
 
     @property
@@ -87,9 +87,6 @@ class Completion:
         self.unseen = []
         return self.context
 
-    def output(self, seconds: float, trace: bool = True) -> Output:
-        return self.writer.output(self.prompt_tokens, seconds, self.trace if trace else None)
-
 
 def speculate(
     model: Model,
@@ -111,16 +108,14 @@ def speculate(
     other arguments are those of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    prompts, batched = prepare(model, prompt, params)
-    check(model, drafter, k, stream is not None and batched)
-    rows, start = (
-        [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)],
-        time.perf_counter(),
-    )
+    prompts, batched = prepare(model, prompt, params, stream)
+    check(model, drafter, k)
+    rows = [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)]
+    start = time.perf_counter()
     for _ in cycles(model, rows, drafter, k, params, on_cycle):
         pass
     seconds = time.perf_counter() - start
-    outputs = [row.output(seconds) for row in rows]
+    outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in rows]
     return outputs if batched else outputs[0]
 
 
@@ -207,7 +202,7 @@ def stream(
     if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
     if drafter is not None:
-        check(model, drafter, k, False)
+        check(model, drafter, k)
     return _pieces(model, prompts[0], drafter, k, params)
 
 
@@ -222,14 +217,11 @@ def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str,
 # ---- before any work -----------------------------------------------------------------------------------------------
 
 
-def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -> None:
-    """Refuse what cannot work before any work is done."""
+def check(model: Model, drafter: Drafter, k: int | str) -> None:
     longest = model.config.max_length
     if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
         raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
     check_drafter(model, drafter)
-    if streams_a_batch:
-        raise ValueError("stream works for one prompt, not for a batch: call speculate once per prompt")
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
@@ -265,32 +257,24 @@ def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequen
         return [Draft([]) for _ in rows]
     drafts = drafter.propose([row.reveal() for row in rows], k)
     if len(drafts) != len(rows):
-        raise ValueError(
-            f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: propose returns one for each"
-        )
+        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: return one for each")
     depths = [row.room for row in rows] if depths is None else depths
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
-def forward(
-    model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers: Sequence[int]
-):
+def forward(model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers) -> Pass:
     """The target's one pass: [last token, drafts …, scratch …] of every sequence → logits [B, T, V] and hidden states.
 
-    Scratch tokens sit at the end of the pass, after the padding, so that node i is always in slot i + 1.
+    Scratch tokens come last, after the padding, so that node i is always in slot i + 1.
     """
     check_shapes(drafts, model.config.vocab_size)
     last = [row.context.tokens[-1] for row in rows]
     tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
-    width, extra = tokens.shape[1], max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts)
-    tokens = torch.nn.functional.pad(tokens, (0, extra))
-    for i, draft in enumerate(drafts):
-        if draft.scratch:
-            scratch = torch.tensor(draft.scratch.tokens, device=tokens.device)
-            tokens[i, -len(scratch) :] = scratch
-    views = [view(draft, width + extra) for draft in drafts]
+    scratch, _ = pad([draft.scratch.tokens[::-1] if draft.scratch else [] for draft in drafts], model.device)
+    tokens = torch.cat([tokens, scratch.flip(1)], 1)  # reversed twice: padded at its beginning
+    views = [view(draft, tokens.shape[1]) for draft in drafts]
     mask, offsets = (torch.stack(part).to(model.device) for part in zip(*views, strict=True))
     positions = cache.lengths[:, None] + offsets
     return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask, positions=positions)

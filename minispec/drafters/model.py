@@ -31,7 +31,6 @@ class DraftModel(Drafter):
         self.vocab_size = draft.config.vocab_size
         self.memory = draft.recorder().draft_memory() if fast else ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
-        self.k = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.removeprefix('Draft')}({self.draft.name})"  # as users type it: Model(…)
@@ -82,8 +81,7 @@ class DraftModel(Drafter):
                 chosen = pick(probs[-1], u[:, step])
             tokens.append(chosen.tolist())
             unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}
-        self.committed.update({context.row: len(context.tokens) for context in contexts})
-        self.k = k
+        self.committed |= {context.row: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
         return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
@@ -95,8 +93,7 @@ class DraftModel(Drafter):
 
     def rewind(self, row: int, length: int) -> None:
         if length < 1:  # it starts afresh: its slots are free until then
-            self.committed.pop(row, None)
-            self.memory.forget(row)
+            DraftModel.forget(self, row)
         elif row in self.read:
             self.read[row] = min(self.read[row], length)
 
