@@ -39,10 +39,8 @@ class Output:
 
 
 class Writer:
-    """One sequence being generated: decides when it ends, and hands out text as it becomes final.
-
-    Shared by plain and speculative decoding, so that both stop at exactly the same token.
-    """
+    """One sequence being generated: when it ends, and its text as it becomes final. Plain and speculative decoding
+    share it, so that both stop at exactly the same token."""
 
     def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None):
         if params.stop and model.tokenizer is None:
@@ -76,8 +74,8 @@ class Writer:
     def _decode(self) -> None:
         """Append the text of the new tokens, and cut it where a stop string appears.
 
-        Only the newest tokens are decoded, after those before them: what a token looks like may depend on its
-        neighbour (a space before a word), or on the tokens that complete its character.
+        They are decoded together with those before them: what a token looks like may depend on its neighbour (a space
+        before a word), or on the tokens that complete its character.
         """
         known = self.model.decode(self.tokens[self.start : self.read])
         piece = self.model.decode(self.tokens[self.start :])
@@ -138,10 +136,8 @@ def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Decoder:
-    """Plain decoding on any device: every call of `next` is one forward pass and one token for each sequence.
-
-    Sequences that have ended ride along until the longest has.
-    """
+    """Plain decoding on any device: every `next` is one forward pass and one token for each sequence, also for those
+    that have ended."""
 
     def __init__(self, model: Model, prompts: Sequence[list[int]], params: SamplingParams):
         self.transformer, self.params = model.transformer, params
@@ -153,7 +149,7 @@ class Decoder:
         self.first = dict(counts=counts, last_only=True)
 
     def next(self, most: int) -> list[list[int]]:
-        """At least one more token of each sequence; another decoder may return up to `most`."""
+        """One more token of each sequence; another decoder may return up to `most`."""
         logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
         if self.held_back and self.count < self.params.min_new_tokens:
             logits[:, self.held_back] = -torch.inf

@@ -159,8 +159,7 @@ class Transformer(nn.Module):
         if config.tie_embeddings and config.head_vocab is None:
             self.lm_head.weight = self.embed_tokens.weight
         # A draft model with a reduced vocabulary scores only these tokens; all others get probability zero.
-        head_ids = torch.arange(config.head_vocab) if config.head_vocab else None
-        self.register_buffer("head_ids", head_ids)
+        self.register_buffer("head_ids", torch.arange(config.head_vocab) if config.head_vocab else None)
 
     @property
     def device(self) -> torch.device:
@@ -173,8 +172,8 @@ class Transformer(nn.Module):
     @property
     def ordinary(self) -> bool:
         """Whether its products are those of this file. A sharded or quantized model must not be fused."""
-        linears = [module for module in self.modules() if isinstance(module, nn.Linear)]
-        return all(type(linear) is Linear for linear in linears) and type(self).head is Transformer.head
+        linears = {type(module) for module in self.modules() if isinstance(module, nn.Linear)}
+        return linears == {Linear} and type(self).head is Transformer.head
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)

@@ -1,7 +1,4 @@
-"""The draft/verify loop: one forward pass of the target checks a whole draft, and what comes out is exactly the
-target's.
-
-One cycle, for every sequence of the batch:
+"""The draft/verify loop: one forward pass of the target checks a whole draft. One cycle, for every sequence of a batch:
 
     propose    the drafter guesses d₁ … d_k
     forward    the target processes [last token, d₁ … d_k]: k + 1 distributions for little more than the price of one
@@ -49,11 +46,9 @@ class Completion:
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
-        """Sequence `index` of a batch."""
-        writer = Writer(model, params, stream)
         context = Context(next_id(), list(ids), params.sampling, params.generator(index))
         context.held_back, context.held_until = params.held_back(model.end_tokens), len(ids) + params.min_new_tokens
-        return cls(context, writer, len(ids))
+        return cls(context, Writer(model, params, stream), len(ids))
 
     @property
     def ended(self) -> bool:
@@ -120,9 +115,7 @@ def speculate(
 
 
 @torch.inference_mode()
-def cycles(
-    model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams, on_cycle=None
-) -> Iterator[None]:
+def cycles(model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None) -> Iterator:
     """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter."""
     recorded = model.backend.speculator(rows, drafter, k, params) if model.backend else None
     with closing(recorded or Eager(model, rows, drafter, k, params)) as backend:
@@ -148,7 +141,7 @@ class Eager:
         self.cache = prefill(model, rows, params.max_new_tokens + spare, drafter)
 
     def cycles(self) -> list[list[Cycle]]:
-        """One cycle for every sequence."""
+        """One for every sequence."""
         rows, drafter, watch = self.rows, self.drafter, Stopwatch(self.model.device)
         k = min(self.adaptive.choose() if self.adaptive else self.k, max(row.room for row in rows))
         with watch("draft"):
@@ -156,8 +149,7 @@ class Eager:
         with watch("verify"):
             self.logits, hidden = forward(self.model, self.cache, rows, self.drafts, drafter.hidden_layers)
         with watch("sample"):
-            contexts = [row.context for row in rows]
-            self.verdicts, p, q = judge(self.logits, contexts, self.drafts, drafter.lossless)
+            self.verdicts, p, q = judge(self.logits, [row.context for row in rows], self.drafts, drafter.lossless)
             keep(self.cache, self.drafts, self.verdicts)
         news = []
         for i, (row, draft, verdict) in enumerate(zip(rows, self.drafts, self.verdicts, strict=True)):
@@ -176,11 +168,12 @@ class Eager:
             draft, verdict = self.drafts[i], self.verdicts[i]
             scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
             self.drafter.settle(self.rows[i].context.row, verdict.path, verdict.token, scratch)
-        ended, self.rows = [row for row in self.rows if row.ended], [self.rows[i] for i in going]
-        for row in ended:
-            self.drafter.forget(row.context.row)
-        if ended and going:
+        for row in self.rows:
+            if row.ended:
+                self.drafter.forget(row.context.row)
+        if 0 < len(going) < len(self.rows):
             self.cache = self.cache.rows(going)
+        self.rows = [self.rows[i] for i in going]
         return self.rows
 
     def close(self) -> None:
@@ -192,11 +185,8 @@ def stream(
     model: Model, prompt, max_new_tokens: int | None = None, *, drafter: Drafter | None = None, k: int | str = 4,
     params: SamplingParams | None = None, **options,
 ) -> Iterator[str]:  # fmt: skip
-    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…):
-    print(piece)`.
-
-    To stop listening is to stop generating.
-    """
+    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
+    the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params)
     if batched or model.tokenizer is None:
@@ -218,10 +208,9 @@ def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str,
 
 
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
-    longest = model.config.max_length
-    if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
-        raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
     check_drafter(model, drafter)
+    if k != "auto" and not (isinstance(k, int) and 1 <= k < model.config.max_length):
+        raise ValueError(f'k={k!r}: give a draft length from 1 to {model.config.max_length - 1}, or "auto"')
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
@@ -263,10 +252,7 @@ def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequen
 
 
 def forward(model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers) -> Pass:
-    """The target's one pass: [last token, drafts …, scratch …] of every sequence → logits [B, T, V] and hidden states.
-
-    Scratch tokens come last, after the padding, so that node i is always in slot i + 1.
-    """
+    """The target's one pass: [last token, drafts …, padding …, scratch …] of every sequence, node i in slot i + 1."""
     check_shapes(drafts, model.config.vocab_size)
     last = [row.context.tokens[-1] for row in rows]
     tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)

@@ -29,8 +29,7 @@ def synchronize(device) -> None:
 
 
 class Stopwatch:
-    """Seconds of the parts of a cycle: `with watch("draft"): …`. It waits for the device, or a part would end before
-    its work does."""
+    """Seconds of the parts of a cycle: `with watch("draft"): …`. Waits for the device, whose work may end later."""
 
     def __init__(self, device="cpu"):
         self.device, self.seconds = device, {}

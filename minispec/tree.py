@@ -86,8 +86,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 def paths(parents: Sequence[int]) -> list[list[int]]:
     """Every way from the root to a leaf."""
-    below = children(parents)
-    return [path_to(parents, node) for node in range(len(parents)) if not below[node]]
+    return [path_to(parents, node) for node in range(len(parents)) if node not in parents]
 
 
 def verify_mask(parents: Sequence[int]) -> Tensor:

@@ -107,9 +107,9 @@ class Cascade(DraftModel):
         }
         both = zip(texts, drafts, strict=True)
         self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
-        tokens, counts = pad([unread.get(row, []) for row in self.order], self.draft.device)
-        x, _ = self.draft.transformer.body(tokens, self.cache, counts=counts)  # [rows of the cache, T, d]
-        slot = {row: i for i, row in enumerate(self.order)}
+        tokens, counts = pad([unread.get(row, []) for row in self.memory.order], self.draft.device)
+        x, _ = self.draft.transformer.body(tokens, self.memory.cache, counts=counts)  # [rows of the cache, T, d]
+        slot = {row: i for i, row in enumerate(self.memory.order)}
         at = torch.tensor([slot[text.row] for text in texts], device=x.device)  # [b]
         lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=x.device)
         # The last token is followed by n draft tokens at most; a sequence with fewer is padded with any position.

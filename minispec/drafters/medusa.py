@@ -34,7 +34,6 @@ class MedusaHeads(nn.Module):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
     W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads.
-
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
@@ -43,13 +42,11 @@ class MedusaHeads(nn.Module):
         super().__init__()
         if not (isinstance(count, int) and count >= 1):
             raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
-        d = target.config.hidden_size
-        self.count = count
+        self.count, self.own_head, d = count, own_head, target.config.hidden_size
         self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
         self.bias = nn.Parameter(torch.zeros(count * d))
         self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
         rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
-        self.own_head = own_head
         if own_head:
             self.head = nn.Parameter(rows.clone())
         else:
@@ -128,7 +125,6 @@ class Medusa(Drafter):
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes of a draft of depth k."""
         return len(self.shapes[min(k, self.heads.count)].tokens)
 
     @property
@@ -156,15 +152,14 @@ class Medusa(Drafter):
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
-        newest = {  # the state that predicted the last token; a prompt of one token has none yet
-            context.row: context.hidden[layers][-1] for context in contexts if len(context.hidden.get(layers, ()))
-        }
-        if k < 1 or not newest:
+        ready = [c for c in contexts if len(c.hidden.get(layers, ()))]  # a prompt of one token has no state yet
+        if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        h = self.target.transformer.norm(torch.stack(list(newest.values())))  # [B, d]
-        table = self.heads.candidates(h.to(self.heads.weight.dtype)).flatten(1).tolist()  # [B, K · m]
-        candidates = dict(zip(newest, table, strict=True))
-        return [self._fill(candidates[c.row], k, c) if c.row in candidates else Draft([]) for c in contexts]
+        newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
+        h = self.target.transformer.norm(newest).to(self.heads.weight.dtype)
+        table = self.heads.candidates(h).flatten(1).tolist()  # [B, K · m]
+        draft_of = {c.row: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
+        return [draft_of.get(c.row, Draft([])) for c in contexts]
 
     def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
         """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""

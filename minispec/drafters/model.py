@@ -45,15 +45,6 @@ class DraftModel(Drafter):
         """How many tokens of each living sequence the cache holds."""
         return self.memory.lengths
 
-    @property
-    def cache(self):
-        return self.memory.cache
-
-    @property
-    def order(self) -> list[int]:
-        """The sequence in each row of a contiguous cache."""
-        return self.memory.order
-
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
