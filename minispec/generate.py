@@ -110,10 +110,8 @@ class Writer:
 
 
 def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:
-    """Prompts as lists of token ids, checked; and whether the caller gave a batch of them.
-
-    One prompt is text, token ids (a list, or a tensor [T]) or chat messages. What is none of it, `encode` refuses.
-    """
+    """Prompts as lists of token ids, checked; and whether the caller gave a batch of them. One prompt is text, token
+    ids (a list, or a tensor [T]) or chat messages; `encode` refuses what is none of it."""
     one = isinstance(prompt, (str, bytes)) or len(prompt) == 0 or isinstance(prompt[0], (Real, dict))
     batched = not one and getattr(prompt, "ndim", 2) > 1
     if batched and stream:
@@ -188,10 +186,9 @@ def generate(
 ) -> Output | list[Output]:
     """Continue a prompt (text, token ids or chat messages), or a list of prompts of different lengths as one batch.
 
-    `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, max_new_tokens (64),
-    min_new_tokens, stop, stop_token_ids, ignore_eos. The output ends at `max_new_tokens`, at the model's end token
-    (kept in `tokens`), at a stop token, or where a `stop` string appears (cut from `text`). `stream` is called with
-    each piece of text as it becomes final; a batch has no stream.
+    `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, stop, … The output ends
+    at `max_new_tokens` (64), at the model's end token (kept in `tokens`), at a stop token, or where a `stop` string
+    appears (cut from `text`). `stream` is called with each piece of text as it becomes final; a batch has no stream.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params, stream)

@@ -31,8 +31,8 @@ COLDEST = 1e-30  # dividing by less would overflow float32; the best token has a
 class Sampling:
     """How to turn logits into a distribution: divide by temperature, then keep top_k, then top_p, then min_p.
 
-    The order, the ties (equal logits at the top-k border all stay) and the edges (the best token always stays) are
-    those of transformers. `temperature=0` is greedy: all mass on the argmax.
+    Order, ties (equal logits at the top-k border all stay) and edges (the best token always stays) are those of
+    transformers. `temperature=0` is greedy: all mass on the argmax.
     """
 
     temperature: float = 0.0
@@ -82,11 +82,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SamplingParams(Sampling):
-    """Everything a request may ask for: the distribution, the seed, and when to stop.
-
-    One object for `generate`, `speculate` and `Engine`; each of its fields is a keyword of theirs, too. The names are
-    those of vLLM and transformers.
-    """
+    """Everything a request may ask for: the distribution, the seed, and when to stop. Each field is a keyword of
+    `generate`, `speculate` and `Engine.add`, too; the names are those of vLLM and transformers."""
 
     seed: int | None = None  # None: another one every time; each sequence of a batch has its own, derived from this
     max_new_tokens: int = 64
@@ -122,7 +119,7 @@ class SamplingParams(Sampling):
         if unknown := sorted(options.keys() - set(known)):
             raise TypeError(f"{unknown[0]!r} is no sampling parameter; they are {', '.join(known)}")
         options = {name: value for name, value in options.items() if value is not None}
-        return replace(params, **options) if params else cls(**options)
+        return replace(params or cls(), **options)
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -135,10 +132,8 @@ class SamplingParams(Sampling):
         return tuple(sorted({*self.stop_token_ids, *ends})) if self.min_new_tokens else ()
 
     def generator(self, index: int = 0) -> torch.Generator:
-        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself.
-
-        The others' are not seed + 1, + 2, …: batches with the seeds 0 and 1 would share all but one of them.
-        """
+        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself; the others'
+        are not seed + 1, + 2, …, because batches with the seeds 0 and 1 would share all but one of them."""
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -176,11 +171,8 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int], device="cpu") -> Tensor:
-    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator.
-
-    A sequence takes its own count and no more (zeros follow): which numbers it gets next must not depend on how many
-    another one needed.
-    """
+    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator. A sequence takes its own
+    count and no more (zeros follow): which numbers it gets next must not depend on how many another one needed."""
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
     if all(generator is generators[0] for generator in generators):
         u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
@@ -191,10 +183,8 @@ def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int],
 
 
 def pick(probs: Tensor, u) -> int | Tensor:
-    """The token at which the running total of a distribution passes u: one number samples one token.
-
-    For distributions [..., V] and numbers [...]; a float picks from one distribution.
-    """
+    """The token at which the running total of a distribution passes u: one number samples one token. For distributions
+    [..., V] and numbers [...]; a float picks from one distribution."""
     total = probs.to(widest(probs.device)).cumsum(-1)
     total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
     if isinstance(u, Tensor):

@@ -21,10 +21,8 @@ from torch import Tensor
 
 @dataclass
 class Scratch:
-    """Tokens that ride along in the target's pass without being candidates: lookahead's window.
-
-    They attend to the committed tokens (the last one included) and, of each other, to what `mask` allows.
-    """
+    """Tokens that ride along in the target's pass without being candidates: lookahead's window. They attend to the
+    committed tokens (the last one included) and, of each other, to what `mask` allows."""
 
     tokens: list[int]
     offsets: list[int]  # position of each, counted from the last committed token: 1 is the position right after it
@@ -101,9 +99,7 @@ def verify_mask(parents: Sequence[int]) -> Tensor:
 
 def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
     """[n + 1], position ids of the verify pass: `prefix_length` tokens are cached, the root comes next, then depths.
-
-    Siblings share a position. They are rivals for it, so they must look equally far from the prefix.
-    """
+    Siblings share a position. They are rivals for it, so they must look equally far from the prefix."""
     return prefix_length + torch.tensor([0, *depths(parents)])
 
 

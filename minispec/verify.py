@@ -73,10 +73,8 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 
 
 def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_probability, replace=residual) -> Verdict:
-    """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless.
-
-    Another `accept` or `replace` rule may be plugged in, to see what breaks.
-    """
+    """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless, unless another `accept`
+    or `replace` rule is plugged in, to see what breaks."""
     drafted = torch.as_tensor(drafted, dtype=torch.long).tolist()
     u = _checked_uniforms(generator, p, q, (len(drafted),))
     for i, d in enumerate(drafted):
@@ -129,8 +127,7 @@ def tree(
     """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens [n], parents [n]. Lossless.
 
     q [n, V] is the distribution each node was sampled from *given its elder siblings*: the same q for independent
-    samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged
-    branches).
+    samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged paths).
     """
     tokens, parents = _nodes(tokens, parents)
     u = _checked_uniforms(generator, p, q, (len(tokens),))
@@ -151,7 +148,7 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
     """Medusa's typical acceptance: faster, and LOSSY. The output does not follow the target's distribution.
 
     A node passes when p(x) > min(ε, δ·exp(−H(p))): likely enough for how undecided the target is. The longest path of
-    passing nodes wins (the earlier one of equals), and the token after it is drawn from p.
+    passing nodes wins (the earlier one of equals), and the token after it is sampled from p.
     """
     tokens, parents = _nodes(tokens, parents)
     u = _checked_uniforms(generator, p, None, (len(tokens),))
