@@ -204,10 +204,8 @@ def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str,
         pieces.clear()
 
 
-# ---- before any work -----------------------------------------------------------------------------------------------
-
-
 def check(model: Model, drafter: Drafter, k: int | str) -> None:
+    """Before any work: can this drafter draft so far for this model?"""
     check_drafter(model, drafter)
     if k != "auto" and not (isinstance(k, int) and 1 <= k < model.config.max_length):
         raise ValueError(f'k={k!r}: give a draft length from 1 to {model.config.max_length - 1}, or "auto"')

@@ -39,7 +39,7 @@ class Stopwatch:
         start = time.perf_counter()
         yield
         synchronize(self.device)
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+        self.seconds[part] = time.perf_counter() - start
 
     def note(self, cycles: Iterable[Cycle]) -> None:
         for cycle in cycles:

@@ -58,7 +58,6 @@ class DraftModel(Drafter):
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
-
         # What follows the last draft token is not needed, so that token is not processed.
         self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.row: context.tokens[self.read[context.row] :] for context in contexts}
@@ -117,10 +116,10 @@ class ContiguousMemory:
         if self.cache is None or new or sparse or longest > self.cache.capacity:
             alive = {row: i for i, row in enumerate(self.order) if row in self.lengths and row not in new}
             capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
-            if self.cache is None or not alive:
-                self.cache = self.draft.transformer.new_cache(len(new), capacity)
-            else:
+            if alive:
                 self.cache = self.cache.rows([*alive.values(), *(-1 for _ in new)], max(capacity, self.cache.capacity))
+            else:
+                self.cache = self.draft.transformer.new_cache(len(new), capacity)
             self.order = [*alive, *new]
         self.cache.lengths = torch.tensor([self.lengths.get(row, 0) for row in self.order], device=self.draft.device)
 
