@@ -247,25 +247,19 @@ def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tens
     if tokens.numel() == 0:
         return
     if bool((outside := (tokens < 0) | (tokens >= vocab_size)).any()):
-        raise ValueError(
-            f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}: "
-            "draft and target need the same tokenizer"
-        )
+        named = f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}"
+        raise ValueError(f"{named}: draft and target need the same tokenizer")
     if q is not None:
         check_distribution("q", q)
         if bool((never := at(q, tokens) == 0).any()):
-            raise ValueError(
-                f"drafted token {int(tokens[never][0])} has probability 0 under q: "
-                "q must be the distribution the token was really sampled from (None if it was not sampled at all)"
-            )
+            named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
+            raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
 
 
 def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
     if q is not None and q.shape != needed:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}: give one distribution over the target's vocabulary per draft token, "
-            f"{needed}, or None"
-        )
+        wanted = "one distribution over the target's vocabulary per draft token"
+        raise ValueError(f"q has shape {tuple(q.shape)}: give {wanted}, {needed}, or None")
 
 
 def _nodes(tokens, parents) -> tuple[list[int], list[int]]:
@@ -283,10 +277,8 @@ def _checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int
     *rows, n = drafted
     shape = (*rows, n + 1)
     if p.shape[:-1] != shape:
-        raise ValueError(
-            f"p has shape {tuple(p.shape)}, but {drafted} draft tokens need {shape} distributions: one more than "
-            "drafts, for the token after the last"
-        )
+        needed = f"{drafted} draft tokens need {shape} distributions, one more for the token after the last"
+        raise ValueError(f"p has shape {tuple(p.shape)}, but {needed}")
     check_q_shape(q, (*drafted, p.shape[-1]))
     if isinstance(generator, torch.Generator):
         generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
