@@ -1,8 +1,7 @@
 """KVCache: the keys and values of every token that a model has processed, contiguous, preallocated and rewindable.
 
-Attention needs one key and one value vector of every earlier token, in each layer. Because these never change, they are
-computed once and cached. A new token then costs O(n) in attention instead of O(n²), and the linear layers process that
-one token instead of all n.
+Attention needs one key and one value vector of every earlier token, in each layer. These never change, so they are
+computed once. A new token then costs O(n) in attention instead of O(n²), and the linear layers process it alone.
 
 Each sequence of a batch has `capacity` slots; `lengths` says how many of them count. Slots past the length may hold
 anything: no token attends to them, and the next forward pass overwrites them. So to *rewind* (transformers: crop; vLLM:
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from copy import copy
 from functools import partial
 
 import torch
@@ -25,11 +25,9 @@ TILE = 256  # A longer chunk after a cached past is processed in tiles of so man
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q kᵀ / √D + mask) v for q [B, H, T, D] over k, v [B, Hkv, S, D]; the mask as `per_query_head` makes it.
-
-    The G = H / Hkv query heads that share a key/value head are folded into T, so that K and V are read once for all.
-    """
+    """softmax(q kᵀ / √D + mask) v for q [B, H, T, D] over k, v [B, Hkv, S, D]; the mask is `per_query_head`'s."""
     (B, H, T, D), Hkv = q.shape, k.shape[1]
+    # The G = H / Hkv query heads that share a key/value head are folded into T, so that K and V are read once for all.
     o = F.scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv * T, D), k, v, attn_mask=mask)  # [B, Hkv, G·T, D]
     return o.reshape(B, H, T, D)
 
@@ -71,10 +69,8 @@ def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
 def attention_of_pass(
     slots: Tensor, end: int, mask: Tensor | None, groups: int, dtype: torch.dtype
 ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """How each layer of a forward pass attends over its `end` slots: q [B, H, T, D], k and v [B, Hkv, S, D] → as q.
-
-    `slots` [B, T] are those of the new tokens, `mask` says which of them attends to which, as for `visible_slots`.
-    """
+    """How each layer of a forward pass attends: q [B, H, T, D], k and v [B, Hkv, S, D] of the first `end` slots → as q.
+    `slots` [B, T] are those of the new tokens, and the mask is that of `visible_slots`."""
     T = slots.shape[1]
     past = end - T  # tokens cached for the longest sequence
     same_past = past == 0 or len(slots) == 1 or int(slots[:, 0].min()) == past
@@ -113,9 +109,7 @@ class KVCache:
 
     def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
         """Begin a forward pass of T = `count` new tokens per sequence: their slots [B, T], and the layers' attention.
-
-        `mask` [T, T] or [B, T, T] is True where a new token attends to a new token; None: to all up to itself.
-        """
+        `mask` [T, T] or [B, T, T] is True where a new token attends to a new token; None: to all up to itself."""
         slots, end = self.reserve(count)
         attend = attention_of_pass(slots, end, mask, self.groups, self.keys.dtype)
         return slots, lambda layer, q, k, v: attend(q, *self.extend(layer, slots, end, k, v))
@@ -152,28 +146,25 @@ class KVCache:
         self.lengths.copy_(length)
 
     def gather(self, path: Tensor, start: Tensor) -> None:
-        """Move the slots `start + path` [B, n] to `start …` [B], in order: a tree's accepted path becomes a chain.
-
-        The caller then rewinds to start + n. Source and target overlap, so all is copied before anything is stored.
-        """
+        """Move the slots `start + path` [B, n] to `start …` [B], in order: a tree's accepted path becomes a chain. The
+        caller then rewinds to start + n."""
         rows = torch.arange(self.batch, device=path.device)[:, None]
         source = start[:, None] + path  # [B, n]
         target = start[:, None] + torch.arange(path.shape[1], device=path.device)
         for memory in (self.keys, self.values):
-            memory[:, rows, :, target] = memory[:, rows, :, source].clone()
+            memory[:, rows, :, target] = memory[:, rows, :, source].clone()  # they overlap
 
     def rows(self, keep: Sequence[int], capacity: int | None = None) -> KVCache:
         """A cache of the chosen sequences, in that order; −1 is a new, empty one. So sequences join, leave and grow."""
         source = torch.as_tensor(keep, device=self.lengths.device)
-        old = source >= 0
-        chosen = object.__new__(KVCache)
+        old, lengths = source >= 0, torch.where(source >= 0, self.lengths[source], 0)
         layers, _, heads, slots, dim = self.keys.shape
-        shape = (layers, len(keep), heads, capacity or slots, dim)
-        chosen.groups, chosen.lengths = self.groups, torch.where(old, self.lengths[source], 0)
-        end = min(slots, shape[3])
-        if old.any() and int(chosen.lengths.max()) > end:
-            raise ValueError(f"capacity={capacity}: the longest sequence needs {int(chosen.lengths.max())} slots")
-        chosen.keys, chosen.values = self.keys.new_zeros(shape), self.values.new_zeros(shape)
+        capacity = capacity or slots
+        if (longest := int(lengths.max())) > capacity:
+            raise ValueError(f"capacity={capacity}: the longest sequence needs {longest} slots")
+        chosen, end = copy(self), min(slots, capacity)
+        chosen.lengths = lengths
+        chosen.keys, chosen.values = (self.keys.new_zeros(layers, len(keep), heads, capacity, dim) for _ in range(2))
         chosen.keys[:, old, :, :end] = self.keys[:, source[old], :, :end]
         chosen.values[:, old, :, :end] = self.values[:, source[old], :, :end]
         return chosen

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,8 +30,8 @@ class Output:
     seconds: float  # wall clock of the whole call, prompt included, shared by the sequences of a batch
     finish_reason: str  # "length" or "stop"; from an engine also "abort" and "error"
     trace: Trace | None = None  # the cycles of a speculative run
-    error: Exception | None = None  # what an engine's request failed with; its tokens are those before that
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None: the model's end token
+    error: Exception | None = None  # what an engine's request failed with; its tokens are those before that
 
     @property
     def tokens_per_second(self) -> float:
@@ -39,10 +39,8 @@ class Output:
 
 
 class Writer:
-    """One sequence being generated: decides when it ends, and hands out text as it becomes final.
-
-    Shared by plain and speculative decoding, so that both stop at exactly the same token.
-    """
+    """One sequence being generated: when it ends, and its text as it becomes final. Plain and speculative decoding
+    share it, so that both stop at exactly the same token."""
 
     def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None):
         if params.stop and model.tokenizer is None:
@@ -55,9 +53,7 @@ class Writer:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.streamed = 0  # characters
-        self.read = self.start = (
-            0  # self.text is that of the first `read` tokens; the last piece of it began at `start`
-        )
+        self.read = self.start = 0  # self.text is that of the first `read` tokens; its last piece began at `start`
 
     def write(self, token: int) -> bool:
         """Append a token; True when the sequence ends with it."""
@@ -78,8 +74,8 @@ class Writer:
     def _decode(self) -> None:
         """Append the text of the new tokens, and cut it where a stop string appears.
 
-        Only the newest tokens are decoded, after those before them: what a token looks like may depend on its
-        neighbour (a space before a word), or on the tokens that complete its character.
+        They are decoded together with those before them: what a token looks like may depend on its neighbour (a space
+        before a word), or on the tokens that complete its character.
         """
         known = self.model.decode(self.tokens[self.start : self.read])
         piece = self.model.decode(self.tokens[self.start :])
@@ -110,23 +106,22 @@ class Writer:
             self.text = self.model.decode(self.tokens)
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
-        return Output(
-            self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, stop_reason=self.stop_reason
-        )
+        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, self.stop_reason)
 
 
-def prepare(model: Model, prompt, params: SamplingParams) -> tuple[list[list[int]], bool]:
-    """Prompts as lists of token ids, checked; and whether the caller gave a batch of them."""
-    batched = not isinstance(prompt, (str, bytes)) and len(prompt) > 0 and not isinstance(prompt[0], (Integral, dict))
-    batched = batched and not (hasattr(prompt, "ndim") and prompt.ndim == 1)  # a tensor of token ids is one prompt
-    batched = batched and not isinstance(prompt[0], float)  # for `encode` to refuse
-    prompts = [model.encode(p) for p in (prompt if batched else [prompt])]
+def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:
+    """Prompts as lists of token ids, checked; and whether the caller gave a batch of them. One prompt is text, token
+    ids (a list, or a tensor [T]) or chat messages; `encode` refuses what is none of it."""
+    one = isinstance(prompt, (str, bytes)) or len(prompt) == 0 or isinstance(prompt[0], (Real, dict))
+    batched = not one and getattr(prompt, "ndim", 2) > 1
+    if batched and stream:
+        raise ValueError("stream works for one prompt, not for a batch: make one call per prompt")
+    prompts, longest = [model.encode(p) for p in (prompt if batched else [prompt])], model.config.max_length
     for ids in prompts:
-        if len(ids) + params.max_new_tokens > model.config.max_length:
+        if len(ids) + params.max_new_tokens > longest:
             raise ValueError(
                 f"max_new_tokens={params.max_new_tokens} after a prompt of {len(ids)} tokens exceeds the model's "
-                f"length of {model.config.max_length}; shorten the prompt or ask for at most "
-                f"{max(0, model.config.max_length - len(ids))} tokens"
+                f"length of {longest}; shorten the prompt or ask for at most {max(0, longest - len(ids))} tokens"
             )
     return prompts, batched
 
@@ -139,31 +134,27 @@ def pad(rows: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Decoder:
-    """Plain decoding on any device: every call of `next` is one forward pass and one token for each sequence.
-
-    Sequences that have ended ride along until the longest has.
-    """
+    """Plain decoding on any device: every `next` is one forward pass and one token for each sequence, also for those
+    that have ended."""
 
     def __init__(self, model: Model, prompts: Sequence[list[int]], params: SamplingParams):
         self.transformer, self.params = model.transformer, params
         self.generators = [params.generator(i) for i in range(len(prompts))]
-        # Until min_new_tokens have come, these are not sampled.
-        self.held_back = params.held_back(model.end_tokens)
+        self.held_back = list(params.held_back(model.end_tokens))  # not sampled until min_new_tokens have come
         self.count = 0
         self.cache = self.transformer.new_cache(len(prompts), max(map(len, prompts)) + params.max_new_tokens)
         self.unread, counts = pad(list(prompts), model.device)  # [B, T]: at first the prompts, then one token each
         self.first = dict(counts=counts, last_only=True)
 
     def next(self, most: int) -> list[list[int]]:
-        """At least one more token of each sequence; another decoder may return up to `most`."""
+        """One more token of each sequence; another decoder may return up to `most`."""
         logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
         if self.held_back and self.count < self.params.min_new_tokens:
-            logits[:, list(self.held_back)] = -torch.inf
+            logits[:, self.held_back] = -torch.inf
         if self.params.greedy:  # no distribution is needed to know its only token
             tokens = torch.tensor(argmax(logits[:, None]), device=logits.device)  # [B, 1]
         else:
-            u = uniforms(self.generators, 1, logits.device)
-            tokens = pick(self.params.probs(logits), u[:, 0])[:, None]
+            tokens = pick(self.params.probs(logits)[:, None], uniforms(self.generators, 1, logits.device))
         self.unread, self.first, self.count = tokens, {}, self.count + 1
         return tokens.tolist()
 
@@ -173,8 +164,7 @@ class Decoder:
 
 @torch.inference_mode()
 def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
-    """Generate until every writer has ended, one step at a time: on a device that records its passes by its own
-    decoder, elsewhere by the one above."""
+    """Generate until every writer has ended, one step at a time: by the device's own decoder where it has one."""
     recorded = model.backend.decoder(prompts, params) if model.backend else None
     with closing(recorded or Decoder(model, prompts, params)) as decoder:
         while going := [writer for writer in writers if writer.finish_reason is None]:
@@ -196,15 +186,12 @@ def generate(
 ) -> Output | list[Output]:
     """Continue a prompt (text, token ids or chat messages), or a list of prompts of different lengths as one batch.
 
-    `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, max_new_tokens (64),
-    min_new_tokens, stop, stop_token_ids, ignore_eos. The output ends at `max_new_tokens`, at the model's end token
-    (kept in `tokens`), at a stop token, or where a `stop` string appears (cut from `text`). `stream` is called with
-    each piece of text as it becomes final; a batch has no stream.
+    `options` are the fields of SamplingParams: temperature, top_k, top_p, min_p, seed, stop, … The output ends
+    at `max_new_tokens` (64), at the model's end token (kept in `tokens`), at a stop token, or where a `stop` string
+    appears (cut from `text`). `stream` is called with each piece of text as it becomes final; a batch has no stream.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    prompts, batched = prepare(model, prompt, params)
-    if batched and stream:
-        raise ValueError("stream works for one prompt, not for a batch: call generate once per prompt")
+    prompts, batched = prepare(model, prompt, params, stream)
     writers, start = [Writer(model, params, stream) for _ in prompts], time.perf_counter()
     for _ in decode(model, prompts, writers, params):
         pass

@@ -164,8 +164,7 @@ class Transformer(nn.Module):
         if config.tie_embeddings and config.head_vocab is None:
             self.lm_head.weight = self.embed_tokens.weight
         # A draft model with a reduced vocabulary scores only these tokens; all others get probability zero.
-        head_ids = torch.arange(config.head_vocab) if config.head_vocab else None
-        self.register_buffer("head_ids", head_ids)
+        self.register_buffer("head_ids", torch.arange(config.head_vocab) if config.head_vocab else None)
 
     @property
     def device(self) -> torch.device:
@@ -184,10 +183,8 @@ class Transformer(nn.Module):
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)
 
     def forward(self, tokens: Tensor, cache: KVCache | None = None, *, last_only: bool = False, **options) -> Pass:
-        """Process T new tokens per sequence after those in the cache, cache them too, and score the token after each.
-
-        `last_only` scores what follows each sequence's last real token alone; the other options are those of `body`.
-        """
+        """Process T new tokens per sequence, as `body` does, and score the token after each of them; with `last_only`
+        the one after each sequence's last real token alone."""
         x, hidden = self.body(tokens, cache, **options)
         if last_only:
             counts = options.get("counts")
@@ -208,8 +205,7 @@ class Transformer(nn.Module):
     ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers without the head: the residual stream [B, T, d] at the end, and after each of `hidden_layers`.
 
-        Padding costs time but changes nothing: its keys and values are stored past the sequence's length, and no token
-        attends to them there.
+        Padding changes nothing: its keys and values are stored past the sequence's length, where no token attends.
         """
         B, T = tokens.shape
         layers = self.config.num_layers if layers is None else layers

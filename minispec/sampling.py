@@ -31,8 +31,8 @@ COLDEST = 1e-30  # dividing by less would overflow float32; the best token has a
 class Sampling:
     """How to turn logits into a distribution: divide by temperature, then keep top_k, then top_p, then min_p.
 
-    The order, the ties (equal logits at the top-k border all stay) and the edges (the best token always stays) are
-    those of transformers. `temperature=0` is greedy: all mass on the argmax.
+    Order, ties (equal logits at the top-k border all stay) and edges (the best token always stays) are those of
+    transformers. `temperature=0` is greedy: all mass on the argmax.
     """
 
     temperature: float = 0.0
@@ -82,11 +82,8 @@ class Sampling:
 
 @dataclass(frozen=True)
 class SamplingParams(Sampling):
-    """Everything a request may ask for: the distribution, the seed, and when to stop.
-
-    One object for `generate`, `speculate` and `Engine`; each of its fields is a keyword of theirs, too. The names are
-    those of vLLM and transformers.
-    """
+    """Everything a request may ask for: the distribution, the seed, and when to stop. Each field is a keyword of
+    `generate`, `speculate` and `Engine.add`, too; the names are those of vLLM and transformers."""
 
     seed: int | None = None  # None: another one every time; each sequence of a batch has its own, derived from this
     max_new_tokens: int = 64
@@ -98,23 +95,19 @@ class SamplingParams(Sampling):
     def __post_init__(self):
         super().__post_init__()
         if self.seed is not None and not (isinstance(self.seed, Integral) and -(2**63) <= self.seed < 2**63):
-            raise ValueError(
-                f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for another every time"
-            )
-        if not (isinstance(self.max_new_tokens, Integral) and self.max_new_tokens >= 1):
-            raise ValueError(f"max_new_tokens={self.max_new_tokens!r}: give a whole number ≥ 1")
-        if not (isinstance(self.min_new_tokens, Integral) and 0 <= self.min_new_tokens <= self.max_new_tokens):
-            raise ValueError(f"min_new_tokens={self.min_new_tokens!r}: give a whole number from 0 to "
-                             f"max_new_tokens={self.max_new_tokens}")  # fmt: skip
+            raise ValueError(f"seed={self.seed!r}: give a whole number of at most 64 bits, or None for any")
+        most, least = self.max_new_tokens, self.min_new_tokens
+        if not (isinstance(most, Integral) and most >= 1):
+            raise ValueError(f"max_new_tokens={most!r}: give a whole number ≥ 1")
+        if not (isinstance(least, Integral) and 0 <= least <= most):
+            raise ValueError(f"min_new_tokens={least!r}: give a whole number from 0 to max_new_tokens={most}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(s, str) and s for s in stop):
-            raise ValueError(
-                f"stop={self.stop!r}: give strings that are not empty (every text begins with an empty one)"
-            )
+            raise ValueError(f"stop={self.stop!r}: give strings that are not empty (every text begins with '')")
         ids = tuple(self.stop_token_ids)
         if not all(isinstance(token, Integral) for token in ids):
-            raise ValueError(f"stop_token_ids={self.stop_token_ids!r}: give token ids, whole numbers")
-        object.__setattr__(self, "stop", stop)
+            raise ValueError(f"stop_token_ids={ids!r}: give token ids, whole numbers")
+        object.__setattr__(self, "stop", stop)  # the dataclass is frozen
         object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
 
     @classmethod
@@ -126,7 +119,7 @@ class SamplingParams(Sampling):
         if unknown := sorted(options.keys() - set(known)):
             raise TypeError(f"{unknown[0]!r} is no sampling parameter; they are {', '.join(known)}")
         options = {name: value for name, value in options.items() if value is not None}
-        return replace(params, **options) if params else cls(**options)
+        return replace(params or cls(), **options)
 
     @cached_property
     def sampling(self) -> Sampling:
@@ -139,10 +132,8 @@ class SamplingParams(Sampling):
         return tuple(sorted({*self.stop_token_ids, *ends})) if self.min_new_tokens else ()
 
     def generator(self, index: int = 0) -> torch.Generator:
-        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself.
-
-        The others' are not seed + 1, + 2, …: batches with the seeds 0 and 1 would share all but one of them.
-        """
+        """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself; the others'
+        are not seed + 1, + 2, …, because batches with the seeds 0 and 1 would share all but one of them."""
         generator = torch.Generator()
         if self.seed is None:
             generator.seed()
@@ -177,37 +168,28 @@ def distributions(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Logits [B, ..., V] to distributions, each sequence by its own Sampling."""
     if all(sampling == samplings[0] for sampling in samplings):
         return samplings[0].probs(logits)
-    p: Tensor | None = None
+    p = torch.empty_like(logits, dtype=_precise(logits))
     for sampling in dict.fromkeys(samplings):  # not one by one: `probs` looks at the numbers, and a GPU would wait
         rows = [row for row, other in enumerate(samplings) if other == sampling]
-        some = sampling.probs(logits[rows])
-        p = some.new_empty(logits.shape) if p is None else p
-        p[rows] = some
+        p[rows] = sampling.probs(logits[rows])
     return p
 
 
 def uniforms(generators: Sequence[torch.Generator], counts: int | Sequence[int], device="cpu") -> Tensor:
-    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator.
-
-    A sequence takes its own count and no more (zeros follow): which numbers it gets next must not depend on how many
-    another one needed.
-    """
+    """Random numbers in [0, 1) for every sequence, [B, longest], each from its own generator. A sequence takes its own
+    count and no more (zeros follow): which numbers it gets next must not depend on how many another one needed."""
     counts = [counts] * len(generators) if isinstance(counts, int) else counts
     if all(generator is generators[0] for generator in generators):
         u = torch.rand(len(generators), max(counts), generator=generators[0], dtype=torch.float64)
-        return u.to(device, widest(device))
-    own = [
-        torch.rand(count, generator=generator, dtype=torch.float64)
-        for generator, count in zip(generators, counts, strict=True)
-    ]
-    return pad_sequence(own, batch_first=True).to(device, widest(device))
+    else:
+        each = zip(counts, generators, strict=True)
+        u = pad_sequence([torch.rand(n, generator=own, dtype=torch.float64) for n, own in each], batch_first=True)
+    return u.to(device, widest(device))
 
 
 def pick(probs: Tensor, u) -> int | Tensor:
-    """The token at which the running total of a distribution passes u: one number samples one token.
-
-    For distributions [..., V] and numbers [...]; a float picks from one distribution.
-    """
+    """The token at which the running total of a distribution passes u: one number samples one token. For distributions
+    [..., V] and numbers [...]; a float picks from one distribution."""
     total = probs.to(widest(probs.device)).cumsum(-1)
     total = total / total[..., -1:]  # ends at exactly 1 > u, so a token of probability 0 is never picked
     if isinstance(u, Tensor):

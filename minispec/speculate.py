@@ -1,7 +1,4 @@
-"""The draft/verify loop: one forward pass of the target checks a whole draft, and what comes out is exactly the
-target's.
-
-One cycle, for every sequence of the batch:
+"""The draft/verify loop: one forward pass of the target checks a whole draft. One cycle, for every sequence of a batch:
 
     propose    the drafter guesses d₁ … d_k
     forward    the target processes [last token, d₁ … d_k]: k + 1 distributions for little more than the price of one
@@ -27,10 +24,11 @@ from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
+from .model import Pass
 from .sampling import SamplingParams
 from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft, cut, view
-from .verify import Verdict, check_draft, judge
+from .verify import Verdict, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .files.handle import Model
@@ -48,12 +46,9 @@ class Completion:
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
-        """Sequence `index` of a batch."""
-        writer = Writer(model, params, stream)
-        context = Context(next_id(), list(ids), params.sampling, params.generator(index), 
-                          held_back=params.held_back(model.end_tokens),
-                          held_until=len(ids) + params.min_new_tokens)  # fmt: skip
-        return cls(context, writer, len(ids))
+        context = Context(next_id(), list(ids), params.sampling, params.generator(index))
+        context.held_back, context.held_until = params.held_back(model.end_tokens), len(ids) + params.min_new_tokens
+        return cls(context, Writer(model, params, stream), len(ids))
 
     @property
     def ended(self) -> bool:
@@ -87,9 +82,6 @@ class Completion:
         self.unseen = []
         return self.context
 
-    def output(self, seconds: float, trace: bool = True) -> Output:
-        return self.writer.output(self.prompt_tokens, seconds, self.trace if trace else None)
-
 
 def speculate(
     model: Model,
@@ -111,23 +103,19 @@ def speculate(
     other arguments are those of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-    prompts, batched = prepare(model, prompt, params)
-    check(model, drafter, k, stream is not None and batched)
-    rows, start = (
-        [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)],
-        time.perf_counter(),
-    )
+    prompts, batched = prepare(model, prompt, params, stream)
+    check(model, drafter, k)
+    rows = [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)]
+    start = time.perf_counter()
     for _ in cycles(model, rows, drafter, k, params, on_cycle):
         pass
     seconds = time.perf_counter() - start
-    outputs = [row.output(seconds) for row in rows]
+    outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in rows]
     return outputs if batched else outputs[0]
 
 
 @torch.inference_mode()
-def cycles(
-    model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams, on_cycle=None
-) -> Iterator[None]:
+def cycles(model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None) -> Iterator:
     """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter."""
     recorded = model.backend.speculator(rows, drafter, k, params) if model.backend else None
     with closing(recorded or Eager(model, rows, drafter, k, params)) as backend:
@@ -168,7 +156,7 @@ class Eager:
         self.cache = self.cache.rows(going)
 
     def cycles(self) -> list[list[Cycle]]:
-        """One cycle for every sequence."""
+        """One for every sequence."""
         rows, drafter, watch = self.rows, self.drafter, Stopwatch(self.model.device)
         k = min(self.adaptive.choose() if self.adaptive else self.k, max(row.room for row in rows))
         with watch("draft"):
@@ -195,11 +183,12 @@ class Eager:
             draft, verdict = self.drafts[i], self.verdicts[i]
             scratch = self.logits[i, -len(draft.scratch.tokens) :] if draft.scratch else None
             self.drafter.settle(self.rows[i].context.row, verdict.path, verdict.token, scratch)
-        ended, self.rows = [row for row in self.rows if row.ended], [self.rows[i] for i in going]
-        for row in ended:
-            self.drafter.forget(row.context.row)
-        if ended and going:
+        for row in self.rows:
+            if row.ended:
+                self.drafter.forget(row.context.row)
+        if 0 < len(going) < len(self.rows):
             self.leave(going)
+        self.rows = [self.rows[i] for i in going]
         return self.rows
 
     def close(self) -> None:
@@ -211,17 +200,14 @@ def stream(
     model: Model, prompt, max_new_tokens: int | None = None, *, drafter: Drafter | None = None, k: int | str = 4,
     params: SamplingParams | None = None, **options,
 ) -> Iterator[str]:  # fmt: skip
-    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…):
-    print(piece)`.
-
-    To stop listening is to stop generating.
-    """
+    """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
+    the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params)
     if batched or model.tokenizer is None:
         raise ValueError("stream needs one prompt, and a model with a tokenizer: there is no text to stream otherwise")
     if drafter is not None:
-        check(model, drafter, k, False)
+        check(model, drafter, k)
     return _pieces(model, prompts[0], drafter, k, params)
 
 
@@ -233,17 +219,11 @@ def _pieces(model: Model, ids: list[int], drafter: Drafter | None, k: int | str,
         pieces.clear()
 
 
-# ---- before any work -----------------------------------------------------------------------------------------------
-
-
-def check(model: Model, drafter: Drafter, k: int | str, streams_a_batch: bool) -> None:
-    """Refuse what cannot work before any work is done."""
-    longest = model.config.max_length
-    if k != "auto" and not (isinstance(k, int) and 1 <= k < longest):
-        raise ValueError(f'k={k!r}: give a draft length from 1 to {longest - 1}, or "auto"')
+def check(model: Model, drafter: Drafter, k: int | str) -> None:
+    """Before any work: can this drafter draft so far for this model?"""
     check_drafter(model, drafter)
-    if streams_a_batch:
-        raise ValueError("stream works for one prompt, not for a batch: call speculate once per prompt")
+    if k != "auto" and not (isinstance(k, int) and 1 <= k < model.config.max_length):
+        raise ValueError(f'k={k!r}: give a draft length from 1 to {model.config.max_length - 1}, or "auto"')
 
 
 def check_drafter(model: Model, drafter: Drafter) -> None:
@@ -279,32 +259,21 @@ def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequen
         return [Draft([]) for _ in rows]
     drafts = drafter.propose([row.reveal() for row in rows], k)
     if len(drafts) != len(rows):
-        raise ValueError(
-            f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: propose returns one for each"
-        )
+        raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: return one for each")
     depths = [row.room for row in rows] if depths is None else depths
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 
-def forward(
-    model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers: Sequence[int]
-):
-    """The target's one pass: [last token, drafts …, scratch …] of every sequence → logits [B, T, V] and hidden states.
-
-    Scratch tokens sit at the end of the pass, after the padding, so that node i is always in slot i + 1.
-    """
+def forward(model: Model, cache: KVCache, rows: Sequence[Completion], drafts: Sequence[Draft], hidden_layers) -> Pass:
+    """The target's one pass: [last token, drafts …, padding …, scratch …] of every sequence, node i in slot i + 1."""
     check_shapes(drafts, model.config.vocab_size)
     last = [row.context.tokens[-1] for row in rows]
     tokens, counts = pad([[t, *draft.tokens] for t, draft in zip(last, drafts, strict=True)], model.device)
     if all(draft.parents is None and draft.scratch is None for draft in drafts):
         return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers)
-    width, extra = tokens.shape[1], max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts)
-    tokens = torch.nn.functional.pad(tokens, (0, extra))
-    for i, draft in enumerate(drafts):
-        if draft.scratch:
-            scratch = torch.tensor(draft.scratch.tokens, device=tokens.device)
-            tokens[i, -len(scratch) :] = scratch
-    views = [view(draft, width + extra) for draft in drafts]
+    scratch, _ = pad([draft.scratch.tokens[::-1] if draft.scratch else [] for draft in drafts], model.device)
+    tokens = torch.cat([tokens, scratch.flip(1)], 1)  # reversed twice: padded at its beginning
+    views = [view(draft, tokens.shape[1]) for draft in drafts]
     mask, offsets = (torch.stack(part).to(model.device) for part in zip(*views, strict=True))
     positions = cache.lengths[:, None] + offsets
     return model.transformer(tokens, cache, counts=counts, hidden_layers=hidden_layers, mask=mask, positions=positions)
@@ -313,9 +282,7 @@ def forward(
 def check_shapes(drafts: Sequence[Draft], V: int) -> None:
     """Refuse tokens and distributions that are none of the target's: a GPU would not survive embedding such a token."""
     for draft in drafts:
-        if draft.probs is not None and draft.probs.shape != (needed := (len(draft.tokens), V)):
-            raise ValueError(f"probs of shape {tuple(draft.probs.shape)} for a draft of {len(draft.tokens)} tokens: "
-                             f"give one distribution over the target's vocabulary for each, {needed}")  # fmt: skip
+        check_q_shape(draft.probs, (len(draft.tokens), V))
         if not all(0 <= token < V for token in draft.tokens):
             check_draft(torch.tensor(draft.tokens), None, V)
 

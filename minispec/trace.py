@@ -29,8 +29,7 @@ def synchronize(device) -> None:
 
 
 class Stopwatch:
-    """Seconds of the parts of a cycle: `with watch("draft"): …`. It waits for the device, or a part would end before
-    its work does."""
+    """Seconds of the parts of a cycle: `with watch("draft"): …`. Waits for the device, whose work may end later."""
 
     def __init__(self, device="cpu"):
         self.device, self.seconds = device, {}
@@ -40,7 +39,7 @@ class Stopwatch:
         start = time.perf_counter()
         yield
         synchronize(self.device)
-        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+        self.seconds[part] = time.perf_counter() - start
 
     def note(self, cycles: Iterable[Cycle]) -> None:
         for cycle in cycles:
@@ -69,33 +68,29 @@ class Cycle:
     @classmethod
     def of(cls, draft: Draft, verdict: Verdict, p: list[float], q: list[float] | None, committed: int, lossless=True):
         """What one sequence's draft came to. p and q may be longer than the draft; no q: nothing was sampled."""
-        n, end = len(draft.tokens), verdict.path[-1] if verdict.path else -1
-        return cls(
-            drafted=draft.tokens,
-            parents=draft.parents,
-            p=p[:n],
-            q=[1.0] * n if q is None else q[:n],
-            path=verdict.path,
-            token=verdict.token,
-            bonus=end not in draft.tree,  # nothing was drafted after the last accepted token
-            kept=verdict.accepted + 1,
-            committed=committed,
-            lossless=lossless,
-        )
+        n, kept = len(draft.tokens), verdict.accepted + 1
+        q = [1.0] * n if q is None else q[:n]
+        bonus = (verdict.path[-1] if verdict.path else -1) not in draft.tree  # nothing was drafted after that node
+        return cls(draft.tokens, draft.parents, p[:n], q, verdict.path, verdict.token, bonus, kept, committed, lossless)
 
     @property
     def accepted(self) -> int:
         return len(self.path)
 
     @property
+    def tested(self) -> int:
+        """Draft tokens up to the first rejection, that one included."""
+        return self.accepted + (not self.bonus)
+
+    @property
     def tokens(self) -> list[int]:
-        """What the cycle put out."""
+        """What the cycle emitted."""
         return [*(self.drafted[i] for i in self.path), self.token][: self.kept]
 
     @property
     def kinds(self) -> list[str]:
-        """One of "accepted", "corrected", "bonus" for each token put out."""
-        return ([*("accepted" for _ in self.path), "bonus" if self.bonus else "corrected"])[: self.kept]
+        """One of "accepted", "corrected", "bonus" for each token emitted."""
+        return [*("accepted" for _ in self.path), "bonus" if self.bonus else "corrected"][: self.kept]
 
 
 @dataclass
@@ -104,7 +99,7 @@ class Trace:
 
     @classmethod
     def of(cls, outputs: Iterable) -> Trace:
-        """The cycles of several outputs, all of them weighing the same. Texts written plainly have none."""
+        """The cycles of several outputs, all of them weighing the same. Plain decoding has none."""
         return cls([cycle for out in outputs if out.trace for cycle in out.trace.cycles])
 
     @property
@@ -113,31 +108,23 @@ class Trace:
 
     @property
     def tokens_per_cycle(self) -> float:
-        """E[N], measured: accepted drafts plus one, also where the end of the text threw some of them away."""
-        return sum(cycle.accepted + 1 for cycle in self.cycles) / len(self.cycles) if self.cycles else 0.0
+        """E[N], measured: accepted drafts plus one, also where the end of the output threw some of them away."""
+        return _ratio(sum(cycle.accepted + 1 for cycle in self.cycles), len(self.cycles))
+
+    @property
+    def drafted_per_cycle(self) -> float:
+        return _ratio(sum(len(cycle.drafted) for cycle in self.cycles), len(self.cycles))
 
     @property
     def acceptance_rate(self) -> float:
         """α, measured: of the drafts that were tested (up to the first rejection), how many passed."""
-        accepted = sum(cycle.accepted for cycle in self.cycles)
-        rejections = sum(not cycle.bonus for cycle in self.cycles)
-        return accepted / (accepted + rejections) if accepted + rejections else 0.0
+        return _ratio(sum(cycle.accepted for cycle in self.cycles), sum(cycle.tested for cycle in self.cycles))
 
     @property
     def acceptance_by_position(self) -> list[float]:
         """β_i, measured: P(draft i passes | those before it did). Chains only."""
-        reached, passed = [], []
-        for cycle in self.cycles:
-            for i in range(cycle.accepted + (not cycle.bonus)):
-                if i == len(reached):
-                    reached.append(0), passed.append(0)
-                reached[i] += 1
-                passed[i] += i < cycle.accepted
-        return [a / b for a, b in zip(passed, reached, strict=True)]
-
-    @property
-    def drafted_per_cycle(self) -> float:
-        return sum(len(cycle.drafted) for cycle in self.cycles) / len(self.cycles) if self.cycles else 0.0
+        tests = range(max((cycle.tested for cycle in self.cycles), default=0))
+        return [sum(c.accepted > i for c in self.cycles) / sum(c.tested > i for c in self.cycles) for i in tests]
 
     def seconds(self, part: str) -> float:
         """Total time of one part: "draft", "verify" or "sample"."""
@@ -149,3 +136,7 @@ class Trace:
     @classmethod
     def from_json(cls, text: str) -> Trace:
         return cls([Cycle(**cycle) for cycle in json.loads(text)])
+
+
+def _ratio(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

@@ -10,7 +10,8 @@ The verify pass processes [last token, node 0, node 1, …]: n + 1 tokens, so no
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,10 +21,8 @@ from torch import Tensor
 
 @dataclass
 class Scratch:
-    """Tokens that ride along in the target's pass without being candidates: lookahead's window.
-
-    They attend to the committed tokens (the last one included) and, of each other, to what `mask` allows.
-    """
+    """Tokens that ride along in the target's pass without being candidates: lookahead's window. They attend to the
+    committed tokens (the last one included) and, of each other, to what `mask` allows."""
 
     tokens: list[int]
     offsets: list[int]  # position of each, counted from the last committed token: 1 is the position right after it
@@ -85,18 +84,7 @@ def path_to(parents: Sequence[int], node: int) -> list[int]:
 
 def paths(parents: Sequence[int]) -> list[list[int]]:
     """Every way from the root to a leaf."""
-    below = children(parents)
-    return [path_to(parents, node) for node in range(len(parents)) if not below[node]]
-
-
-def ancestor_mask(parents: Sequence[int]) -> Tensor:
-    """[n, n], True where node i attends to node j: its ancestors and itself, never a sibling's branch."""
-    check_parents(parents)
-    mask = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            mask[node] |= mask[parent]
-    return mask
+    return [path_to(parents, node) for node in range(len(parents)) if node not in parents]
 
 
 def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
@@ -111,18 +99,18 @@ def ancestors(parents: Tensor, depth: int | None = None) -> Tensor:
 
 
 def verify_mask(parents: Sequence[int]) -> Tensor:
-    """[n + 1, n + 1], the same for the verify pass, where the last committed token comes first and all attend to it."""
-    mask = torch.zeros(len(parents) + 1, len(parents) + 1, dtype=torch.bool)
-    mask[:, 0] = True
-    mask[1:, 1:] = ancestor_mask(parents)
+    """[n + 1, n + 1], True where a slot of the verify pass attends to another: to itself, to its ancestors and to the
+    root, never to a sibling's branch."""
+    check_parents(parents)
+    mask = torch.eye(len(parents) + 1, dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        mask[node + 1] |= mask[parent + 1]
     return mask
 
 
 def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
     """[n + 1], position ids of the verify pass: `prefix_length` tokens are cached, the root comes next, then depths.
-
-    Siblings share a position. They are rivals for it, so they must look equally far from the prefix.
-    """
+    Siblings share a position. They are rivals for it, so they must look equally far from the prefix."""
     return prefix_length + torch.tensor([0, *depths(parents)])
 
 
@@ -146,7 +134,7 @@ def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     mask, offsets = torch.eye(size, dtype=torch.bool), torch.zeros(size, dtype=torch.long)  # padding sees itself
     n = len(draft.tokens) + 1
     mask[:n, :n] = verify_mask(draft.tree)
-    offsets[:n] = torch.tensor([0, *depths(draft.tree)])
+    offsets[:n] = positions(draft.tree, 0)
     if draft.scratch:
         s = len(draft.scratch.tokens)
         mask[-s:, -s:] = draft.scratch.mask
@@ -155,44 +143,23 @@ def view(draft: Draft, size: int) -> tuple[Tensor, Tensor]:
     return mask, offsets
 
 
-def merge(branches: Sequence[Sequence[int]]) -> Tree:
-    """The trie of deterministic branches: common beginnings become one node.
-
-    Only for branches that were not sampled. Two equal samples of q are two chances, and merging them loses one.
-    """
-    tree, node_of = Tree([], []), {}
-    for branch in branches:
-        parent = -1
-        for token in branch:
-            if (parent, token) not in node_of:
-                node_of[parent, token] = len(tree.tokens)
-                tree.tokens.append(token)
-                tree.parents.append(parent)
-            parent = node_of[parent, token]
-    return tree
-
-
 Choice = tuple[int, ...]  # (2, 0): the third candidate of head 1, then the first candidate of head 2
 
 
-def from_candidates(candidates: Sequence[Sequence[int]], choices: Sequence[Choice]) -> Tree:
+def from_candidates(candidates: Sequence[Sequence[int]], choices: Iterable[Choice]) -> Tree:
     """Medusa's tree: candidates[k] are the best tokens of head k + 1, `choices` say which combinations become nodes."""
     choices = sorted(set(choices), key=lambda choice: (len(choice), choice))
     if () in choices:
         raise ValueError("choices holds the empty choice (): that is the root, which is always there; leave it out")
     node_of = {(): -1} | {choice: node for node, choice in enumerate(choices)}
+    sizes = [len(head) for head in candidates]
     for choice in choices:
-        if len(choice) > len(candidates) or not all(0 <= i < len(c) for i, c in zip(choice, candidates, strict=False)):
-            raise ValueError(
-                f"choices holds {choice}, but the candidates are {[len(c) for c in candidates]} tokens of "
-                f"{len(candidates)} heads; use fewer or smaller numbers"
-            )
+        if len(choice) > len(sizes) or not all(0 <= i < size for i, size in zip(choice, sizes, strict=False)):
+            raise ValueError(f"choices holds {choice} of heads with {sizes} candidates: use fewer or smaller numbers")
         if choice[:-1] not in node_of:
             raise ValueError(f"choices holds {choice} without its parent {choice[:-1]}: add the parent")
-    return Tree(
-        [int(candidates[len(choice) - 1][choice[-1]]) for choice in choices],
-        [node_of[choice[:-1]] for choice in choices],
-    )
+    tokens = [int(candidates[len(choice) - 1][choice[-1]]) for choice in choices]
+    return Tree(tokens, [node_of[choice[:-1]] for choice in choices])
 
 
 def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice]:
@@ -208,33 +175,19 @@ def best_tree(accuracies: Sequence[Sequence[float]], budget: int) -> list[Choice
         raise ValueError(f"accuracies={accuracies}: give probabilities between 0 and 1")
     chosen, frontier = [], [(-1.0, ())]  # a heap of (−probability of being reached, choice)
     while frontier and len(chosen) <= budget:  # the root is popped too, and costs nothing
-        reach, choice = heapq.heappop(frontier)
+        minus_reach, choice = heapq.heappop(frontier)
         chosen.append(choice)
         if len(choice) < len(accuracies):
             for i, accuracy in enumerate(accuracies[len(choice)]):
-                heapq.heappush(frontier, (reach * accuracy, (*choice, i)))
+                heapq.heappush(frontier, (minus_reach * accuracy, (*choice, i)))
     return chosen[1:]
 
 
 def expected_tokens(accuracies: Sequence[Sequence[float]], choices: Sequence[Choice]) -> float:
     """The tokens that a cycle emits on average: 1 + Σ over nodes of P(the node is accepted)."""
-    total = 1.0
-    for choice in choices:
-        reach = 1.0
-        for head, i in zip(accuracies, choice, strict=False):
-            reach *= head[i]
-        total += reach
-    return total
+    return 1.0 + sum(reach(accuracies, choice) for choice in choices)
 
 
-def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
-    """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
-    kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
-    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
-    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
-
-
-def allowed_nodes(context, most: int) -> int:
-    """How many nodes a draft for this Context may have: `most`, or fewer where the verify pass has less room left."""
-    max_nodes = getattr(context, "max_nodes", None)
-    return most if max_nodes is None else min(most, max_nodes)
+def reach(accuracies: Sequence[Sequence[float]], choice: Choice) -> float:
+    """How often everything on the path to a node is right."""
+    return math.prod(head[i] for head, i in zip(accuracies, choice, strict=False))

@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
+from .generate import pad
 from .sampling import argmax, distributions, pick, uniforms, widest
-from .tree import Draft, ancestors, check_parents, children, depths, path_to
+from .tree import Draft, ancestors, check_parents, depths, path_to
 
 Context = tuple[int, ...]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
@@ -73,13 +73,10 @@ def one_hot(token: int, like: Tensor) -> Tensor:
 
 
 def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_probability, replace=residual) -> Verdict:
-    """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless.
-
-    Another `accept` or `replace` rule may be plugged in, to see what breaks.
-    """
+    """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless, unless another `accept`
+    or `replace` rule is plugged in, to see what breaks."""
     drafted = torch.as_tensor(drafted, dtype=torch.long).tolist()
-    _check_shapes(p, q, (len(drafted),))
-    u = _uniforms(generator, (len(p),), p.device)
+    u = _checked_uniforms(generator, p, q, (len(drafted),))
     for i, d in enumerate(drafted):
         q_i = one_hot(d, like=p[i]) if q is None else q[i]
         if u[i] >= float(accept(p[i], q_i, d)):
@@ -87,15 +84,14 @@ def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_prob
     return Verdict(list(range(len(drafted))), pick(p[-1], u[-1]))  # the bonus
 
 
-def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int] | None = None) -> Verdict:
+def greedy(best: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> Verdict:
     """Where nothing is sampled only the target's best tokens pass: best [n+1] at the root and at every node."""
-    if parents is None:
-        accepted = next((i for i, token in enumerate(tokens) if token != best[i]), len(tokens))
-        return Verdict(list(range(accepted)), best[accepted])
-    below, node, path = children(parents), -1, []
-    while (node := next((child for child in below[node] if tokens[child] == best[node + 1]), None)) is not None:
-        path.append(node)
-    return Verdict(path, best[path[-1] + 1 if path else 0])
+    path, last = [], -1  # the last accepted node
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent == last and token == best[last + 1]:
+            path.append(node)
+            last = node
+    return Verdict(path, best[last + 1])
 
 
 def chain_batch(
@@ -108,8 +104,7 @@ def chain_batch(
     Another way to `pick` may be faster on some device.
     """
     B, K = drafted.shape
-    _check_shapes(p, q, (B, K))
-    u = _uniforms(generator, (B, K + 1), p.device)
+    u = _checked_uniforms(generator, p, q, (B, K))
     if K == 0:
         return drafted.new_zeros(B), pick(p[:, 0], u[:, 0])
     lengths = torch.full((B,), K, device=p.device) if lengths is None else lengths
@@ -132,24 +127,21 @@ def tree(
     """Verify one token tree: p [n+1, V] (row 0 at the root, row i+1 at node i), tokens [n], parents [n]. Lossless.
 
     q [n, V] is the distribution each node was sampled from *given its elder siblings*: the same q for independent
-    samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged
-    branches).
+    samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged paths).
     """
-    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
-    _check_tree(p, q, tokens, parents)
-    u = _uniforms(generator, (len(p),), p.device)
-    below, node, path = children(parents), -1, []
-    while True:
-        r = p[node + 1]
-        for child in below[node]:
-            q_i = one_hot(tokens[child], like=r) if q is None else q[child]
-            if u[child] < float(accept(r, q_i, tokens[child])):
-                path.append(child)
-                node = child
-                break
-            r = replace(r, q_i)  # what this sibling left uncovered is the next one's target
-        else:  # no child was accepted, or there is none
-            return Verdict(path, pick(r, u[-1]))
+    tokens, parents = _nodes(tokens, parents)
+    u = _checked_uniforms(generator, p, q, (len(tokens),))
+    path, last, r = [], -1, p[0]  # the last accepted node, and the target's distribution after it
+    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        if parent != last:
+            continue  # below a rejected node, or an accepted node's younger sibling
+        q_i = one_hot(token, like=r) if q is None else q[node]
+        if u[node] < float(accept(r, q_i, token)):
+            path.append(node)
+            last, r = node, p[node + 1]
+        else:
+            r = replace(r, q_i)  # what this node left uncovered is its next sibling's target
+    return Verdict(path, pick(r, u[-1]))
 
 
 def tree_batch(
@@ -193,19 +185,19 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
     """Medusa's typical acceptance: faster, and LOSSY. The output does not follow the target's distribution.
 
     A node passes when p(x) > min(ε, δ·exp(−H(p))): likely enough for how undecided the target is. The longest path of
-    passing nodes wins (the earlier one of equals), and the token after it is drawn from p.
+    passing nodes wins (the earlier one of equals), and the token after it is sampled from p.
     """
-    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
-    _check_tree(p, None, tokens, parents)
-    entropy = torch.special.entr(p).sum(-1)  # [n+1]
-    threshold = (delta * torch.exp(-entropy)).clamp(max=epsilon)
-    alive = {-1}
-    for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent in alive and bool(p[parent + 1, token] > threshold[parent + 1]):
-            alive.add(node)
-    depth = [*depths(parents), 0]  # depth[-1] is the root's
-    end = max(sorted(alive), key=lambda node: depth[node])
-    return Verdict(path_to(parents, end), pick(p[end + 1], _uniforms(generator, (len(p),), p.device)[-1]))
+    tokens, parents = _nodes(tokens, parents)
+    u = _checked_uniforms(generator, p, None, (len(tokens),))
+    threshold = (delta * torch.exp(-torch.special.entr(p).sum(-1))).clamp(max=epsilon)  # [n+1]
+    above = [parent + 1 for parent in parents]
+    passes = (p[above, tokens] > threshold[above]).tolist()
+    depth = {-1: 0}  # of the nodes that only passing nodes lead to
+    for node, parent in enumerate(parents):
+        if passes[node] and parent in depth:
+            depth[node] = depth[parent] + 1
+    end = max(depth, key=depth.get)
+    return Verdict(path_to(parents, end), pick(p[end + 1], u[-1]))
 
 
 # ---- a batch of drafts: logits in, verdicts out ----------------------------------------------------------------------
@@ -225,44 +217,34 @@ def judge(
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
         best = argmax(logits[:, : n + 1], None if held or best is None else best[:, : n + 1])  # [B, n + 1]
-        pairs = list(zip(best, drafts, strict=True))
-        given = [
-            [float(d == b[parent + 1]) for d, parent in zip(draft.tokens, draft.tree, strict=True)]
-            for b, draft in pairs
-        ]
-        return [greedy(b, draft.tokens, draft.parents) for b, draft in pairs], given, None
-    lengths = torch.tensor([len(draft.tokens) for draft in drafts], device=logits.device)  # [B]
-    drafted = pad_sequence([torch.tensor(d.tokens, dtype=torch.long) for d in drafts], batch_first=True).to(
-        logits.device
-    )
+        verdicts, given = [], []
+        for b, draft in zip(best, drafts, strict=True):
+            verdicts.append(greedy(b, draft.tokens, draft.tree))
+            given.append([float(d == b[parent + 1]) for d, parent in zip(draft.tokens, draft.tree, strict=True)])
+        return verdicts, given, None
+    counts = [len(draft.tokens) for draft in drafts]
+    drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = distributions(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
     q = stack(drafts, p)  # [B, n, V], or None
-    ragged = len({len(draft.tokens) for draft in drafts}) > 1
-    check_draft(drafted, q, p.shape[-1], lengths if ragged else None)
-    u = uniforms([context.generator for context in contexts], [len(draft.tokens) + 1 for draft in drafts], p.device)
+    check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
+    u = uniforms([context.generator for context in contexts], [count + 1 for count in counts], p.device)
     if lossless and all(draft.parents is None for draft in drafts):
         accepted, tokens = chain_batch(p, q, drafted, lengths, u)
-        verdicts = [
-            Verdict(list(range(count)), token) for count, token in zip(accepted.tolist(), tokens.tolist(), strict=True)
-        ]
-    elif lossless and q is None:
-        parents = pad_sequence([torch.tensor(d.tree, dtype=torch.long) for d in drafts], batch_first=True)
-        parents = parents.to(logits.device)
-        accepted, tokens = tree_batch(p, drafted, parents, ancestors(parents), lengths, u)
-        verdicts = [
-            Verdict([node for node, passed in enumerate(row) if passed], token)
-            for row, token in zip(accepted.tolist(), tokens.tolist(), strict=True)
-        ]
+        verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
+        p_drafted = at(p[:, :-1], drafted)
     else:
+        above, _ = pad([[parent + 1 for parent in draft.tree] for draft in drafts], p.device)  # [B, n]
+        p_drafted = p[torch.arange(len(drafts), device=p.device)[:, None], above, drafted]
         verdicts = []
-        for i, draft in enumerate(drafts):
-            own = slice(len(draft.tokens) + 1)
-            if lossless:
-                verdicts.append(tree(p[i, own], draft.probs, draft.tokens, draft.tree, u[i, own]))
-            else:
-                verdicts.append(typical(p[i, own], draft.tokens, draft.tree, u[i, own]))
-    p_drafted = at(at_parents(p, drafts), drafted).tolist()
-    return verdicts, p_drafted, None if q is None else at(q, drafted).tolist()
+        if lossless and q is None:  # all at once: to ask node by node is to wait for the device at each
+            accepted, tokens = tree_batch(p, drafted, above - 1, ancestors(above - 1), lengths, u)
+            for row, token in zip(accepted.tolist(), tokens.tolist(), strict=True):
+                verdicts.append(Verdict([node for node, passed in enumerate(row) if passed], token))
+        else:
+            for i, (draft, count) in enumerate(zip(drafts, counts, strict=True)):
+                nodes, p_i, u_i = (draft.tokens, draft.tree), p[i, : count + 1], u[i, : count + 1]
+                verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
+    return verdicts, p_drafted.tolist(), None if q is None else at(q, drafted).tolist()
 
 
 def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
@@ -279,27 +261,17 @@ def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bo
 
 def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
     """The distributions of all drafts as one tensor [B, n, V], zero after a short draft; None: nothing was sampled."""
-    if all(draft.probs is None for draft in drafts):
+    sampled = [draft.probs.dtype for draft in drafts if draft.probs is not None]
+    if not sampled:
         return None
-    sampled = next(draft.probs for draft in drafts if draft.probs is not None)
     # In the draft's own precision: that is how close to one its distributions can sum, whatever the target's is.
-    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(sampled.dtype, torch.float32))
+    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(sampled[0], torch.float32))
     for i, draft in enumerate(drafts):
         if draft.probs is not None:
             q[i, : len(draft.tokens)] = draft.probs
         else:  # not sampled: could have been nothing else
             q[i, range(len(draft.tokens)), draft.tokens] = 1.0
     return q
-
-
-def at_parents(p: Tensor, drafts: Sequence[Draft]) -> Tensor:
-    """The distribution that judges each draft token, [B, n, V]: the one after its parent."""
-    if all(draft.parents is None for draft in drafts):
-        return p[:, :-1]
-    n = p.shape[1] - 1
-    parents = [[parent + 1 for parent in draft.tree] + [0] * (n - len(draft.tokens)) for draft in drafts]
-    rows = torch.arange(len(drafts), device=p.device)[:, None]
-    return p[rows, torch.tensor(parents, dtype=torch.long, device=p.device)]
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------
@@ -315,57 +287,52 @@ def check_distribution(name: str, probs: Tensor) -> None:
 
 
 def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tensor | None = None) -> None:
-    """Refuse a draft that could not have been drawn: once a cycle, before the target's pass. tokens [..., γ]."""
-    if q is not None and q.shape != (needed := (*tokens.shape, vocab_size)):
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}: give one distribution over the target's vocabulary per token, {needed}"
-        )
+    """Refuse a draft that could not have been sampled: once a cycle, for all tokens [..., γ] together."""
+    check_q_shape(q, (*tokens.shape, vocab_size))
     if lengths is not None:  # look at no padding
         real = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
         tokens, q = tokens[real], None if q is None else q[real]
     if tokens.numel() == 0:
         return
     if bool((outside := (tokens < 0) | (tokens >= vocab_size)).any()):
-        raise ValueError(
-            f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}: "
-            "draft and target need the same tokenizer"
-        )
+        named = f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}"
+        raise ValueError(f"{named}: draft and target need the same tokenizer")
     if q is not None:
         check_distribution("q", q)
         if bool((never := at(q, tokens) == 0).any()):
-            raise ValueError(
-                f"drafted token {int(tokens[never][0])} has probability 0 under q: "
-                "q must be the distribution the token was really sampled from (None if it was not sampled at all)"
-            )
+            named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
+            raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
 
 
-def _check_shapes(p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> None:
-    *rows, n = drafted
-    if p.dim() != len(drafted) + 1 or p.shape[:-1] != (*rows, n + 1):
-        raise ValueError(
-            f"p has shape {tuple(p.shape)}, but {drafted} draft tokens need {(*rows, n + 1)} distributions: one "
-            "more than drafts, for the token after the last"
-        )
-    if q is not None and q.shape != (*drafted, p.shape[-1]):
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}: give one distribution per draft token, {(*drafted, p.shape[-1])}, or None"
-        )
+def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
+    if q is not None and q.shape != needed:
+        wanted = "one distribution over the target's vocabulary per draft token"
+        raise ValueError(f"q has shape {tuple(q.shape)}: give {wanted}, {needed}, or None")
 
 
-def _check_tree(p: Tensor, q: Tensor | None, tokens: list[int], parents: list[int]) -> None:
+def _nodes(tokens, parents) -> tuple[list[int], list[int]]:
+    """A token tree as two lists, checked."""
+    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
     if len(tokens) != len(parents):
         raise ValueError(f"tokens has {len(tokens)} nodes and parents {len(parents)}: give one parent per node")
     check_parents(parents)
-    _check_shapes(p, q, (len(tokens),))
+    return tokens, parents
 
 
-def _uniforms(generator, shape: tuple[int, ...], device) -> Tensor | Sequence[float]:
-    """Random numbers of one call: as many as distributions, however the call ends, so that runs stay comparable."""
+def _checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> Tensor | Sequence[float]:
+    """Check the shapes of a verifier's call with so many draft tokens, [γ] or [B, γ], and get its random numbers: as
+    many as distributions, however the call ends, so that runs stay comparable."""
+    *rows, n = drafted
+    shape = (*rows, n + 1)
+    if p.shape[:-1] != shape:
+        needed = f"{drafted} draft tokens need {shape} distributions, one more for the token after the last"
+        raise ValueError(f"p has shape {tuple(p.shape)}, but {needed}")
+    check_q_shape(q, (*drafted, p.shape[-1]))
     if isinstance(generator, torch.Generator):
         generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
     given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
     if given != shape:
         raise ValueError(f"generator={generator!r}: give a torch.Generator, or numbers in [0, 1) of shape {shape}")
     if isinstance(generator, Tensor):
-        return generator.tolist() if len(shape) == 1 else generator.to(device, widest(device))
+        return generator.tolist() if len(shape) == 1 else generator.to(p.device, widest(p.device))
     return generator

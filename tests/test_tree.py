@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mutants.patching import Mutant, assert_caught, rewrite
 
 from minispec import tree
-from minispec.drafters import growth
+from minispec.drafters import growth, lookahead
 
 PARENTS = st.integers(0, 12).flatmap(lambda n: st.tuples(*(st.integers(-1, i - 1) for i in range(n))).map(list))
 BRANCHES = st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=6)
@@ -24,7 +24,7 @@ def test_by_hand():
     assert tree.depths(TWIG) == [1, 1, 2, 2, 2, 3]
     assert tree.paths(TWIG) == [[0, 2], [0, 3], [1, 4, 5]]
     assert tree.positions(TWIG, 7).tolist() == [7, 8, 8, 9, 9, 9, 10]
-    assert tree.ancestor_mask(TWIG).int().tolist() == [
+    assert tree.verify_mask(TWIG)[1:, 1:].int().tolist() == [
         [1, 0, 0, 0, 0, 0],
         [0, 1, 0, 0, 0, 0],
         [1, 0, 1, 0, 0, 0],
@@ -37,14 +37,14 @@ def test_by_hand():
 @given(PARENTS)
 def test_masks_show_exactly_the_ancestors(parents):
     n = len(parents)
-    mask, whole = tree.ancestor_mask(parents), tree.verify_mask(parents)
+    whole = tree.verify_mask(parents)
+    mask = whole[1:, 1:]
     assert mask.shape == (n, n) and whole.shape == (n + 1, n + 1) and mask.dtype == whole.dtype == torch.bool
     for i in range(n):
         assert mask[i].nonzero().flatten().tolist() == tree.path_to(parents, i)
         assert whole[i + 1].nonzero().flatten().tolist() == [0] + [j + 1 for j in tree.path_to(parents, i)]
         assert tree.depths(parents)[i] == len(tree.path_to(parents, i))
     assert whole[0].tolist() == [True] + [False] * n
-    assert torch.equal(whole[1:, 1:], mask)
 
 
 @given(PARENTS)
@@ -79,7 +79,7 @@ def test_one_pass_over_a_tree_equals_one_pass_per_path(make_model):
 
 @given(BRANCHES)
 def test_merge_is_the_trie_of_its_branches(branches):
-    tokens, parents = tree.merge(branches)
+    tokens, parents = lookahead.merge(branches)
     tree.check_parents(parents)
     texts = [tuple(tokens[i] for i in tree.path_to(parents, node)) for node in range(len(tokens))]
     assert len(set(texts)) == len(texts)
@@ -208,7 +208,7 @@ def test_prune_keeps_a_tree_of_the_best_nodes(parents, budget, seed):
         step = int(torch.randint(3, (), generator=generator))
         scores.append((scores[parent] if parent >= 0 else 0) - step)
     whole = tree.Tree(list(range(100, 100 + len(parents))), parents)
-    (tokens, above), kept = tree.prune(whole, scores, budget)
+    (tokens, above), kept = growth.prune(whole, scores, budget)
     tree.check_parents(above)
     assert len(tokens) == min(budget, len(parents)) and tokens == [100 + node for node in kept]
     assert [parents[node] for node in kept] == [kept[parent] if parent >= 0 else -1 for parent in above]
@@ -299,4 +299,4 @@ def test_mutant_is_caught(name):
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])
 def test_parents_come_before_their_children(parents):
     with pytest.raises(ValueError, match="a parent comes before its child"):
-        tree.ancestor_mask(parents)
+        tree.verify_mask(parents)

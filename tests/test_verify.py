@@ -221,7 +221,7 @@ def test_ways_to_draft_siblings():
 
 def test_deterministic_trees_of_merged_branches_are_lossless():
     """A trie of deterministic branches (n-grams, lookahead): the same rule with one-hot q, unequal depths included."""
-    from minispec.tree import merge
+    from minispec.drafters.lookahead import merge
 
     def propose(draft, context, widths, random):
         return *merge([[0, 1], [0, 2], [2], [1, 1, 0]]), None

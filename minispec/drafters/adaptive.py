@@ -46,7 +46,7 @@ class AdaptiveLength:
         """One pass is over, with one cycle per row."""
         self.cycles += 1
         for cycle in cycles:
-            for i in range(min(cycle.accepted + (not cycle.bonus), self.longest)):
+            for i in range(min(cycle.tested, self.longest)):
                 self.tested[i] += 1
                 weight = max(1 - self.memory, 1 / (2 + self.tested[i]))  # first a plain average, then a running one
                 self.accept[i] += weight * ((i < cycle.accepted) - self.accept[i])

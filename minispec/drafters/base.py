@@ -1,8 +1,7 @@
 """What a drafter is: something that proposes tokens for a target to verify.
 
-The loop calls `propose` before a cycle and `settle` after it, once per sequence. A drafter may be a model, a lookup
-table or a set of trained heads. The verifier does not care, as long as `Draft.probs` is the distribution that was
-really sampled from.
+It may be a model, a lookup table or a set of trained heads. The verifier does not care, as long as `Draft.probs` is the
+distribution that was really sampled from.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from ..tree import Draft, Scratch
 
 __all__ = ["Context", "Draft", "Drafter", "Scratch", "next_id"]
 
-
 next_id = itertools.count().__next__  # one for every sequence of this process: drafters may be shared
 
 
@@ -35,6 +33,10 @@ class Context:
     max_nodes: int | None = None  # how many nodes its draft may have: an engine cuts off the rest (None: any number)
     held_back: tuple[int, ...] = ()  # tokens that must not be emitted before there are
     held_until: int = 0  # so many tokens
+
+    def allowed_nodes(self, most: int) -> int:
+        """`most`, or fewer where the verify pass has less room left."""
+        return most if self.max_nodes is None else min(most, self.max_nodes)
 
 
 class Drafter:
@@ -58,16 +60,12 @@ class Drafter:
         raise NotImplementedError(f"{type(self).__name__} does not say how it proposes")
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
-        """The cycle is over: these nodes were accepted, this token was emitted after them.
-
-        `scratch` holds the target's logits [s, V] at the draft's scratch tokens.
-        """
+        """The cycle is over: these nodes were accepted, this token was emitted after them. `scratch` holds the target's
+        logits [s, V] at the draft's scratch tokens."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Only the row's first `length` tokens still hold: inside a cascade, the target may refuse the rest.
-
-        To start afresh is always right. Override it where less will do.
-        """
+        """Only the row's first `length` tokens still hold: inside a cascade, the target may refuse the rest. To start
+        afresh is always right; override it where less will do."""
         self.forget(row)
 
     def forget(self, row: int) -> None:

@@ -31,7 +31,6 @@ from ..cache import KVCache
 from ..files.handle import Model
 from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
-from ..tree import allowed_nodes
 from .base import Context, Draft, Drafter
 from .growth import Expand, grow_batch
 
@@ -154,7 +153,7 @@ class DFlash(Drafter):
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         logits = self.score(contexts)[:, :k]  # [b, min(k, B − 1), v]
-        budgets = [allowed_nodes(c, self.max_tree_nodes(k)) for c in contexts]
+        budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in contexts]
         if self.tree:
             return self._tree(logits, budgets)
         chains = self.heads.head_ids[logits.argmax(-1)].tolist()

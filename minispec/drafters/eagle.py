@@ -35,7 +35,6 @@ from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
 from ..model import MLP, Attention, Layer, RMSNorm, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
-from ..tree import allowed_nodes
 from .base import Context, Draft, Drafter
 from .growth import grow_batch
 
@@ -187,7 +186,7 @@ class Eagle(Drafter):
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
         feature = self._read(ready, (k - 1) * self.width if self.tree else k - 1)  # [R, d]
-        budgets = [allowed_nodes(c, self.nodes if self.tree else k) for c in ready]
+        budgets = [c.allowed_nodes(self.nodes if self.tree else k) for c in ready]
         made = self._tree(feature, budgets, k) if self.tree else self._chain(feature, ready, budgets, k)
         draft_of = {c.row: draft for c, draft in zip(ready, made, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..tree import Tree, prune
+from ..tree import Tree
 
 Scored = tuple[int, float]  # a token and its log-probability under the draft
 Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  # see `grow_tensors`
@@ -52,6 +52,13 @@ def grow(
         for node, scored in zip(chosen, expand(tree, chosen), strict=True):
             add(node, scored)
     return prune(tree, scores, budget)
+
+
+def prune(tree: Tree, scores: Sequence[float], budget: int) -> tuple[Tree, list[int]]:
+    """The `budget` nodes with the highest scores, and which they were. No child may score higher than its parent."""
+    kept = sorted(sorted(range(len(scores)), key=lambda node: -scores[node])[:budget])  # ascending: parents first
+    number = {-1: -1} | {old: new for new, old in enumerate(kept)}
+    return Tree([tree.tokens[old] for old in kept], [number[tree.parents[old]] for old in kept]), kept
 
 
 def likeliest(scores: Tensor, count: int) -> Tensor:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from ..files.handle import Model
-from ..tree import allowed_nodes, merge
+from ..tree import Tree
 from .base import Context, Draft, Drafter, Scratch
 
 Guess = tuple[int, ...]  # the N − 1 tokens that may follow
@@ -75,7 +75,7 @@ class Lookahead(Drafter):
             for level in row.levels:  # positions without a guess: any token of the sequence will do
                 level += row.random.choices(context.tokens, k=self.window - len(level))
             tree = merge([guess[:k] for guess in row.pool.get(context.tokens[-1], [])])  # the newest guess comes first
-            n = allowed_nodes(context, len(tree.tokens))
+            n = context.allowed_nodes(len(tree.tokens))
             scratch = Scratch([token for level in row.levels for token in level], self.offsets, self.mask)
             drafts.append(Draft(tree.tokens[:n], None, tree.parents[:n], scratch))
         return drafts
@@ -106,3 +106,20 @@ def window_mask(window: int, levels: int) -> Tensor:
     same_column = (column[:, None] == column) & (level[:, None] >= level)
     oldest_level = (level == 0) & (column[:, None] >= column)
     return same_column | oldest_level
+
+
+def merge(branches: Sequence[Sequence[int]]) -> Tree:
+    """The trie of deterministic branches: common beginnings become one node.
+
+    Only for branches that were not sampled. Two equal samples of q are two chances, and merging them loses one.
+    """
+    tree, node_of = Tree([], []), {}
+    for branch in branches:
+        parent = -1
+        for token in branch:
+            if (parent, token) not in node_of:
+                node_of[parent, token] = len(tree.tokens)
+                tree.tokens.append(token)
+                tree.parents.append(parent)
+            parent = node_of[parent, token]
+    return tree

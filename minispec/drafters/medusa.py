@@ -15,7 +15,7 @@ i of head k was right on held-out sequences.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
-from ..tree import Choice, Tree, allowed_nodes, best_tree, from_candidates, prune
+from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -34,7 +34,6 @@ class MedusaHeads(nn.Module):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
     W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads.
-
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
@@ -43,13 +42,11 @@ class MedusaHeads(nn.Module):
         super().__init__()
         if not (isinstance(count, int) and count >= 1):
             raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
-        d = target.config.hidden_size
-        self.count = count
+        self.count, self.own_head, d = count, own_head, target.config.hidden_size
         self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
         self.bias = nn.Parameter(torch.zeros(count * d))
         self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
         rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
-        self.own_head = own_head
         if own_head:
             self.head = nn.Parameter(rows.clone())
         else:
@@ -124,10 +121,10 @@ class Medusa(Drafter):
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
-        self.shapes = {k: self._shape(k) for k in range(1, self.heads.count + 1)}
+        self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
+        self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
 
     def max_tree_nodes(self, k: int) -> int:
-        """The most nodes of a draft of depth k."""
         return len(self.shapes[min(k, self.heads.count)].tokens)
 
     @property
@@ -139,44 +136,38 @@ class Medusa(Drafter):
         what = f"chain of {nodes}" if self.tree == "chain" else f"tree of {nodes} nodes"
         return f"Medusa({self.target.name}, {what}{'' if self.lossless else ', typical acceptance: not lossless'})"
 
-    def _shape(self, k: int) -> Tree:
-        """The tree of depth k at most. Its "tokens" are where they will be in the table of candidates [K · m]."""
-        accuracy = self.heads.accuracy[:k]
+    def _choices(self, k: int) -> set[Choice]:
+        """The nodes of the tree, at most k deep."""
         if self.tree == "best":
-            choices = best_tree(accuracy, self.nodes)
-        elif self.tree == "chain":
-            choices = [(0,) * depth for depth in range(1, len(accuracy) + 1)]
-        else:
-            choices = [choice for choice in self.tree if len(choice) <= k]
-        m = len(accuracy[0])
-        return from_candidates([range(head * m, (head + 1) * m) for head in range(len(accuracy))], choices)
+            return set(best_tree(self.heads.accuracy[:k], self.nodes))
+        if self.tree == "chain":
+            return {(0,) * depth for depth in range(1, k + 1)}
+        return {choice for choice in self.tree if len(choice) <= k}
+
+    def _shape(self, choices: Iterable[Choice]) -> Tree:
+        """The tree of these nodes. Its "tokens" are where they will be in the table of candidates [K · m]."""
+        m = len(self.heads.accuracy[0])
+        return from_candidates([range(head * m, (head + 1) * m) for head in range(self.heads.count)], choices)
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         (layers,) = self.hidden_layers
-        newest = {  # the state that predicted the last token; a prompt of one token has none yet
-            context.row: context.hidden[layers][-1] for context in contexts if len(context.hidden.get(layers, ()))
-        }
-        if k < 1 or not newest:
+        ready = [c for c in contexts if len(c.hidden.get(layers, ()))]  # a prompt of one token has no state yet
+        if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        h = self.target.transformer.norm(torch.stack(list(newest.values())))  # [B, d]
-        table = self.heads.candidates(h.to(self.heads.weight.dtype)).flatten(1).tolist()  # [B, K · m]
-        candidates = dict(zip(newest, table, strict=True))
-        return [self._fill(candidates[c.row], k, c) if c.row in candidates else Draft([]) for c in contexts]
+        newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
+        h = self.target.transformer.norm(newest).to(self.heads.weight.dtype)
+        table = self.heads.candidates(h).flatten(1).tolist()  # [B, K · m]
+        draft_of = {c.row: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
+        return [draft_of.get(c.row, Draft([])) for c in contexts]
 
     def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
         """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
-        shape = self.shapes[min(k, self.heads.count)]
-        allowed = allowed_nodes(context, len(shape.tokens))
+        depth = min(k, self.heads.count)
+        shape = self.shapes[depth]
+        allowed = context.allowed_nodes(len(shape.tokens))
         if allowed < len(shape.tokens):
-            shape, _ = prune(shape, self._reach(shape), allowed)
+            order = sorted(self.choices[depth], key=lambda c: (-reach(self.heads.accuracy, c), len(c), c))
+            shape = self._shape(order[:allowed])
         tokens = [candidates[i] for i in shape.tokens]
         return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)
-
-    def _reach(self, shape: Tree) -> list[float]:
-        """For every node: how often everything on the path to it is right."""
-        reach = []
-        for i, parent in zip(*shape, strict=True):
-            head, candidate = divmod(i, len(self.heads.accuracy[0]))
-            reach.append(self.heads.accuracy[head][candidate] * (reach[parent] if parent >= 0 else 1.0))
-        return reach

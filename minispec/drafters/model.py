@@ -32,7 +32,6 @@ class DraftModel(Drafter):
         self.vocab_size = draft.config.vocab_size
         self.memory = self.recorded_memory() if fast else ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
-        self.k = 0
 
     def __repr__(self) -> str:
         return f"{type(self).__name__.removeprefix('Draft')}({self.draft.name})"  # as users type it: Model(…)
@@ -47,15 +46,6 @@ class DraftModel(Drafter):
         """How many tokens of each living sequence the cache holds."""
         return self.memory.lengths
 
-    @property
-    def cache(self):
-        return self.memory.cache
-
-    @property
-    def order(self) -> list[int]:
-        """The sequence in each row of a contiguous cache."""
-        return self.memory.order
-
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
@@ -69,7 +59,6 @@ class DraftModel(Drafter):
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, self.draft.device)  # [B, k]
-
         # What follows the last draft token is not needed, so that token is not processed.
         self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.row: context.tokens[self.read[context.row] :] for context in contexts}
@@ -83,8 +72,7 @@ class DraftModel(Drafter):
                 chosen = pick(probs[-1], u[:, step])
             tokens.append(chosen.tolist())
             unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}
-        self.committed.update({context.row: len(context.tokens) for context in contexts})
-        self.k = k
+        self.committed |= {context.row: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
         return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
@@ -96,8 +84,7 @@ class DraftModel(Drafter):
 
     def rewind(self, row: int, length: int) -> None:
         if length < 1:  # it starts afresh: its slots are free until then
-            self.committed.pop(row, None)
-            self.memory.forget(row)
+            DraftModel.forget(self, row)
         elif row in self.read:
             self.read[row] = min(self.read[row], length)
 
@@ -143,10 +130,10 @@ class ContiguousMemory:
         if self.cache is None or new or sparse or longest > self.cache.capacity:
             alive = {row: i for i, row in enumerate(self.order) if row in self.lengths and row not in new}
             capacity = max(longest, min(self.draft.config.max_length, 2 * longest))
-            if self.cache is None or not alive:
-                self.cache = self.draft.transformer.new_cache(len(new), capacity)
-            else:
+            if alive:
                 self.cache = self.cache.rows([*alive.values(), *(-1 for _ in new)], max(capacity, self.cache.capacity))
+            else:
+                self.cache = self.draft.transformer.new_cache(len(new), capacity)
             self.order = [*alive, *new]
         self.cache.lengths = torch.tensor([self.lengths.get(row, 0) for row in self.order], device=self.draft.device)
 

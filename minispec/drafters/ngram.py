@@ -35,8 +35,7 @@ class NGram(Drafter):
         index = self.rows.setdefault(context.row, Index(self.n_min, self.n_max))
         index.update(tokens)
         for n in range(min(self.n_max, len(tokens)), self.n_min - 1, -1):
-            position = index.after.get(tuple(tokens[-n:]))
-            if position is not None:
+            if position := index.after.get(tuple(tokens[-n:])):  # never 0: an n-gram comes before it
                 return tokens[position : position + k]  # fewer than k where the sequence ends first
         return []
 

@@ -157,7 +157,7 @@ def test_q_of_the_inner_model_is_true_after_every_correction_and_rejection(model
     seen = watch(inner, first)
     ms.speculate(target, PROMPTS, D.Cascade(inner, middle, 3), 6, 24, temperature=1.0, seed=1)
     assert seen["laws"] > 100
-    assert inner.cache is None and not inner.read  # every row was forgotten
+    assert inner.memory.cache is None and not inner.read  # every row was forgotten
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -132,7 +132,7 @@ def test_any_order_of_events(data):
             drafter.forget(gone)
     for row in texts:
         drafter.forget(row)
-    assert drafter.cache is None and not drafter.order and not drafter.read and not drafter.committed
+    assert drafter.memory.cache is None and not drafter.memory.order and not drafter.read and not drafter.committed
 
 
 def test_cycles_without_a_draft_cost_no_rereading():
@@ -155,14 +155,14 @@ def test_dead_rows_are_cleared_out():
     drafter = ms.drafters.Model(scripted(whole_text))
     rows = [context(i, [1 + i, 2]) for i in range(8)]
     drafter.propose(rows, 2)
-    assert drafter.cache.batch == 8
+    assert drafter.memory.cache.batch == 8
     for row in rows:
         row.tokens.append(9)
         drafter.settle(row.row, [], 9)
     for row in range(5):
         drafter.forget(row)
     drafter.propose(rows[5:], 2)
-    assert drafter.cache.batch == 3
+    assert drafter.memory.cache.batch == 3
 
 
 def test_a_draft_shorter_than_its_target(make_model, tiny):
@@ -197,7 +197,7 @@ def test_a_sequence_past_the_drafts_context_does_not_stop_the_others(make_model,
             drafter.settle(row, range(accepted) if row else (), tokens[-1])
     for row in (0, 1):
         drafter.forget(row)
-    assert drafter.cache is None and not drafter.committed
+    assert drafter.memory.cache is None and not drafter.committed
 
 
 def test_in_a_batch_short_sequences_are_drafted_for_to_the_end(make_model, tiny):

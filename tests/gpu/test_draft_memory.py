@@ -231,7 +231,7 @@ def test_memory_that_holds_rows_stays(tiny):
     assert type(drafter.memory) is ContiguousMemory and drafter.read == {0: 4}
     drafter.forget(0)
     drafter.record()
-    assert type(drafter.memory) is PagedMemory and drafter.cache is None and not drafter.read
+    assert type(drafter.memory) is PagedMemory and drafter.memory.cache is None and not drafter.read
     drafter.forget(3)  # never seen
 
 
