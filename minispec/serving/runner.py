@@ -12,22 +12,84 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..drafters.base import Drafter
+from ..drafters.base import Context, Drafter
 from ..files.handle import Model
-from ..speculate import check_shapes, propose, view
+from ..generate import Output
+from ..speculate import Completion, check_shapes, propose
 from ..trace import Cycle, synchronize
-from ..tree import Draft
-from ..verify import judge
+from ..tree import Draft, view
+from ..verify import Verdict, judge
 from .blocks import BlockPool
-from .job import HIDDEN_WINDOW, Job, Turn
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
-from .request import Result
+from .request import RUNNING, Request, Result, ScheduledRequest
+
+HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
+
+
+@dataclass(eq=False, kw_only=True)
+class Job(Completion):
+    """One request: what the scheduler (request), the drafter (context) and the caller (writer) know of it."""
+
+    request: Request
+    added: float = 0.0  # moments, in seconds
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    tokens_read: int = 0  # by the target: prompt, output, drafts, and all of it again after a preemption
+    output: Output | None = None  # once it has ended
+
+    def reveal(self) -> Context:
+        """As in speculate.py, but the states stay until the drafter has answered: a call that fails is repeated."""
+        unseen, context = self.unseen, super().reveal()
+        self.unseen = unseen
+        return context
+
+    def forget_states(self) -> None:
+        self.context.hidden, self.unseen = {}, []
+
+
+@dataclass(eq=False)
+class Turn:
+    """A job's part in one step."""
+
+    plan: ScheduledRequest
+    job: Job
+    asked: bool = False  # whether the drafter was
+    draft: Draft = field(default_factory=lambda: Draft([]))
+    count: int = 0  # tokens that the pass processed for it, scratch included
+    logits: Tensor | None = None  # [1 + drafts + scratch, V], from the last certain token on; or else
+    bucket: tuple[Tensor, int] | None = None  # the logits of its whole pass [B, T, V], and which row is its own
+    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer → states of all its tokens [n, d]
+    verdict: Verdict | None = None
+    cycle: Cycle | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Its request has neither failed nor been aborted since the step began."""
+        return self.plan.request.status == RUNNING
+
+    @property
+    def branches(self) -> bool:
+        return self.draft.parents is not None or self.draft.scratch is not None
+
+    @property
+    def decodes(self) -> bool:
+        """It processes its last token and a chain after it, if anything: no prompt, no tree, no scratch."""
+        return self.plan.count == 1 and self.plan.emits and not self.branches
+
+    def tokens(self) -> list[int]:
+        return self.plan.tokens + (self.draft.scratch.tokens if self.draft.scratch else [])
+
+    def ran(self, count: int, hidden: dict[int, Tensor]) -> None:
+        self.count, self.hidden = count, hidden
+        self.job.tokens_read += count
 
 
 class Runner:
@@ -108,11 +170,8 @@ class Runner:
         # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
         needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
         if sum(needed) < x.shape[1]:
-            wanted, end = [], 0
-            for n, count in zip(needed, counts, strict=True):
-                end += count
-                wanted += range(end - n, end)
-            x = x[:, wanted]
+            parts = zip(split(x, counts), counts, needed, strict=True)
+            x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = split(transformer.head(x), needed)  # [1 + drafts + scratch, V] each
         states = {n: split(state, counts) for n, state in hidden.items()}
         synchronize(device)
@@ -144,7 +203,7 @@ class Runner:
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
-        trees = [turn for turn in turns if turn.draft.parents is not None and turn.verdict.path]
+        trees = [turn for turn in turns if turn.runs and turn.draft.parents is not None and turn.verdict.path]
         if trees:
             starts = [turn.plan.start + turn.plan.count for turn in trees]
             self.cache.gather(self._tables(trees), starts, [turn.verdict.path for turn in trees])
@@ -154,7 +213,7 @@ class Runner:
         [turn] = turns
         job, id, count = turn.job, turn.plan.request.id, turn.plan.count
         path = turn.verdict.path if turn.verdict else []
-        if turn.hidden and job.speculates:
+        if turn.hidden and job.request.k:
             kept = [*range(count), *(count + node for node in path)]
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
             job.remember({n: states[kept] for n, states in turn.hidden.items()}, newest)
