@@ -180,10 +180,8 @@ class BlockPool:
         table, size = self._table(request), self.block_size
         length = len(tokens) if length is None else length
         if not table.length <= length <= min(table.reserved, len(tokens)):
-            raise ValueError(
-                f"length={length}: request {request!r} has {table.length} tokens and slots for {table.reserved}, and "
-                f"{len(tokens)} tokens were given; trim to go back, allocate before the pass"
-            )
+            there = f"request {request!r} has {table.length} tokens and slots for {table.reserved}"
+            raise ValueError(f"length={length} of {len(tokens)}: {there}; trim to go back, allocate before the pass")
         table.length = length
         for i in range(len(table.hashes), length // size) if self.enable_prefix_caching else ():
             name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])

@@ -8,12 +8,12 @@ One step:
     judge        accept, correct, emit: the very functions of speculate.py
     update       what was rejected is rewound, surplus blocks go back, finished requests leave
 
-What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
-finish_reason="error" and the exception in `Output.error`; the others are served as if nothing had happened.
-
 A seed belongs to its request. Without a drafter a request's output does not depend on what else is in the batch,
 sampled or not. With one, sampled outputs follow the same distribution, but how many random numbers are used depends on
 how deep the batch allowed to draft. Greedy outputs are the same in any case.
+
+What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
+finish_reason="error" and the exception in `Output.error`.
 """
 
 from __future__ import annotations
@@ -102,11 +102,9 @@ class Engine:
 
     def add(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
             **options) -> int | str:  # fmt: skip
-        """Queue a request; returns its id. Nothing runs before `step` or `run`.
-
-        `options` are `params` (a SamplingParams) or its fields, as for `generate`; `stream`, called with each piece of
-        text; `k`, how deep to draft for this one (None: as the engine; 0: not at all); `priority`: smaller goes first.
-        """
+        """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
+        each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
+        first."""
         return self._enqueue(self._job(prompt, max_new_tokens, **options), request_id)
 
     def generate(self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True,
@@ -127,8 +125,7 @@ class Engine:
     def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
                **options) -> Iterator[str]:  # fmt: skip
         """The output of one request as pieces of text; `options` are those of `add`. The request is added when the
-        first piece is asked for, and aborted when the iterator is closed or dropped. If it fails, its error is raised
-        here. Whatever else the engine serves advances meanwhile."""
+        first piece is asked for, and aborted when the iterator is closed or dropped. An error is raised here."""
         if self.target.tokenizer is None:
             raise ValueError(f"{self.target.name} has no tokenizer, so there is no text to stream: use add and run")
         pieces: deque[str] = deque()
@@ -259,8 +256,8 @@ class Engine:
 
     def _begin(self, plan: Step) -> None:
         now = time.perf_counter()
-        for job in (self.jobs[id] for id in plan.admitted):
-            job.admitted = now if job.admitted is None else job.admitted
+        for id in plan.admitted:
+            self.jobs[id].admitted = self.jobs[id].admitted or now
         for job in [self.jobs[id] for id in plan.preempted]:
             job.forget_states()  # all of it will be processed again, so the drafter will get all its states again
             try:
@@ -292,7 +289,8 @@ class Engine:
         del self.jobs[job.request.id]
         seconds = time.perf_counter() - job.added
         try:
-            self.runner.forget(job)
+            if self.drafter:
+                self.drafter.forget(job.context.row)
         except Exception as broken:
             reason, error = "error", error or broken
         if job.writer.finish_reason != reason:
@@ -315,6 +313,4 @@ class Engine:
         with self.lock:
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
-    check_integrity = (
-        check_engine  # raises IntegrityError if scheduler, pool and engine do not agree. Between steps only
-    )
+    check_integrity = check_engine  # between steps only

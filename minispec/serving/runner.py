@@ -5,7 +5,8 @@ A request without a draft is plain decoding: an empty draft, which is accepted, 
 for all, and speculation can be off for one request (k=0), for all (no drafter), or while the batch is full.
 
 On a GPU the requests that process no prompt and whose drafts are chains, which is most of them in most steps, have a
-pass to themselves, recorded and started by one launch: see gpu/buckets.py.
+pass of fixed shape to themselves, recorded and started by one launch (gpu/buckets.py). That saves far more than it
+costs to read the weights once more for the others.
 """
 
 from __future__ import annotations
@@ -133,16 +134,11 @@ class Runner:
 
     def restart(self, job: Job) -> None:
         """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
-        if self.drafter is not None:
+        if self.drafter:
             self.drafter.rewind(job.context.row, 0)
 
-    def forget(self, job: Job) -> None:
-        if self.drafter is not None:
-            self.drafter.forget(job.context.row)
-
     def forward(self, clock: Clock, turns: Sequence[Turn]) -> None:
-        """One pass over everything; or two, where there are fixed shapes for the requests that decode: these save far
-        more than it costs to read the weights once more for the others."""
+        """One pass over everything; or two, where there are fixed shapes for the requests that decode."""
         decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
         rows = [turn.tokens() for turn in decoding]
         if decoding and self.buckets.takes(rows):

@@ -35,10 +35,8 @@ in_order = attrgetter("priority", "arrival")
 
 def draft_share(wanted: int, sequences: int, budget: int, scratch: int = 0) -> int:
     """How many nodes each of `sequences` drafts may have, when `budget` tokens are left for all of them and for the
-    scratch tokens of each: an equal share, and at least one node.
-
-    A pass is nearly free only up to some number of tokens, and a full batch has used these up without any draft.
-    """
+    scratch tokens of each: an equal share, and at least one node. A pass is nearly free only up to some number of
+    tokens, and a full batch has used these up without any draft."""
     return min(wanted, max(1, budget // sequences - scratch))
 
 
@@ -124,20 +122,17 @@ class Scheduler:
 
     def schedule(self) -> Step:
         """Plan the next pass. Nothing is scheduled only when there is nothing left to do."""
-        step = Step(self.steps)
+        step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
         self._decode(step)
-        budget = self.max_num_batched_tokens - len(step.scheduled)
         for request in self.running:
             if request.behind > 1:
-                budget -= self._prefill(step, request, budget)
-        budget = self._admit(step, budget)
+                self._prefill(step, request)
+        self._admit(step)
         if self.requests and not step.scheduled:
-            raise RuntimeError(
-                f"request {self.waiting[0].id!r} cannot run: {self.pool.num_used} of the pool's {self.pool.num_blocks} "
-                "blocks are held outside the scheduler; free them"
-            )
-        self._speculate(step, budget)
+            held = f"{self.pool.num_used} of the pool's {self.pool.num_blocks} blocks are held outside the scheduler"
+            raise RuntimeError(f"request {self.waiting[0].id!r} cannot run: {held}; free them")
+        self._speculate(step)
         return step
 
     def _decode(self, step: Step) -> None:
@@ -151,21 +146,18 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                step.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, 1, prefill=False))
+                step.add(request, 1, prefill=False)
 
-    def _prefill(self, step: Step, request: Request, budget: int) -> int:
+    def _prefill(self, step: Step, request: Request) -> None:
         """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
-        count = min(request.behind, budget, self.max_chunk)
+        count = min(request.behind, step.budget, self.max_chunk)
         if count > 0:
-            step.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count, prefill=True))
-        return count
+            step.add(request, count, prefill=True)
 
-    def _admit(self, step: Step, budget: int) -> int:
+    def _admit(self, step: Step) -> None:
         """Admit new requests while the batch has room, the step tokens, and the pool blocks for the next one's whole
         prompt. A shorter one never overtakes it, and what was preempted in this step does not return in it."""
-        while (
-            self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(step, budget)
-        ):
+        while self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(step):
             request = self.waiting[0]
             cached = self.pool.start(request.id, request.tokens, hashes=request.block_hashes)
             if cached is None:
@@ -174,19 +166,18 @@ class Scheduler:
             request.status, request.num_computed_tokens = RUNNING, cached
             insort(self.running, request, key=in_order)
             step.admitted.append(request.id)
-            budget -= self._prefill(step, request, budget)
-        return budget
+            self._prefill(step, request)
 
-    def _open(self, step: Step, budget: int) -> bool:
-        return budget > 0
+    def _open(self, step: Step) -> bool:
+        return step.budget > 0
 
-    def _speculate(self, step: Step, budget: int) -> None:
+    def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
         depths = [(s, min(self.lookahead if s.request.k is None else s.request.k, s.request.room))
                   for s in step.scheduled if not s.prefill]  # fmt: skip
         drafting = [(scheduled, depth) for scheduled, depth in depths if depth > 0]
-        left, scratch = min(budget, self.draft_budget), self.scratch_slots
-        share = left
+        share = left = min(step.budget, self.draft_budget)
+        scratch = self.scratch_slots
         for scheduled, depth in drafting:
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
@@ -259,5 +250,5 @@ class Scheduler:
 class StaticScheduler(Scheduler):
     """Static batching, for comparison: a batch is filled up, and the next starts when its last request has ended."""
 
-    def _open(self, step: Step, budget: int) -> bool:
+    def _open(self, step: Step) -> bool:
         return len(self.running) == len(step.admitted)  # the batch was empty when this step began
