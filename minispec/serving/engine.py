@@ -23,7 +23,6 @@ from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
 from itertools import count
 from numbers import Integral
 
@@ -39,7 +38,7 @@ from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
 from .integrity import check_engine
 from .metrics import Clock, Metrics, RequestMetrics, StepRecord
-from .request import FINISHED, Request, Result, Step
+from .request import FINISHED, Request, Step
 from .runner import Job, Runner, Turn
 from .scheduler import Scheduler, StaticScheduler
 
@@ -223,34 +222,35 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        clock, plan, runner = Clock(), self.scheduler.schedule(), self.runner
+        runner = self.runner
+        runner.clock = clock = Clock()
+        plan = self.scheduler.schedule()
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
-        results: dict[int | str, Result] = {}
         try:
             self._begin(plan)
             clock.lap("scheduling")
             self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
             clock.lap("drafting")
-            self._attempt(partial(runner.forward, clock), turns)
+            self._attempt(runner.forward, turns)
             clock.lap("pass")
             self._attempt(runner.judge, [turn for turn in turns if turn.plan.emits])
             runner.keep(turns)
             clock.lap("sampling")
             for turn in turns:
-                self._attempt(partial(runner.settle, results, clock), [turn])
+                self._attempt(runner.settle, [turn])
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
-                if turn.asked and turn.plan.request.id not in results:
+                if turn.asked and turn.result is None:
                     runner.restart(turn.job)
             raise
         finally:
-            record = self.scheduler.update(plan, results)
+            record = self.scheduler.update(plan, {turn.plan.request.id: turn.result for turn in turns})
             for turn in turns:
                 if turn.job.output is None and turn.plan.request.status == FINISHED:
                     self._close(turn.job, turn.job.writer.finish_reason)
             clock.lap("scheduling")
-            cycles = [turn.cycle for turn in turns if turn.cycle and turn.plan.request.id in results]
+            cycles = [turn.cycle for turn in turns if turn.cycle and turn.result]
             self.measured.add_step(record, sum(turn.count for turn in turns), cycles, clock.seconds)
         return record
 

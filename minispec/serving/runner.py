@@ -70,6 +70,7 @@ class Turn:
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer → states of all its tokens [n, d]
     verdict: Verdict | None = None
     cycle: Cycle | None = None
+    result: Result | None = None  # for the scheduler; None: something failed on the way
 
     @property
     def runs(self) -> bool:
@@ -98,7 +99,7 @@ class Runner:
 
     def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, max_num_seqs: int, k: int,
                  fast: bool | None):  # fmt: skip
-        self.target, self.drafter, self.pool = target, drafter, pool
+        self.target, self.drafter, self.pool, self.clock = target, drafter, pool, Clock()
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
         if fast is None:
             fast = target.device.type == "cuda" and target.transformer.ordinary
@@ -137,17 +138,17 @@ class Runner:
         if self.drafter:
             self.drafter.rewind(job.context.row, 0)
 
-    def forward(self, clock: Clock, turns: Sequence[Turn]) -> None:
+    def forward(self, turns: Sequence[Turn]) -> None:
         """One pass over everything; or two, where there are fixed shapes for the requests that decode."""
         decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
         rows = [turn.tokens() for turn in decoding]
         if decoding and self.buckets.takes(rows):
-            self._bucket_pass(clock, decoding, rows)
+            self._bucket_pass(decoding, rows)
             turns = [turn for turn in turns if not turn.decodes]
         if turns:
-            self._ragged_pass(clock, turns)
+            self._ragged_pass(turns)
 
-    def _ragged_pass(self, clock: Clock, turns: Sequence[Turn]) -> None:
+    def _ragged_pass(self, turns: Sequence[Turn]) -> None:
         """[certain tokens …, drafts …, scratch …] of every request, end to end; logits only where they are needed."""
         transformer, device = self.target.transformer, self.target.device
         rows = [turn.tokens() for turn in turns]
@@ -161,7 +162,7 @@ class Runner:
             positions = torch.cat(offsets)[None].to(device)  # [1, N]
         paged = self.cache.open(self._tables(turns), starts, counts, masks)
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
-        clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
+        self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
         # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
         needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
@@ -175,15 +176,15 @@ class Runner:
             turn.logits = logits[i]
             turn.ran(counts[i], {n: of_turns[i] for n, of_turns in states.items()})
 
-    def _bucket_pass(self, clock: Clock, turns: Sequence[Turn], rows: list[list[int]]) -> None:
+    def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
         tables = self._tables(turns)
-        clock.lap("scheduling")
+        self.clock.lap("scheduling")
         logits, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables)
         if len(turns) == 1:  # after a fault each runs alone, one after the other, before any of them is judged
             logits, hidden = logits.clone(), {n: states.clone() for n, states in hidden.items()}
         synchronize(self.target.device)
-        clock.lap("pass")
+        self.clock.lap("pass")
         for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
             turn.bucket = logits, i
             turn.ran(len(row), {n: states[i, : len(row)] for n, states in hidden.items()})
@@ -193,9 +194,8 @@ class Runner:
         lossless = self.drafter is None or self.drafter.lossless
         verdicts, p, q = judge(side_by_side(turns), contexts, drafts, lossless)
         for i, turn in enumerate(turns):
-            committed = len(contexts[i].tokens)
-            turn.verdict = verdicts[i]
-            turn.cycle = Cycle.of(drafts[i], verdicts[i], p[i], q and q[i], committed, lossless)
+            committed, turn.verdict = len(contexts[i].tokens), verdicts[i]
+            turn.cycle = Cycle.of(turn.draft, turn.verdict, p[i], q and q[i], committed, lossless)
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
@@ -204,24 +204,23 @@ class Runner:
             starts = [turn.plan.start + turn.plan.count for turn in trees]
             self.cache.gather(self._tables(trees), starts, [turn.verdict.path for turn in trees])
 
-    def settle(self, results: dict, clock: Clock, turns: Sequence[Turn]) -> None:
+    def settle(self, turns: Sequence[Turn]) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
         [turn] = turns
-        job, id, count = turn.job, turn.plan.request.id, turn.plan.count
-        path = turn.verdict.path if turn.verdict else []
+        job, count, path = turn.job, turn.plan.count, turn.verdict.path if turn.verdict else []
         if turn.hidden and job.request.k:
             kept = [*range(count), *(count + node for node in path)]
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
             job.remember({n: states[kept] for n, states in turn.hidden.items()}, newest)
         if turn.verdict is None:
-            results[id] = Result()
+            turn.result = Result()
             return
-        cycle, parts = turn.cycle, clock.seconds
+        cycle, parts = turn.cycle, self.clock.seconds
         cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
         job.write(cycle)
         job.last_token = time.perf_counter()
-        job.first_token = job.last_token if job.first_token is None else job.first_token
-        results[id] = Result(cycle.tokens, turn.verdict.accepted, job.writer.finish_reason)
+        job.first_token = job.first_token or job.last_token
+        turn.result = Result(cycle.tokens, cycle.accepted, job.writer.finish_reason)
         if turn.asked and not job.ended:
             scratch = turn.logits[-len(turn.draft.scratch.tokens) :] if turn.draft.scratch else None
             self.drafter.settle(job.context.row, path, turn.verdict.token, scratch)
