@@ -1,5 +1,4 @@
-"""What one step computes: a draft for every request that got slots for one, one forward pass of the target over prompt
-chunks, single tokens and drafts alike, and the verdicts, by the very functions of speculate.py.
+"""What one step of an engine computes: drafts, a forward pass of the target over everything, and the verdicts.
 
 A request without a draft is plain decoding: an empty draft, which is accepted, and a bonus token. So there is one path
 for all, and speculation can be off for one request (k=0), for all (no drafter), or while the batch is full.
@@ -120,10 +119,9 @@ class Runner:
         try:
             drafts = propose(self.drafter, [turn.job for turn in turns], max(depths), depths)
             check_shapes(drafts, self.target.config.vocab_size)
-            for draft in drafts:
-                if draft.scratch and len(draft.scratch.tokens) > self.drafter.scratch_slots:
-                    raise ValueError(f"{self.drafter!r} made a draft with {len(draft.scratch.tokens)} scratch tokens, "
-                                     f"and its scratch_slots={self.drafter.scratch_slots} are all it gets")  # fmt: skip
+            most, slots = max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts), self.drafter.scratch_slots
+            if most > slots:
+                raise ValueError(f"{self.drafter!r} made a draft with {most} scratch tokens: scratch_slots={slots}")
         except BaseException:
             for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
                 self.restart(turn.job)

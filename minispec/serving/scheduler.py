@@ -4,13 +4,6 @@ A request has `num_tokens_with_spec − num_computed_tokens` new tokens to proce
 token per step, or one token and its draft. To the scheduler these are all the same: tokens that share one budget,
 `max_num_batched_tokens` (continuous batching: Orca, Yu et al., 2022; chunked prefill: Sarathi, arXiv:2308.16369).
 
-    schedule()              first the requests that decode, one token each, then chunks of prompts already begun, then
-                            new requests; lookahead slots for drafts get what is left of the budget and of the blocks
-    the engine drafts       at most `draft_length` deep and `max_nodes` nodes in all, into request.draft_tokens
-    the engine's pass       processes scheduled.tokens into pool.slots(...)
-    update(step, results)   accepted and emitted tokens are appended, num_computed_tokens is rolled back to what is
-                            verified, full blocks are hashed, surplus blocks given back
-
 The plan comes before the draft because slots must exist before the pass, and only the drafter knows how many it fills.
 Drafts are served last: they take neither tokens nor blocks from certain work.
 
@@ -121,7 +114,9 @@ class Scheduler:
     # ---- before the pass -------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Plan the next pass. Nothing is scheduled only when there is nothing left to do."""
+        """Plan the next pass: the requests that decode, one token each, then chunks of prompts already begun, then new
+        requests; lookahead slots for drafts get what is left of the budget and of the blocks. The engine puts drafts
+        into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
         step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
         self._decode(step)
@@ -200,10 +195,10 @@ class Scheduler:
     # ---- after the pass --------------------------------------------------------------------------------------------
 
     def update(self, step: Step, results: dict[Hashable, Result]) -> StepRecord:
-        """The pass is over: a Result for every scheduled request, an empty one where a chunk did not reach its end.
+        """The pass is over: a Result for every scheduled request, an empty one where a chunk did not reach its end. New
+        tokens are appended, num_computed_tokens is rolled back to what is verified, surplus blocks are given back.
 
-        What has no result did not run, because something failed: nothing of it counts, and it is planned again. What
-        has ended since is skipped."""
+        What has no result did not run, because something failed: nothing of it counts, and it is planned again."""
         pairs = [(scheduled, results.get(scheduled.request.id)) for scheduled in step.scheduled]
         for scheduled, result in pairs:
             self._check(scheduled, result)
@@ -214,7 +209,7 @@ class Scheduler:
             accepted = result.accepted if result else 0
             records.append(RowRecord(request.id, phase, scheduled.count + drafted, drafted, accepted))
             request.draft_tokens = []
-            if request.status != RUNNING:
+            if request.status != RUNNING:  # it has ended since
                 continue
             if result is not None:
                 request.tokens += result.tokens
