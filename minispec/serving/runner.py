@@ -24,7 +24,7 @@ from ..generate import Output
 from ..speculate import Completion, check_shapes, propose
 from ..trace import Cycle, synchronize
 from ..tree import Draft, view
-from ..verify import Verdict, judge
+from ..verify import judge
 from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
@@ -64,11 +64,10 @@ class Turn:
     asked: bool = False  # whether the drafter was
     draft: Draft = field(default_factory=lambda: Draft([]))
     count: int = 0  # tokens that the pass processed for it, scratch included
-    logits: Tensor | None = None  # [1 + drafts + scratch, V], from the last certain token on; or else
-    bucket: tuple[Tensor, int] | None = None  # the logits of its whole pass [B, T, V], and which row is its own
+    logits: Tensor | None = None  # of a pass [B, T, V], from the last certain token on
+    row: int = 0  # which of the B is its own
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layer → states of all its tokens [n, d]
-    verdict: Verdict | None = None
-    cycle: Cycle | None = None
+    cycle: Cycle | None = None  # what the verifier made of the draft
     result: Result | None = None  # for the scheduler; None: something failed on the way
 
     @property
@@ -88,8 +87,8 @@ class Turn:
     def tokens(self) -> list[int]:
         return self.plan.tokens + (self.draft.scratch.tokens if self.draft.scratch else [])
 
-    def ran(self, count: int, hidden: dict[int, Tensor]) -> None:
-        self.count, self.hidden = count, hidden
+    def ran(self, count: int, logits: Tensor, row: int, hidden: dict[int, Tensor]) -> None:
+        self.count, self.logits, self.row, self.hidden = count, logits, row, hidden
         self.job.tokens_read += count
 
 
@@ -171,8 +170,7 @@ class Runner:
         states = {n: split(state, counts) for n, state in hidden.items()}
         synchronize(device)
         for i, turn in enumerate(turns):
-            turn.logits = logits[i]
-            turn.ran(counts[i], {n: of_turns[i] for n, of_turns in states.items()})
+            turn.ran(counts[i], logits[i][None], 0, {n: of_turns[i] for n, of_turns in states.items()})
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
@@ -184,44 +182,42 @@ class Runner:
         synchronize(self.target.device)
         self.clock.lap("pass")
         for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
-            turn.bucket = logits, i
-            turn.ran(len(row), {n: states[i, : len(row)] for n, states in hidden.items()})
+            turn.ran(len(row), logits, i, {n: states[i, : len(row)] for n, states in hidden.items()})
 
     def judge(self, turns: Sequence[Turn]) -> None:
         contexts, drafts = [turn.job.context for turn in turns], [turn.draft for turn in turns]
         lossless = self.drafter is None or self.drafter.lossless
         verdicts, p, q = judge(side_by_side(turns), contexts, drafts, lossless)
         for i, turn in enumerate(turns):
-            committed, turn.verdict = len(contexts[i].tokens), verdicts[i]
-            turn.cycle = Cycle.of(turn.draft, turn.verdict, p[i], q and q[i], committed, lossless)
+            turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
-        trees = [turn for turn in turns if turn.runs and turn.draft.parents is not None and turn.verdict.path]
+        trees = [turn for turn in turns if turn.runs and turn.draft.parents is not None and turn.cycle.path]
         if trees:
             starts = [turn.plan.start + turn.plan.count for turn in trees]
-            self.cache.gather(self._tables(trees), starts, [turn.verdict.path for turn in trees])
+            self.cache.gather(self._tables(trees), starts, [turn.cycle.path for turn in trees])
 
     def settle(self, turns: Sequence[Turn]) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
         [turn] = turns
-        job, count, path = turn.job, turn.plan.count, turn.verdict.path if turn.verdict else []
+        job, cycle, count = turn.job, turn.cycle, turn.plan.count
         if turn.hidden and job.request.k:
-            kept = [*range(count), *(count + node for node in path)]
+            kept = [*range(count), *(count + node for node in (cycle.path if cycle else []))]
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
             job.remember({n: states[kept] for n, states in turn.hidden.items()}, newest)
-        if turn.verdict is None:
+        if cycle is None:  # a chunk that does not reach the prompt's end
             turn.result = Result()
             return
-        cycle, parts = turn.cycle, self.clock.seconds
+        parts = self.clock.seconds
         cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
         job.write(cycle)
         job.last_token = time.perf_counter()
         job.first_token = job.first_token or job.last_token
         turn.result = Result(cycle.tokens, cycle.accepted, job.writer.finish_reason)
         if turn.asked and not job.ended:
-            scratch = turn.logits[-len(turn.draft.scratch.tokens) :] if turn.draft.scratch else None
-            self.drafter.settle(job.context.row, path, turn.verdict.token, scratch)
+            scratch = turn.logits[turn.row, -len(turn.draft.scratch.tokens) :] if turn.draft.scratch else None
+            self.drafter.settle(job.context.row, cycle.path, cycle.token, scratch)
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
         return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
@@ -239,9 +235,8 @@ def prune(draft: Draft, nodes: int) -> Draft:
 def side_by_side(turns: Sequence[Turn]) -> Tensor:
     """Their logits at the last certain token and the drafts, [B, n + 1, V]; shorter drafts are followed by padding."""
     longest = 1 + max(len(turn.draft.tokens) for turn in turns)
-    if all(turn.bucket and turn.bucket[0] is turns[0].bucket[0] for turn in turns):  # they are already
-        together, rows = turns[0].bucket[0], [turn.bucket[1] for turn in turns]
+    together, rows = turns[0].logits, [turn.row for turn in turns]
+    if all(turn.logits is together for turn in turns):  # they come from one pass
         return (together if len(rows) == len(together) else together[rows])[:, :longest]
-    each = [turn.bucket[0][turn.bucket[1]] if turn.bucket else turn.logits for turn in turns]
-    own = [logits[: len(turn.draft.tokens) + 1] for turn, logits in zip(turns, each, strict=True)]
+    own = [turn.logits[turn.row, : len(turn.draft.tokens) + 1] for turn in turns]
     return pad_sequence(own, batch_first=True)

@@ -94,7 +94,7 @@ def refused_states_are_told(patch: MonkeyPatch) -> None:
         patch,
         Runner,
         "settle",
-        "*(count + node for node in path)]",
+        "*(count + node for node in (cycle.path if cycle else []))]",
         "*range(count, count + len(turn.draft.tokens))]",
     )
 
