@@ -265,12 +265,12 @@ class BlockPool:
     check_integrity = check_pool  # recounts everything
 
     def stats(self) -> PoolStats:
-        filled: Counter[int] = Counter()  # block → slots that hold something: the fullest view of it counts
+        filled: dict[int, int] = {}  # block → slots that hold something: the fullest view of it counts
         for table in self.tables.values():
             for i, block in enumerate(table.blocks):
-                filled[block] = max(filled[block], min(self.block_size, table.length - i * self.block_size))
+                filled[block] = max(filled.get(block, 0), min(self.block_size, table.length - i * self.block_size))
         shared = sum(count > 1 for count in self.refcount)
-        tokens, stored = sum(table.length for table in self.tables.values()), filled.total()
+        tokens, stored = sum(table.length for table in self.tables.values()), sum(filled.values())
         waste = self.num_used * self.block_size - stored
         return PoolStats(
             self.num_used, self.num_free, len(self.cached_blocks), shared, tokens, stored, waste, **self.counts
