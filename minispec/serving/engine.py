@@ -124,7 +124,7 @@ class Engine:
     def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
                **options) -> Iterator[str]:  # fmt: skip
         """The output of one request as pieces of text; `options` are those of `add`. The request is added when the
-        first piece is asked for, and aborted when the iterator is closed or dropped. An error is raised here."""
+        first piece is asked for, and aborted when the iterator is closed. If it fails, its error is raised."""
         if self.target.tokenizer is None:
             raise ValueError(f"{self.target.name} has no tokenizer, so there is no text to stream: use add and run")
         pieces: deque[str] = deque()
