@@ -18,7 +18,7 @@ One step of an engine, seen from here:
     free(request)                  at the end
 
 A block that no table holds but that still has a hashed prefix in it is *cached*: as free as the others, but given out
-last, the least recently used first. Where memory is short nothing waits or raises: `start` and `allocate` return None.
+last, the least recently used first. Where memory is short `start` and `allocate` return None, and nothing has changed.
 """
 
 from __future__ import annotations
@@ -55,17 +55,16 @@ class PoolStats:
     tokens: int  # Σ lengths: what the requests see
     tokens_stored: int  # slots that hold them: fewer, where blocks are shared
     waste: int  # slots of used blocks that hold nothing verified
-    prefix_queries: int  # requests started
-    prefix_hits: int  # those that found a cached prefix
-    prefix_tokens: int  # tokens they did not have to compute
-    evictions: int
-    copies: int
+    prefix_queries: int = 0  # requests started
+    prefix_hits: int = 0  # those that found a cached prefix
+    prefix_tokens: int = 0  # tokens they did not have to compute
+    evictions: int = 0
+    copies: int = 0
 
     @property
     def waste_fraction(self) -> float:
         """Internal waste: which part of the memory in use holds nothing."""
-        slots = self.tokens_stored + self.waste
-        return self.waste / slots if slots else 0.0
+        return self.waste / max(1, self.tokens_stored + self.waste)
 
 
 def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
@@ -73,13 +72,17 @@ def block_hash(parent: bytes, tokens: Sequence[int]) -> bytes:
     return hashlib.sha256(parent + array("q", tokens).tobytes()).digest()
 
 
+def at_least(name: str, value: int, least: int, because: str = "") -> None:
+    if not isinstance(value, int) or value < least:
+        raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}{because}")
+
+
 class BlockPool:
     """All blocks, and the tables of all requests."""
 
     def __init__(self, num_blocks: int, block_size: int = 16, enable_prefix_caching: bool = True):
-        for name, value in (("num_blocks", num_blocks), ("block_size", block_size)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+        at_least("num_blocks", num_blocks, 1)
+        at_least("block_size", block_size, 1)
         self.num_blocks, self.block_size, self.enable_prefix_caching = num_blocks, block_size, enable_prefix_caching
         self.tables: dict[Hashable, Table] = {}
         self.refcount = [0] * num_blocks
@@ -87,7 +90,7 @@ class BlockPool:
         self.cached_blocks: OrderedDict[int, None] = OrderedDict()  # free, but hashed; longest unused first
         self.block_of: dict[bytes, int] = {}  # hash → the block that holds these tokens
         self.hash_of: dict[int, bytes] = {}  # and back
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # the events of PoolStats
 
     # ---- asking ----------------------------------------------------------------------------------------------------
 
@@ -133,10 +136,8 @@ class BlockPool:
     # ---- a request's life ------------------------------------------------------------------------------------------
 
     def start(self, request: Hashable, tokens: Sequence[int] = (), hashes: list[bytes] | None = None) -> int | None:
-        """Open a table with room for all of `tokens`; returns how many of them need no computing any more.
-
-        None: too few free blocks, and nothing has changed. A request that will ask again keeps its `hashes`.
-        """
+        """Open a table with room for all of `tokens`; returns how many of them are cached. None: too few free blocks.
+        A request that will ask again keeps its `hashes`."""
         self._refuse_twice(request)
         blocks = self.match_prefix(tokens, hashes)
         fresh = self.blocks_for(len(tokens)) - len(blocks)
@@ -147,15 +148,12 @@ class BlockPool:
             self._share(block)
         length, known = len(blocks) * self.block_size, [self.hash_of[block] for block in blocks]
         self.tables[request] = Table(blocks + [self._take() for _ in range(fresh)], length, len(tokens), known)
-        self.counts.update(prefix_queries=1, prefix_hits=bool(blocks), prefix_tokens=length)
+        self.counts.update(prefix_queries=1, prefix_hits=int(bool(blocks)), prefix_tokens=length)
         return length
 
     def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
         """Make the positions from the request's length up to `total` writable: for the tokens of a pass and its drafts.
-
-        Returns the copies that the tensors must make first (none, unless the request was forked); None: too few free
-        blocks, and nothing has changed.
-        """
+        Returns the copies that the tensors must make first (none, unless it was forked). None: too few free blocks."""
         table = self._table(request)
         total = max(total, table.reserved)
         first = table.length // self.block_size  # the block that is written first; it may hold kept tokens too
@@ -177,17 +175,13 @@ class BlockPool:
         return copies
 
     def commit(self, request: Hashable, tokens: Sequence[int], length: int | None = None) -> None:
-        """The first `length` of `tokens` (all, unless given) are verified, and their keys and values are in place.
-
-        Only now may full blocks be hashed: no other request may find a draft that is rejected later.
-        """
+        """The first `length` of `tokens` (all, unless given) are verified, and their keys and values are in place. Only
+        now may full blocks be hashed: no other request may find a draft that is rejected later."""
         table, size = self._table(request), self.block_size
         length = len(tokens) if length is None else length
         if not table.length <= length <= min(table.reserved, len(tokens)):
-            raise ValueError(
-                f"length={length}: request {request!r} has {table.length} tokens and slots for {table.reserved}, and "
-                f"{len(tokens)} tokens were given; trim to go back, allocate before the pass"
-            )
+            there = f"request {request!r} has {table.length} tokens and slots for {table.reserved}"
+            raise ValueError(f"length={length} of {len(tokens)}: {there}; trim to go back, allocate before the pass")
         table.length = length
         for i in range(len(table.hashes), length // size) if self.enable_prefix_caching else ():
             name = block_hash(table.hashes[-1] if i else b"", tokens[i * size : (i + 1) * size])
@@ -268,25 +262,16 @@ class BlockPool:
 
     # ---- the books -------------------------------------------------------------------------------------------------
 
+    check_integrity = check_pool  # recounts everything
+
     def stats(self) -> PoolStats:
         filled: dict[int, int] = {}  # block → slots that hold something: the fullest view of it counts
         for table in self.tables.values():
             for i, block in enumerate(table.blocks):
-                tokens = max(0, min(self.block_size, table.length - i * self.block_size))
-                filled[block] = max(filled.get(block, 0), tokens)
-        stored = sum(filled.values())
-        events = ("prefix_queries", "prefix_hits", "prefix_tokens", "evictions", "copies")
+                filled[block] = max(filled.get(block, 0), min(self.block_size, table.length - i * self.block_size))
+        shared = sum(count > 1 for count in self.refcount)
+        tokens, stored = sum(table.length for table in self.tables.values()), sum(filled.values())
+        waste = self.num_used * self.block_size - stored
         return PoolStats(
-            used_blocks=self.num_used,
-            free_blocks=self.num_free,
-            cached_blocks=len(self.cached_blocks),
-            shared_blocks=sum(count > 1 for count in self.refcount),
-            tokens=sum(table.length for table in self.tables.values()),
-            tokens_stored=stored,
-            waste=len(filled) * self.block_size - stored,
-            **{event: self.counts[event] for event in events},
+            self.num_used, self.num_free, len(self.cached_blocks), shared, tokens, stored, waste, **self.counts
         )
-
-    def check_integrity(self) -> None:
-        """Recount everything; raise IntegrityError at the first figure that does not agree."""
-        check_pool(self)

@@ -8,20 +8,22 @@ One step:
     judge        accept, correct, emit: the very functions of speculate.py
     update       what was rejected is rewound, surplus blocks go back, finished requests leave
 
-What raises in mid-step ends one request at most (faults.py).
-
 A seed belongs to its request. Without a drafter a request's output does not depend on what else is in the batch,
 sampled or not. With one, sampled outputs follow the same distribution, but how many random numbers are used depends on
 how deep the batch allowed to draft. Greedy outputs are the same in any case.
+
+What raises in mid-step is tried again for each request alone. Only a request that fails even then ends, with
+finish_reason="error" and the exception in `Output.error`.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import partial
+from itertools import count
 from numbers import Integral
 
 import torch
@@ -32,15 +34,13 @@ from ..files.handle import Model
 from ..generate import Output, prepare
 from ..sampling import SamplingParams
 from ..speculate import Completion, check_drafter
-from .blocks import BlockPool
+from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
-from .faults import attempt, close, fail
 from .integrity import check_engine
-from .job import Job, Turn, running
-from .metrics import Clock, Metrics, StepRecord
-from .request import FINISHED, Request, Result, Step
-from .runner import Runner
-from .scheduler import Scheduler, StaticScheduler, at_least
+from .metrics import Clock, Metrics, RequestMetrics, StepRecord
+from .request import FINISHED, Request, Step
+from .runner import Job, Runner, Turn
+from .scheduler import Scheduler, StaticScheduler
 
 POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
 
@@ -78,8 +78,8 @@ class Engine:
         history: int = 1024,
         fast: bool | None = None,
     ):
-        for name, value in (("k", k), ("draft_budget", draft_budget), ("history", history)):
-            at_least(name, value, 0)
+        at_least("k", k, 0)
+        at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
         trees = {}
@@ -91,72 +91,57 @@ class Engine:
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
         self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk,
                                           lookahead=k, draft_budget=draft_budget, **trees)  # fmt: skip
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, k, fast)
+        most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
+        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast)
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
-        self.lock, self.stepping, self.closed = FairLock(), False, False
-        self.arrivals = 0
+        self.lock, self.closed = FairLock(), False
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
     def add(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
             **options) -> int | str:  # fmt: skip
-        """Queue a request; returns its id. Nothing runs before `step` or `run`.
-
-        `options` are `params` (a SamplingParams) or its fields, as for `generate`; `stream`, called with each piece of
-        text; `k`, how deep to draft for this one (None: as the engine; 0: not at all); `priority`: smaller goes first.
-        """
+        """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
+        each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
+        first."""
         return self._enqueue(self._job(prompt, max_new_tokens, **options), request_id)
 
     def generate(self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True,
                  **options) -> list[Output]:  # fmt: skip
-        """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each
-        has a seed of its own, as in a batch of `ms.generate`. Other requests of this engine are served meanwhile; their
-        outputs are left for `take`."""
+        """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each has a seed of
+        its own, as in a batch of `ms.generate`. Other requests are served meanwhile; their outputs wait for `take`."""
         self._refuse_inside_a_step("generate")
         if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], (Integral, dict))):
             prompts = [prompts]  # one text, one list of token ids, or one conversation
         jobs = [self._job(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
-        try:
-            for job in jobs:
-                self._enqueue(job)
-            ended = 0
-            with tqdm(total=len(jobs), unit="request", disable=not progress or len(jobs) < 2) as bar:
-                while ended < len(jobs):
-                    self.step()
-                    before, ended = ended, sum(job.output is not None for job in jobs)
-                    bar.update(ended - before)
-        finally:
-            for job in jobs:
-                self._drop(job)
+        bar = tqdm(total=len(jobs), unit="request", disable=not progress or len(jobs) < 2)
+        with bar, self._serving(jobs):
+            while any(job.output is None for job in jobs):
+                self.step()
+                bar.update(sum(job.output is not None for job in jobs) - bar.n)
         return [job.output for job in jobs]
 
-    def stream(self, prompt, max_new_tokens: int | None = None, **options) -> Iterator[str]:
-        """The output of one request as pieces of text. The request is added when the first piece is asked for, and
-        aborted when the iterator is closed or dropped. If it fails, its error is raised here.
-
-        Whatever else the engine serves advances meanwhile. `options` are those of `add`.
-        """
+    def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
+               **options) -> Iterator[str]:  # fmt: skip
+        """The output of one request as pieces of text; `options` are those of `add`. The request is added when the
+        first piece is asked for, and aborted when the iterator is closed. If it fails, its error is raised."""
         if self.target.tokenizer is None:
             raise ValueError(f"{self.target.name} has no tokenizer, so there is no text to stream: use add and run")
         pieces: deque[str] = deque()
-        request_id = options.pop("request_id", None)
         job = self._job(prompt, max_new_tokens, stream=pieces.append, **options)  # a bad argument is refused here
-        return self._pieces(job, request_id, pieces)
 
-    def _pieces(self, job: Job, request_id: int | str | None, pieces: deque[str]) -> Iterator[str]:
-        self._enqueue(job, request_id)
-        try:
-            while pieces or job.output is None:
-                if pieces:
-                    yield pieces.popleft()
-                else:
-                    self.step()
-        finally:
-            self._drop(job)
-        if job.output.error is not None:
-            raise job.output.error
+        def serve() -> Iterator[str]:
+            with self._serving([job], request_id):
+                while job.output is None or pieces:
+                    if pieces:
+                        yield pieces.popleft()
+                    else:
+                        self.step()
+            if job.output.error is not None:
+                raise job.output.error
+
+        return serve()
 
     def run(self) -> dict[int | str, Output]:
         """Step until nothing is left to do; the outputs of all that have ended since they were last taken."""
@@ -175,7 +160,7 @@ class Engine:
         """End a request now, wherever it is. Its output, as far as it came, has finish_reason="abort"."""
         with self.lock:
             self.scheduler.abort(id)
-            close(self, self.jobs[id], "abort")
+            self._close(self.jobs[id], "abort")
 
     def shutdown(self) -> None:
         """Abort all requests and give the memory back. Outputs can still be taken; nothing can be added any more."""
@@ -203,26 +188,31 @@ class Engine:
         with self.lock:
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")
-            used = lambda id: id in self.jobs or id in self.outputs  # noqa: E731
+            taken = ChainMap(self.jobs, self.outputs)
             if id is None:
-                id = next(n for n in range(self.arrivals, 2**62) if not used(n))
-            if not isinstance(id, (int, str)) or used(id):
+                id = next(n for n in count(self.scheduler.arrivals) if n not in taken)
+            if not isinstance(id, (int, str)) or id in taken:
                 raise ValueError(f"request_id={id!r}: give a number or a string that no running request has, and no "
                                  "output not yet taken")  # fmt: skip
             job.request.id, job.added = id, time.perf_counter()
             self.scheduler.add(job.request)
             self.jobs[id] = job
-            self.arrivals += 1
             return id
 
-    def _drop(self, job: Job) -> None:
-        """Nobody waits for this request any more: abort it if it runs, and do not keep its output."""
-        with self.lock:
-            id = job.request.id
-            if self.jobs.get(id) is job:
-                self.abort(id)
-            if job.output is not None and self.outputs.get(id) is job.output:
-                del self.outputs[id]
+    @contextmanager
+    def _serving(self, jobs: Sequence[Job], id: int | str | None = None) -> Iterator[None]:
+        """Add these requests; at the end, or if anything raises, abort what still runs and keep no output of theirs."""
+        try:
+            for job in jobs:
+                self._enqueue(job, id)
+            yield
+        finally:
+            with self.lock:
+                for job in jobs:
+                    if self.jobs.get(job.request.id) is job:
+                        self.abort(job.request.id)
+                    if job.output is not None and self.outputs.get(job.request.id) is job.output:
+                        del self.outputs[job.request.id]
 
     # ---- one step --------------------------------------------------------------------------------------------------
 
@@ -230,60 +220,90 @@ class Engine:
         """One forward pass of the target for every request whose turn it is."""
         self._refuse_inside_a_step("step")
         with self.lock, torch.inference_mode():
-            self.stepping = True
-            try:
-                return self._step()
-            finally:
-                self.stepping = False
+            return self._step()
 
     def _step(self) -> StepRecord:
-        clock, plan, runner = Clock(), self.scheduler.schedule(), self.runner
+        runner = self.runner
+        runner.clock = clock = Clock()
+        plan = self.scheduler.schedule()
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
-        results: dict[int | str, Result] = {}
         try:
             self._begin(plan)
             clock.lap("scheduling")
-            attempt(self, runner.draft, [turn for turn in turns if turn.plan.draft_length])
+            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
             clock.lap("drafting")
-            attempt(self, partial(runner.forward, clock), running(turns))
+            self._attempt(runner.forward, turns)
             clock.lap("pass")
-            emitting = [turn for turn in running(turns) if turn.plan.emits]
-            attempt(self, runner.judge, emitting)
-            runner.keep(running(emitting))
+            self._attempt(runner.judge, [turn for turn in turns if turn.plan.emits])
+            runner.keep(turns)
             clock.lap("sampling")
             for turn in turns:
-                attempt(self, partial(runner.settle, results, clock), running([turn]))  # a callback may abort the next
+                self._attempt(runner.settle, [turn])
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
-                if turn.asked and turn.plan.request.id not in results:
+                if turn.asked and turn.result is None:
                     runner.restart(turn.job)
             raise
         finally:
-            record = self.scheduler.update(plan, results)
+            record = self.scheduler.update(plan, {turn.plan.request.id: turn.result for turn in turns})
             for turn in turns:
                 if turn.job.output is None and turn.plan.request.status == FINISHED:
-                    close(self, turn.job, turn.job.writer.finish_reason)
+                    self._close(turn.job, turn.job.writer.finish_reason)
             clock.lap("scheduling")
-            cycles = [turn.cycle for turn in turns if turn.cycle and turn.plan.request.id in results]
-            self.measured.add_step(record.measured(sum(turn.count for turn in turns), cycles, clock.seconds))
+            cycles = [turn.cycle for turn in turns if turn.cycle and turn.result]
+            self.measured.add_step(record, sum(turn.count for turn in turns), cycles, clock.seconds)
         return record
 
     def _begin(self, plan: Step) -> None:
         now = time.perf_counter()
         for id in plan.admitted:
-            job = self.jobs[id]
-            job.admitted = now if job.admitted is None else job.admitted
-        for id in plan.preempted:  # all of it will be processed again, so the drafter will get all its states again
-            job = self.jobs[id]
-            job.forget_states()
+            self.jobs[id].admitted = self.jobs[id].admitted or now
+        for job in [self.jobs[id] for id in plan.preempted]:
+            job.forget_states()  # all of it will be processed again, so the drafter will get all its states again
             try:
                 self.runner.restart(job)
             except Exception as error:
-                fail(self, job, error)
+                self._fail(job, error)
+
+    def _attempt(self, work: Callable[[Sequence[Turn]], None], turns: Sequence[Turn]) -> None:
+        """Do some work for all turns at once, less those that a callback has aborted meanwhile. If that fails, do it
+        for each alone, and end the request that fails again."""
+        turns = [turn for turn in turns if turn.runs]
+        try:
+            if turns:
+                work(turns)
+        except Exception as error:
+            if len(turns) == 1:
+                self._fail(turns[0].job, error)
+            else:
+                for turn in turns:
+                    self._attempt(work, [turn])
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        if job.output is None:  # else its own callback aborted it, and raised after that
+            self.scheduler.finish(job.request.id, "error")
+            self._close(job, "error", error)
+
+    def _close(self, job: Job, reason: str, error: Exception | None = None) -> None:
+        """The scheduler is done with the request: so are drafter and engine, and its output is there."""
+        del self.jobs[job.request.id]
+        seconds = time.perf_counter() - job.added
+        try:
+            if self.drafter:
+                self.drafter.forget(job.context.row)
+        except Exception as broken:
+            reason, error = "error", error or broken
+        if job.writer.finish_reason != reason:
+            job.writer.end(reason)
+        job.output = job.writer.output(job.prompt_tokens, seconds, job.trace if job.request.k else None)
+        job.output.error = error
+        job.forget_states()
+        self.outputs[job.request.id] = job.output
+        self.measured.add_request(RequestMetrics.of(job))
 
     def _refuse_inside_a_step(self, method: str) -> None:
-        if self.stepping and self.lock.mine:
+        if self.lock.mine:
             raise RuntimeError(f"{method}() was called inside a step, from a stream callback or a drafter, but a step "
                                "cannot begin before the last one ends: call it after that")  # fmt: skip
 
@@ -294,7 +314,4 @@ class Engine:
         with self.lock:
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
-    def check_integrity(self) -> None:
-        """Raise IntegrityError if the books of scheduler, pool and engine do not agree. Between steps only."""
-        with self.lock:
-            check_engine(self)
+    check_integrity = check_engine  # between steps only

@@ -1,4 +1,4 @@
-"""Invariants as code: what must hold between two steps, for the pool, the scheduler and the engine."""
+"""Invariants as code: what must hold between two steps. Each check is the `check_integrity` of what it checks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def check_pool(pool: BlockPool) -> None:
     free, cached, used = set(pool.free_blocks), set(pool.cached_blocks), set(entries)
     require(not free & cached and not (free | cached) & used, "a block is both free and used, or free twice")
     require(free | cached | used == set(range(pool.num_blocks)), "a block is neither free nor used")
-    require({b: h for h, b in pool.block_of.items()} == pool.hash_of, "the two directions of the hash map disagree")
-    require(len(pool.block_of) == len(pool.hash_of), "two hashes name one block")
-    require(cached <= pool.hash_of.keys() and not free & pool.hash_of.keys(), "cached must mean free and hashed")
+    named = {block: name for name, block in pool.block_of.items()}
+    require(named == pool.hash_of and len(named) == len(pool.block_of), "the directions of the hash map disagree")
+    require(cached <= named.keys() and not free & named.keys(), "cached must mean free and hashed")
     for request, table in pool.tables.items():
         name, hashed = f"request {request!r}", table.length // pool.block_size if pool.enable_prefix_caching else 0
         require(len(set(table.blocks)) == len(table.blocks), f"{name} has one block twice in its table")
         require(table.length <= table.reserved <= len(table.blocks) * pool.block_size, f"{name} has too few blocks")
         require(len(table.hashes) == hashed, f"{name} has {len(table.hashes)} hashes for {hashed} full blocks")
         for block, known in zip(table.blocks, table.hashes, strict=False):
-            require(pool.hash_of.get(block, known) == known, f"{name} holds block {block} under another hash")
+            require(named.get(block, known) == known, f"{name} holds block {block} under another hash")
         for block in table.blocks[pool.blocks_for(table.length) :]:  # to be written in the coming pass
-            alone = pool.refcount[block] == 1 and block not in pool.hash_of
+            alone = pool.refcount[block] == 1 and block not in named
             require(alone, f"{name} is about to write into block {block}, which others can see")
 
 
@@ -64,12 +64,13 @@ def check_scheduler(scheduler: Scheduler) -> None:
 
 def check_engine(engine: Engine) -> None:
     """Scheduler, drafter and caller are shown the same tokens of the same requests."""
-    check_scheduler(engine.scheduler)
-    require(engine.jobs.keys() == engine.scheduler.requests.keys(), "scheduler and engine serve different requests")
-    for id, job in engine.jobs.items():
-        tokens, computed = job.request.tokens, job.request.num_computed_tokens
-        require(tokens == job.context.tokens, f"request {id!r}: the drafter is shown other tokens")
-        require(tokens[job.prompt_tokens :] == job.writer.tokens, f"request {id!r}: the caller gets other tokens")
-        require(job.output is None and not job.ended, f"request {id!r} has ended, but runs")
-        held = sum(len(next(iter(states.values()))) for states in job.unseen)
-        require(held <= computed, f"request {id!r}: hidden states of {held} tokens, but {computed} are computed")
+    with engine.lock:
+        check_scheduler(engine.scheduler)
+        require(engine.jobs.keys() == engine.scheduler.requests.keys(), "scheduler and engine serve different requests")
+        for id, job in engine.jobs.items():
+            tokens, computed = job.request.tokens, job.request.num_computed_tokens
+            require(tokens == job.context.tokens, f"request {id!r}: the drafter is shown other tokens")
+            require(tokens[job.prompt_tokens :] == job.writer.tokens, f"request {id!r}: the caller gets other tokens")
+            require(job.output is None and not job.ended, f"request {id!r} has ended, but runs")
+            held = sum(len(next(iter(states.values()))) for states in job.unseen)
+            require(held <= computed, f"request {id!r}: hidden states of {held} tokens, but {computed} are computed")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..trace import Cycle
-    from .job import Job
+    from .runner import Job
 
 PARTS = ("scheduling", "drafting", "pass", "sampling")  # of a step's time
 
@@ -56,13 +56,6 @@ class StepRecord:
     drafted: int = 0
     accepted: int = 0
     seconds: dict[str, float] = field(default_factory=dict)  # PARTS
-
-    def measured(self, read: int, cycles: Sequence[Cycle], seconds: dict[str, float]) -> StepRecord:
-        self.read, self.seconds = read, seconds
-        self.emitted = sum(cycle.kept for cycle in cycles)
-        self.drafted = sum(len(cycle.drafted) for cycle in cycles)
-        self.accepted = sum(cycle.accepted for cycle in cycles)
-        return self
 
 
 @dataclass
@@ -114,11 +107,16 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(self, step: StepRecord) -> None:
+    def add_step(self, step: StepRecord, read: int, cycles: Sequence[Cycle], seconds: dict[str, float]) -> None:
+        """Complete the scheduler's record by what the engine knows, and add it up."""
+        step.read, step.seconds = read, seconds
+        step.emitted = sum(cycle.kept for cycle in cycles)
+        step.drafted = sum(len(cycle.drafted) for cycle in cycles)
+        step.accepted = sum(cycle.accepted for cycle in cycles)
         self.steps.append(step)
-        self.totals.update(steps=1, preemptions=len(step.preempted), read=step.read, emitted=step.emitted,
-                           drafted=step.drafted, accepted=step.accepted)  # fmt: skip
-        self.seconds.update(step.seconds)
+        self.seconds.update(seconds)
+        self.totals.update(steps=1, preemptions=len(step.preempted))
+        self.totals.update({name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")})
 
     def add_request(self, request: RequestMetrics) -> None:
         self.requests.append(request)

@@ -1,13 +1,9 @@
 """PagedKVCache: keys and values of many requests in blocks of one pool, and attention that follows block tables.
 
 A contiguous KVCache reserves `capacity` slots for every sequence, used or not. Here all sequences share a pool of small
-blocks (PagedAttention, Kwon et al., 2023, arXiv:2309.06180), and a sequence's *block table* says where its tokens are:
-
-    slot = table[position // block_size] · block_size + position % block_size
-
-Which request owns which block, and how many of its tokens count, is kept in blocks.py, in plain Python. This file is
-given lists of block numbers and moves tensors. Its reference is `KVCache`: the same forward passes over the same tokens
-give the same logits.
+blocks (PagedAttention, Kwon et al., 2023, arXiv:2309.06180). Which request owns which block, and how many of its tokens
+count, is kept in blocks.py, in plain Python; this file is given lists of block numbers and moves tensors. Its reference
+is `KVCache`: the same forward passes over the same tokens give the same logits.
 
 The new tokens of all sequences are laid end to end, [1, N]. So the linear layers process no padding, whether a sequence
 brings a prompt chunk of hundreds of tokens, one token to decode, or a draft to verify; attention alone tells sequences
@@ -40,15 +36,8 @@ class PagedKVCache:
         shape = (config.num_layers, num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # [L, blocks, block_size, Hkv, D]
         self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.num_blocks, self.block_size = num_blocks, block_size
         self.groups = config.num_heads // config.num_kv_heads
-
-    @property
-    def num_blocks(self) -> int:
-        return self.keys.shape[1]
-
-    @property
-    def block_size(self) -> int:
-        return self.keys.shape[2]
 
     def open(
         self,
@@ -60,19 +49,20 @@ class PagedKVCache:
         """A pass over a ragged batch: give it to the model as its cache, with the new tokens laid end to end."""
         masks = [None] * len(counts) if masks is None else masks
         if not len(tables) == len(lengths) == len(counts) == len(masks) or not counts:
-            raise ValueError(
-                f"{len(tables)} tables, {len(lengths)} lengths, {len(counts)} counts, {len(masks)} masks: "
-                "give one of each for every sequence, and at least one sequence"
-            )
-        for row, (length, count, mask) in enumerate(zip(lengths, counts, masks, strict=True)):
+            sizes = f"{len(tables)} tables, {len(lengths)} lengths, {len(counts)} counts, {len(masks)} masks"
+            raise ValueError(f"{sizes}: give one of each for every sequence, and at least one sequence")
+        writer: dict[int, int] = {}  # sequences may share a block, but if two wrote to it one would overwrite the other
+        for row, (table, length, count, mask) in enumerate(zip(tables, lengths, counts, masks, strict=True)):
             if count < 1 or length < 0:
                 raise ValueError(f"sequence {row}: length={length}, count={count}; leave it out without new tokens")
-            if mask is not None and (mask.shape != (count, count) or mask.dtype != torch.bool):
-                raise ValueError(
-                    f"sequence {row}: its mask is {mask.dtype} {list(mask.shape)}; give bool [{count}, {count}]"
-                )
+            square = count, count
+            if mask is not None and (mask.shape != square or mask.dtype != torch.bool):
+                raise ValueError(f"sequence {row}: its mask is {mask.dtype} {tuple(mask.shape)}; give bool {square}")
+            for block in table[length // self.block_size : -(-(length + count) // self.block_size)]:
+                if block in writer:
+                    raise ValueError(f"sequences {writer[block]} and {row} both write to block {block}; copy it before")
+                writer[block] = row
         table = self._table(tables, [length + count for length, count in zip(lengths, counts, strict=True)])
-        self._refuse_shared_writes(tables, lengths, counts)
         return PagedPass(self, table, lengths, counts, masks)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
@@ -86,13 +76,10 @@ class PagedKVCache:
 
     def gather(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Move each sequence's positions start + path to start, start + 1, …: a tree's accepted path becomes a chain.
-
-        Paths may differ in length. Source and target overlap, so all is copied before anything is stored.
-        """
+        Source and target overlap, so all is copied before anything is stored."""
         if not len(tables) == len(starts) == len(paths):
-            raise ValueError(
-                f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths: give one of each per sequence"
-            )
+            sizes = f"{len(tables)} tables, {len(starts)} starts, {len(paths)} paths"
+            raise ValueError(f"{sizes}: give one of each per sequence")
         moves, ends = [], []
         for row, (start, path) in enumerate(zip(starts, paths, strict=True)):
             if start < 0 or any(node <= before for before, node in pairwise([-1, *path])):
@@ -118,24 +105,13 @@ class PagedKVCache:
         for row, (table, end) in enumerate(zip(tables, ends, strict=True)):
             blocks = list(table[: -(-end // self.block_size)])
             if len(blocks) * self.block_size < end:
-                raise ValueError(
-                    f"sequence {row}: {end} tokens do not fit its table of {len(table)} blocks of {self.block_size}; "
-                    "allocate blocks before the pass"
-                )
+                room = f"table of {len(table)} blocks of {self.block_size}"
+                raise ValueError(f"sequence {row}: {end} tokens do not fit its {room}; allocate blocks before the pass")
             if blocks and not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
                 raise ValueError(f"sequence {row}: its table {blocks} leaves the blocks 0 … {self.num_blocks - 1}")
             used.append(blocks)
         width = max(map(len, used), default=0)
         return torch.tensor([blocks + [0] * (width - len(blocks)) for blocks in used], device=self.keys.device)
-
-    def _refuse_shared_writes(self, tables, lengths, counts) -> None:
-        """Two sequences may share a block, but not write to it: one would overwrite the other's keys and values."""
-        writer: dict[int, int] = {}
-        for row, (table, length, count) in enumerate(zip(tables, lengths, counts, strict=True)):
-            for block in table[length // self.block_size : (length + count - 1) // self.block_size + 1]:
-                if block in writer:
-                    raise ValueError(f"sequences {writer[block]} and {row} both write to block {block}; copy it before")
-                writer[block] = row
 
 
 class Group(NamedTuple):
@@ -150,10 +126,8 @@ class Group(NamedTuple):
 
 
 class PagedPass:
-    """One forward pass over a ragged batch, given to the model as its cache: `transformer.body(flat_tokens, this)`.
-
-    All that depends on the block tables is computed here, once. Each layer then stores, gathers and attends.
-    """
+    """One forward pass over a ragged batch, given to the model as its cache: `transformer.body(flat_tokens, this)`. All
+    that depends on the block tables is computed here, once. Each layer then stores, gathers and attends."""
 
     def __init__(self, cache: PagedKVCache, table: Tensor, lengths, counts, masks):
         self.cache, self.device = cache, table.device

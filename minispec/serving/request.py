@@ -79,9 +79,14 @@ class Step:
     """What `schedule` planned."""
 
     number: int
+    budget: int  # tokens that are left to be scheduled
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     admitted: list[Hashable] = field(default_factory=list)
     preempted: list[Hashable] = field(default_factory=list)
+
+    def add(self, request: Request, count: int, prefill: bool) -> None:
+        self.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count, prefill))
+        self.budget -= count
 
 
 @dataclass

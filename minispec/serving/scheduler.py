@@ -1,21 +1,11 @@
-"""Which requests take part in the next forward pass, and with how many tokens. No tensors and no model here: only
-requests and the block pool.
+"""Which requests take part in the next forward pass, and with how many tokens. No tensors here, and no model.
 
 A request has `num_tokens_with_spec − num_computed_tokens` new tokens to process: a whole prompt at first, then one
 token per step, or one token and its draft. To the scheduler these are all the same: tokens that share one budget,
 `max_num_batched_tokens` (continuous batching: Orca, Yu et al., 2022; chunked prefill: Sarathi, arXiv:2308.16369).
 
-    schedule()              what certainly has to be processed: first the requests that decode, one token each, then
-                            chunks of prompts already begun, then new requests, first come, first served;
-                            what is left of the budget and of the blocks goes to lookahead slots for drafts
-    the engine drafts       at most `draft_length` deep and `max_nodes` nodes in all, which it puts into
-                            request.draft_tokens; a drafter may well propose less
-    the engine's pass       processes scheduled.tokens into pool.slots(...)
-    update(step, results)   accepted and emitted tokens are appended, num_computed_tokens is rolled back to what is
-                            verified, full blocks are hashed, surplus blocks given back
-
-The plan comes before the draft because slots must exist before the pass, and how many tokens a drafter finds is known
-only then. Drafts are served last: they take neither tokens nor blocks from certain work.
+The plan comes before the draft because slots must exist before the pass, and only the drafter knows how many it fills.
+Drafts are served last: they take neither tokens nor blocks from certain work.
 
 When blocks run out, a running request that cannot get its next slot preempts the last one in the order (priority,
 arrival), possibly itself. The preempted request loses its blocks and is computed again later, except for what is still
@@ -28,7 +18,7 @@ from bisect import insort
 from collections.abc import Callable, Hashable
 from operator import attrgetter
 
-from .blocks import BlockPool
+from .blocks import BlockPool, at_least
 from .integrity import check_scheduler
 from .metrics import RowRecord, StepRecord
 from .request import FINISHED, PREEMPTED, RUNNING, WAITING, Request, Result, ScheduledRequest, Step
@@ -38,10 +28,8 @@ in_order = attrgetter("priority", "arrival")
 
 def draft_share(wanted: int, sequences: int, budget: int, scratch: int = 0) -> int:
     """How many nodes each of `sequences` drafts may have, when `budget` tokens are left for all of them and for the
-    scratch tokens of each: an equal share, and at least one node.
-
-    A pass is nearly free only up to some number of tokens, and a full batch has used these up without any draft.
-    """
+    scratch tokens of each: an equal share, and at least one node. A pass is nearly free only up to some number of
+    tokens, and a full batch has used these up without any draft."""
     return min(wanted, max(1, budget // sequences - scratch))
 
 
@@ -66,17 +54,15 @@ class Scheduler:
         max_tree_nodes: Callable[[int], int] = lambda depth: depth,
         scratch_slots: int = 0,
     ):
-        at_least("max_num_seqs", max_num_seqs, 1)
-        at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs,
-                 "max_num_seqs: every running request processes a token per step")  # fmt: skip
-        at_least("max_chunk", 1 if max_chunk is None else max_chunk, 1)
-        at_least("lookahead", lookahead, 0)
-        at_least("draft_budget", 0 if draft_budget is None else draft_budget, 0)
-        at_least("scratch_slots", scratch_slots, 0)
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
         self.max_chunk = max_num_batched_tokens if max_chunk is None else max_chunk
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
         self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, max_tree_nodes, scratch_slots
+        at_least("max_num_seqs", max_num_seqs, 1)
+        every = " (max_num_seqs: every running request processes a token per step)"
+        at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
+        for name, least in (("max_chunk", 1), ("lookahead", 0), ("draft_budget", 0), ("scratch_slots", 0)):
+            at_least(name, getattr(self, name), least)
         self.requests: dict[Hashable, Request] = {}  # all that have not ended
         self.waiting: list[Request] = []  # both in the order (priority, arrival)
         self.running: list[Request] = []
@@ -95,16 +81,16 @@ class Scheduler:
         at_least("k", 0 if request.k is None else request.k, 0)
         longest = len(request.prompt) + request.max_new_tokens - 1  # the last token is never processed
         if longest > self.pool.max_tokens:
+            needed, there = self.pool.blocks_for(longest), self.pool.blocks_for(self.pool.max_tokens)
             raise ValueError(
-                f"prompt of {len(request.prompt)} tokens + max_new_tokens={request.max_new_tokens} needs "
-                f"{self.pool.blocks_for(longest)} blocks, the pool has {self.pool.blocks_for(self.pool.max_tokens)} "
-                "for one request: shorten the request or make the pool larger"
+                f"prompt of {len(request.prompt)} tokens + max_new_tokens={request.max_new_tokens} needs {needed} "
+                f"blocks, the pool has {there} for one request: shorten the request or make the pool larger"
             )
 
     def add(self, request: Request) -> None:
         self.check(request)
-        request.arrival, self.arrivals = self.arrivals, self.arrivals + 1
-        request.status = WAITING
+        request.status, request.arrival = WAITING, self.arrivals
+        self.arrivals += 1
         self.requests[request.id] = request
         insort(self.waiting, request, key=in_order)
 
@@ -128,21 +114,20 @@ class Scheduler:
     # ---- before the pass -------------------------------------------------------------------------------------------
 
     def schedule(self) -> Step:
-        """Plan the next pass. Nothing is scheduled only when there is nothing left to do."""
-        step = Step(self.steps)
+        """Plan the next pass: the requests that decode, one token each, then chunks of prompts already begun, then new
+        requests; lookahead slots for drafts get what is left of the budget and of the blocks. The engine puts drafts
+        into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
+        step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
         self._decode(step)
-        budget = self.max_num_batched_tokens - len(step.scheduled)
         for request in self.running:
             if request.behind > 1:
-                budget -= self._prefill(step, request, budget)
-        budget = self._admit(step, budget)
+                self._prefill(step, request)
+        self._admit(step)
         if self.requests and not step.scheduled:
-            raise RuntimeError(
-                f"request {self.waiting[0].id!r} cannot run: {self.pool.num_used} of the pool's {self.pool.num_blocks} "
-                "blocks are held outside the scheduler; free them"
-            )
-        self._speculate(step, budget)
+            held = f"{self.pool.num_used} of the pool's {self.pool.num_blocks} blocks are held outside the scheduler"
+            raise RuntimeError(f"request {self.waiting[0].id!r} cannot run: {held}; free them")
+        self._speculate(step)
         return step
 
     def _decode(self, step: Step) -> None:
@@ -156,19 +141,18 @@ class Scheduler:
                 if victim is request:
                     break
             else:
-                step.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, 1, prefill=False))
+                step.add(request, 1, prefill=False)
 
-    def _prefill(self, step: Step, request: Request, budget: int) -> int:
+    def _prefill(self, step: Step, request: Request) -> None:
         """As much of the prompt as the budget allows. Its blocks are there since it was admitted."""
-        count = min(request.behind, budget, self.max_chunk)
+        count = min(request.behind, step.budget, self.max_chunk)
         if count > 0:
-            step.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count, prefill=True))
-        return count
+            step.add(request, count, prefill=True)
 
-    def _admit(self, step: Step, budget: int) -> int:
+    def _admit(self, step: Step) -> None:
         """Admit new requests while the batch has room, the step tokens, and the pool blocks for the next one's whole
         prompt. A shorter one never overtakes it, and what was preempted in this step does not return in it."""
-        while self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(budget):
+        while self.waiting and not step.preempted and len(self.running) < self.max_num_seqs and self._open(step):
             request = self.waiting[0]
             cached = self.pool.start(request.id, request.tokens, hashes=request.block_hashes)
             if cached is None:
@@ -177,19 +161,18 @@ class Scheduler:
             request.status, request.num_computed_tokens = RUNNING, cached
             insort(self.running, request, key=in_order)
             step.admitted.append(request.id)
-            budget -= self._prefill(step, request, budget)
-        return budget
+            self._prefill(step, request)
 
-    def _open(self, budget: int) -> bool:
-        return budget > 0
+    def _open(self, step: Step) -> bool:
+        return step.budget > 0
 
-    def _speculate(self, step: Step, budget: int) -> None:
+    def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
         depths = [(s, min(self.lookahead if s.request.k is None else s.request.k, s.request.room))
                   for s in step.scheduled if not s.prefill]  # fmt: skip
         drafting = [(scheduled, depth) for scheduled, depth in depths if depth > 0]
-        left, scratch = min(budget, self.draft_budget), self.scratch_slots
-        share = left
+        share = left = min(step.budget, self.draft_budget)
+        scratch = self.scratch_slots
         for scheduled, depth in drafting:
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
@@ -212,11 +195,10 @@ class Scheduler:
     # ---- after the pass --------------------------------------------------------------------------------------------
 
     def update(self, step: Step, results: dict[Hashable, Result]) -> StepRecord:
-        """The pass is over: a Result for every scheduled request, an empty one where a chunk did not reach its end.
+        """The pass is over: a Result for every scheduled request, an empty one where a chunk did not reach its end. New
+        tokens are appended, num_computed_tokens is rolled back to what is verified, surplus blocks are given back.
 
-        A request without a result did not run, because something failed: nothing of it counts, and it is planned again.
-        Requests that have ended since are skipped.
-        """
+        What has no result did not run, because something failed: nothing of it counts, and it is planned again."""
         pairs = [(scheduled, results.get(scheduled.request.id)) for scheduled in step.scheduled]
         for scheduled, result in pairs:
             self._check(scheduled, result)
@@ -227,7 +209,7 @@ class Scheduler:
             accepted = result.accepted if result else 0
             records.append(RowRecord(request.id, phase, scheduled.count + drafted, drafted, accepted))
             request.draft_tokens = []
-            if request.status != RUNNING:
+            if request.status != RUNNING:  # it has ended since
                 continue
             if result is not None:
                 request.tokens += result.tokens
@@ -257,22 +239,11 @@ class Scheduler:
         if len(result.tokens) > most or (len(result.tokens) < most and not result.finish):
             raise ValueError(f"{len(result.tokens)} tokens for request {id!r}: give {most}; fewer only with a `finish`")
 
-    def check_integrity(self) -> None:
-        """Raise IntegrityError if the pool, the queues and the requests do not agree. Between steps only."""
-        check_scheduler(self)
+    check_integrity = check_scheduler  # between steps only
 
 
 class StaticScheduler(Scheduler):
     """Static batching, for comparison: a batch is filled up, and the next starts when its last request has ended."""
 
-    def schedule(self) -> Step:
-        self._filling = not self.running
-        return super().schedule()
-
-    def _open(self, budget: int) -> bool:
-        return self._filling
-
-
-def at_least(name: str, value: int, least: int, because: str = "") -> None:
-    if not isinstance(value, int) or value < least:
-        raise ValueError(f"{name}={value!r}: give a whole number ≥ {least}" + (f" ({because})" if because else ""))
+    def _open(self, step: Step) -> bool:
+        return len(self.running) == len(step.admitted)  # the batch was empty when this step began

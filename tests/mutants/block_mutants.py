@@ -167,9 +167,10 @@ def waiting_request_is_hashed_again(patch: MonkeyPatch) -> None:
 def guesses_before_prompts(patch: MonkeyPatch) -> None:
     """Serves drafts before those who wait: they take blocks and tokens that real work needs."""
 
-    def admit(self, step, budget):
-        self._speculate(step, budget)
-        return right(self, step, budget - sum(row.num_lookahead_tokens for row in step.scheduled))
+    def admit(self, step):
+        self._speculate(step)
+        step.budget -= sum(row.num_lookahead_tokens for row in step.scheduled)
+        right(self, step)
 
     right = Scheduler._admit
     patch.setattr(Scheduler, "_admit", admit)
@@ -178,14 +179,13 @@ def guesses_before_prompts(patch: MonkeyPatch) -> None:
 def short_prompts_overtake(patch: MonkeyPatch) -> None:
     """Admits whoever fits: a long prompt may wait for ever."""
 
-    def admit(self, step, budget):
-        budget = right(self, step, budget)
+    def admit(self, step):
+        right(self, step)
         for request in list(self.waiting):
             self.waiting.remove(request)
             self.waiting.insert(0, request)
-            budget = right(self, step, budget)
+            right(self, step)
         self.waiting.sort(key=scheduler.in_order)
-        return budget
 
     right = Scheduler._admit
     patch.setattr(Scheduler, "_admit", admit)

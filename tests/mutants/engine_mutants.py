@@ -7,7 +7,7 @@ from pytest import MonkeyPatch
 
 from minispec import verify
 from minispec.sampling import SamplingParams
-from minispec.serving import engine, faults, runner
+from minispec.serving import runner
 from minispec.serving.engine import Engine
 from minispec.serving.runner import Runner
 from minispec.speculate import Completion
@@ -46,8 +46,8 @@ def law_of_the_token_before(patch: MonkeyPatch) -> None:
         patch,
         Runner,
         "_ragged_pass",
-        "wanted += range(end - n, end)",
-        "wanted += range(max(0, end - n - 1), max(n, end - 1))",
+        "states[count - n :]",
+        "states[max(0, count - n - 1) : max(n, count - 1)]",
     )
 
 
@@ -94,7 +94,7 @@ def refused_states_are_told(patch: MonkeyPatch) -> None:
         patch,
         Runner,
         "settle",
-        "*(count + node for node in path)]",
+        "*(count + node for node in (cycle.path if cycle else []))]",
         "*range(count, count + len(turn.draft.tokens))]",
     )
 
@@ -110,20 +110,17 @@ def states_of_shared_blocks_are_missing(patch: MonkeyPatch) -> None:
 
 def all_fail_together(patch: MonkeyPatch) -> None:
     """Blames everybody in the pass for what one of them did."""
-    rewrite(patch, faults, "attempt", "attempt(engine, work, [turn])", "fail(engine, turn.job, error)")
-    patch.setattr(engine, "attempt", faults.attempt)
+    rewrite(patch, Engine, "_attempt", "self._attempt(work, [turn])", "self._fail(turn.job, error)")
 
 
 def errors_are_swallowed(patch: MonkeyPatch) -> None:
     """Goes on without a draft as if nothing had happened: nobody hears of the mistake."""
-    rewrite(patch, faults, "attempt", "fail(engine, turns[0].job, error)", "pass")
-    patch.setattr(engine, "attempt", faults.attempt)
+    rewrite(patch, Engine, "_attempt", "self._fail(turns[0].job, error)", "pass")
 
 
 def the_ended_are_not_forgotten(patch: MonkeyPatch) -> None:
     """Leaves finished requests in the drafter's memory."""
-    rewrite(patch, faults, "close", "engine.runner.forget(job)", "pass")
-    patch.setattr(engine, "close", faults.close)
+    rewrite(patch, Engine, "_close", "self.drafter.forget(job.context.row)", "pass")
 
 
 def half_a_draft_is_trusted(patch: MonkeyPatch) -> None:
@@ -138,7 +135,7 @@ def ids_restart_with_every_engine(patch: MonkeyPatch) -> None:
     """Numbers sequences per engine: two engines that share a drafter take each other's memory."""
 
     def enqueue(self, job, id=None):
-        job.context.row = self.arrivals
+        job.context.row = self.scheduler.arrivals
         return right(self, job, id)
 
     right = Engine._enqueue
