@@ -237,8 +237,8 @@ def prune(draft: Draft, nodes: int) -> Draft:
 
 
 def side_by_side(turns: Sequence[Turn], what: str = "logits") -> Tensor | None:
-    """Their logits (or best tokens) at the last certain token and the drafts, [B, n + 1, …]; shorter drafts are followed
-    by padding. None: some pass did not say."""
+    """Their logits (or best tokens) at the last certain token and the drafts, [B, n + 1, …]; padding follows shorter
+    drafts. None: some pass did not say."""
     each = [getattr(turn, what) for turn in turns]
     if any(part is None for part in each):
         return None
