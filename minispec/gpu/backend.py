@@ -23,7 +23,7 @@ from ..sampling import SamplingParams
 from ..speculate import Completion
 from ..trace import Cycle
 from .buckets import memory_for
-from .decode import FastDecoder, FastSpeculator
+from .decode import FastDecoder, FastSpeculator, Speculator
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, require_ordinary
 from .hosted import Hosted, VerifyPasses
@@ -31,7 +31,7 @@ from .lease import Lease, giving_back
 from .record import Recorded, on_the_device, why_not_compile
 from .trees import TreeSpeculator
 
-LOOK_EVERY = 8  # launches between two looks at what was generated
+AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
 
 
@@ -95,7 +95,7 @@ class Backend:
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
-            tokens = len(row.context.tokens) + params.max_new_tokens + k + 1 + drafter.max_tree_nodes(k)
+            tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
 
             @on_the_device
             def make(target: FastTransformer) -> TreeSpeculator:
@@ -106,7 +106,7 @@ class Backend:
             return RecordedSpeculator(recording, row, [self.lease])
 
     def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
-        tokens = len(row.context.tokens) + params.max_new_tokens + k  # a cycle may go k tokens past the end
+        tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1)  # cycles may go past the end
         leases = [backend.lease for backend in sorted((self, draft.accelerate()), key=id)]  # in one order: no deadlock
         if not leases[0].take():
             return None
@@ -183,20 +183,22 @@ class Backend:
 
 
 class RecordedDecoder:
-    """Plain decoding of one sequence, a launch for each token: generate.Decoder's twin."""
+    """Plain decoding, a launch for each token: generate.Decoder's twin. The host looks at one while the next runs."""
 
     def __init__(self, recording: FastDecoder, leases: Sequence[Lease]):
         self.recording, self.leases = recording, list(leases)
 
-    def launch(self, most: int) -> None:
-        """As many as surely do not exceed `most` tokens by a whole launch, and then a look."""
+    def next(self, most: int) -> list[list[int]]:
+        """What the next launch gives; at least `most` tokens are still wanted, so as many launches may be under way."""
         for lease in self.leases:
             lease.sign()
-        self.recording.launch(min(-(-most // self.recording.most), LOOK_EVERY))
+        while self.recording.asked < min(most, self.ahead):
+            self.recording.ask()
+        return self.recording.answer()
 
-    def next(self, most: int) -> list[list[int]]:
-        self.launch(most)
-        return self.recording.fetch()
+    @property
+    def ahead(self) -> int:
+        return AHEAD
 
     def close(self) -> None:
         while self.leases:
@@ -206,14 +208,16 @@ class RecordedDecoder:
 class RecordedSpeculator(RecordedDecoder):
     """Speculative decoding of one sequence, a launch for each cycle: speculate.Eager's twin."""
 
-    def __init__(self, recording: FastSpeculator, row: Completion, leases: Sequence[Lease]):
+    def __init__(self, recording: Speculator, row: Completion, leases: Sequence[Lease]):
         super().__init__(recording, leases)
         self.row = row
 
+    @property
+    def ahead(self) -> int:
+        return AHEAD if self.row.trace.cycles else 1  # the first cycle's parts are timed, so nothing follows it at once
+
     def cycles(self) -> list[list[Cycle]]:
-        self.launch(self.row.room + 1)
-        self.recording.fetch()
-        return [self.recording.history(first=len(self.row.trace.cycles))]
+        return [self.next(self.row.room + 1)]
 
     def finish(self) -> list[Completion]:
         return [] if self.row.ended else [self.row]

@@ -18,6 +18,7 @@ is overwritten, so one shape does for both.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -63,6 +64,10 @@ class Moment:
         if self.event:
             self.event.record()
 
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
     def __sub__(self, earlier: Moment) -> float:
         return earlier.event.elapsed_time(self.event) / 1e3 if self.event else self.time - earlier.time
 
@@ -91,10 +96,36 @@ class Marks:
         return [b - a for a, b in pairwise(self.moments)]
 
 
+class Reports:
+    """What launches report to the host, while the next ones run: a few pages of its memory, used in turn."""
+
+    PAGES = 4
+
+    def __init__(self, rows: int, numbers: int, device: torch.device):
+        self.device = device
+        self.pages = torch.zeros(self.PAGES, rows, numbers, dtype=torch.float64, pin_memory=device.type == "cuda")
+        self.under_way: deque[tuple[Tensor, Moment]] = deque()
+        self.count = 0
+
+    def ask_for(self, report: Tensor) -> None:
+        """Have this copied when what was launched so far is done."""
+        page = self.pages[self.count % self.PAGES]
+        page.copy_(report, non_blocking=True)
+        self.under_way.append((page, Moment(self.device)))
+        self.count += 1
+
+    def wait(self) -> tuple[list[list[float]], Moment]:
+        """The oldest one, and when it was there."""
+        page, moment = self.under_way.popleft()
+        moment.wait()
+        return page.tolist(), moment
+
+
 class FastDecoder:
     """Plain decoding, one launch a token."""
 
     most = 1  # tokens that a launch adds at the most
+    reported = 1  # numbers of a report, besides whether all was sound
 
     @on_the_device
     def __init__(self, target: FastTransformer, sampling: Sampling | None = None, held_back: Sequence[int] = ()):
@@ -110,6 +141,8 @@ class FastDecoder:
         self.held_back = torch.tensor(list(held_back), dtype=torch.long, device=device) if held_back else None
         self.held_until = torch.zeros(target.batch, dtype=torch.long, device=device)
         self.choose = target.compiled(self.choose)
+        self.report = torch.zeros(target.batch, self.reported + 1, dtype=torch.float64, device=device)
+        self.reports = Reports(*self.report.shape, device)
         self.recorded = Recorded(self.step, self.state())
         self.bound = target.capacity + 1  # count at the most, as far as the host knows; nothing has started yet
         self.fetched: list[int] = []
@@ -138,6 +171,7 @@ class FastDecoder:
         self.read_prompts(tokens[:, :-1], counts - 1)
         self.fetched = [len(prompt) for prompt in prompts]
         self.bound = max(self.fetched)
+        self.reports.under_way.clear()
 
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         self.target.prefill(tokens, counts)
@@ -149,6 +183,33 @@ class FastDecoder:
         for _ in range(times):
             self.recorded()
         self.bound += times * self.most
+
+    def ask(self) -> None:
+        """One launch, whose report `answer` waits for. The next one may be asked for before."""
+        self.launch()
+        self.reports.ask_for(self.report)
+
+    @property
+    def asked(self) -> int:
+        """Launches that nobody has seen the answer of."""
+        return len(self.reports.under_way)
+
+    def answer(self) -> list[list[int]]:
+        """What the oldest launch that was asked for has added to each row."""
+        rows = [[int(token)] for (token,) in self.next_report()]
+        self.saw([1] * len(rows))
+        return rows
+
+    def next_report(self) -> list[list[float]]:
+        rows, self.moment = self.reports.wait()
+        if not all(row[-1] for row in rows):
+            raise ValueError(NOT_FINITE)
+        return [row[:-1] for row in rows]
+
+    def saw(self, new: Sequence[int]) -> None:
+        """So many tokens are new in each row: what the host knows of the longest is that, and what is under way."""
+        self.fetched = [before + more for before, more in zip(self.fetched, new, strict=True)]
+        self.bound = max(self.fetched) + self.asked * self.most
 
     @on_the_device
     def supply(self, times: int) -> None:
@@ -180,6 +241,7 @@ class FastDecoder:
         token, sound = self.choose(self.allowed(logits)[:, -1], self.take(self.numbers))
         self.sound &= sound
         self.append(token[:, None], torch.ones_like(self.count))
+        self.tell(token[:, None])
 
     def choose(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next token [B] of logits [B, V], and whether there was no NaN or ∞."""
@@ -210,6 +272,11 @@ class FastDecoder:
         """A distribution of NaN picks a token that does not exist, and embedding it would end a GPU's work for good."""
         return tokens.clamp(max=self.target.config.vocab_size - 1)
 
+    def tell(self, *numbers: Tensor) -> None:
+        """Put numbers [B, n] into the report, and whether all was sound."""
+        parts = [*(part.double() for part in numbers), self.sound.double().expand(len(self.report), 1)]
+        torch.cat(parts, 1, out=self.report)
+
     def append(self, tokens: Tensor, kept: Tensor) -> None:
         """Write tokens [B, m] behind the text; the first `kept` [B] count, the next launch overwrites the rest."""
         places = self.count[:, None] + self.target.places[: tokens.shape[1]]
@@ -228,8 +295,9 @@ class Speculator(FastDecoder):
         self.log = torch.zeros(target.capacity, target.batch, line, dtype=torch.long, device=target.device)
         self.chances = torch.zeros(target.capacity, target.batch, chances, dtype=torch.float64, device=target.device)
         self.cycles = torch.zeros(1, dtype=torch.long, device=target.device)
-        self.marks = Marks(4, target.device)
+        self.marks, self.parts = Marks(4, target.device), [1.0, 1.0, 1.0]
         self.spans: list[tuple[Moment, Moment]] = []  # of every cycle
+        self.line, self.reported = line, line + chances
         super().__init__(target, sampling, held_back)
 
     def state(self) -> list[Tensor]:
@@ -243,6 +311,26 @@ class Speculator(FastDecoder):
         self.log.index_copy_(0, self.cycles, line[None])
         self.chances.index_copy_(0, self.cycles, chances[None])
         self.cycles += 1
+        self.tell(line, chances)
+
+    def answer(self) -> list[Cycle]:
+        """The oldest cycle that was asked for, of each row."""
+        rows, cycles = self.next_report(), []
+        if not self.asked:  # nothing is under way, so the marks are this cycle's: how its time divides
+            self.parts = self.marks.seconds()
+        began, _ = self.spans[len(self.spans) - 1 - self.asked]
+        for row, numbers in enumerate(rows):
+            cycle = self.cycle([int(number) for number in numbers[: self.line]], numbers[self.line :])
+            cycles.append(self.dated(cycle, self.fetched[row], self.moment - began))
+        self.saw([cycle.kept for cycle in cycles])
+        return cycles
+
+    def dated(self, cycle: Cycle, committed: int, seconds: float) -> Cycle:
+        """A launch is measured as a whole, and divided into its parts as the newest one was."""
+        cycle.committed = committed
+        parts = [seconds * part / sum(self.parts) for part in self.parts]
+        cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = parts
+        return cycle
 
     def launch(self, times: int = 1) -> None:
         """The same, and every cycle is timed."""
@@ -258,20 +346,16 @@ class Speculator(FastDecoder):
 
     @on_the_device
     def history(self, row: int = 0, first: int = 0) -> list[Cycle]:
-        """The cycles of a sequence from number `first` on, each with its time. A launch is measured as a whole; it is
-        divided into its parts as the newest one was."""
-        end, committed = int(self.cycles), self.fetched[row]
-        parts = self.marks.seconds() if end else [1.0]
+        """The cycles of a sequence from number `first` on, each with its time. The device must be done."""
+        end, committed, cycles = int(self.cycles), self.fetched[row], []
+        if end:
+            self.parts = self.marks.seconds()
         lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end],
                     strict=True)  # fmt: skip
-        cycles = []
         for line, chances, (began, ended) in reversed(list(lines)):
             cycle = self.cycle(line, chances)
             committed -= cycle.kept
-            seconds = [(ended - began) * part / sum(parts) for part in parts]
-            cycle.committed = committed
-            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = seconds
-            cycles.append(cycle)
+            cycles.append(self.dated(cycle, committed, ended - began))
         return cycles[::-1]
 
     def cycle(self, line: list[int], chances: list[float]) -> Cycle:
