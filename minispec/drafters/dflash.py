@@ -32,7 +32,7 @@ from ..files.handle import Model
 from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
 from .base import Context, Draft, Drafter
-from .growth import Expand, grow_batch
+from .growth import Expand, grow_batch, likeliest_tokens
 
 
 class DFlashHead(nn.Module):
@@ -168,11 +168,9 @@ class DFlash(Drafter):
         grown = grow_batch(self.fillings(logits), logits.shape[1], self.nodes, budgets)
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
-    def fillings(self, logits: Tensor, topk=torch.topk) -> Expand:
+    def fillings(self, logits: Tensor, likeliest_tokens=likeliest_tokens) -> Expand:
         """What may fill each blank, of logits [b, depths, v]: the same whatever was put into the blanks before it."""
-        log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        log_q, best = topk(log_q, min(self.nodes, log_q.shape[-1]))  # [b, depths, m], best first
-        tokens = self.heads.head_ids[best]
+        tokens, log_q = likeliest_tokens(logits, self.heads.head_ids, min(self.nodes, logits.shape[-1]))
         return lambda depth, *_: (tokens[:, depth, None], log_q[:, depth, None])  # [b, 1, m]
 
     @torch.inference_mode()

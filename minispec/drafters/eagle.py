@@ -36,7 +36,7 @@ from ..generate import pad
 from ..model import MLP, Attention, Layer, RMSNorm, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
-from .growth import grow_batch
+from .growth import grow_batch, likeliest_tokens
 
 
 class EagleHead(nn.Module):
@@ -258,17 +258,11 @@ class Eagle(Drafter):
                 itself = torch.eye(w, dtype=torch.bool, device=device).expand(R, w, w)
                 sees = torch.cat([sees.take_along_dim(parents, 1), itself], 2)  # what its parent sees, and itself
                 f = self._expand(tokens, f.take_along_dim(parents, 1), start, sees, depth)
-            return self.best_tokens(f)
+            return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
         idle = [0] * (R - len(budgets))  # sequences that only ride along
         grown = grow_batch(expand, k, self.width, [*budgets, *idle])[: len(budgets)]
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
-
-    def best_tokens(self, feature: Tensor) -> tuple[Tensor, Tensor]:
-        """The likeliest next tokens after features [..., d] and their log-probabilities, [..., w] each, best first."""
-        logits = self.head.logits(feature)
-        log_q, best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(self.width)
-        return self.head.head_ids[best], log_q
 
     def _expand(self, tokens: Tensor, g: Tensor, start: Tensor, sees: Tensor, depth: int) -> Tensor:
         """Process w nodes of one depth [R, w], after all committed entries and the draft entries that each `sees`."""

@@ -69,6 +69,13 @@ def likeliest(scores: Tensor, count: int) -> Tensor:
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
 
 
+def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest of the tokens ids [v] by logits [..., v], and their log-probabilities: [..., count] each,
+    best first."""
+    log_q, best = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32)).topk(count)
+    return ids[best], log_q
+
+
 def within(scores: Tensor, budgets: Sequence[int]) -> Tensor:
     """Where the budgets[b] highest of scores [B, N] are, in ascending order, and N where a smaller budget ends."""
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first

@@ -25,11 +25,10 @@ from ..trace import Cycle
 from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator, Speculator
 from .draft_memory import PagedMemory
-from .fused import FastTransformer, require_ordinary
+from .fused import FastTransformer, has_kernels, require_ordinary
 from .hosted import Hosted, VerifyPasses
 from .lease import Lease, giving_back
 from .record import Recorded, on_the_device, why_not_compile
-from .trees import TreeSpeculator
 
 AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
 RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
@@ -41,11 +40,12 @@ class Backend:
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.note, self.lease = model, None, Lease()
-        if compile is None and (compile := model.device.type == "cuda"):
+        on_gpu = model.device.type == "cuda"
+        lean = has_kernels(model.device, model.dtype) if lean is None else lean
+        if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
             self.note = why_not_compile(model.device, model.dtype)
             compile = self.note is None
-        lean = bool(compile) if lean is None else lean
-        room = 2048 if compile else 256  # to compile for more memory takes seconds
+        room = 2048 if on_gpu else 256  # more memory is other memory, and everything is recorded again
         self.options = dict(capacity=room, compile=compile, lean=lean)
         self.memories: dict[int, FastTransformer] = {}  # by the number of sequences
         self.decoders: dict[tuple, FastDecoder | VerifyPasses] = {}
@@ -72,8 +72,10 @@ class Backend:
         heads on it, else one for each pass. None: eagerly."""
         if len(rows) > 1 or k == "auto":
             return self._hosted(rows, drafter, k, params)
+        from . import trees  # imports Triton; from it drafters learn what drafts in their place on a device
+
         if drafter.on_device is not None and drafter.on_device.takes(drafter):
-            return self._with_heads(rows[0], drafter, k, params)
+            return self._with_heads(rows[0], drafter, k, params, trees.TreeSpeculator)
         draft = drafter.chain_model
         if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
             return self._hosted(rows, drafter, k, params)
@@ -90,7 +92,7 @@ class Backend:
             passes = self.recording(tokens, key, lambda target: VerifyPasses(target, most, layers), len(rows))
             return Hosted(self.model, list(rows), drafter, k, params, passes, self.lease)
 
-    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams):
+    def _with_heads(self, row: Completion, drafter: Drafter, k: int, params: SamplingParams, speculator: type):
         if not self.lease.take():
             return None
         with giving_back(self.lease):
@@ -98,8 +100,8 @@ class Backend:
             tokens = len(row.context.tokens) + params.max_new_tokens + AHEAD * (k + 1) + drafter.max_tree_nodes(k)
 
             @on_the_device
-            def make(target: FastTransformer) -> TreeSpeculator:
-                return TreeSpeculator(target, drafter.on_device(drafter, target, k), k, params.sampling, held_back)
+            def make(target: FastTransformer) -> Speculator:
+                return speculator(target, drafter.on_device(drafter, target, k), k, params.sampling, held_back)
 
             recording = self.recording(tokens, (params.sampling, held_back, drafter, k), make)
             recording.start([row.context.tokens], params.seed, params.min_new_tokens)

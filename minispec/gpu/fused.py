@@ -66,12 +66,19 @@ def flash(lengths: Tensor, slots: Tensor, capacity: int, groups: int, mask: Tens
     return lambda q, k, v: flash_decode(q, k, v, lengths, mask)
 
 
+def has_kernels(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether minispec's own kernels serve this device and dtype."""
+    if device.type != "cuda":
+        return False
+    from .attention import kernels_run  # imports Triton
+
+    return kernels_run(device, dtype)
+
+
 def best_attention(device: torch.device, dtype: torch.dtype):
     if device.type != "cuda":
         return masked
-    from .attention import kernels_run  # imports Triton
-
-    return flash if kernels_run(device, dtype) else two_products
+    return flash if has_kernels(device, dtype) else two_products
 
 
 # ---- the transformer -----------------------------------------------------------------------------------------------
@@ -121,11 +128,6 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def begin(tokens, positions, embedding, cos, sin):
-    """The embeddings of tokens [B, T], and RoPE's numbers at their positions: [B, T, d] and twice [B, T, 1, D]."""
-    return F.embedding(tokens, embedding), cos[positions], sin[positions]
-
-
 def enter(x, delta, w: Weights, keys, values, rows, slots, cos, sin, c: Config):
     """Up to attention: what the layer before left to add, norm, q, k, v, RoPE, and k, v into memory."""
     x = x + delta  # [B, T, d]
@@ -149,6 +151,19 @@ def leave(x, o, w: Weights, c: Config):
     x = x + F.linear(o.transpose(1, 2).flatten(2), *w.out)
     gate, up = F.linear(norm(x, w.mlp_norm, c.norm_eps), *w.gate_up).chunk(2, -1)
     return x, F.linear(F.silu(gate) * up, *w.down)
+
+
+def turning(
+    w: Weights, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
+    c: Config, turn=turn,
+) -> Callable[[Tensor], Tensor]:  # fmt: skip
+    """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
+    of all positions [S, 1, D]."""
+    if w.q_norm is None and has_kernels(keys.device, keys.dtype):
+        from .rotary import turn_and_store
+
+        return lambda qkv: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
+    return lambda qkv: turn(qkv, w, keys, values, rows, slots, cos[positions], sin[positions], c)
 
 
 def lean_layer(product, w: Weights, half, x, turn, look, gain):
@@ -195,7 +210,7 @@ class Fused:
             from . import products as skinny  # imports Triton
         self.skinny = skinny if lean else None
         self.compile = compile
-        self.begin, self.enter, self.leave, self.turn = map(self.compiled, (begin, enter, leave, turn))
+        self.enter, self.leave, self.turn = map(self.compiled, (enter, leave, turn))
         self.half_norm = self.compiled(skinny.half_norm) if lean else None
 
     def compiled(self, function: Callable) -> Callable:
@@ -217,8 +232,8 @@ class Fused:
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
         c = self.config
-        start, first, second = (self.begin, self.enter, self.leave) if compiled else (begin, enter, leave)
-        x, cos, sin = start(tokens, positions, self.embedding, self.cos, self.sin)
+        first, second = (self.enter, self.leave) if compiled else (enter, leave)
+        x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = compiled and self.is_lean(x)
         hidden = {0: x} if 0 in hidden_layers else {}
         if lean:
@@ -226,10 +241,10 @@ class Fused:
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
             half = self.half_norm(x, self.layers[0].attention_norm)
         else:
-            delta = torch.zeros_like(x)
+            delta, cos, sin = torch.zeros_like(x), self.cos[positions], self.sin[positions]  # [B, T, 1, D]
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
             if lean:
-                turn = partial(self.turn, w=w, keys=keys, values=values, rows=rows, slots=slots, cos=cos, sin=sin, c=c)
+                turn = turning(w, keys, values, rows, slots, positions, self.cos, self.sin, c, self.turn)
                 x, half = lean_layer(product, w, half, x, turn, partial(look, k=keys, v=values), gains[n - 1])
             else:
                 x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c)

@@ -11,7 +11,6 @@ looks under a mask, and that what was verified is handed on inside the device:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +23,9 @@ from ..drafters.eagle import Eagle
 from ..drafters.growth import grow_tensors
 from ..drafters.medusa import Medusa
 from ..model import Config, rope_at
-from .fused import FastTransformer, Weights, best_attention, fuse, lean_layer, turn, weights_of
+from .fused import FastTransformer, Weights, best_attention, fuse, lean_layer, turn, turning, weights_of
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
-from .select import best_of_many, select
+from .select import likeliest_tokens, select
 
 
 class DeviceDrafter:
@@ -87,16 +86,14 @@ class LeanLayers:
         slots = cache.lengths[:, None] + self.places[:T]  # [B, T]
         E = T if mask is None else mask.shape[1]
         look = self.attend(start, start[:, None] + self.places[:E], cache.capacity, cache.groups, mask)
-        cos, sin = self.cos[positions], self.sin[positions]
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
 
             def attend(q: Tensor, keys=keys, values=values) -> Tensor:
                 # The mask is square, so the older entries have a row in it, too: nobody asks what they attend to.
                 return look(F.pad(q, (0, 0, E - T, 0)) if E > T else q, keys, values)[:, :, E - T :]
 
-            rotate_and_store = partial(self.turn, w=w, keys=keys, values=values, rows=self.rows, slots=slots, cos=cos,
-                                       sin=sin, c=self.config)  # fmt: skip
-            x, half = lean_layer(self.product, w, half, x, rotate_and_store, attend, gain)
+            turn = turning(w, keys, values, self.rows, slots, positions, self.cos, self.sin, self.config, self.turn)
+            x, half = lean_layer(self.product, w, half, x, turn, attend, gain)
         return x, half
 
 
@@ -189,9 +186,7 @@ class EagleOnDevice(DeviceDrafter):
         """The likeliest next tokens after features [B, T, d], and their log-probabilities: [B, T, w], best first."""
         logits = self.layers.product(half, self.head.head)
         logits = logits if places is None else at_places(logits, places)
-        log_q = logits.log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
-        log_q, best = best_of_many(log_q, self.width)
-        return self.head.head_ids[best], log_q
+        return likeliest_tokens(logits, self.head.head_ids, self.width)
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths, B = self.cache.lengths, len(count)
@@ -277,7 +272,7 @@ class DFlashOnDevice(DeviceDrafter):
         x, half = self.enter(text.gather(1, count[:, None] - 1))
         _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
-        fillings = self.drafter.fillings(logits, best_of_many)
+        fillings = self.drafter.fillings(logits, likeliest_tokens)
         return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, select=select)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
