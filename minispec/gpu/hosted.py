@@ -46,6 +46,7 @@ class VerifyPasses:
         }
         self.path = torch.zeros(B, 1 + most, dtype=torch.long, **new)  # a start and a path for each row
         self.recordings: dict[tuple[int, bool], Recorded] = {}
+        self.views: dict[int, tuple] = {}  # of the results, by the size of the pass
         self.mover = Recorded(self.move, [self.path])
 
     def run(self, last: Sequence[int], drafts: Sequence[Draft], lengths: Sequence[int]) -> int:
@@ -96,11 +97,13 @@ class VerifyPasses:
         for n, states in self.hidden.items():
             states.view(-1, states.shape[-1])[: B * T] = hidden[n].flatten(0, 1)
 
-    def results(self, T: int, rows: int) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
-        """Logits [B, T, V], best tokens [B, T] and hidden states [B, T, d], good until the next pass."""
-        B = self.target.batch
-        take = lambda memory: memory.flatten(0, 1)[: B * T].unflatten(0, (B, T))[:rows]  # noqa: E731
-        return take(self.logits), take(self.best), {n: take(states) for n, states in self.hidden.items()}
+    def results(self, T: int) -> tuple[Tensor, Tensor, dict[int, Tensor]]:
+        """Logits [B, T, V], best tokens [B, T] and hidden states [B, T, d] of a pass, good until the next."""
+        if T not in self.views:
+            B = self.target.batch
+            take = lambda memory: memory.flatten(0, 1)[: B * T].unflatten(0, (B, T))  # noqa: E731
+            self.views[T] = take(self.logits), take(self.best), {n: take(x) for n, x in self.hidden.items()}
+        return self.views[T]
 
     def keep(self, lengths: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """Move each row's accepted path together, to the slots right after its last token."""
@@ -161,8 +164,8 @@ class Hosted(Eager):
         for place, row, draft in zip(self.places, self.rows, self.drafts, strict=True):
             last[place], drafts[place], self.lengths[place] = row.context.tokens[-1], draft, len(row.context.tokens) - 1
         T = self.passes.run(last, drafts, self.lengths)
-        logits, best, hidden = self.passes.results(T, B)
-        if self.places != list(range(B)):
+        logits, best, hidden = self.passes.results(T)
+        if len(self.places) < B:
             logits, best = logits[self.places], best[self.places]
             hidden = {n: states[self.places] for n, states in hidden.items()}
         self.best = best
