@@ -272,9 +272,9 @@ def broken(name: str, old: str, new: str) -> Mutant:
 
 
 MUTANTS = {
-    "scores are not summed": broken("grow_tensors", "score[..., None] + log_q", "0 * score[..., None] + log_q"),
-    "parents are numbered within their depth": broken("grow_tensors", "= grown + chosen, ", "= chosen, "),
-    "children of the wrong node": broken("grow_tensors", "(tokens, score, child_of))", "(tokens, score, kept))"),
+    "scores are not summed": broken("level", "score[..., None] + log_q", "0 * score[..., None] + log_q"),
+    "parents are numbered within their depth": broken("level", ", grown + chosen, ", ", chosen, "),
+    "children of the wrong node": broken("level", "child_of.gather(1, chosen))", "kept.gather(1, chosen))"),
     "all trees get the largest budget": broken(
         "within", ">= torch.tensor(budgets", ">= max(budgets) + 0 * torch.tensor(budgets"
     ),
@@ -282,7 +282,7 @@ MUTANTS = {
     "of equals the last stay": broken(
         "likeliest", "scores.sort(", "(scores + 1e-6 * torch.arange(scores.shape[1])).sort("
     ),
-    "too few of each depth": broken("grow_tensors", "flatten(1), most)", "flatten(1), min(most, width))"),
+    "too few of each depth": broken("level", "flatten(1), most)", "flatten(1), min(most, width))"),
 }
 
 

@@ -83,6 +83,19 @@ def within(scores: Tensor, budgets: Sequence[int]) -> Tensor:
     return best.masked_fill(over, scores.shape[1]).sort(1).values.contiguous()
 
 
+def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int, select=None):
+    """The children of w nodes [B, w] with these scores and numbers, m each: tokens, scores and parents [B, n] of all
+    that can be among the `most` of the whole tree; and of the `width` likeliest, which are to be expanded next, tokens,
+    scores, numbers, and which of the w is the parent [B, width]. `grown` nodes have numbers already."""
+    scores, select = score[..., None] + log_q, select or likeliest
+    kept = select(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
+    child_of = kept // scores.shape[2]  # [B, n]
+    tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
+    chosen = select(score, width)
+    next_ones = (tokens.gather(1, chosen), score.gather(1, chosen), grown + chosen, child_of.gather(1, chosen))
+    return (tokens, score, number.gather(1, child_of)), next_ones
+
+
 def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -> list[Tree]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes."""
     if max(budgets) < 1:
@@ -93,31 +106,32 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -
 
 
 def grow_tensors(
-    expand: Expand, depth: int, width: int, most: int, budgets: Sequence[int] | None = None, select=None
+    expand: Expand,
+    depth: int,
+    width: int,
+    most: int,
+    budgets: Sequence[int] | None = None,
+    select=None,
+    grow_level=None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree, or of its budgets[b], first in its row.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    No number is looked at on the way, so a device may record it all. It may have a faster `select` than `likeliest`.
+    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest` and `level`.
     """
-    select = select or likeliest
-    levels, grown = [], 0  # a level is the nodes of one depth: tokens, scores and parents, [B, n] each
-    tokens = parents = None
-    for level in range(depth):
-        below, log_q = expand(level, tokens, parents)  # [B, w, m]
-        if level == 0:  # the root is certain: its score is log 1
+    select, grow_level = select or likeliest, grow_level or level
+    nodes, grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each
+    tokens = child_of = None
+    for depth_so_far in range(depth):
+        below, log_q = expand(depth_so_far, tokens, child_of)  # [B, w, m]
+        if depth_so_far == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
-        scores = score[..., None] + log_q
-        kept = select(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
-        child_of = kept // scores.shape[2]  # [B, n]: which of the w nodes is the parent
-        tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
-        levels.append((tokens, score, number.gather(1, child_of)))
-        chosen = select(score, width)  # [B, w]: the nodes to expand next
-        tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
-        number, grown = grown + chosen, grown + kept.shape[1]
-    tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
+        new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, grown, width, most)
+        nodes.append(new)
+        grown += new[0].shape[1]
+    tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
     kept = select(scores, most) if budgets is None else within(scores, budgets)  # [B, n]
     tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too

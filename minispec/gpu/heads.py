@@ -23,7 +23,9 @@ from ..drafters.eagle import Eagle
 from ..drafters.growth import grow_tensors
 from ..drafters.medusa import Medusa
 from ..model import Config, rope_at
-from .fused import FastTransformer, Weights, best_attention, fuse, lean_layer, turn, turning, weights_of
+from ..tree import ancestors
+from . import tree_kernels
+from .fused import FastTransformer, Weights, best_attention, fuse, has_kernels, lean_layer, turn, turning, weights_of
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
 from .select import likeliest_tokens, select
 
@@ -35,6 +37,8 @@ class DeviceDrafter:
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
+        self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
+        self.level = self.kernels and self.kernels.level  # None: torch's
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -197,23 +201,22 @@ class EagleOnDevice(DeviceDrafter):
         f, log_q = torch.where(self.fresh[:, None, None] > 0, at_places(f, newest), 0), log_q.nan_to_num()
         self.cache.advance(self.fresh)
         start = lengths.clone()
-        sees = torch.zeros(B, 0, 0, dtype=torch.bool, device=f.device)  # [B, E, E], all draft entries so far
+        above = torch.zeros(B, 0, dtype=torch.long, device=f.device)  # [B, E], the draft entries' parents among them
         root = tokens, log_q
 
         def expand(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
-            nonlocal f, sees
+            nonlocal f, above
             if depth == 0:
                 return root
-            w, E = parents.shape[1], sees.shape[1]
-            before = sees[:, E - f.shape[1] :] if E else sees.new_zeros(B, 1, 0)  # of the nodes expanded before
-            itself = torch.eye(w, dtype=torch.bool, device=f.device).expand(B, w, w)
-            new = torch.cat([before.take_along_dim(parents[..., None], 1), itself], 2)  # [B, w, E + w]
-            sees = torch.cat([F.pad(sees, (0, w)), new], 1)
+            (_, w), E = parents.shape, above.shape[1]
+            entries = parents + (E - f.shape[1]) if E else torch.full_like(parents, -1)  # the first have the root's
+            above = torch.cat([above, entries], 1)
+            sees = self.kernels.masks(above, depth)[0] if self.kernels else ancestors(above, depth)
             f, half = self.read(tokens, at_places(f, parents), (start[:, None] + depth - 1).expand(B, w), start, sees)
             self.cache.advance(w)
             return self.best(half)
 
-        drafted = grow_tensors(expand, self.k, self.width, self.nodes, select=select)
+        drafted = grow_tensors(expand, self.k, self.width, self.nodes, None, select, self.level)
         lengths.copy_(start)
         return drafted
 
@@ -273,7 +276,7 @@ class DFlashOnDevice(DeviceDrafter):
         _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, likeliest_tokens)
-        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, select=select)
+        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, None, select, self.level)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
