@@ -32,7 +32,7 @@ from ..files.handle import Model
 from ..files.heads import fill, find_heads
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
 from .base import Context, Draft, Drafter
-from .growth import Expand, grow_batch, likeliest_tokens
+from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 
 
 class DFlashHead(nn.Module):
@@ -111,10 +111,10 @@ class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest prefixes of the block go to the target together, as a token tree. It costs the drafter nothing, since one
-    pass has scored every blank; with more nodes slightly more tokens are accepted, and the target's pass is wider.
-    Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled, so q is one-hot even where the
-    target samples.
+    likeliest prefixes of the block (None: 15 on a GPU, 32 elsewhere) go to the target together, as a token tree. It
+    costs the drafter nothing, since one pass has scored every blank; with more nodes slightly more tokens are accepted,
+    and the target's pass is wider. Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled,
+    so q is one-hot even where the target samples.
     """
 
     def __init__(
@@ -123,8 +123,9 @@ class DFlash(Drafter):
         heads: DFlashHead | str | Path | None = None,
         block: int | None = None,
         tree: bool = True,
-        nodes: int = 32,
+        nodes: int | None = None,
     ):
+        nodes = tree_size(nodes, target.device, 32)
         if not (isinstance(nodes, int) and nodes >= 1):
             raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
         self.target, self.tree, self.nodes = target, tree, nodes

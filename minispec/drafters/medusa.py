@@ -26,6 +26,7 @@ from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
+from .growth import tree_size
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -95,8 +96,8 @@ class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
     `heads` are MedusaHeads, their folder, or None for those that ship. `tree` is "best" (the `nodes` nodes with the
-    most expected tokens, by the heads' accuracies), "chain" (the best token of each head), or a list of choices as
-    tree.from_candidates takes it.
+    most expected tokens, by the heads' accuracies; None: 15 on a GPU, 24 elsewhere), "chain" (the best token of each
+    head), or a list of choices as tree.from_candidates takes it.
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.
@@ -106,10 +107,11 @@ class Medusa(Drafter):
         self,
         target: Model,
         heads: MedusaHeads | str | Path | None = None,
-        nodes: int = 24,
+        nodes: int | None = None,
         tree: str | Sequence[Choice] = "best",
         lossless: bool = True,
     ):
+        nodes = tree_size(nodes, target.device, 24)
         if not (isinstance(nodes, int) and nodes >= 1):
             raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
         if isinstance(tree, str) and tree not in ("best", "chain"):

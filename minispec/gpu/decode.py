@@ -246,9 +246,14 @@ class FastDecoder:
     def choose(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor]:
         """The next token [B] of logits [B, V], and whether there was no NaN or ∞."""
         if u is None:
-            return logits.argmax(-1), finite(logits)
+            return self.best(logits)
         p = self.sampling.unchecked_probs(logits)
         return self.inside(pick_by_page(p, u[:, 0])), finite(p)
+
+    def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The best token of every row [..., V], and whether there was no NaN or ∞."""
+        best = self.target.best_tokens(logits)
+        return best.clamp(min=0), (best >= 0).all()
 
     def take(self, count: int) -> Tensor | None:
         """The next random numbers [B, count]; None if it is none."""
@@ -435,7 +440,7 @@ class FastSpeculator(Speculator):
     def sample(self, logits: Tensor, u: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The next draft token [B], and the distribution [B, V] it was sampled from. Without u it is the best token."""
         if u is None:
-            return logits.argmax(-1), None
+            return self.best(logits)[0], None
         q = self.draft_sampling.unchecked_probs(logits)
         return self.inside(pick_by_page(q, u)), q
 
@@ -447,8 +452,8 @@ class FastSpeculator(Speculator):
         q = torch.stack(qs, 1) if qs else None  # [B, k, V]
         q_drafted = at(q, drafted) if qs else torch.ones_like(drafted)
         if u is None:
-            best = logits.argmax(-1)  # [B, k + 1]
-            p_drafted, sound = best[:, :-1] == drafted, finite(logits)
+            best, sound = self.best(logits)  # [B, k + 1]
+            p_drafted = best[:, :-1] == drafted
             accepted = p_drafted.long().cumprod(-1).sum(-1)
             token = best.gather(1, accepted[:, None])[:, 0]
         else:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
 from ..model import Config, Layer, Transformer, rope_at, rotate
+from ..sampling import best_tokens
 from .record import Recorded, on_the_device
 
 PROMPTS = (16, 1024)  # sizes of recorded prompts, from … to
@@ -252,6 +253,14 @@ class Fused:
             if n in hidden_layers:
                 hidden[n] = x if lean else x + delta
         return x if lean else x + delta, hidden
+
+    def best_tokens(self, logits: Tensor) -> Tensor:
+        """sampling.best_tokens, by a kernel where there is one."""
+        if has_kernels(logits.device, logits.dtype):
+            from .tree_kernels import best_of
+
+            return best_of(logits)
+        return best_tokens(logits)
 
     def is_lean(self, x: Tensor) -> bool:
         return self.skinny is not None and self.skinny.fits(x, self.lm_head)

@@ -17,7 +17,7 @@ from torch import Tensor
 from ..drafters.base import Drafter
 from ..files.handle import Model
 from ..generate import pad
-from ..sampling import SamplingParams, best_tokens
+from ..sampling import SamplingParams
 from ..speculate import Completion, Eager, check_shapes
 from ..trace import Cycle
 from ..tree import Draft, depths
@@ -93,7 +93,7 @@ class VerifyPasses:
             mask = sheet[:, 1 + 2 * T : 1 + 2 * T + T * T].unflatten(1, (T, T)) > 0
         logits, hidden = self.target.verify(tokens, mask, offsets, self.hidden_layers)
         self.logits.view(-1, logits.shape[-1])[: B * T] = logits.flatten(0, 1)
-        self.best.view(-1)[: B * T] = best_tokens(logits).flatten()
+        self.best.view(-1)[: B * T] = self.target.best_tokens(logits).flatten()
         for n, states in self.hidden.items():
             states.view(-1, states.shape[-1])[: B * T] = hidden[n].flatten(0, 1)
 

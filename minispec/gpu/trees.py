@@ -88,7 +88,7 @@ class TreeSpeculator(Speculator):
         how long it is [B], and what the log says of it."""
         B, k = len(tokens), self.k
         if self.kernels and self.sampling.greedy:
-            best = self.kernels.best_of(logits)  # [B, n + 1]
+            best = self.target.best_tokens(logits)  # [B, n + 1]
             path, run, kept, token, accepted, chances = self.kernels.walk(best, tokens, parents, k)
             self.sound &= (best >= 0).all()
         else:
