@@ -128,12 +128,11 @@ def add_arguments(parser) -> None:
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)
     options.add_repeat(parser, 5)
-    parser.add_argument("--fast", action="store_true",
-                        help="on a GPU, record plain decoding and the cycles of a model that drafts")  # fmt: skip
+    parser.add_argument("--eager", action="store_true", help="record nothing, also on a GPU")
 
 
 def run(args) -> dict:
-    target = load(args.model, device=args.device, fast=args.fast)
+    target = load(args.model, device=args.device, fast=False if args.eager else None)
     prompts = read_prompts(args.prompts, target, args.tokens)
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:

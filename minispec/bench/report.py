@@ -106,7 +106,7 @@ def command(result: Mapping) -> str:
         options["drafters"] = [f"{one}:{k}" if k and ":" not in one else one for one, k in own.items()]
     elif name == "drafters":
         options["drafters"] = [one for one in next(iter(result["results"].values())) if one != "plain"]
-        options |= {"fast": []} if result.get("recorded") else {}
+        options |= {} if result.get("recorded") or not result["machine"].get("gpus") else {"eager": []}
     elif name == "batch":
         parts = {part: result[part] for part in ("serving", "speculation") if result[part]}
         options["parts"] = list(parts)

@@ -18,8 +18,8 @@ Expand = Callable[[int, Tensor | None, Tensor | None], tuple[Tensor, Tensor]]  #
 
 
 def tree_size(nodes: int | None, device, elsewhere: int) -> int:
-    """How many nodes a tree has if nobody says: 15 on a GPU, where a pass over them and the last token, 16 in all, costs
-    what a pass over one token does; `elsewhere` another number."""
+    """How many nodes a tree has if nobody says: 15 on a GPU, where a pass over them and the last token, 16 tokens in
+    all, costs what a pass over one does; `elsewhere` another number."""
     if nodes is not None:
         return nodes
     return 15 if torch.device(device).type == "cuda" else elsewhere

@@ -255,7 +255,7 @@ def test_drafters_show_speeds_and_what_of_the_ceiling_they_reach():
                               f"{2.5 / expected:.2f}", f"{1.4 / 2.5:.0%}"]  # fmt: skip
     assert first["ngram"][4] == "–" and first["plain"][2] == "–"
     assert section.headline[:2] == ("best speed-up (ngram, stories)", "1.70")
-    assert "launch" not in section.about and "launch" in drafting.drafters(a_race() | {"recorded": True}).about
+    assert "graphs" not in section.about and "graphs" in drafting.drafters(a_race() | {"recorded": True}).about
 
 
 def test_memory_is_predicted_from_the_lengths_alone():
@@ -485,8 +485,8 @@ def test_the_command_knows_what_is_written_elsewhere_in_a_result():
         ("model", 4), ("eagle", None), ("ngram", 8)
     ]  # fmt: skip
     assert asked(an_acceptance()).prompts == "question.jsonl" and asked(an_acceptance()).per_group == 40
-    assert asked(a_race()).drafters == ["model", "ngram"] and not asked(a_race()).fast
-    assert asked(a_race() | {"recorded": True}).fast
+    assert asked(a_race()).drafters == ["model", "ngram"] and asked(a_race()).eager == bool(a_race()["machine"]["gpus"])
+    assert not asked(a_race() | {"recorded": True}).eager
     assert asked(BATCHING).tokens == 256 and asked(BATCHING).drafter is None
     assert asked(BATCHING | {"drafter": "EarlyExit", "k": 3}).drafter == "early-exit"
     assert asked(BATCHING | {"drafter": "NGram", "k": 3}).k == 3

@@ -88,9 +88,9 @@ def drafters(result: dict) -> Section:
     names, recorded = [one.name for one in series], result.get("recorded")
     who = "Every drafter" if len(names) > 1 else f"Drafts by {names[0]}"
     return Section(
-        f"{who}, {result['target']} on {where(result['machine'])}{', one launch a cycle' if recorded else ''}",
+        f"{who}, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}",
         f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt, {result['dtype']}"
-        f"{', one launch a token or cycle' if recorded else ''}; plain decoding and all drafters take "
+        f"{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all drafters take "
         "turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
         "The ceiling is tokens a pass: the speed-up if drafts cost nothing and longer passes no more than short ones.",
         (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
