@@ -6,7 +6,9 @@ at. Without CUDA every call simply does the work; the tests live on that.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, wraps
 from weakref import WeakSet
 
@@ -45,6 +47,13 @@ def capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
+def many_shapes():
+    """One compiled function serves passes of many shapes. Where nothing is compiled, torch's compiler is not imported:
+    that alone takes seconds."""
+    compiler = sys.modules.get("torch._dynamo")
+    return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
+
+
 class Recorded:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 
@@ -79,13 +88,11 @@ class Recorded:
         return self.state[0].device.type == "cuda"
 
     def _record(self) -> None:
-        from torch._dynamo import config  # one compiled function serves passes of many shapes
-
         before = [tensor.clone() for tensor in self.state]
         numbers = None if self.generator is None else self.generator.get_state()
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), config.patch(recompile_limit=64):
+        with torch.cuda.stream(stream), many_shapes():
             for _ in range(2):
                 self.work()
                 for tensor, value in zip(self.state, before, strict=True):
