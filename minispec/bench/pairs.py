@@ -119,8 +119,8 @@ def add_arguments(parser) -> None:
     )
     options.add_repeat(parser, 9)
     options.add_device(parser, "cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--compile", default="yes", metavar="MODE",
-                        help="yes, no, or a mode of torch.compile (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--compile", default="no", metavar="MODE",
+                        help="no, as lean passes need none, yes, or a mode of torch.compile")  # fmt: skip
     parser.add_argument("--lean", choices=("no", "yes"), default="yes",
                         help="products that take the small steps along (default: %(default)s)")  # fmt: skip
 

@@ -62,7 +62,7 @@ class Moment:
         self.event = torch.cuda.Event(enable_timing=True) if device.type == "cuda" else None
         self.time = time.perf_counter()
         if self.event:
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(device))
 
     def wait(self) -> None:
         if self.event:
