@@ -117,9 +117,12 @@ class Engine:
         jobs = [self._job(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
         bar = tqdm(total=len(jobs), unit="request", disable=not progress or len(jobs) < 2)
         with bar, self._serving(jobs):
-            while any(job.output is None for job in jobs):
+            there = ended = 0  # how many of these outputs, and how many requests had ended when they were counted
+            while there < len(jobs):
                 self.step()
-                bar.update(sum(job.output is not None for job in jobs) - bar.n)
+                if ended != (ended := self.measured.totals["requests"]):
+                    there, before = sum(job.output is not None for job in jobs), there
+                    bar.update(there - before)
         return [job.output for job in jobs]
 
     def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
@@ -223,8 +226,8 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        runner = self.runner
-        runner.clock = clock = Clock()
+        runner, clock = self.runner, Clock()
+        runner.begin(clock)
         plan = self.scheduler.schedule()
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
         try:
@@ -233,12 +236,15 @@ class Engine:
             self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
+            self._run_ahead(plan, turns)
+            emitting = [turn for turn in turns if turn.plan.emits]
+            self._attempt(runner.look, emitting)
             clock.lap("pass")
-            self._attempt(runner.judge, [turn for turn in turns if turn.plan.emits])
+            self._attempt(runner.judge, emitting)
             runner.keep(turns)
-            clock.lap("sampling")
+            runner.gather(turns)
             for turn in turns:
-                self._attempt(runner.settle, [turn])
+                self._settle(turn)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
@@ -251,8 +257,7 @@ class Engine:
                 if turn.job.output is None and turn.plan.request.status == FINISHED:
                     self._close(turn.job, turn.job.writer.finish_reason)
             clock.lap("scheduling")
-            cycles = [turn.cycle for turn in turns if turn.cycle and turn.result]
-            self.measured.add_step(record, sum(turn.count for turn in turns), cycles, clock.seconds)
+            self.measured.add_step(record, turns, clock.seconds)
         return record
 
     def _begin(self, plan: Step) -> None:
@@ -265,6 +270,21 @@ class Engine:
                 self.runner.restart(job)
             except Exception as error:
                 self._fail(job, error)
+
+    def _run_ahead(self, plan: Step, turns: Sequence[Turn]) -> None:
+        """Keep the device busy while the host looks at this step's tokens, if the next step is foreseeable."""
+        if self.runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
+            try:
+                self.runner.run_ahead(turns)
+            except Exception:  # the next step launches it again, and then the error counts
+                self.runner.ahead = None
+
+    def _settle(self, turn: Turn) -> None:
+        if turn.runs:
+            try:
+                self.runner.settle(turn)
+            except Exception as error:
+                self._fail(turn.job, error)
 
     def _attempt(self, work: Callable[[Sequence[Turn]], None], turns: Sequence[Turn]) -> None:
         """Do some work for all turns at once, less those that a callback has aborted meanwhile. If that fails, do it
