@@ -247,7 +247,8 @@ def swap() -> tuple[list, list]:
         quick.step()
     tokens = quick.jobs[0].request.tokens
     assert quick.runner.ahead.starts == [12]
-    prompt = [*tokens[:12], (tokens[12] + 1) % 64]
+    [meant] = ms.generate(target, tokens, 1).tokens  # what the pass under way is about to say
+    prompt = next(p for x in range(64) if ms.generate(target, p := [*tokens[:12], x], 1).tokens != [meant])
     quick.abort(0)
     quick.add(prompt, 6)
     return [quick.run()[1].tokens], [ms.generate(target, prompt, 6).tokens]
