@@ -38,6 +38,7 @@ from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
 from .integrity import check_engine
 from .metrics import Clock, Metrics, RequestMetrics, StepRecord
+from .paged import blocks_that_fit, bytes_per_block
 from .request import FINISHED, Request, Step
 from .runner import Job, Runner, Turn
 from .scheduler import Scheduler, StaticScheduler
@@ -48,8 +49,9 @@ POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
 class Engine:
     """Serve requests together, with continuous batching (or "static", for comparison) and paged memory.
 
-    `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time; a step processes
-    at most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep, smaller when
+    `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
+    fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
+    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep, smaller when
     the batch is full: all drafts of a step together have at most `draft_budget` nodes (and scratch tokens), an equal
     share for every request. With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks; a
     drafter that needs the target's hidden states needs those of every token, so it turns that off. Metrics keep the
@@ -65,7 +67,7 @@ class Engine:
         self,
         target: Model,
         drafter: Drafter | None = None,
-        num_blocks: int = 512,
+        num_blocks: int | None = None,
         block_size: int = 16,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
@@ -86,6 +88,10 @@ class Engine:
         if drafter is not None:
             check_drafter(target, drafter)
             trees = dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
+        at_least("block_size", block_size, 1)
+        at_least("max_num_seqs", max_num_seqs, 1)
+        if num_blocks is None:
+            num_blocks = blocks_that_fit(target.config, block_size, max_num_seqs, target.device, target.dtype)
         self.target, self.drafter = target, drafter
         self.k, self.drafts = k, bool(drafter and draft_budget)
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
@@ -97,6 +103,14 @@ class Engine:
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
         self.lock, self.closed = FairLock(), False
+
+    def __repr__(self) -> str:
+        pool, target = self.pool, self.target
+        size = pool.num_blocks * bytes_per_block(target.config, pool.block_size, target.dtype)
+        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size / 2**20:,.0f} MiB)"
+        drafter = f", drafter={type(self.drafter).__name__}, k={self.k}" if self.drafter else ""
+        passes = "recorded" if self.runner.buckets and target.device.type == "cuda" else "usual"
+        return f"Engine({target.name}, {memory}, max_num_seqs={self.scheduler.max_num_seqs}{drafter}, {passes} passes)"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
