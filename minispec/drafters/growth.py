@@ -69,26 +69,40 @@ def likeliest(scores: Tensor, count: int) -> Tensor:
     return scores.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
 
 
-def within(scores: Tensor, budgets: Sequence[int]) -> Tensor:
-    """Where the budgets[b] highest of scores [B, N] are, in ascending order, and N where a smaller budget ends."""
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
-    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
-    return best.masked_fill(over, scores.shape[1]).sort(1).values.contiguous()
+def within(scores: Tensor, kept: Tensor, budgets: Tensor | Sequence[int]) -> Tensor:
+    """Of the nodes `kept` [B, n], in ascending order, the budgets[b] with the highest of scores [B, N], and N in the
+    place of all others, at the end. A node that scores −∞ is not there at all."""
+    score, node = scores.gather(1, kept), torch.arange(kept.shape[1], device=kept.device)
+    theirs, own = score[:, None], score[..., None]
+    ahead = ((theirs > own) | ((theirs == own) & (node < node[:, None]))).sum(-1)  # [B, n]: how many come before each
+    out = (ahead >= torch.as_tensor(budgets, device=kept.device)[:, None]) | (score == -torch.inf)
+    return kept.masked_fill(out, scores.shape[1]).sort(1).values
 
 
 def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -> list[Tree]:
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes."""
     if max(budgets) < 1:
         return [Tree([], []) for _ in budgets]
-    tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets)
-    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
-    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
+    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets))
+
+
+def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
+    """What `grow_tensors` gives, [B, n] each, as lists. A row ends where its tokens are −1."""
+    grown = []
+    for row, above in zip(tokens.tolist(), parents.tolist(), strict=True):
+        end = row.index(-1) if row[-1] < 0 else len(row)
+        grown.append(Tree(row[:end], above[:end]))
+    return grown
 
 
 def grow_tensors(
-    expand: Expand, depth: int, width: int, most: int, budgets: Sequence[int] | None = None, select=None
-) -> tuple[Tensor, Tensor]:
-    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree, or of its budgets[b], first in its row.
+    expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
+    depths: Tensor | None = None, select=None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
+
+    With `budgets` [B] a tree has so many at most, and with `depths` [B] none deeper than that; its row then ends with
+    tokens −1.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
@@ -103,6 +117,8 @@ def grow_tensors(
         if level == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
         scores = score[..., None] + log_q
+        if depths is not None:
+            scores = scores.masked_fill(level >= depths[:, None, None], -torch.inf)
         kept = select(scores.flatten(1), most)  # [B, n]: in the end no depth can have more
         child_of = kept // scores.shape[2]  # [B, n]: which of the w nodes is the parent
         tokens, score = below.expand_as(scores).flatten(1).gather(1, kept), scores.flatten(1).gather(1, kept)
@@ -111,6 +127,8 @@ def grow_tensors(
         tokens, score, parents = (x.gather(1, chosen) for x in (tokens, score, child_of))
         number, grown = grown + chosen, grown + kept.shape[1]
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*levels, strict=True))  # [B, N]
-    kept = select(scores, most) if budgets is None else within(scores, budgets)  # [B, n]
-    tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
+    kept = select(scores, most)  # [B, n]
+    if budgets is not None:
+        kept = within(scores, kept, budgets)
+    tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too

@@ -33,6 +33,8 @@ class DeviceDrafter:
     """The protocol. A drafter says by its `on_device` which class drafts in its place."""
 
     nodes: int  # of every draft
+    budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
+    depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
@@ -218,7 +220,7 @@ class EagleOnDevice(DeviceDrafter):
             self.cache.advance(w)
             return self.best(half)
 
-        drafted = grow_tensors(expand, self.k, self.width, self.nodes, select=select)
+        drafted = grow_tensors(expand, self.k, self.width, self.nodes, self.budgets, self.depths, select)
         lengths.copy_(start)
         return drafted
 
@@ -278,7 +280,7 @@ class DFlashOnDevice(DeviceDrafter):
         _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, best_of_many)
-        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, select=select)
+        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, self.budgets, self.depths, select)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
