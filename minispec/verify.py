@@ -217,11 +217,8 @@ def judge(
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
         best = argmax(logits[:, : n + 1], None if held or best is None else best[:, : n + 1])  # [B, n + 1]
-        verdicts, given = [], []
-        for b, draft in zip(best, drafts, strict=True):
-            verdicts.append(greedy(b, draft.tokens, draft.tree))
-            given.append([float(d == b[parent + 1]) for d, parent in zip(draft.tokens, draft.tree, strict=True)])
-        return verdicts, given, None
+        judged = [greedy_draft(b, draft) for b, draft in zip(best, drafts, strict=True)]
+        return [verdict for verdict, _ in judged], [p for _, p in judged], None
     counts = [len(draft.tokens) for draft in drafts]
     drafted, lengths = pad([draft.tokens for draft in drafts], logits.device)  # [B, n], [B]
     p = distributions(logits[:, : drafted.shape[1] + 1], [context.sampling for context in contexts])  # [B, n + 1, V]
@@ -245,6 +242,13 @@ def judge(
                 nodes, p_i, u_i = (draft.tokens, draft.tree), p[i, : count + 1], u[i, : count + 1]
                 verdicts.append(tree(p_i, draft.probs, *nodes, u_i) if lossless else typical(p_i, *nodes, u_i))
     return verdicts, p_drafted.tolist(), None if q is None else at(q, drafted).tolist()
+
+
+def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float]]:
+    """`greedy` for a draft, and what the target gave each of its tokens: 1 or 0."""
+    parents = draft.tree
+    given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, parents, strict=True)]
+    return greedy(best, draft.tokens, parents), given
 
 
 def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:

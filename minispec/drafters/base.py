@@ -47,6 +47,8 @@ class Drafter:
     vocab_size: int | None = None  # of the model behind it, if there is one: must be the target's
     lossless: bool = True  # False: judged by verify.typical, and what comes out no longer follows the target
     on_device = None  # the class that drafts in its place inside a recorded cycle, if a backend has one (gpu/heads.py)
+    for_many = None  # the class that drafts in its place for many sequences by one launch (gpu/engine_heads.py)
+    recorded = None  # one of these, once `record` has been called
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
     scratch_slots: int = 0  # how many of these are for scratch tokens
@@ -73,3 +75,5 @@ class Drafter:
 
     def record(self) -> None:
         """An engine whose passes are recorded (buckets.py) wishes that yours were, too. Called before the first row."""
+        if self.recorded is None and self.for_many is not None and self.for_many.takes(self):
+            self.recorded = self.for_many(self)

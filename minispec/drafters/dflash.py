@@ -153,6 +153,8 @@ class DFlash(Drafter):
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        if self.recorded:
+            return self.recorded.propose(contexts, k)
         logits = self.score(contexts)[:, :k]  # [b, min(k, B − 1), v]
         budgets = [c.allowed_nodes(self.max_tree_nodes(k)) for c in contexts]
         if self.tree:
@@ -207,7 +209,13 @@ class DFlash(Drafter):
         states = head(everyone(last)[:, None], first + slots, attend)[slot, 0, 1:]  # [b, B − 1, d]
         return states @ self.head_rows.T
 
+    def record(self) -> None:
+        if not self.held:  # sequences that are under way stay where they are
+            super().record()
+
     def forget(self, row: int) -> None:
+        if self.recorded:
+            self.recorded.forget(row)
         self.held.pop(row, None)
         if not self.held:
             self.cache, self.order = None, []

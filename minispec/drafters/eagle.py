@@ -187,13 +187,22 @@ class Eagle(Drafter):
         ready = [c for c in contexts if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        feature = self._read(ready, (k - 1) * self.width if self.tree else k - 1)  # [R, d]
-        budgets = [c.allowed_nodes(self.nodes if self.tree else k) for c in ready]
-        made = self._tree(feature, budgets, k) if self.tree else self._chain(feature, ready, budgets, k)
+        made = self.recorded.propose(ready, k) if self.recorded else self._propose(ready, k)
         draft_of = {c.row: draft for c, draft in zip(ready, made, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]
 
+    def _propose(self, ready: Sequence[Context], k: int) -> list[Draft]:
+        feature = self._read(ready, (k - 1) * self.width if self.tree else k - 1)  # [R, d]
+        budgets = [c.allowed_nodes(self.nodes if self.tree else k) for c in ready]
+        return self._tree(feature, budgets, k) if self.tree else self._chain(feature, ready, budgets, k)
+
+    def record(self) -> None:
+        if not self.read:  # sequences that are under way stay where they are
+            super().record()
+
     def forget(self, row: int) -> None:
+        if self.recorded:
+            self.recorded.forget(row)
         self.read.pop(row, None)
         self.seen.pop(row, None)
         if not self.read:

@@ -84,11 +84,14 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     return ids[best], log_q
 
 
-def within(scores: Tensor, budgets: Sequence[int]) -> Tensor:
-    """Where the budgets[b] highest of scores [B, N] are, in ascending order, and N where a smaller budget ends."""
-    best = scores.sort(dim=1, descending=True, stable=True).indices[:, : max(budgets)]  # [B, n], likeliest first
-    over = torch.arange(best.shape[1], device=best.device) >= torch.tensor(budgets, device=best.device)[:, None]
-    return best.masked_fill(over, scores.shape[1]).sort(1).values.contiguous()
+def within(scores: Tensor, kept: Tensor, budgets: Tensor | Sequence[int]) -> Tensor:
+    """Of the nodes `kept` [B, n], in ascending order, the budgets[b] with the highest of scores [B, N], and N in the
+    place of all others, at the end. A node that scores −∞ is not there at all."""
+    score, node = scores.gather(1, kept), torch.arange(kept.shape[1], device=kept.device)
+    theirs, own = score[:, None], score[..., None]
+    ahead = ((theirs > own) | ((theirs == own) & (node < node[:, None]))).sum(-1)  # [B, n]: how many come before each
+    out = (ahead >= torch.as_tensor(budgets, device=kept.device)[:, None]) | (score == -torch.inf)
+    return kept.masked_fill(out, scores.shape[1]).sort(1).values
 
 
 def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: int, width: int, most: int, select=None):
@@ -108,21 +111,26 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int]) -
     """`grow` for B trees at once, on tensors: tree b keeps its budgets[b] likeliest nodes."""
     if max(budgets) < 1:
         return [Tree([], []) for _ in budgets]
-    tokens, parents = grow_tensors(expand, depth, width, max(budgets), budgets)
-    each = zip(tokens.tolist(), parents.tolist(), budgets, strict=True)
-    return [Tree(row[:budget], above[:budget]) for row, above, budget in each]
+    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets))
+
+
+def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
+    """What `grow_tensors` gives, [B, n] each, as lists. A row ends where its tokens are −1."""
+    grown = []
+    for row, above in zip(tokens.tolist(), parents.tolist(), strict=True):
+        end = row.index(-1) if row[-1] < 0 else len(row)
+        grown.append(Tree(row[:end], above[:end]))
+    return grown
 
 
 def grow_tensors(
-    expand: Expand,
-    depth: int,
-    width: int,
-    most: int,
-    budgets: Sequence[int] | None = None,
-    select=None,
-    grow_level=None,
-) -> tuple[Tensor, Tensor]:
-    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree, or of its budgets[b], first in its row.
+    expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
+    depths: Tensor | None = None, select=None, grow_level=None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
+
+    With `budgets` [B] a tree has so many at most, and with `depths` [B] none deeper than that; its row then ends with
+    tokens −1.
 
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
@@ -136,10 +144,14 @@ def grow_tensors(
         below, log_q = expand(depth_so_far, tokens, child_of)  # [B, w, m]
         if depth_so_far == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
+        if depths is not None:
+            log_q = log_q.masked_fill(depth_so_far >= depths[:, None, None], -torch.inf)
         new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, grown, width, most)
         nodes.append(new)
         grown += new[0].shape[1]
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
-    kept = select(scores, most) if budgets is None else within(scores, budgets)  # [B, n]
-    tokens, parents = (F.pad(x, (0, 1)).gather(1, kept) for x in (tokens, parents))
+    kept = select(scores, most)  # [B, n]
+    if budgets is not None:
+        kept = within(scores, kept, budgets)
+    tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too

@@ -125,6 +125,7 @@ class Medusa(Drafter):
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}
         self.shapes = {k: self._shape(choices) for k, choices in self.choices.items()}
+        self.smaller: dict[tuple[int, int], Tree] = {}  # by depth and nodes, for a batch that is too full for more
 
     def max_tree_nodes(self, k: int) -> int:
         return len(self.shapes[min(k, self.heads.count)].tokens)
@@ -158,10 +159,13 @@ class Medusa(Drafter):
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
         newest = torch.stack([c.hidden[layers][-1] for c in ready])  # [B, d], those that predicted the last tokens
-        h = self.target.transformer.norm(newest).to(self.heads.weight.dtype)
-        table = self.heads.candidates(h).flatten(1).tolist()  # [B, K · m]
+        table = (self.recorded or self.table)(newest).tolist()  # [B, K · m]
         draft_of = {c.row: self._fill(candidates, k, c) for c, candidates in zip(ready, table, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]
+
+    def table(self, newest: Tensor) -> Tensor:
+        """The candidates of all heads after these hidden states [B, d]: [B, K · m]."""
+        return self.heads.candidates(self.target.transformer.norm(newest).to(self.heads.weight.dtype)).flatten(1)
 
     def _fill(self, candidates: Sequence[int], k: int, context: Context) -> Draft:
         """The tree with the heads' tokens; where fewer nodes are allowed, those that are accepted most often."""
@@ -169,7 +173,13 @@ class Medusa(Drafter):
         shape = self.shapes[depth]
         allowed = context.allowed_nodes(len(shape.tokens))
         if allowed < len(shape.tokens):
-            order = sorted(self.choices[depth], key=lambda c: (-reach(self.heads.accuracy, c), len(c), c))
-            shape = self._shape(order[:allowed])
+            shape = self._smaller(depth, allowed)
         tokens = [candidates[i] for i in shape.tokens]
         return Draft(tokens, None, shape.parents if tokens and self.tree != "chain" else None)
+
+    def _smaller(self, depth: int, nodes: int) -> Tree:
+        """The best so many nodes of a tree, made once for each number."""
+        if (depth, nodes) not in self.smaller:
+            order = sorted(self.choices[depth], key=lambda c: (-reach(self.heads.accuracy, c), len(c), c))
+            self.smaller[depth, nodes] = self._shape(order[:nodes])
+        return self.smaller[depth, nodes]

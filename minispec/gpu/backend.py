@@ -22,6 +22,7 @@ from ..files.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import Completion
 from ..trace import Cycle
+from . import engine_heads  # noqa: F401 (hands the drafters their classes)
 from .buckets import memory_for
 from .decode import FastDecoder, FastSpeculator, Speculator
 from .draft_memory import PagedMemory

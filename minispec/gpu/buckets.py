@@ -16,13 +16,14 @@ Nobody gives weight to it: a token sees no slot after its own. That it is read a
 why there are two blocks and not one: a row gone wrong must not reach its neighbours through garbage that all share.
 
 The host's part of a pass is one sheet of numbers, lengths, tables and tokens, sent by one transfer. Of the tables it
-rewrites only those that have changed, which with blocks of 16 is one in 16.
+rewrites only those that have changed, which with blocks of 16 is one in 16. A pass after one of a single token per row
+needs no sheet at all (`again`): it moves the lengths on, and takes the tokens that the last pass has found.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -56,6 +57,40 @@ def best_attention(device: torch.device, dtype: torch.dtype):
 
     kernel = flash_decode.kernels_run(device, dtype)
     return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
+
+
+class Event:
+    """A moment in the device's work that the host can wait for. Without CUDA it has always passed."""
+
+    def __init__(self, device: torch.device):
+        self.event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def record(self) -> None:
+        if self.event:
+            self.event.record()
+
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
+
+class Arrival:
+    """Memory of the host for numbers that come from the device while that goes on."""
+
+    def __init__(self, like: Tensor):
+        self.numbers = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
+        self.there = Event(like.device)
+
+    def begin(self, numbers: Tensor) -> Callable[[], list[int]]:
+        count = len(numbers)
+        self.numbers[:count].copy_(numbers, non_blocking=True)
+        self.there.record()
+
+        def wait() -> list[int]:
+            self.there.wait()
+            return self.numbers[:count].tolist()
+
+        return wait
 
 
 class Result(NamedTuple):
@@ -101,11 +136,15 @@ class Buckets(Fused):
         self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
         self.recordings: dict[tuple[int, int, bool], Recorded] = {}
+        self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
         self.moves = torch.zeros(
             2, 1 << (most * (1 + k)).bit_length(), dtype=torch.int32, device=self.device
         )  # from, to
         self.movers: dict[int, Recorded] = {}
+        self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
+        self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
+        self.sent, self.arrivals = Event(self.device), [Arrival(self.best) for _ in range(2)]
 
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether there is a bucket for these tokens."""
@@ -124,14 +163,46 @@ class Buckets(Fused):
         self.write(rows, starts, tables, B, T)
         if drafts is not None:
             self.write_views(drafts, rows, B, T)
-        used = self.first + (T if drafts is None else T * (2 + T))
-        self.sheet[:B, :used].copy_(self.lines[:B, :used], non_blocking=True)
+        self.send(B, 0, self.first + (T if drafts is None else T * (2 + T)))
         shape = B, T, drafts is not None
+        self.shape, self.count = shape, len(rows)
         if shape not in self.recordings:
             self.recordings[shape] = Recorded(partial(self.work, *shape), [self.sheet])
         self.recordings[shape]()
-        take = lambda flat: flat[: B * T].unflatten(0, (B, T))[: len(rows)]  # noqa: E731
-        return Result(take(self.logits), take(self.best), {n: take(stream) for n, stream in self.streams.items()})
+        return self.result(B, T, len(rows))
+
+    def again(self, tables: Sequence[Sequence[int]]) -> Result:
+        """The pass after one of a single token per row, before anybody has looked at that: the same rows, one position
+        further, with what is in `best`. Their tables have the slots."""
+        B, T, branches = self.shape
+        if T != 1 or branches or len(tables) != self.count:
+            raise ValueError(f"{len(tables)} rows after a pass of {self.count} rows of {T} tokens: read them instead")
+        self.sent.wait()
+        if self.write_tables(tables):
+            self.send(B, 1, self.first)
+        if B not in self.followers:
+            self.followers[B] = Recorded(partial(self.follow, B), [self.sheet, self.best])
+        self.followers[B]()
+        return self.result(B, T, self.count)
+
+    def fetch(self) -> Callable[[], list[int]]:
+        """The best tokens of the last pass, one per row, are on their way: what is returned waits for them. The next
+        pass may be launched meanwhile, and the one after it when these have been waited for."""
+        self.arrivals.reverse()
+        return self.arrivals[0].begin(self.best[: self.count])
+
+    def result(self, B: int, T: int, rows: int) -> Result:
+        shape = B, T, rows
+        if shape not in self.results:
+            take = lambda flat: flat[: B * T].unflatten(0, (B, T))[:rows]  # noqa: E731
+            streams = {n: take(stream) for n, stream in self.streams.items()}
+            self.results[shape] = Result(take(self.logits), take(self.best), streams)
+        return self.results[shape]
+
+    def send(self, B: int, start: int, stop: int) -> None:
+        """These columns of the first B lines, to the sheet."""
+        self.sheet[:B, start:stop].copy_(self.lines[:B, start:stop], non_blocking=True)
+        self.sent.record()
 
     def write(self, rows, starts, tables, B: int, T: int) -> None:
         """The host's part: B lines, those of padding rows included."""
@@ -142,14 +213,21 @@ class Buckets(Fused):
         nobody = B - len(rows)
         rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
         first = self.first
+        self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.numbers[:B, 0] = starts
         self.numbers[:B, first : first + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
+        self.write_tables(tables)
+
+    def write_tables(self, tables: Sequence[Sequence[int]]) -> bool:
+        """Those that are not what their lines say; whether there were any."""
+        changed, first = False, self.first
         for row, table in enumerate(tables):
             if table != self.tables[row]:
-                self.tables[row] = list(table)
+                self.tables[row], changed = list(table), True
                 used = table[: self.width]  # beyond it no text can be, only slots for a tree
                 self.numbers[row, 1:first] = self.blank
                 self.numbers[row, 1 : 1 + len(used)] = used
+        return changed
 
     def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
         """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
@@ -180,6 +258,12 @@ class Buckets(Fused):
         self.best[: B * T] = best_tokens(logits).flatten()
         for n, stream in self.streams.items():
             stream[: B * T] = hidden[n].flatten(0, 1)
+
+    def follow(self, B: int) -> None:
+        """`work` for the next token of each row. Padding rows stay where they are."""
+        self.sheet[:B, 0] += self.sheet[:B, 1] != self.blank
+        self.sheet[:B, self.first] = self.best[:B].clamp(min=0)  # −1 is no token; what comes of it is dropped
+        self.work(B, 1, False)
 
     def move(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         """PagedKVCache.gather, recorded: positions start + path go to start, start + 1, …"""

@@ -34,6 +34,8 @@ class DeviceDrafter:
     """The protocol. A drafter says by its `on_device` which class drafts in its place."""
 
     nodes: int  # of every draft
+    budgets: Tensor | None = None  # [B], how many nodes of each draft count: tokens −1 follow (None: all of them)
+    depths: Tensor | None = None  # [B], how deep each draft may be (None: k)
 
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
@@ -216,7 +218,7 @@ class EagleOnDevice(DeviceDrafter):
             self.cache.advance(w)
             return self.best(half)
 
-        drafted = grow_tensors(expand, self.k, self.width, self.nodes, None, select, self.level)
+        drafted = grow_tensors(expand, self.k, self.width, self.nodes, self.budgets, self.depths, select, self.level)
         lengths.copy_(start)
         return drafted
 
@@ -276,7 +278,8 @@ class DFlashOnDevice(DeviceDrafter):
         _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, likeliest_tokens)
-        return grow_tensors(fillings, self.depth, self.drafter.nodes, self.nodes, None, select, self.level)
+        width, limits = self.drafter.nodes, (self.budgets, self.depths)
+        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)

@@ -154,13 +154,13 @@ class BlockPool:
     def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
         """Make the positions from the request's length up to `total` writable: for the tokens of a pass and its drafts.
         Returns the copies that the tensors must make first (none, unless it was forked). None: too few free blocks."""
-        table = self._table(request)
+        table, size = self._table(request), self.block_size
         total = max(total, table.reserved)
-        first = table.length // self.block_size  # the block that is written first; it may hold kept tokens too
-        partly = total > table.length and table.length % self.block_size > 0
+        first = table.length // size  # the block that is written first; it may hold kept tokens too
+        partly = total > table.length and table.length % size > 0
         shared = partly and self.refcount[table.blocks[first]] > 1
         fresh = max(0, self.blocks_for(total) - len(table.blocks))
-        if fresh + shared > self.num_free:
+        if (fresh or shared) and fresh + shared > self.num_free:
             return None
         copies = []
         if shared:  # copy on write: the others keep the old block
@@ -170,7 +170,8 @@ class BlockPool:
             self.counts["copies"] += 1
         elif partly:
             self._forget_hash(table.blocks[first])  # after a rollback into it: it will not hold those tokens for long
-        table.blocks += [self._take() for _ in range(fresh)]
+        if fresh:
+            table.blocks += [self._take() for _ in range(fresh)]
         table.reserved = total
         return copies
 

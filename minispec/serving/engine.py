@@ -38,6 +38,7 @@ from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
 from .integrity import check_engine
 from .metrics import Clock, Metrics, RequestMetrics, StepRecord
+from .paged import blocks_that_fit, bytes_per_block
 from .request import FINISHED, Request, Step
 from .runner import Job, Runner, Turn
 from .scheduler import Scheduler, StaticScheduler
@@ -48,8 +49,9 @@ POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
 class Engine:
     """Serve requests together, with continuous batching (or "static", for comparison) and paged memory.
 
-    `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time; a step processes
-    at most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep, smaller when
+    `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
+    fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
+    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep, smaller when
     the batch is full: all drafts of a step together have at most `draft_budget` nodes (and scratch tokens), an equal
     share for every request. With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks; a
     drafter that needs the target's hidden states needs those of every token, so it turns that off. Metrics keep the
@@ -65,7 +67,7 @@ class Engine:
         self,
         target: Model,
         drafter: Drafter | None = None,
-        num_blocks: int = 512,
+        num_blocks: int | None = None,
         block_size: int = 16,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
@@ -86,6 +88,10 @@ class Engine:
         if drafter is not None:
             check_drafter(target, drafter)
             trees = dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
+        at_least("block_size", block_size, 1)
+        at_least("max_num_seqs", max_num_seqs, 1)
+        if num_blocks is None:
+            num_blocks = blocks_that_fit(target.config, block_size, max_num_seqs, target.device, target.dtype)
         self.target, self.drafter = target, drafter
         self.k, self.drafts = k, bool(drafter and draft_budget)
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
@@ -97,6 +103,14 @@ class Engine:
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)
         self.lock, self.closed = FairLock(), False
+
+    def __repr__(self) -> str:
+        pool, target = self.pool, self.target
+        size = pool.num_blocks * bytes_per_block(target.config, pool.block_size, target.dtype)
+        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size / 2**20:,.0f} MiB)"
+        drafter = f", drafter={type(self.drafter).__name__}, k={self.k}" if self.drafter else ""
+        passes = "recorded" if self.runner.buckets and target.device.type == "cuda" else "usual"
+        return f"Engine({target.name}, {memory}, max_num_seqs={self.scheduler.max_num_seqs}{drafter}, {passes} passes)"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -117,9 +131,12 @@ class Engine:
         jobs = [self._job(prompt, params=params, index=i, **options) for i, prompt in enumerate(prompts)]
         bar = tqdm(total=len(jobs), unit="request", disable=not progress or len(jobs) < 2)
         with bar, self._serving(jobs):
-            while any(job.output is None for job in jobs):
+            there = ended = 0  # how many of these outputs, and how many requests had ended when they were counted
+            while there < len(jobs):
                 self.step()
-                bar.update(sum(job.output is not None for job in jobs) - bar.n)
+                if ended != (ended := self.measured.totals["requests"]):
+                    there, before = sum(job.output is not None for job in jobs), there
+                    bar.update(there - before)
         return [job.output for job in jobs]
 
     def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
@@ -223,8 +240,8 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        runner = self.runner
-        runner.clock = clock = Clock()
+        runner, clock = self.runner, Clock()
+        runner.begin(clock)
         plan = self.scheduler.schedule()
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
         try:
@@ -233,12 +250,15 @@ class Engine:
             self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
+            self._run_ahead(plan, turns)
+            emitting = [turn for turn in turns if turn.plan.emits]
+            self._attempt(runner.look, emitting)
             clock.lap("pass")
-            self._attempt(runner.judge, [turn for turn in turns if turn.plan.emits])
+            self._attempt(runner.judge, emitting)
             runner.keep(turns)
-            clock.lap("sampling")
+            runner.gather(turns)
             for turn in turns:
-                self._attempt(runner.settle, [turn])
+                self._settle(turn)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
@@ -251,8 +271,7 @@ class Engine:
                 if turn.job.output is None and turn.plan.request.status == FINISHED:
                     self._close(turn.job, turn.job.writer.finish_reason)
             clock.lap("scheduling")
-            cycles = [turn.cycle for turn in turns if turn.cycle and turn.result]
-            self.measured.add_step(record, sum(turn.count for turn in turns), cycles, clock.seconds)
+            self.measured.add_step(record, turns, clock.seconds)
         return record
 
     def _begin(self, plan: Step) -> None:
@@ -265,6 +284,21 @@ class Engine:
                 self.runner.restart(job)
             except Exception as error:
                 self._fail(job, error)
+
+    def _run_ahead(self, plan: Step, turns: Sequence[Turn]) -> None:
+        """Keep the device busy while the host looks at this step's tokens, if the next step is foreseeable."""
+        if self.runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
+            try:
+                self.runner.run_ahead(turns)
+            except Exception:  # the next step launches it again, and then the error counts
+                self.runner.ahead = None
+
+    def _settle(self, turn: Turn) -> None:
+        if turn.runs:
+            try:
+                self.runner.settle(turn)
+            except Exception as error:
+                self._fail(turn.job, error)
 
     def _attempt(self, work: Callable[[Sequence[Turn]], None], turns: Sequence[Turn]) -> None:
         """Do some work for all turns at once, less those that a callback has aborted meanwhile. If that fails, do it

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..trace import Cycle
-    from .runner import Job
+    from .runner import Job, Turn
 
 PARTS = ("scheduling", "drafting", "pass", "sampling")  # of a step's time
 
@@ -107,16 +106,25 @@ class Metrics:
         self.finished: Counter[str] = Counter()  # by reason
         self.seconds: Counter[str] = Counter(dict.fromkeys(PARTS, 0.0))
 
-    def add_step(self, step: StepRecord, read: int, cycles: Sequence[Cycle], seconds: dict[str, float]) -> None:
+    def add_step(self, step: StepRecord, turns: Sequence[Turn], seconds: dict[str, float]) -> None:
         """Complete the scheduler's record by what the engine knows, and add it up."""
-        step.read, step.seconds = read, seconds
-        step.emitted = sum(cycle.kept for cycle in cycles)
-        step.drafted = sum(len(cycle.drafted) for cycle in cycles)
-        step.accepted = sum(cycle.accepted for cycle in cycles)
+        step.seconds = seconds
+        for turn in turns:
+            step.read += turn.count
+            if turn.result is not None:
+                step.emitted += len(turn.result.tokens)
+                step.drafted += len(turn.draft.tokens)
+                step.accepted += turn.result.accepted
         self.steps.append(step)
-        self.seconds.update(seconds)
-        self.totals.update(steps=1, preemptions=len(step.preempted))
-        self.totals.update({name: getattr(step, name) for name in ("read", "emitted", "drafted", "accepted")})
+        for part, spent in seconds.items():
+            self.seconds[part] += spent
+        totals = self.totals
+        totals["steps"] += 1
+        totals["preemptions"] += len(step.preempted)
+        totals["read"] += step.read
+        totals["emitted"] += step.emitted
+        totals["drafted"] += step.drafted
+        totals["accepted"] += step.accepted
 
     def add_request(self, request: RequestMetrics) -> None:
         self.requests.append(request)

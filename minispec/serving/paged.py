@@ -21,6 +21,25 @@ from torch import Tensor
 
 from ..cache import TILE, Attend, attention_of_pass
 
+CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
+SHARE = 0.5  # of a GPU's free memory; passes, their results and recordings need some, too
+
+
+def bytes_per_block(config, block_size: int, dtype: torch.dtype) -> int:
+    """Keys and values of `block_size` tokens, in every layer."""
+    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize
+
+
+def blocks_that_fit(config, block_size: int, sequences: int, device: torch.device, dtype: torch.dtype) -> int:
+    """How many blocks to take: a share of what is free on the GPU now that the weights are there, and no more than so
+    many sequences of full length can fill."""
+    if device.type != "cuda":
+        return CPU_BLOCKS
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it, but unused
+    useful = sequences * -(-config.max_length // block_size)
+    return max(1, min(useful, int(SHARE * free) // bytes_per_block(config, block_size, dtype)))
+
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:
     """Logits, hidden states or tokens of a flattened pass [1, N, …], split by sequence: [n_i, …] each."""

@@ -48,7 +48,7 @@ class Request:
     @property
     def room(self) -> int:
         """A pass emits at most one token more than it drafts, so deeper drafts than this could not be used."""
-        return len(self.prompt) + self.max_new_tokens - self.num_tokens - 1
+        return len(self.prompt) + self.max_new_tokens - len(self.tokens) - 1
 
 
 @dataclass(eq=False)
@@ -63,10 +63,9 @@ class ScheduledRequest:
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
 
-    @property
-    def emits(self) -> bool:
-        """The pass reaches the sequence's last token, so it yields the distribution of the next."""
-        return self.start + self.count == self.request.num_tokens
+    def __post_init__(self):
+        # Whether the pass reaches the sequence's last token, and so yields the distribution of the next.
+        self.emits = self.start + self.count == len(self.request.tokens)
 
     @property
     def tokens(self) -> list[int]:

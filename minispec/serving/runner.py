@@ -6,31 +6,37 @@ for all, and speculation can be off for one request (k=0), for all (no drafter),
 On a GPU the requests that process no prompt, which is most of them in most steps, have a pass of fixed shape to
 themselves, recorded and started by one launch (gpu/buckets.py). That saves far more than it costs to read the weights
 once more for the others.
+
+The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
+not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
+first and looked at in the next step (`run_ahead`). If a request turns out to have ended, that pass is dropped, and
+launched again without it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from ..drafters.base import Context, Drafter
 from ..files.handle import Model
 from ..generate import Output
+from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
 from ..speculate import Completion, check_shapes, propose
-from ..trace import Cycle, synchronize
+from ..trace import Cycle
 from ..tree import Draft, view
-from ..verify import judge
+from ..verify import greedy_draft, judge
 from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .request import RUNNING, Request, Result, ScheduledRequest
 
 HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
+NO_DRAFT = Draft([])
 
 
 @dataclass(eq=False, kw_only=True)
@@ -47,8 +53,12 @@ class Job(Completion):
 
     def reveal(self) -> Context:
         """As in speculate.py, but the states stay until the drafter has answered: a call that fails is repeated."""
-        unseen, context = self.unseen, super().reveal()
-        self.unseen = unseen
+        unseen, context = self.unseen, self.context
+        if len(unseen) == 1:  # those of the last pass, as nearly always: nothing to put together
+            context.hidden = unseen[0]
+        else:
+            super().reveal()
+            self.unseen = unseen
         return context
 
     def forget_states(self) -> None:
@@ -56,20 +66,35 @@ class Job(Completion):
 
 
 @dataclass(eq=False)
+class Results:
+    """What a forward pass gave several turns, their positions one after the other."""
+
+    logits: Tensor  # [N, V]
+    best: Tensor | None  # [N], the best tokens, or sampled ones in their place; −1: NaN or ∞; None: not looked for yet
+    hidden: dict[int, Tensor]  # layer → [M, d], also at positions that need no logits
+    tokens: list[int] | None = None  # `best`, once the host has looked at it
+    wait: Callable[[], list[int]] | None = None  # for `best`, if it is on its way
+
+    def move(self) -> None:
+        """Into memory of its own: the next pass in a fixed shape will overwrite it."""
+        self.logits, self.best = self.logits.clone(), self.best.clone()
+        self.hidden = {n: states.clone() for n, states in self.hidden.items()}
+
+
 class Turn:
     """A job's part in one step."""
 
-    plan: ScheduledRequest
-    job: Job
-    asked: bool = False  # whether the drafter was
-    draft: Draft = field(default_factory=lambda: Draft([]))
-    count: int = 0  # tokens that the pass processed for it, scratch included
-    logits: Tensor | None = None  # of a pass [B, T, V], from the last certain token on
-    best: Tensor | None = None  # its best tokens [B, T], if the pass found them, too
-    row: int = 0  # which of the B is its own
-    hidden: dict[int, Tensor] = field(default_factory=dict)  # layer → states of all its tokens [n, d]
-    cycle: Cycle | None = None  # what the verifier made of the draft
-    result: Result | None = None  # for the scheduler; None: something failed on the way
+    def __init__(self, plan: ScheduledRequest, job: Job):
+        self.plan, self.job = plan, job
+        self.draft, self.asked = NO_DRAFT, False  # asked: whether the drafter was
+        self.count = 0  # tokens that the pass processed for it, scratch included
+        self.results: Results | None = None  # of that pass
+        self.at = self.states_at = 0  # where its logits (from the last certain token on) and its states begin there
+        self.sampled = False  # its next token, in `results.best`
+        self.states: dict[int, Tensor] = {}  # layer → those of its verified tokens [n, d]
+        self.tokens: list[int] | None = None  # to be emitted
+        self.cycle: Cycle | None = None  # what the verifier made of the draft; None: the request never drafts
+        self.result: Result | None = None  # for the scheduler; None: something failed on the way
 
     @property
     def runs(self) -> bool:
@@ -85,12 +110,38 @@ class Turn:
         """It processes its last token and what was drafted after it: no prompt."""
         return self.plan.count == 1 and self.plan.emits
 
-    def tokens(self) -> list[int]:
+    @property
+    def held(self) -> bool:
+        """Some tokens must not be emitted yet (min_new_tokens)."""
+        context = self.job.context
+        return bool(context.held_back) and context.held_until > len(context.tokens)
+
+    @property
+    def logits(self) -> Tensor:
+        """[1 + drafts + scratch, V], from the last certain token on."""
+        return self.results.logits[self.at : self.at + self.count - self.plan.count + 1]
+
+    def inputs(self) -> list[int]:
+        """The tokens that the pass processes for it."""
         return self.plan.tokens + (self.draft.scratch.tokens if self.draft.scratch else [])
 
-    def ran(self, count: int, logits: Tensor, row: int, hidden: dict[int, Tensor], best: Tensor | None = None) -> None:
-        self.count, self.logits, self.row, self.hidden, self.best = count, logits, row, hidden, best
+    def ran(self, count: int, results: Results, at: int, states_at: int) -> None:
+        self.count, self.results, self.at, self.states_at = count, results, at, states_at
         self.job.tokens_read += count
+
+
+@dataclass(eq=False)
+class Ahead:
+    """A pass that was launched before its step has come."""
+
+    requests: list[Request]
+    starts: list[int]
+    results: Results
+
+    def serves(self, turns: Sequence[Turn]) -> bool:
+        """Whether these turns are what it was launched for."""
+        plans = [turn.plan for turn in turns]
+        return [p.request for p in plans] == self.requests and [p.start for p in plans] == self.starts
 
 
 class Runner:
@@ -111,6 +162,14 @@ class Runner:
             self.cache, self.buckets = PagedKVCache(target.config, pool.num_blocks, **memory), None
         if drafter and self.buckets:
             drafter.record()
+        self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
+        self.ahead: Ahead | None = None
+
+    def begin(self, clock: Clock) -> None:
+        """A step begins."""
+        self.clock, self.latest = clock, None
+
+    # ---- drafts ----------------------------------------------------------------------------------------------------
 
     def draft(self, turns: Sequence[Turn]) -> None:
         """One call of the drafter for all; each draft is cut to the depth and to the nodes that its slots allow."""
@@ -137,20 +196,26 @@ class Runner:
         if self.drafter:
             self.drafter.rewind(job.context.row, 0)
 
+    # ---- the forward pass ------------------------------------------------------------------------------------------
+
     def forward(self, turns: Sequence[Turn]) -> None:
-        """One pass over everything; or two, where there are fixed shapes for the requests that decode."""
-        decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
-        rows = [turn.tokens() for turn in decoding]
-        if decoding and self.buckets.takes(rows):
-            self._bucket_pass(decoding, rows)
-            turns = [turn for turn in turns if not turn.decodes]
+        """One pass over everything; or two, where there are fixed shapes for the requests that decode. Nothing is
+        waited for, and a pass that was launched ahead is not launched again."""
+        if self.buckets and (decoding := [turn for turn in turns if turn.decodes]):
+            ahead, self.ahead = self.ahead, None
+            if ahead and ahead.serves(decoding):
+                self._ran_in_bucket(decoding, [1] * len(decoding), ahead.results, 1)
+                turns = [turn for turn in turns if not turn.decodes]
+            elif self.buckets.takes(rows := [turn.inputs() for turn in decoding]):
+                self._bucket_pass(decoding, rows)
+                turns = [turn for turn in turns if not turn.decodes]
         if turns:
             self._ragged_pass(turns)
 
     def _ragged_pass(self, turns: Sequence[Turn]) -> None:
         """[certain tokens …, drafts …, scratch …] of every request, end to end; logits only where they are needed."""
         transformer, device = self.target.transformer, self.target.device
-        rows = [turn.tokens() for turn in turns]
+        rows = [turn.inputs() for turn in turns]
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
@@ -168,31 +233,91 @@ class Runner:
         if sum(needed) < x.shape[1]:
             parts = zip(split(x, counts), counts, needed, strict=True)
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
-        logits = split(transformer.head(x), needed)  # [1 + drafts + scratch, V] each
-        states = {n: split(state, counts) for n, state in hidden.items()}
-        synchronize(device)
-        for i, turn in enumerate(turns):
-            turn.ran(counts[i], logits[i][None], 0, {n: of_turns[i] for n, of_turns in states.items()})
+        logits = transformer.head(x)[0]  # [Σ needed, V]
+        results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
+        at = states_at = 0
+        for turn, count, n in zip(turns, counts, needed, strict=True):
+            turn.ran(count, results, at, states_at)
+            at, states_at = at + n, states_at + count
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
+        if self.latest:  # after a fault each runs alone, one after the other, before any of them is looked at
+            self.latest.move()
         tables = self._tables(turns)
         self.clock.lap("scheduling")
         drafts = [turn.draft for turn in turns] if any(turn.branches for turn in turns) else None
         logits, best, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables, drafts)
-        if len(turns) == 1:  # after a fault each runs alone, one after the other, before any of them is judged
-            logits, best, hidden = logits.clone(), best.clone(), {n: states.clone() for n, states in hidden.items()}
-        synchronize(self.target.device)
-        self.clock.lap("pass")
-        for i, (turn, row) in enumerate(zip(turns, rows, strict=True)):
-            turn.ran(len(row), logits, i, {n: states[i, : len(row)] for n, states in hidden.items()}, best)
+        self._ran_in_bucket(turns, list(map(len, rows)), flat(logits, best, hidden), logits.shape[1])
+
+    def _ran_in_bucket(self, turns: Sequence[Turn], counts: Sequence[int], results: Results, T: int) -> None:
+        self.latest = results
+        for i, (turn, count) in enumerate(zip(turns, counts, strict=True)):
+            turn.ran(count, results, i * T, i * T)
+
+    def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
+        """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
+        pass in a fixed shape, nothing was drafted, and no token is forbidden."""
+        return (
+            self.latest is not None
+            and self.drafter is None
+            and all(turn.results is self.latest and turn.runs and not turn.held for turn in turns)
+        )
+
+    def run_ahead(self, turns: Sequence[Turn]) -> None:
+        """Launch the pass after this one, before anybody has looked at this one's tokens."""
+        self._sample(self.latest, turns)
+        self.latest.wait = self.buckets.fetch()  # what the next pass is going to overwrite is on its way to the host
+        logits, best, hidden = self.buckets.again(self._tables(turns))
+        plans = [turn.plan for turn in turns]
+        self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], flat(logits, best, hidden))
+
+    # ---- what it says ----------------------------------------------------------------------------------------------
+
+    def look(self, turns: Sequence[Turn]) -> None:
+        """Wait for the next tokens of all requests that need no more than these: the greedy ones, drafts or not, and
+        those that sample without a draft. It is the one look at the device in a step without sampled drafts."""
+        for results in passes(turns):
+            if results.wait is None:
+                self._sample(results, [turn for turn in turns if turn.results is results])
+            if results.tokens is None:
+                results.tokens = results.wait() if results.wait else results.best.tolist()
+
+    def _sample(self, results: Results, turns: Sequence[Turn]) -> None:
+        """On the device: the next token of each request that samples and has no draft, in the place of its best one."""
+        if results.best is None:
+            results.best = best_tokens(results.logits)
+        plain = [turn for turn in turns if not (turn.job.context.sampling.greedy or turn.draft.tokens or turn.held)]
+        plain = [turn for turn in plain if not turn.sampled]
+        if plain:
+            contexts, at = [turn.job.context for turn in plain], chosen([turn.at for turn in plain], results.best)
+            u = uniforms([context.generator for context in contexts], 1).to(results.best.device, non_blocking=True)
+            results.best[at] = sample(results.logits[at], [context.sampling for context in contexts], u[:, 0])
+            for turn in plain:
+                turn.sampled = True
 
     def judge(self, turns: Sequence[Turn]) -> None:
-        contexts, drafts = [turn.job.context for turn in turns], [turn.draft for turn in turns]
-        lossless = self.drafter is None or self.drafter.lossless
-        verdicts, p, q = judge(side_by_side(turns), contexts, drafts, lossless, side_by_side(turns, "best"))
-        for i, turn in enumerate(turns):
-            turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
+        """Which tokens each request emits: at once where the best (or sampled) tokens say so, else by the verifier."""
+        lossless, others = self.drafter is None or self.drafter.lossless, []
+        for turn in turns:
+            context, draft = turn.job.context, turn.draft
+            if turn.held or not (turn.sampled or context.sampling.greedy) or draft.probs is not None:
+                others.append(turn)
+                continue
+            best = turn.results.tokens[turn.at : turn.at + len(draft.tokens) + 1]
+            if -1 in best:
+                raise ValueError(NOT_FINITE)
+            if turn.job.request.k:
+                verdict, p = greedy_draft(best, draft)
+                turn.cycle = Cycle.of(draft, verdict, p, None, len(context.tokens), lossless)
+            else:
+                turn.tokens = best
+        for results in passes(others):
+            some = [turn for turn in others if turn.results is results]
+            contexts, drafts = [turn.job.context for turn in some], [turn.draft for turn in some]
+            verdicts, p, q = judge(side_by_side(some), contexts, drafts, lossless)
+            for i, turn in enumerate(some):
+                turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token."""
@@ -201,30 +326,76 @@ class Runner:
             starts, paths = [turn.plan.start + turn.plan.count for turn in trees], [turn.cycle.path for turn in trees]
             (self.buckets.move if self.buckets else self.cache.gather)(self._tables(trees), starts, paths)
 
-    def settle(self, turns: Sequence[Turn]) -> None:
+    def gather(self, turns: Sequence[Turn]) -> None:
+        """The hidden states of verified tokens, of all requests that draft by one index for each layer."""
+        for results in passes(turns) if self.hidden_layers else ():
+            some = [turn for turn in turns if turn.results is results and turn.runs and turn.job.request.k]
+            kept = []
+            for turn in some:
+                cycle, count = turn.cycle, turn.plan.count
+                kept.append([*range(count), *(count + node for node in (cycle.path if cycle else []))])
+            if not some:
+                continue
+            index = [turn.states_at + i for turn, places in zip(some, kept, strict=True) for i in places]
+            index, counts = torch.tensor(index, device=self.target.device), list(map(len, kept))
+            for n, states in results.hidden.items():
+                for turn, part in zip(some, states.index_select(0, index).split(counts), strict=True):
+                    turn.states[n] = part
+
+    def settle(self, turn: Turn) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
-        [turn] = turns
-        job, cycle, count = turn.job, turn.cycle, turn.plan.count
-        if turn.hidden and job.request.k:
-            kept = [*range(count), *(count + node for node in (cycle.path if cycle else []))]
+        job, cycle = turn.job, turn.cycle
+        if turn.states:
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
-            job.remember({n: states[kept] for n, states in turn.hidden.items()}, newest)
-        if cycle is None:  # a chunk that does not reach the prompt's end
+            job.remember(turn.states, newest)
+        if not turn.plan.emits:  # a chunk that does not reach the prompt's end
             turn.result = Result()
             return
-        parts = self.clock.seconds
-        cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
-        job.write(cycle)
+        if cycle is None:
+            job.context.tokens += turn.tokens
+            job.writer.write(*turn.tokens)
+        else:
+            parts = self.clock.seconds
+            cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+            job.write(cycle)
+            turn.tokens = cycle.tokens
         job.last_token = time.perf_counter()
         job.first_token = job.first_token or job.last_token
-        turn.result = Result(cycle.tokens, cycle.accepted, job.writer.finish_reason)
+        turn.result = Result(turn.tokens, cycle.accepted if cycle else 0, job.writer.finish_reason)
         if turn.asked and not job.ended:
-            end = turn.count - count + 1  # of its logits, which begin at the last certain token
-            scratch = turn.draft.scratch and turn.logits[turn.row, end - len(turn.draft.scratch.tokens) : end]
+            scratch = turn.draft.scratch and turn.logits[-len(turn.draft.scratch.tokens) :]
             self.drafter.settle(job.context.row, cycle.path, cycle.token, scratch)
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
-        return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]
+        tables = self.pool.tables
+        return [tables[turn.plan.request.id].blocks for turn in turns]
+
+
+def passes(turns: Sequence[Turn]) -> list[Results]:
+    """The passes that these turns were part of."""
+    return list(dict.fromkeys(turn.results for turn in turns))
+
+
+def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
+    """The results of B rows of T tokens, [B, T, …], as those of B·T positions."""
+    return Results(logits.flatten(0, 1), best.flatten(), {n: states.flatten(0, 1) for n, states in hidden.items()})
+
+
+def chosen(places: list[int], of: Tensor) -> slice | Tensor:
+    """An index of these places. A slice is a view; a tensor has to be sent to the device, but not to be waited for."""
+    if places == list(range(places[0], places[0] + len(places))):
+        return slice(places[0], places[0] + len(places))
+    return torch.tensor(places).to(of.device, non_blocking=True)
+
+
+def sample(logits: Tensor, samplings: Sequence[Sampling], u: Tensor) -> Tensor:
+    """A token from each of logits [n, V], by its own Sampling and its random number u [n], without a look at any
+    number; −1 where the logits contain NaN or ∞."""
+    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    for sampling in dict.fromkeys(samplings):
+        rows = chosen([row for row, other in enumerate(samplings) if other == sampling], logits)
+        tokens[rows] = pick(sampling.unchecked_probs(logits[rows]), u[rows])
+    return torch.where(logits.amax(-1).isfinite(), tokens, -1)
 
 
 def prune(draft: Draft, nodes: int) -> Draft:
@@ -236,14 +407,10 @@ def prune(draft: Draft, nodes: int) -> Draft:
     return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)
 
 
-def side_by_side(turns: Sequence[Turn], what: str = "logits") -> Tensor | None:
-    """Their logits (or best tokens) at the last certain token and the drafts, [B, n + 1, …]; padding follows shorter
-    drafts. None: some pass did not say."""
-    each = [getattr(turn, what) for turn in turns]
-    if any(part is None for part in each):
-        return None
-    longest, rows = 1 + max(len(turn.draft.tokens) for turn in turns), [turn.row for turn in turns]
-    if all(part is each[0] for part in each):  # they come from one pass
-        return (each[0] if rows == list(range(len(each[0]))) else each[0][rows])[:, :longest]
-    own = [part[turn.row, : len(turn.draft.tokens) + 1] for part, turn in zip(each, turns, strict=True)]
-    return pad_sequence(own, batch_first=True)
+def side_by_side(turns: Sequence[Turn]) -> Tensor:
+    """The logits of turns of one pass at the last certain token and the drafts, [B, n + 1, V]. What follows a shorter
+    draft is padding: any logits will do."""
+    logits, longest = turns[0].results.logits, 1 + max(len(turn.draft.tokens) for turn in turns)
+    first = torch.tensor([turn.at for turn in turns])
+    places = (first[:, None] + torch.arange(longest)).clamp(max=len(logits) - 1)
+    return logits[places.to(logits.device)]

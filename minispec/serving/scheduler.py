@@ -15,7 +15,7 @@ cached. A request is never preempted by one after it, so the first in the order 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from operator import attrgetter
 
 from .blocks import BlockPool, at_least
@@ -119,10 +119,10 @@ class Scheduler:
         into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
         step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
-        self._decode(step)
-        for request in self.running:
-            if request.behind > 1:
-                self._prefill(step, request)
+        behind = [(request, request.behind) for request in self.running]
+        self._decode(step, [request for request, tokens in behind if tokens == 1])
+        for request in [request for request, tokens in behind if tokens > 1 and request.status == RUNNING]:
+            self._prefill(step, request)
         self._admit(step)
         if self.requests and not step.scheduled:
             held = f"{self.pool.num_used} of the pool's {self.pool.num_blocks} blocks are held outside the scheduler"
@@ -130,10 +130,10 @@ class Scheduler:
         self._speculate(step)
         return step
 
-    def _decode(self, step: Step) -> None:
+    def _decode(self, step: Step, decoding: Sequence[Request]) -> None:
         """One slot for every request that decodes; the last in the order make room for the first."""
-        for request in list(self.running):
-            if request.status != RUNNING or request.behind > 1:
+        for request in decoding:
+            if request.status != RUNNING:  # preempted by one before it
                 continue
             while self.pool.allocate(request.id, request.num_tokens) is None:
                 victim = self.running[-1]
@@ -168,9 +168,9 @@ class Scheduler:
 
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
-        depths = [(s, min(self.lookahead if s.request.k is None else s.request.k, s.request.room))
-                  for s in step.scheduled if not s.prefill]  # fmt: skip
-        drafting = [(scheduled, depth) for scheduled, depth in depths if depth > 0]
+        willing = [s for s in step.scheduled if not s.prefill and s.request.k != 0]
+        depths = [min(self.lookahead if s.request.k is None else s.request.k, s.request.room) for s in willing]
+        drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
         scratch = self.scratch_slots
         for scheduled, depth in drafting:
@@ -183,6 +183,13 @@ class Scheduler:
                 scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
                 scheduled.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
+
+    def reserve_ahead(self, step: Step) -> bool:
+        """Whether the next step will decode these requests again, unless one of them stops or is aborted: each has a
+        token in this one, and room for another. Its slot is reserved, so the device may go on before the host knows."""
+        if not step.scheduled or any(s.prefill or s.num_lookahead_tokens or s.request.room < 1 for s in step.scheduled):
+            return False
+        return all(self.pool.allocate(s.request.id, len(s.request.tokens) + 1) is not None for s in step.scheduled)
 
     def _preempt(self, step: Step, request: Request) -> None:
         self.running.remove(request)
@@ -208,7 +215,8 @@ class Scheduler:
             phase = "prefill" if scheduled.prefill else "verify" if drafted else "decode"
             accepted = result.accepted if result else 0
             records.append(RowRecord(request.id, phase, scheduled.count + drafted, drafted, accepted))
-            request.draft_tokens = []
+            if drafted:
+                request.draft_tokens = []
             if request.status != RUNNING:  # it has ended since
                 continue
             if result is not None:
@@ -216,7 +224,7 @@ class Scheduler:
                 # The emitted token is in no cache yet: the next pass begins with it.
                 request.num_computed_tokens = min(scheduled.start + scheduled.count + accepted, request.num_tokens)
                 self.pool.commit(request.id, request.tokens, request.num_computed_tokens)
-            if not scheduled.prefill:
+            if scheduled.num_lookahead_tokens:
                 self.pool.trim(request.id)
             if result is not None and (result.finish or request.room < 0):
                 self.finish(request.id, result.finish or "length")
@@ -228,10 +236,11 @@ class Scheduler:
     @staticmethod
     def _check(scheduled: ScheduledRequest, result: Result | None) -> None:
         """Refuse a result that cannot come from this plan, before anything is changed."""
-        id, drafted = scheduled.request.id, len(scheduled.request.draft_tokens)
+        request = scheduled.request
+        id, drafted = request.id, len(request.draft_tokens)
         if drafted > scheduled.max_nodes:
             raise ValueError(f"request {id!r} drafted {drafted} tokens: at most {scheduled.max_nodes} have slots")
-        if result is None or scheduled.request.status != RUNNING:
+        if result is None or request.status != RUNNING:
             return
         if not 0 <= result.accepted <= min(drafted, scheduled.draft_length):
             raise ValueError(f"accepted={result.accepted} for request {id!r}, which drafted {drafted} tokens")

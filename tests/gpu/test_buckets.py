@@ -21,7 +21,6 @@ from minispec.gpu import buckets
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
-from minispec.serving import runner
 from minispec.serving.engine import Engine
 from minispec.serving.paged import PagedKVCache
 from minispec.serving.runner import Runner
@@ -248,22 +247,26 @@ def in_write(old: str, new: str):
     return lambda patch: rewrite(patch, Buckets, "write", old, new)
 
 
+def in_tables(old: str, new: str):
+    return lambda patch: rewrite(patch, Buckets, "write_tables", old, new)
+
+
 def in_work(old: str, new: str):
     return lambda patch: rewrite(patch, Buckets, "work", old, new)
 
 
 MUTANTS = {
     "padding is written into block 0": Mutant(in_work("self.blank, self.spare)", "self.blank, 0)"), ("logits",)),
-    "tables are filled up with block 0": Mutant(in_write("1:first] = self.blank", "1:first] = 0"), ("logits",)),
+    "tables are filled up with block 0": Mutant(in_tables("1:first] = self.blank", "1:first] = 0"), ("logits",)),
     "garbage is read": Mutant(
         in_work("self.blank, self.spare)", "self.blank, self.blank)"), ("neighbours",), ("texts",)
     ),
-    "tables of other rows": Mutant(in_write("enumerate(tables)", "enumerate(tables[::-1])"), ("logits", "texts")),
+    "tables of other rows": Mutant(in_tables("enumerate(tables)", "enumerate(tables[::-1])"), ("logits", "texts")),
     "stale lengths": Mutant(in_write("self.numbers[:B, 0] = starts", "pass"), ("logits", "texts")),
-    "stale tables": Mutant(in_write("table != self.tables[row]", "not self.tables[row]"), ("logits", "texts")),
-    "tables that grow unnoticed": Mutant(in_write("= list(table)", "= table"), ("texts",), ("logits",)),
+    "stale tables": Mutant(in_tables("table != self.tables[row]", "not self.tables[row]"), ("logits", "texts")),
+    "tables that grow unnoticed": Mutant(in_tables("list(table), True", "table, True"), ("texts",), ("logits",)),
     "old blocks stay in a shorter table": Mutant(
-        in_write("self.numbers[row, 1:first] = self.blank", "pass"), ("logits",)
+        in_tables("self.numbers[row, 1:first] = self.blank", "pass"), ("logits",)
     ),
     "those who left go on": Mutant(in_write("[*tables, *[[]] * nobody]", "tables"), ("logits",)),
     "positions within a block": Mutant(
@@ -280,11 +283,10 @@ MUTANTS = {
         ("texts",),
     ),
     "alone, they share one place": Mutant(
-        lambda patch: rewrite(patch, Runner, "_bucket_pass", "len(turns) == 1", "False"), ("trouble",), ("texts",)
+        lambda patch: rewrite(patch, Runner, "_bucket_pass", "if self.latest:", "if False:"), ("trouble",), ("texts",)
     ),
-    "judged by the first row's logits": Mutant(
-        lambda patch: rewrite(patch, runner, "side_by_side", "together[rows]", "together[: len(rows)]"),
-        ("trouble",),
+    "judged by the first row's tokens": Mutant(
+        lambda patch: rewrite(patch, Runner, "judge", "tokens[turn.at : turn", "tokens[0 : turn"),
         ("texts",),
     ),
 }

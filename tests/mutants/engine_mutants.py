@@ -93,7 +93,7 @@ def refused_states_are_told(patch: MonkeyPatch) -> None:
     rewrite(
         patch,
         Runner,
-        "settle",
+        "gather",
         "*(count + node for node in (cycle.path if cycle else []))]",
         "*range(count, count + len(turn.draft.tokens))]",
     )
@@ -149,7 +149,7 @@ def drafts_are_not_pruned(patch: MonkeyPatch) -> None:
 
 def states_pile_up(patch: MonkeyPatch) -> None:
     """Keeps all hidden states for a drafter that is not asked."""
-    rewrite(patch, Runner, "settle", "turn.hidden.items()}, newest)", "turn.hidden.items()}, None)")
+    rewrite(patch, Runner, "settle", "turn.states, newest)", "turn.states, None)")
 
 
 def adding_without_the_lock(patch: MonkeyPatch) -> None:

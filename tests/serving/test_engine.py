@@ -35,8 +35,10 @@ from sequence_distribution import power
 import minispec as ms
 from minispec.drafters import Draft
 from minispec.drafters.base import Scratch
+from minispec.serving import paged
 from minispec.serving.integrity import IntegrityError
 from minispec.serving.metrics import Clock
+from minispec.serving.paged import PagedKVCache
 
 # ---------------------------------------------------------------- the same texts as alone
 
@@ -524,6 +526,26 @@ def test_after_shutdown():
 def test_impossible_engines_are_refused(options, named):
     with pytest.raises(ValueError, match=named):
         ms.Engine(pair()[0], **options)
+
+
+def test_memory_that_fits_the_card(monkeypatch):
+    """Half of what is free, but no more than the requests can fill; on a CPU 512 blocks."""
+    config, cuda = pair()[0].config, torch.device("cuda")
+    size = paged.bytes_per_block(config, 16, torch.float64)
+    cache = PagedKVCache(config, 3, 16, dtype=torch.float64)
+    assert 3 * size == cache.keys.nbytes + cache.values.nbytes
+    for free, unused, blocks in (
+        (100 * size, 20 * size, 60),
+        (10**6 * size, 0, 8 * config.max_length // 16),
+        (1, 0, 1),
+    ):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9 * size))
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: 5 + unused)
+        monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
+        assert paged.blocks_that_fit(config, 16, 8, cuda, torch.float64) == blocks
+    engine = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=8)
+    assert engine.pool.num_blocks == 512
+    assert "512 blocks of 8 tokens" in repr(engine) and "NGram" in repr(engine)
 
 
 def test_a_draft_of_another_vocabulary(make_model):

@@ -1,0 +1,276 @@
+"""Passes that an engine launches before the tokens of the last one are known: they change nothing but the time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_checks import asks, assert_as_alone, assert_idle, long_asks, pair, serve
+from mutants.patching import rewrite
+
+import minispec as ms
+from minispec.gpu.buckets import Buckets
+from minispec.serving.runner import Ahead, Runner
+
+
+class Count:
+    """How often passes were launched as usual, and ahead."""
+
+    def __init__(self, patch):
+        self.read = self.again = 0
+        for name in ("read", "again"):
+            patch.setattr(Buckets, name, self.counted(name, getattr(Buckets, name)))
+
+    def counted(self, name: str, right):
+        def call(*args, **options):
+            setattr(self, name, getattr(self, name) + 1)
+            return right(*args, **options)
+
+        return call
+
+
+@pytest.fixture
+def count(monkeypatch) -> Count:
+    return Count(monkeypatch)
+
+
+def engine(target: ms.Model | None = None, **options) -> ms.Engine:
+    return ms.Engine(target or pair()[0], fast=True, **dict(block_size=4, num_blocks=200) | options)
+
+
+def endless() -> ms.Model:
+    return ms.Model("endless", pair()[0].transformer)
+
+
+def test_all_passes_of_a_steady_batch_but_the_first_are_launched_ahead(count):
+    target, new = endless(), 40
+    quick = engine(target)
+    prompts = [[5, 9], [7, 8], [1, 2, 3]]
+    outs = quick.generate(prompts, max_new_tokens=new, progress=False)
+    assert [out.tokens for out in outs] == [ms.generate(target, prompt, new).tokens for prompt in prompts]
+    assert (count.read, count.again) == (1, new - 2)  # the prompts' pass gives the first token
+    assert_idle(quick)
+
+
+def test_sampled_requests_run_ahead_with_their_own_numbers(count):
+    target, new = endless(), 30
+    ways = [dict(temperature=0.9), dict(), dict(temperature=1.3, top_k=7), dict(temperature=0.9)]
+    quick = engine(target)
+    ids = [quick.add([3, i], new, seed=i, **way) for i, way in enumerate(ways)]
+    outs = serve(quick)
+    for i, (id, way) in enumerate(zip(ids, ways, strict=True)):
+        assert outs[id].tokens == ms.generate(target, [3, i], new, seed=i, **way).tokens
+    assert (count.read, count.again) == (1, new - 2)
+
+
+def test_requests_that_come_and_go(count):
+    """End tokens, different lengths, late arrivals, prompts in chunks and preemptions: as if each were alone."""
+    some = asks(24, 60, 24)
+    quick = engine(num_blocks=30, max_num_seqs=8, max_num_batched_tokens=96, max_chunk=32)
+    left, outs, ids = list(some), {}, {}
+    while left or quick.jobs:
+        if left:
+            ask = left.pop()
+            ids[quick.add(ask.prompt, ask.new)] = ask
+        quick.step()
+        quick.check_integrity()
+        outs |= quick.take()
+    assert outs.keys() == ids.keys()
+    for id, out in outs.items():
+        assert_as_alone(out, ids[id])
+    assert quick.metrics()["totals"]["preemptions"] > 0 and count.again > 20 and count.read > 5
+    assert_idle(quick)
+
+
+def test_an_abort_drops_the_pass_that_is_under_way(count):
+    target = endless()
+    quick = engine(target)
+    first, second = quick.add([5, 9], 30), quick.add([7], 30)
+    for _ in range(5):
+        quick.step()
+    quick.abort(first)
+    before = count.read
+    outs = serve(quick)
+    assert count.read == before + 1
+    assert outs[first].tokens == ms.generate(target, [5, 9], 30).tokens[:5]
+    assert outs[second].tokens == ms.generate(target, [7], 30).tokens
+    assert_idle(quick)
+
+
+def test_a_request_that_joins_does_not_stop_the_others(count):
+    """A pass that was launched ahead still serves those that decode, beside the new one's prompt."""
+    target = endless()
+    quick = engine(target)
+    first = quick.add([5, 9], 30)
+    for _ in range(5):
+        quick.step()
+    launched = count.read, count.again
+    late = quick.add([7, 8], 10)
+    quick.step()
+    assert (count.read, count.again) == launched  # one pass was under way, the other is the prompt's
+    outs = serve(quick)
+    assert outs[first].tokens == ms.generate(target, [5, 9], 30).tokens
+    assert outs[late].tokens == ms.generate(target, [7, 8], 10).tokens
+
+
+def test_drafts_and_forbidden_tokens_are_not_run_ahead_of(count):
+    target = pair()[0]
+    quick = engine(target)
+    held = quick.add([5, 9], 20, min_new_tokens=12)
+    for _ in range(12):
+        quick.step()
+    assert count.again == 0
+    assert serve(quick)[held].tokens == ms.generate(target, [5, 9], 20, min_new_tokens=12).tokens
+    drafting = engine(endless(), drafter=ms.drafters.NGram())
+    drafting.add([5, 6] * 4, 20)
+    serve(drafting)
+    assert count.again <= 20 - 12
+
+
+def test_an_interrupted_step_can_be_taken_again(count, monkeypatch):
+    target = endless()
+    quick = engine(target)
+    prompts = [[5, 9], [7], [1, 2, 3]]
+    ids = [quick.add(prompt, 24) for prompt in prompts]
+    for where in ("forward", "run_ahead", "look", "judge", "gather"):
+        right, calls = getattr(quick.runner, where), []
+
+        def interrupted(*args, right=right, calls=calls):
+            right(*args)
+            calls.append(1)
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(quick.runner, where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            for _ in range(9):
+                quick.step()
+        quick.check_integrity()
+        monkeypatch.setattr(quick.runner, where, right)
+    outs = serve(quick)
+    for id, prompt in zip(ids, prompts, strict=True):
+        assert outs[id].tokens == ms.generate(target, prompt, 24).tokens
+
+
+def test_a_launch_ahead_that_fails_is_repeated_in_its_own_step(monkeypatch):
+    target, failed = endless(), []
+
+    def broken(self, tables):
+        failed.append(1)
+        raise RuntimeError("no launch")
+
+    monkeypatch.setattr(Buckets, "again", broken)
+    quick = engine(target)
+    [out] = quick.generate([[5, 9]], max_new_tokens=12, progress=False)
+    assert failed and out.error is None and out.tokens == ms.generate(target, [5, 9], 12).tokens
+
+
+def test_damaged_memory_fails_its_request_alone(count):
+    some = [ask for ask in long_asks() if len(ask.expected.tokens) > 12]
+    quick = engine(ms.Model("endless", pair()[0].transformer), enable_prefix_caching=False)
+    for i, ask in enumerate(some):
+        quick.add(ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {}))
+    expected = [ms.generate(quick.target, ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {})).tokens
+                for i, ask in enumerate(some)]  # fmt: skip
+    for _ in range(6):
+        quick.step()
+    victim = 1
+    for memory in (quick.runner.cache.keys, quick.runner.cache.values):
+        memory[:, quick.pool.tables[victim].blocks[0]] = torch.nan
+    outs = serve(quick)
+    for id, tokens in enumerate(expected):
+        if id == victim:
+            assert outs[id].finish_reason == "error" and "NaN" in str(outs[id].error)
+            assert outs[id].tokens == tokens[: len(outs[id].tokens)]
+        else:
+            assert (outs[id].tokens, outs[id].error) == (tokens, None)
+    assert_idle(quick)
+
+
+def test_only_rows_that_rows_of_the_last_pass_can_follow(count):
+    quick = engine(endless())
+    quick.add([5, 9], 8), quick.add([7], 8)
+    quick.step(), quick.step()
+    with pytest.raises(ValueError, match="1 rows after a pass of 2 rows"):
+        quick.runner.buckets.again([[0]])
+
+
+# ---------------------------------------------------------------- broken variants
+
+MUTANTS = {
+    "whoever it was launched for": (Ahead, "serves", "[p.request for p in plans] == self.requests and ", ""),
+    "wherever they are": (Ahead, "serves", " and [p.start for p in plans] == self.starts", ""),
+    "tokens are looked at too late": (Runner, "look", "results.wait() if results.wait else results.best.tolist()",
+                                      "results.best.tolist()"),
+    "lengths stay": (Buckets, "follow", "self.sheet[:B, 0] +=", "_ ="),
+    "tables stay": (Buckets, "again", "if self.write_tables(tables):", "if False:"),
+    "sampled tokens are forgotten": (Runner, "run_ahead", "self._sample(self.latest, turns)", "pass"),
+}  # fmt: skip
+
+
+def story(sampled: bool) -> tuple[list, list]:
+    """What four requests get, one of which is aborted while another comes, and what each would get alone. Greedy ones
+    are interrupted now and then: a sampled one would have lost its random numbers."""
+    target = endless()
+    quick = engine(target)
+    ways = [dict(temperature=0.9, seed=i) if sampled and i % 2 else {} for i in range(4)]
+    lengths, right, calls = (12, 30, 20, 26), quick.runner.judge, []
+    for i, (way, new) in enumerate(zip(ways, lengths, strict=True)):
+        quick.add([3, i], new, **way)
+
+    def judge(turns):
+        calls.append(1)
+        if len(calls) % 5 == 0 and not sampled:
+            raise KeyboardInterrupt
+        right(turns)
+
+    quick.runner.judge = judge
+    while quick.jobs:
+        try:
+            quick.step()
+        except KeyboardInterrupt:
+            pass
+        if 2 in quick.jobs and len(quick.jobs[2].writer.tokens) == 8:
+            quick.abort(2)
+            quick.add([9], 8)
+    outs = quick.take()
+    alone = [ms.generate(target, [3, id], lengths[id], **ways[id]).tokens for id in (0, 1, 3)]
+    return [outs[id].tokens for id in (0, 1, 3)], alone
+
+
+def swap() -> tuple[list, list]:
+    """A request takes the place of an aborted one, at the very position that a pass was launched ahead for: all but
+    the last token of its prompt is in the cache."""
+    target = endless()
+    quick = engine(target)
+    quick.add([5, 9] * 4, 30)
+    for _ in range(5):
+        quick.step()
+    tokens = quick.jobs[0].request.tokens
+    assert quick.runner.ahead.starts == [12]
+    [meant] = ms.generate(target, tokens, 1).tokens  # what the pass under way is about to say
+    prompt = next(p for x in range(64) if ms.generate(target, p := [*tokens[:12], x], 1).tokens != [meant])
+    quick.abort(0)
+    quick.add(prompt, 6)
+    return [quick.run()[1].tokens], [ms.generate(target, prompt, 6).tokens]
+
+
+SCENES = {"greedy": lambda: story(False), "sampled": lambda: story(True), "swap": swap}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_the_scenes_of_the_mutants(scene):
+    found, alone = SCENES[scene]()
+    assert found == alone
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name, monkeypatch):
+    rewrite(monkeypatch, *MUTANTS[name])
+    for scene in SCENES.values():
+        try:
+            found, alone = scene()
+        except (RuntimeError, IndexError, ValueError):
+            return
+        if found != alone:
+            return
+    pytest.fail("nobody notices")
