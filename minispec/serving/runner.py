@@ -152,6 +152,10 @@ class Runner:
         transformer, device = self.target.transformer, self.target.device
         rows = [turn.tokens() for turn in turns]
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
+        # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
+        needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
+        if self.buckets and self._recorded_pass(turns, rows, starts, needed):
+            return
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
             views = [view(turn.draft, n) if turn.branches else (None, torch.arange(n))
@@ -163,8 +167,6 @@ class Runner:
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
         self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
-        # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
-        needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
         if sum(needed) < x.shape[1]:
             parts = zip(split(x, counts), counts, needed, strict=True)
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
@@ -173,6 +175,19 @@ class Runner:
         synchronize(device)
         for i, turn in enumerate(turns):
             turn.ran(counts[i], logits[i][None], 0, {n: of_turns[i] for n, of_turns in states.items()})
+
+    def _recorded_pass(self, turns: Sequence[Turn], rows, starts, needed) -> bool:
+        """The same in a fixed shape; False: there is none for so many tokens."""
+        tables, drafts = self._tables(turns), [turn.draft for turn in turns]
+        self.clock.lap("scheduling")
+        result = self.buckets.prompts.read(rows, starts, tables, needed, drafts)
+        if result is None:
+            return False
+        synchronize(self.target.device)
+        for i, (turn, logits, best) in enumerate(zip(turns, result.logits, result.best, strict=True)):
+            states = {n: of_turns[i] for n, of_turns in result.hidden.items()}
+            turn.ran(len(rows[i]), logits[None], 0, states, best[None])
+        return True
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
