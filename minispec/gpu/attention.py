@@ -144,25 +144,24 @@ def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.cons
 def _piece(
     starts, counts, sequences, splits, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr
 ):
-    """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; or that there is none.
+    """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; and whether it is idle.
 
-    First come programs for the sequences with at most FEW query rows: `splits` for each, as in a batch of such alone.
-    Then those for blocks of ROWS query rows of the others. Sequence b's begin at number starts[b]·G // ROWS + b, which
-    is early enough for all of them to fit before the next one's, whatever the counts. Programs in excess have no work.
+    Pieces are numbered. First come the splits of sequences with at most FEW query rows, `splits` for every sequence.
+    Then come the blocks of ROWS query rows of all others: sequence b has the numbers from starts[b]·G // ROWS + b on,
+    which are always enough. To find b is to count the sequences that begin before. Numbers that are left over are idle.
 
-    The last program comes first: of a chunk's blocks the last see the most slots, and should not begin when all others
-    have ended.
+    The last piece begins first: the last block of a chunk sees the most slots, so it should not be the last to begin.
     """
-    program = tl.num_programs(1) - 1 - tl.program_id(1)
-    number = program - sequences * splits  # negative: a split
+    piece = tl.num_programs(1) - 1 - tl.program_id(1)
+    number = piece - sequences * splits  # negative: a split
     every = tl.arange(0, SEQUENCES)
     there = every < sequences
     begin = tl.load(starts + every, mask=there, other=0).to(tl.int32) * G // ROWS + every
-    b = tl.sum((there & (begin <= number)).to(tl.int32), 0) - 1  # the last that begins here or before
-    b = tl.where(number < 0, program // splits, b)
+    b = tl.sum((there & (begin <= number)).to(tl.int32), 0) - 1
+    b = tl.where(number < 0, piece // splits, b)
     begin = tl.load(starts + b).to(tl.int32) * G // ROWS + b
     block = tl.where(number < 0, 0, number - begin)
-    split = tl.where(number < 0, program % splits, 0)
+    split = tl.where(number < 0, piece % splits, 0)
     rows = tl.load(counts + b).to(tl.int32) * G
     idle = ((rows <= FEW) != (number < 0)) | (block * ROWS >= rows)
     return b, block, split, tl.where(number < 0, splits, 1), idle
@@ -211,7 +210,7 @@ def _attend_split(
     by_all = block * ROWS // G  # so many new tokens are seen by all of the block …
     by_any = tl.minimum(count, (block * ROWS + ROWS - 1) // G + 1)  # … and so many by some
     if HAS_MASK:
-        by_mask = by_any * 0 + count <= T  # always, but in a ragged batch
+        by_mask = count <= T  # always, but in a ragged batch
         by_all, by_any = tl.where(by_mask, 0, by_all), tl.where(by_mask, count, by_any)
     end = tl.minimum(length + by_any, capacity)
     tiles = (end + TILE - 1) // TILE

@@ -5,7 +5,7 @@ for all, and speculation can be off for one request (k=0), for all (no drafter),
 
 On a GPU the requests that process no prompt, which is most of them in most steps, have a pass of fixed shape to
 themselves, recorded and started by one launch (gpu/buckets.py). That saves far more than it costs to read the weights
-once more for the others.
+once more for the others, whose prompts have recorded passes as well (gpu/ragged.py).
 """
 
 from __future__ import annotations

@@ -445,7 +445,7 @@ def main() -> None:
         "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
         "trees": lambda: check_trees(**cuda),
         "neighbours": lambda: check_neighbours(**cuda),
-        "texts": lambda: check_texts(**cuda),
+        "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
         "replay": check_replay,
         "compiled": check_compiled,
         "timings": lambda: show(timings()),
