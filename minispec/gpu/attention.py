@@ -1,4 +1,4 @@
-"""Attention of a few new tokens over a long memory: two Triton kernels, for contiguous and for paged keys and values.
+"""Attention of new tokens over a long memory: two Triton kernels, for contiguous and for paged keys and values.
 
 Decoding reads every key and value for a handful of queries, so the one thing that counts is to read them once, with the
 whole GPU at it. Three ideas do that:
@@ -11,6 +11,10 @@ whole GPU at it. Three ideas do that:
 Lengths stay on the device, and the grid depends on shapes alone: a CUDA graph may hold a call and replay it for any
 lengths. Row b's T new tokens lie in slots lengths[b] … lengths[b] + T − 1, written before the call; `lengths` counts
 what was there before them, as KVCache's does until it advances.
+
+`flash_ragged` is for prompts. There every sequence brings a number of new tokens of its own, laid end to end: chunks of
+hundreds, and beside them sequences that bring one or a few. The same kernel serves them. A chunk has enough query rows
+to fill the GPU with blocks of them, so its slots are not split; each block stops at the last slot that it may see.
 
 Beside each kernel stands its twin in plain torch, which says the same and runs anywhere. The kernels need Triton and a
 GPU whose matrix units Triton can use: NVIDIA's from compute capability 8.0 on, and AMD's CDNA, for which they have been
@@ -38,6 +42,8 @@ INTERPRETED = bool(triton and triton.knobs.runtime.interpret)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MOST_ROWS = 64  # query rows of one program. More would not fit its registers; they read the tile again, from the L2
+CHUNK_ROWS = 128  # of a program where chunks of prompts are processed, with twice the warps: a tile serves more queries
+LONG = 512  # new tokens from which on that is worth it
 MOST_SPLITS = 64  # the merging kernel holds one row of each split
 PROGRAMS_PER_SM = 8  # about two or three run at once; a few waves of them even out their ends
 CDNA = ("gfx908", "gfx90a", "gfx94", "gfx95")  # AMD's GPUs with matrix units for all of DTYPES, MI100 to MI355X
@@ -87,6 +93,23 @@ def flash_decode_paged_torch(
     return flash_decode_torch(q, k, v, lengths, mask)  # k, v: [B, Hkv, blocks · block_size, D]
 
 
+def flash_ragged_torch(
+    q: Tensor, key_blocks: Tensor, value_blocks: Tensor, tables: Tensor, starts: Tensor, counts: Tensor,
+    lengths: Tensor, mask: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """What `flash_ragged` computes: one sequence after the other, as above. It looks at the numbers; the kernel does
+    not."""
+    out, block_size = torch.zeros_like(q), key_blocks.shape[1]
+    for b, (start, count, length) in enumerate(zip(starts.tolist(), counts.tolist(), lengths.tolist(), strict=True)):
+        if count:
+            own, used = slice(start, start + count), -(-(length + count) // block_size)
+            among_new = None if mask is None or count > mask.shape[-1] else mask[b, :count, :count]
+            queries, table = q[own].transpose(0, 1)[None], tables[b : b + 1, :used]  # [1, H, count, D], [1, used]
+            o = flash_decode_paged_torch(queries, key_blocks, value_blocks, table, lengths[b : b + 1], among_new)
+            out[own] = o[0].transpose(0, 1)
+    return out
+
+
 # ---- the kernels ----
 
 
@@ -118,31 +141,81 @@ def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.cons
 
 
 @jit
-def _attend_split(
-    q, k, v, tables, lengths, mask, out, part_o, part_m, part_l, scale, capacity,
-    q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head, out_token,
-    T: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
-    ALONE: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows."""
-    # Neighbouring programs take neighbouring heads of the same slots: in a paged memory these lie side by side.
-    row_blocks = (G * T + ROWS - 1) // ROWS
-    head = tl.program_id(0) // row_blocks
-    split, splits = tl.program_id(1), tl.num_programs(1)
-    b = tl.program_id(2).to(tl.int64)
+def _piece(
+    starts, counts, sequences, splits, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr
+):
+    """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; and whether it is idle.
 
-    row = tl.program_id(0) % row_blocks * ROWS + tl.arange(0, ROWS)  # row g·T + t is token t of the group's head g
-    token, query_head = row % T, head * G + row // T
+    Pieces are numbered. First come the splits of sequences with at most FEW query rows, `splits` for every sequence.
+    Then come the blocks of ROWS query rows of all others: sequence b has the numbers from starts[b]·G // ROWS + b on,
+    which are always enough. To find b is to count the sequences that begin before. Numbers that are left over are idle.
+
+    The last piece begins first: the last block of a chunk sees the most slots, so it should not be the last to begin.
+    """
+    piece = tl.num_programs(1) - 1 - tl.program_id(1)
+    number = piece - sequences * splits  # negative: a split
+    every = tl.arange(0, SEQUENCES)
+    there = every < sequences
+    begin = tl.load(starts + every, mask=there, other=0).to(tl.int32) * G // ROWS + every
+    b = tl.sum((there & (begin <= number)).to(tl.int32), 0) - 1
+    b = tl.where(number < 0, piece // splits, b)
+    begin = tl.load(starts + b).to(tl.int32) * G // ROWS + b
+    block = tl.where(number < 0, 0, number - begin)
+    split = tl.where(number < 0, piece % splits, 0)
+    rows = tl.load(counts + b).to(tl.int32) * G
+    idle = ((rows <= FEW) != (number < 0)) | (block * ROWS >= rows)
+    return b, block, split, tl.where(number < 0, splits, 1), idle
+
+
+@jit
+def _attend_split(
+    q, k, v, tables, starts, counts, lengths, mask, out, part_o, part_m, part_l, scale, capacity, heads, sequences,
+    most, q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head,
+    out_token, T: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
+    SEQUENCES: tl.constexpr, FEW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
+
+    A ragged batch (SEQUENCES > 0) has `counts` in place of T, and T is how many new tokens those with a mask may have.
+    `most` are the splits of sequences with up to FEW query rows: in a ragged batch the others have one.
+    """
+    # Neighbouring programs take neighbouring heads of the same slots: in a paged memory these lie side by side.
+    if SEQUENCES == 0:
+        row_blocks = (G * T + ROWS - 1) // ROWS
+        head, block = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks
+        split, splits = tl.program_id(1), most
+        b = tl.program_id(2).to(tl.int64)
+        count = T
+    else:
+        head = tl.program_id(0)
+        b, block, split, splits, idle = _piece(starts, counts, sequences, most, SEQUENCES, G, ROWS, FEW)
+        if idle:
+            return
+        b = b.to(tl.int64)
+        count = tl.load(counts + b).to(tl.int32)
+        begin = tl.load(starts + b).to(tl.int64)
+        q += begin * q_token
+        out += begin * out_token
+
+    row = block * ROWS + tl.arange(0, ROWS)  # row t·G + g is token t of the group's head g
+    token, query_head = row // G, head * G + row % G
     d = tl.arange(0, WIDTH)  # head_dim, rounded up to a power of two
-    real = (row < G * T)[:, None] & (d < D)[None, :]
+    real = (row < count * G)[:, None] & (d < D)[None, :]
     asked = query_head * q_head + token * q_token
     queries = tl.load(q + b * q_batch + asked[:, None] + d[None, :], mask=real, other=0.0)  # [ROWS, WIDTH]
 
+    # The block's first token sees all before it and its last one nothing after it, unless a mask says otherwise.
     length = tl.load(lengths + b).to(tl.int32)
-    end = tl.minimum(length + T, capacity)
+    by_all = block * ROWS // G  # so many new tokens are seen by all of the block …
+    by_any = tl.minimum(count, (block * ROWS + ROWS - 1) // G + 1)  # … and so many by some
+    if HAS_MASK:
+        by_mask = count <= T  # always, but in a ragged batch
+        by_all, by_any = tl.where(by_mask, 0, by_all), tl.where(by_mask, count, by_any)
+    end = tl.minimum(length + by_any, capacity)
     tiles = (end + TILE - 1) // TILE
     first, last = split * tiles // splits * TILE, tl.minimum((split + 1) * tiles // splits * TILE, end)
-    seen_by_all = tl.maximum(first, tl.minimum(last, length // TILE * TILE))  # before it: whole tiles of the past
+    seen_by_all = tl.maximum(first, tl.minimum(last, (length + by_all) // TILE * TILE))  # before it: whole tiles
 
     table = tables + b * table_batch
     if BLOCK_SIZE == 0:
@@ -171,35 +244,39 @@ def _attend_split(
         keys = tl.load(k + at, mask=usable, other=0.0)  # zero past the end: 0 · NaN would be NaN
         values = tl.load(v + at, mask=usable, other=0.0)
         new = slot - length  # which of the new tokens; negative: the past
+        seen = (new[None, :] <= token[:, None]) & filled[None, :]
         if HAS_MASK:
-            inside = (new >= 0) & (new < T)
+            inside = ((new >= 0) & (new < T) & filled)[None, :] & (token < T)[:, None]
             pair = mask + b * mask_batch + token[:, None] * T + new[None, :]
-            among_new = tl.load(pair, mask=inside[None, :] & filled[None, :], other=0) != 0
-            seen = (new < 0)[None, :] | among_new
-        else:
-            seen = (new[None, :] <= token[:, None]) & filled[None, :]
+            among_new = tl.load(pair, mask=inside, other=0) != 0
+            seen = tl.where(by_mask, (new < 0)[None, :] | among_new, seen)
         m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, PRECISION)
 
-    if ALONE:
+    answer = b * out_batch + (query_head * out_head + token * out_token)[:, None] + d[None, :]
+    if splits == 1:
         o = o / tl.where(ell != 0, ell, 1.0)[:, None]  # NaN stays NaN
-        answered = query_head * out_head + token * out_token
-        tl.store(out + b * out_batch + answered[:, None] + d[None, :], o.to(out.dtype.element_ty), mask=real)
+        tl.store(out + answer, o.to(out.dtype.element_ty), mask=real)
     else:
-        heads = tl.num_programs(0) // row_blocks * G
-        part = ((b * heads + query_head) * T + token) * splits + split  # [B, H, T, splits]
-        tl.store(part_m + part, m, mask=row < G * T)
-        tl.store(part_l + part, ell, mask=row < G * T)
+        part = ((b * heads + head) * FEW + row) * splits + split  # [B, Hkv, FEW, splits]
+        tl.store(part_m + part, m, mask=row < count * G)
+        tl.store(part_l + part, ell, mask=row < count * G)
         if first < last:  # a split without slots has ell = 0, and nobody will look at its o
             tl.store(part_o + part[:, None] * D + d[None, :], o, mask=real)
 
 
 @jit
 def _merge_splits(
-    out, part_o, part_m, part_l, splits, heads, out_batch, out_head, out_token,
-    T: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    out, part_o, part_m, part_l, starts, counts, splits, heads, out_batch, out_head, out_token, G: tl.constexpr,
+    D: tl.constexpr, RAGGED: tl.constexpr, FEW: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
-    query = tl.program_id(0).to(tl.int64)  # b·H·T + h·T + t
+    query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row
+    row, head, b = query % FEW, query // FEW % heads, query // FEW // heads
+    if RAGGED:
+        rows = tl.load(counts + b).to(tl.int32) * G
+        if (row >= rows) | (rows > FEW):  # nobody's, or answered already
+            return
+        out += tl.load(starts + b).to(tl.int64) * out_token
     split, d = tl.arange(0, SPLITS), tl.arange(0, WIDTH)
     part = query * splits + split
     m = tl.load(part_m + part, mask=split < splits, other=-1e30)
@@ -209,7 +286,7 @@ def _merge_splits(
     o = tl.load(part_o + part[:, None] * D + d[None, :], mask=filled, other=0.0)  # [SPLITS, WIDTH]
     total = tl.sum(w * ell, 0)
     o = tl.sum(w[:, None] * o, 0) / tl.where(total != 0, total, 1.0)
-    at = query // (heads * T) * out_batch + query // T % heads * out_head + query % T * out_token
+    at = b * out_batch + (head * G + row % G) * out_head + row // G * out_token
     tl.store(out + at + d, o.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -255,6 +332,37 @@ def flash_decode_paged(
         q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, heads=key_blocks.shape[2],
         capacity=tables.shape[1] * key_blocks.shape[1], strides=(block, head, slot, one),
     )  # fmt: skip
+
+
+def flash_ragged(
+    q: Tensor,  # [N, H, D], the new tokens of all sequences, end to end; after the last one's anything
+    key_blocks: Tensor,  # [blocks, block_size, Hkv, D]
+    value_blocks: Tensor,
+    tables: Tensor,  # [R, n]
+    starts: Tensor,  # [R], where each sequence's queries begin: 0, and then ascending
+    counts: Tensor,  # [R], how many new tokens it brings; 0: it is padding
+    lengths: Tensor,  # [R], how many tokens were cached before them
+    mask: Tensor | None = None,  # bool [R, T, T]: which new token sees which, for sequences that bring at most T
+    *,
+    splits: int | None = None,  # programs that share the slots of a sequence with few queries
+    rows: int | None = None,  # query rows of a program
+    tiling: Tiling | None = None,
+) -> Tensor:
+    """Attention of a ragged batch over memory in blocks: [N, H, D], as `flash_ragged_torch`. What comes out for tokens
+    of no sequence is anything."""
+    if q.dim() != 3 or key_blocks.dim() != 4 or tables.dim() != 2 or not starts.shape == counts.shape == lengths.shape:
+        raise ValueError(
+            f"q is {list(q.shape)}, key_blocks {list(key_blocks.shape)}, tables {list(tables.shape)}, starts, counts "
+            f"and lengths {list(starts.shape)}, {list(counts.shape)}, {list(lengths.shape)}: give [N, H, D], "
+            "[blocks, block_size, Hkv, D], [R, n] and [R] each"
+        )
+    block, slot, head, one = key_blocks.stride()
+    out = _launch(
+        q.transpose(0, 1)[None], key_blocks, value_blocks, tables, lengths, mask, splits, tiling,
+        heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1], strides=(block, head, slot, one),
+        ragged=(starts, counts), rows=rows,
+    )  # fmt: skip
+    return out[0].transpose(0, 1)
 
 
 def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
@@ -316,38 +424,50 @@ def card(device: torch.device) -> Card:
     return Card(properties.multi_processor_count, max(shared, 64 * KIB))  # AMD's do not say; all have 64 KiB
 
 
-def _launch(q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capacity: int, strides) -> Tensor:
-    """Check, choose, and run the kernels. strides: of a row or block, a head, a slot and a number of k."""
-    _check(q, k, v, tables, lengths, mask, heads, splits)
-    B, H, T, D = q.shape
+def _launch(
+    q, k, v, tables, lengths, mask, splits, tiling, *, heads: int, capacity: int, strides, ragged=None, rows=None
+) -> Tensor:
+    """Check, choose, and run the kernels. strides: of a row or block, a head, a slot and a number of k. ragged: where
+    the queries of each sequence begin in a q of one row, and how many they are."""
+    B = len(lengths) if ragged else len(q)
+    _check(q, k, v, tables, lengths, mask, heads, splits, B, ragged or ())
+    _, H, T, D = q.shape
     G, width = H // heads, max(16, triton.next_power_of_2(D))
-    rows = min(MOST_ROWS, max(16, triton.next_power_of_2(G * T)))  # a matrix unit takes 16 at least
     multiprocessors, shared = card(q.device)
+    most = rows or (CHUNK_ROWS if ragged and T >= LONG else MOST_ROWS)
+    rows = min(most, max(16, triton.next_power_of_2(G * T)))  # a matrix unit takes 16 at least
     rows, best = default_tiling(q.dtype, rows, width, shared)
     row_blocks = -(-G * T // rows)
     tile, warps, stages = tiling or best
-    splits = splits or choose_splits(B * heads * row_blocks, capacity, tile, multiprocessors)
+    few = min(rows, MOST_ROWS) if ragged else G * T  # query rows of a sequence whose slots are split
+    splits = splits or choose_splits(B * heads * (1 if ragged else row_blocks), capacity, tile, multiprocessors)
+    grid = (heads, B * splits + G * T // rows + B) if ragged else (heads * row_blocks, splits, B)
 
     out = torch.empty_like(q)
-    part_o = q.new_empty(B, H, T, splits, D, dtype=torch.float32) if splits > 1 else out
-    part_m, part_l = q.new_empty(2, B, H, T, splits, dtype=torch.float32) if splits > 1 else (out, out)
-    mask = None if mask is None else mask.contiguous().view(torch.uint8).expand(B, T, T)
+    part_o = q.new_empty(B, heads, few, splits, D, dtype=torch.float32) if splits > 1 else out
+    part_m, part_l = q.new_empty(2, B, heads, few, splits, dtype=torch.float32) if splits > 1 else (out, out)
+    if mask is not None:
+        T = mask.shape[-1]  # of a ragged batch it is not q's
+        mask = mask.contiguous().view(torch.uint8).expand(B, T, T)
     if tables is not None:
         stages = 2 * stages - 1  # the compiler gives half of them to the table, whose entries must arrive even earlier
-    grid = (heads * row_blocks, splits, B)
+    starts, counts = ragged or (lengths, lengths)
+    batch = 0 if ragged else 1  # a ragged batch is one row: its sequences are that far apart
     with torch.cuda.device_of(q):  # Triton launches on the current device
         _attend_split[grid](
-            q, k, v, lengths if tables is None else tables, lengths, lengths if mask is None else mask,
+            q, k, v, lengths if tables is None else tables, starts, counts, lengths, lengths if mask is None else mask,
             out, part_o, part_m, part_l, D**-0.5 * 1.4426950408889634, capacity,  # log₂ e: powers of two, not of e
-            *q.stride()[:3], *strides[:3], 0 if tables is None else tables.stride(0),
-            0 if mask is None else mask.stride(0), *out.stride()[:3],
-            T=T, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None, ALONE=splits == 1,
-            ROWS=rows, WIDTH=width, TILE=tile, PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
+            heads, B, splits,
+            batch * q.stride(0), *q.stride()[1:3], *strides[:3], 0 if tables is None else tables.stride(0),
+            0 if mask is None else mask.stride(0), batch * out.stride(0), *out.stride()[1:3],
+            T=1 if ragged and mask is None else T, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1],
+            HAS_MASK=mask is not None, SEQUENCES=triton.next_power_of_2(B) if ragged else 0, FEW=few, ROWS=rows,
+            WIDTH=width, TILE=tile, PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
-            _merge_splits[(B * H * T,)](
-                out, part_o, part_m, part_l, splits, H, *out.stride()[:3],
-                T=T, D=D, WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+            _merge_splits[(B * heads * few,)](
+                out, part_o, part_m, part_l, starts, counts, splits, heads, batch * out.stride(0), *out.stride()[1:3],
+                G=G, D=D, RAGGED=bool(ragged), FEW=few, WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
             )  # fmt: skip
     return out
 
@@ -376,13 +496,14 @@ def default_tiling(dtype: torch.dtype, rows: int, width: int, shared: int) -> tu
         rows //= 2
     while tiling.tile > least.tile and shared_bytes(tiling, dtype, rows, width) > shared:
         tiling = tiling._replace(tile=tiling.tile // 2)
-    return rows, tiling
+    return rows, tiling if rows <= MOST_ROWS else tiling._replace(warps=2 * tiling.warps)
 
 
-def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None) -> None:
+def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, B: int | None = None, ragged=()) -> None:
     if reason := unavailable(q.device):
         raise ValueError(f"q is on {q.device}: {reason}; call the twin, whose name ends in _torch")
-    B, H, T, D = q.shape
+    rows, H, T, D = q.shape
+    B = rows if B is None else B
     if INTERPRETED and q.dtype == torch.bfloat16:
         raise ValueError("q is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
     if q.dtype not in DTYPES or k.dtype != q.dtype or v.dtype != q.dtype:
@@ -394,11 +515,16 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None) -> No
         )
     if q.stride(3) != 1 or k.stride(3) != 1:
         raise ValueError("the last dimension of q, k or v is strided: make it contiguous")
-    for name, tensor in (("lengths", lengths), ("tables", tables)):
+    numbers = dict(zip(("lengths", "tables", "starts", "counts"), (lengths, tables, *ragged), strict=False))
+    for name, tensor in numbers.items():
         if tensor is not None and (tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device):
             raise ValueError(f"{name}: give whole numbers on {q.device}, contiguous along the last dimension")
     if lengths.shape != (B,):
         raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each row")
+    if ragged and tables.shape[0] != B:
+        raise ValueError(f"tables is {list(tables.shape)}, not [{B}, n]: give one for each sequence")
+    if ragged and mask is not None:
+        T = mask.shape[-1]
     if mask is not None and (mask.dtype != torch.bool or mask.shape not in ((T, T), (B, T, T))):
         raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
     if splits is not None and not 1 <= splits <= MOST_SPLITS:

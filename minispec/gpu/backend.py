@@ -29,6 +29,7 @@ from .draft_memory import PagedMemory
 from .fused import FastTransformer, has_kernels, require_ordinary
 from .hosted import Hosted, VerifyPasses
 from .lease import Lease, giving_back
+from .ragged import RaggedPasses
 from .record import Recorded, on_the_device, why_not_compile
 
 AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
@@ -146,7 +147,10 @@ class Backend:
 
     def serve(self, num_blocks: int, block_size: int, rows: int, k: int, hidden_layers: Sequence[int]):
         """An engine's memory in blocks, and its passes over up to `rows` sequences in shapes that can be recorded."""
-        return memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
+        cache, buckets = memory_for(self.model, num_blocks, block_size, rows, k, hidden_layers)
+        options = dict(compile=buckets.compile, lean=buckets.skinny is not None)
+        buckets.prompts = RaggedPasses(self.model.transformer, cache, rows, hidden_layers=hidden_layers, **options)
+        return cache, buckets
 
     def draft_memory(self, tokens: int = 2) -> PagedMemory:
         """Memory in blocks for a model that drafts, with recorded passes over up to so many tokens of a sequence."""

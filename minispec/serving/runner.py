@@ -217,6 +217,10 @@ class Runner:
         transformer, device = self.target.transformer, self.target.device
         rows = [turn.inputs() for turn in turns]
         starts, counts = [turn.plan.start for turn in turns], [len(row) for row in rows]
+        # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
+        needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
+        if self.buckets and self._recorded_pass(turns, rows, starts, needed):
+            return
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
             views = [view(turn.draft, n) if turn.branches else (None, torch.arange(n))
@@ -228,17 +232,27 @@ class Runner:
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)  # [1, N]
         self.clock.lap("scheduling")  # where everybody's blocks are is bookkeeping too
         x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=self.hidden_layers)
-        # What follows a prompt's tokens is known already; a chunk that does not reach the end needs no logits.
-        needed = [n - turn.plan.count + 1 if turn.plan.emits else 0 for turn, n in zip(turns, counts, strict=True)]
         if sum(needed) < x.shape[1]:
             parts = zip(split(x, counts), counts, needed, strict=True)
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = transformer.head(x)[0]  # [Σ needed, V]
         results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
+        self._ran_side_by_side(turns, counts, needed, results)
+
+    def _ran_side_by_side(self, turns: Sequence[Turn], counts, needed: Sequence[int], results: Results) -> None:
         at = states_at = 0
         for turn, count, n in zip(turns, counts, needed, strict=True):
             turn.ran(count, results, at, states_at)
             at, states_at = at + n, states_at + count
+
+    def _recorded_pass(self, turns: Sequence[Turn], rows, starts, needed: Sequence[int]) -> bool:
+        """The same in a fixed shape; False: there is none for so many tokens."""
+        tables, drafts = self._tables(turns), [turn.draft for turn in turns]
+        self.clock.lap("scheduling")
+        result = self.buckets.prompts.read(rows, starts, tables, needed, drafts)
+        if result is not None:
+            self._ran_side_by_side(turns, list(map(len, rows)), needed, Results(*result))
+        return result is not None
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""

@@ -199,7 +199,7 @@ def test_the_grid_depends_on_shapes_alone_and_fills_the_gpu(launch, paged, monke
     [(grid, _, options)], _ = launch(batch=1, T=64, paged=paged)
     assert grid[0] == 8 * 4 and options["ROWS"] == 64  # 4 · 64 rows, 64 to a program
     [(grid, _, options)], merges = launch(batch=200, T=1, paged=paged)
-    assert grid[1] == 1 and options["ALONE"] and not merges  # enough rows: nothing to merge
+    assert grid[1] == 1 and not merges  # enough rows: nothing to merge
     [(grid, _, _)], _ = launch(batch=1, T=1, capacity=128, paged=paged)
     assert grid[1] == 2  # a tile for each
 

@@ -1,0 +1,223 @@
+"""Prompts in an engine, in few fixed shapes, so that a forward pass over any mix of them is one launch.
+
+A step of the engine that processes prompts brings chunks of them: 500 tokens of one, 12 of another. They are laid end
+to end, as in the eager pass (serving/paged.py), and only attention tells sequences apart (attention.py, flash_ragged).
+So a pass has few sizes, which are rounded up to *buckets*, and a recording (record.py) serves each combination of them:
+
+    tokens       16, 32, 64, 128, 256, then multiples of 256
+    sequences    1, 8, 64, …
+    logits       as many as sequences: a prompt needs those of its last token alone. More where drafts are verified
+    trees        8, 16, 32 or 64 tokens of the largest, where there are any
+
+How the tokens are divided among sequences is no size: a recording serves one prompt of 256 tokens as well as eight of
+32. Padding tokens belong to no sequence. Their keys and values go to the spare block (buckets.py), which nothing reads,
+and what the layers make of them stays in their own rows.
+
+The host's part of a pass is one sheet of numbers, sent by one transfer. The host may write the next one as soon as the
+device has this one, which a caller knows who has looked at a result, or has waited for the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import accumulate
+from math import prod
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..model import Transformer
+from ..sampling import best_tokens
+from ..serving.paged import PagedKVCache
+from ..tree import Draft
+from .fused import Fused
+from .hosted import view
+from .record import Recorded, on_the_device
+
+MOST_TOKENS = 2048
+MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
+MOST_BRANCHES = 64  # tokens of a tree, its certain token and scratch included
+
+
+def tokens_of(count: int) -> int:
+    """The bucket of so many tokens. A large pass computes as long as it has tokens, hence finer steps there."""
+    return max(16, 1 << (count - 1).bit_length()) if count <= 256 else -(-count // 256) * 256
+
+
+def few_of(count: int, most: int) -> int:
+    """The bucket of so many sequences or logits: padding costs little of them, hence few sizes."""
+    size = 1
+    while size < count:
+        size *= 8
+    return min(size, most)
+
+
+def branches_of(count: int) -> int:
+    return max(8, 1 << (count - 1).bit_length())
+
+
+def best_attention(device: torch.device, dtype: torch.dtype):
+    """The kernel; its twin on a CPU, where nothing is recorded; None: neither may do it."""
+    from . import attention  # imports Triton
+
+    if attention.kernels_run(device, dtype):
+        return attention.flash_ragged
+    return None if device.type == "cuda" else attention.flash_ragged_torch
+
+
+class Shape(NamedTuple):
+    """The sizes of a pass, rounded up."""
+
+    tokens: int  # N
+    sequences: int  # R
+    logits: int  # M
+    branches: int  # T, 0: no trees
+
+
+class Sheet(NamedTuple):
+    """What the host says of a pass: views of one run of numbers, a NumPy array's or a tensor's."""
+
+    tokens: Tensor  # [N]
+    positions: Tensor  # [N]
+    slots: Tensor  # [N], where in the pool its keys and values go
+    needed: Tensor  # [M], tokens whose logits are needed
+    starts: Tensor  # [R], where each sequence's tokens begin
+    counts: Tensor  # [R], how many they are
+    lengths: Tensor  # [R], how many were cached before them
+    tables: Tensor  # [R, W]
+    mask: Tensor  # [R, T, T], which token of a tree attends to which; also for sequences as short as a tree
+
+
+class Result(NamedTuple):
+    """What a pass gives each of its sequences."""
+
+    logits: list[Tensor]  # [n, V], of the tokens that need them
+    best: list[Tensor]  # [n], the best tokens; −1: NaN or ∞
+    hidden: dict[int, list[Tensor]]  # layers → [count, d], of all tokens
+
+
+class RaggedPasses(Fused):
+    """Passes over up to `tokens` new tokens of up to `rows` sequences, over `cache`.
+
+    The cache is one of buckets.py: its last block is the spare one. `hidden_layers` are streams that passes hand out.
+    """
+
+    dynamic = None  # one compiled version for all numbers of tokens
+
+    @on_the_device
+    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, tokens: int = MOST_TOKENS, *,
+                 hidden_layers: Sequence[int] = (), compile: bool | str = False, lean: bool = False):  # fmt: skip
+        super().__init__(transformer, compile=compile, lean=lean)
+        self.rows, self.tokens, self.hidden_layers = rows, tokens, tuple(hidden_layers)
+        self.most_logits = max(rows, MOST_LOGITS)
+        self.block_size, self.spare = cache.block_size, cache.num_blocks - 1
+        # To a layer a block is what a row is in contiguous memory: [blocks, Hkv, block_size, D].
+        self.memory = tuple(layers.transpose(2, 3).unbind() for layers in (cache.keys, cache.values))
+        longest = self.config.max_length + MOST_BRANCHES  # a tree may need slots past the last position
+        self.width = min(-(-longest // cache.block_size), cache.num_blocks)  # of a table
+        self.number(self.width * cache.block_size)
+        largest, _ = self.parts(Shape(tokens_of(tokens), rows, self.most_logits, MOST_BRANCHES))[-1]
+        self.sheet = torch.zeros(largest, dtype=torch.int32, device=self.device)
+        self.lines = torch.zeros(largest, dtype=torch.int32, pin_memory=self.device.type == "cuda")
+        self.numbers = self.lines.numpy()  # the same memory, quicker to write to
+        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
+        new = dict(dtype=self.dtype, device=self.device)
+        self.logits = torch.zeros(self.most_logits, self.config.vocab_size, **new)
+        self.best = torch.zeros(self.most_logits, dtype=torch.long, device=self.device)
+        self.streams = {n: torch.zeros(tokens_of(tokens), self.config.hidden_size, **new) for n in self.hidden_layers}
+        self.attend = best_attention(self.device, self.dtype)
+        self.recordings: dict[Shape, Recorded] = {}
+
+    def read(
+        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],
+        needed: Sequence[int], drafts: Sequence[Draft] | None = None,
+    ) -> Result | None:  # fmt: skip
+        """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
+        last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
+        that. The result is the caller's."""
+        trees = [branching(draft) for draft in drafts or [None] * len(rows)]
+        shape = self.shape(rows, needed, trees)
+        if shape is None:
+            return None
+        self.write(self.cut(self.numbers, shape), rows, starts, tables, needed, trees)
+        used, _ = self.parts(shape)[-1]
+        self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
+        if shape not in self.recordings:
+            self.recordings[shape] = Recorded(partial(self.work, shape), [self.sheet])
+        self.recordings[shape]()
+        counts, needed = list(map(len, rows)), list(needed)
+        hidden = {n: list(stream[: sum(counts)].clone().split(counts)) for n, stream in self.streams.items()}
+        logits, best = (answers[: sum(needed)].clone().split(needed) for answers in (self.logits, self.best))
+        return Result(list(logits), list(best), hidden)
+
+    def shape(self, rows, needed: Sequence[int], trees: Sequence[Draft | None]) -> Shape | None:
+        """The bucket of such a pass; None: there is none."""
+        total = sum(map(len, rows))
+        largest = max((len(tokens) for tokens, tree in zip(rows, trees, strict=True) if tree is not None), default=0)
+        too_many = total > self.tokens or len(rows) > self.rows or sum(needed) > self.most_logits
+        if too_many or largest > MOST_BRANCHES or self.attend is None:
+            return None
+        sequences = few_of(len(rows), self.rows)
+        logits = max(sequences, few_of(sum(needed), self.most_logits))
+        return Shape(tokens_of(total), sequences, logits, branches_of(largest) if largest else 0)
+
+    def parts(self, shape: Shape) -> list[tuple[int, tuple[int, ...]]]:
+        """Where each part of a sheet begins, and its shape; at the end, where a sheet of this shape ends."""
+        N, R, M, T = shape
+        shapes = [(N,), (N,), (N,), (M,), (R,), (R,), (R,), (R, self.width), (R, T, T)]
+        rooms = [-(-prod(part) // 4) * 4 for part in shapes]  # begin at a multiple of 16 bytes, as kernels like it
+        return list(zip(accumulate(rooms, initial=0), [*shapes, ()], strict=True))
+
+    def cut(self, numbers: Tensor | np.ndarray, shape: Shape) -> Sheet:
+        return Sheet(*(numbers[at : at + prod(part)].reshape(part) for at, part in self.parts(shape)[:-1]))
+
+    def write(self, sheet: Sheet, rows, starts, tables, needed, trees: Sequence[Draft | None]) -> None:
+        """The host's part. Tables are not cleared: beyond a sequence's last token nobody looks."""
+        at, asked, T = 0, 0, sheet.mask.shape[1]
+        for b, (tokens, start, table, last, tree) in enumerate(zip(rows, starts, tables, needed, trees, strict=True)):
+            n = len(tokens)
+            blocks = np.array(table[: -(-(start + n) // self.block_size)], dtype=np.int32)
+            if start + n > min(len(blocks), self.width) * self.block_size:
+                raise ValueError(f"sequence {b}: {start + n} tokens do not fit its table of {len(table)} blocks of "
+                                 f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
+            own, places = slice(at, at + n), np.arange(start, start + n)
+            sheet.tokens[own], sheet.positions[own] = tokens, places
+            sheet.slots[own] = blocks[places // self.block_size] * self.block_size + places % self.block_size
+            sheet.needed[asked : asked + last] = np.arange(at + n - last, at + n)
+            sheet.starts[b], sheet.counts[b], sheet.lengths[b] = at, n, start
+            sheet.tables[b, : len(blocks)] = blocks
+            if tree is not None:
+                offsets, sheet.mask[b, :n, :n] = view(tree, n)
+                sheet.positions[own] = start + offsets
+            elif n <= T:
+                sheet.mask[b, :n, :n] = np.tri(n)
+            at, asked = at + n, asked + last
+        sheet.tokens[at:], sheet.positions[at:], sheet.slots[at:] = 0, 0, self.spare * self.block_size
+        sheet.needed[asked:] = 0
+        sheet.starts[len(rows) :], sheet.counts[len(rows) :], sheet.lengths[len(rows) :] = at, 0, 0
+
+    def work(self, shape: Shape) -> None:
+        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        sheet = self.cut(self.sheet, shape)
+        numbers = sheet.tables, sheet.starts, sheet.counts, sheet.lengths, sheet.mask > 0 if shape.branches else None
+
+        def look(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            o = self.attend(q[0].transpose(0, 1), k.transpose(1, 2), v.transpose(1, 2), *numbers)  # [N, H, D]
+            return o.transpose(0, 1)[None]
+
+        tokens, positions, slots = sheet.tokens[None], sheet.positions[None], sheet.slots[None].long()  # [1, N]
+        blocks, slots = slots // self.block_size, slots % self.block_size
+        x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=self.hidden_layers)
+        logits = self.head(x[0, sheet.needed.long()])  # [M, V]
+        self.logits[: shape.logits] = logits
+        self.best[: shape.logits] = best_tokens(logits)
+        for n, stream in self.streams.items():
+            stream[: shape.tokens] = hidden[n][0]
+
+
+def branching(draft: Draft | None) -> Draft | None:
+    """The draft, if it is more than a chain: then it needs a mask, and positions of its own."""
+    return draft if draft is not None and (draft.parents is not None or draft.scratch is not None) else None

@@ -1,0 +1,456 @@
+"""Checks that prompts in fixed shapes (ragged.py) are the engine's usual passes, and how long one takes on a GPU.
+
+test_ragged.py runs the checks on the CPU, where a recording just does its work, and under the `gpu` mark on CUDA. A GPU
+box needs no pytest for them, nor for the kernel's: 2,048 tokens of the 8B shape are timed after them.
+
+    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py            # checks, then timings
+    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py --time     # timings alone
+    PYTHONPATH=.:tests python3 tests/gpu/ragged_checks.py --tune     # the kernel's tilings, too
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from itertools import product
+from random import Random
+from unittest.mock import patch
+
+import torch
+import torch.nn.functional as F
+from bucket_checks import BLOCK, LAYERS, Recorder, asks, close, drafters, texts
+from fast_checks import SHAPES, pair, run_on_the_gpu, slow
+from tiny_models import random_model
+
+import minispec as ms
+from minispec.bench.measure import interleaved_times
+from minispec.drafters.base import Draft
+from minispec.gpu import attention as fd
+from minispec.gpu import fused as graphs
+from minispec.gpu.buckets import Buckets
+from minispec.gpu.ragged import RaggedPasses
+from minispec.gpu.record import Recorded, on_the_device, why_not_compile
+from minispec.serving.paged import PagedKVCache, split
+from minispec.tree import Scratch, verify_mask, view
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+# ---- the kernel ----------------------------------------------------------------------------------------------------
+
+
+def random_tree(tokens: int, seed: int) -> torch.Tensor:
+    """The verify mask of a random tree whose pass processes `tokens` tokens."""
+    draw = Random(seed)
+    return verify_mask([draw.randint(-1, node - 1) for node in range(tokens - 1)])
+
+
+class Batch:
+    """Sequences with so many new tokens after so many cached ones, in shuffled blocks. What nobody filled is NaN."""
+
+    def __init__(self, counts, lengths, heads=(4, 2), D=32, block_size=8, padding=0, T=0, dtype=torch.float32, seed=0,
+                 device=DEVICE):  # fmt: skip
+        self.generator, self.device, self.dtype = torch.Generator().manual_seed(seed), device, dtype
+        (H, Hkv), R = heads, len(counts)
+        self.q = self.draw(sum(counts) + padding, H, D)
+        ends = [length + count for length, count in zip(lengths, counts, strict=True)]
+        need = [-(-end // block_size) for end in ends]
+        blocks = 2 * sum(need) + 1
+        order = torch.randperm(blocks, generator=self.generator)[: sum(need)].split(need)
+        self.tables = torch.zeros(R, max(need) + 2, dtype=torch.int32)  # beyond the last token: anything
+        self.memory = [torch.full((blocks, block_size, Hkv, D), torch.nan, dtype=dtype, device=device) for _ in "kv"]
+        for row, (own, end) in enumerate(zip(order, ends, strict=True)):
+            self.tables[row, : len(own)] = own
+            for memory in self.memory:
+                filled = self.draw(len(own) * block_size, Hkv, D)
+                filled[end:] = torch.nan
+                memory[own.to(device)] = filled.unflatten(0, (-1, block_size))
+        self.tables = self.tables.to(device)
+        self.numbers = torch.zeros(3, R, dtype=torch.int32, device=device)  # starts, counts, lengths
+        self.write(counts, lengths)
+        self.mask = None
+        if T:  # trees; only sequences with more new tokens than T are chunks
+            self.mask = torch.zeros(R, T, T, dtype=torch.bool, device=device)
+            for row, count in enumerate(counts):
+                if 0 < count <= T:
+                    self.mask[row, :count, :count] = random_tree(count, seed + row).to(device)
+
+    def draw(self, *shape):
+        return torch.randn(*shape, generator=self.generator).to(self.device, self.dtype)
+
+    def write(self, counts, lengths) -> None:
+        """Other numbers in the same tensors, as a CUDA graph has it."""
+        self.real, starts = sum(counts), [sum(counts[:row]) for row in range(len(counts))]
+        self.numbers.copy_(torch.tensor([starts, counts, lengths]))
+
+    def fill(self) -> None:
+        """Memory without NaN: sequences may be longer than they were."""
+        for memory in self.memory:
+            memory.copy_(self.draw(*memory.shape))
+
+    def arguments(self) -> tuple:
+        return self.q, *self.memory, self.tables, *self.numbers.unbind(), self.mask
+
+    def check(self, tolerance=1e-4, out=None, **options) -> torch.Tensor:
+        """The kernel's answer, or `out`, is the twin's. Of padding anything may come."""
+        out = fd.flash_ragged(*self.arguments(), **options) if out is None else out
+        expected = fd.flash_ragged_torch(*self.arguments())
+        assert out.shape == self.q.shape and out.dtype == self.q.dtype
+        out, expected = out[: self.real], expected[: self.real]
+        assert expected.isfinite().all()
+        torch.testing.assert_close(out, expected, atol=tolerance, rtol=tolerance)
+        return out
+
+
+MIXED = dict(counts=[1500, 1, 7, 300, 60], lengths=[0, 2000, 900, 700, 33])
+
+
+def check_kernel(dtype=torch.bfloat16, tolerance=2e-2) -> None:
+    """The 8B shape's heads and SmolLM2's: chunks, single tokens and trees in one call, and every default."""
+    for heads, D in (((32, 8), 128), ((9, 3), 64)):
+        for T in (0, 8):
+            batch = Batch(**MIXED, heads=heads, D=D, block_size=16, padding=180, T=T, dtype=dtype, seed=T)
+            batch.check(tolerance)
+            for rows, splits in product((16, 64, 128), (1, 5)):
+                batch.check(tolerance, rows=rows, splits=splits)
+        for counts, lengths in (([16], [0]), ([200, 3], [100, 5000]), ([2048], [0]), ([64] * 32, [77] * 32)):
+            Batch(counts, lengths, heads, D, 16, dtype=dtype, seed=1).check(tolerance)
+
+
+def check_graph(dtype=torch.bfloat16, tolerance=2e-2) -> None:
+    """A CUDA graph follows the numbers."""
+    batch = Batch([300, 1, 5], [10, 900, 40], (32, 8), 128, 16, padding=206, dtype=dtype, seed=9)
+    batch.fill()
+    fd.flash_ragged(*batch.arguments())  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = fd.flash_ragged(*batch.arguments())
+    for counts, lengths in (([300, 1, 5], [10, 900, 40]), ([512, 0, 0], [100, 0, 0]), ([1, 16, 290], [30, 500, 3])):
+        batch.write(counts, lengths)
+        graph.replay()
+        batch.check(tolerance, out)
+
+
+# ---- passes --------------------------------------------------------------------------------------------------------
+
+
+class Scene:
+    """A pool in mid-run: sequences of different lengths, blocks out of order, some of them shared."""
+
+    def __init__(self, model: ms.Model, count: int = 7, longest: int = 40, tokens: int = 256, seed: int = 0, **options):
+        self.model, self.random = model, Random(seed)
+        self.texts = [self.words(self.random.choice((0, self.random.randint(1, longest)))) for _ in range(count)]
+        self.texts[0], self.texts[1] = self.words(4 * BLOCK + 1), self.words(4 * BLOCK + 3)
+        self.texts[1][: 2 * BLOCK] = self.texts[0][: 2 * BLOCK]  # prefix caching: two blocks in common
+        free = list(range(60 * count))
+        self.random.shuffle(free)
+        self.tables = [[free.pop() for _ in range(55)] for _ in self.texts]
+        self.tables[1][:2] = self.tables[0][:2]
+        make = graphs.on_the_device(PagedKVCache)
+        self.cache = make(model.config, 60 * count + 2, BLOCK, device=model.device, dtype=model.dtype)
+        for text, table in zip(self.texts, self.tables, strict=True):
+            if text:
+                self.usual([text], [0], [table])
+        self.passes = RaggedPasses(model.transformer, self.cache, count, tokens, hidden_layers=LAYERS, **options)
+
+    def words(self, count: int) -> list[int]:
+        return self.random.choices(range(64), k=count)
+
+    def usual(self, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
+        """The engine's eager pass over these sequences: logits and streams of each."""
+        counts, device, transformer = list(map(len, rows)), self.model.device, self.model.transformer
+        views = [view(draft, n) if draft else (None, torch.arange(n))
+                 for draft, n in zip(drafts or [None] * len(rows), counts, strict=True)]  # fmt: skip
+        offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
+        paged = self.cache.open(tables, starts, counts, [mask for mask, _ in views])
+        tokens = torch.tensor([[token for row in rows for token in row]], device=device)
+        positions = torch.cat(offsets)[None].to(device)
+        x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=LAYERS)
+        return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
+
+    def compare(self, counts: dict[int, int], needed: Sequence[int], tolerance: float, drafts=None) -> None:
+        """One pass over so many new tokens of these sequences, against the usual one on a copy of the pool."""
+        rows = [self.words(count) for count in counts.values()]
+        starts, tables = [len(self.texts[row]) for row in counts], [self.tables[row] for row in counts]
+        if drafts:
+            for row, draft in zip(rows, drafts, strict=True):
+                if draft:
+                    row[1:] = draft.tokens + (draft.scratch.tokens if draft.scratch else [])
+        counts, memory = list(map(len, rows)), (self.cache.keys, self.cache.values)
+        before = [part.clone() for part in memory]
+        logits, best, hidden = self.passes.read(rows, starts, tables, needed, drafts)
+        after = [part.clone() for part in memory]
+        for part, old in zip(memory, before, strict=True):
+            part.copy_(old)
+        expected, states = self.usual(rows, starts, tables, drafts)
+        for i, (count, last) in enumerate(zip(counts, needed, strict=True)):
+            assert len(logits[i]) == len(best[i]) == last
+            if last:
+                close(logits[i], expected[i][count - last :], tolerance, f"logits of sequence {i}")
+                assert torch.equal(best[i], logits[i].argmax(-1))
+            for n in LAYERS:
+                close(hidden[n][i], states[n][i], tolerance, f"the stream after {n} layers of sequence {i}")
+        written = [table[p // BLOCK] * BLOCK + p % BLOCK for table, start, n in zip(tables, starts, counts, strict=True)
+                   for p in range(start, start + n)]  # fmt: skip
+        spare = range(self.passes.spare * BLOCK, (self.passes.spare + 1) * BLOCK)
+        untouched = sorted(set(range(self.cache.num_blocks * BLOCK)) - set(written) - set(spare))
+        for part, old, now in zip(memory, before, after, strict=True):
+            part, old, now = (m.flatten(1, 2) for m in (part, old, now))  # [L, slots, Hkv, D]
+            assert torch.equal(now[:, untouched], old[:, untouched]), "somebody else's memory has changed"
+            close(now[:, written], part[:, written], tolerance, "keys or values")
+
+
+def tolerance_of(dtype: torch.dtype) -> float:
+    return {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 0.05)
+
+
+def check_passes(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **options) -> None:
+    """Chunks of many lengths, alone and together, with and without logits, in buckets that are full and not."""
+    for name in shapes:
+        model = random_model(dtype=dtype, device=device, num_layers=3, **SHAPES[name])
+        scene = Scene(model, **options)
+        for counts, needed in (
+            ({0: 1}, [1]), ({0: 16}, [0]), ({1: 17}, [1]), ({2: 30, 4: 3}, [1, 1]), ({3: 1, 0: 1, 6: 9}, [1, 0, 1]),
+            ({5: 100, 1: 2, 3: 1, 2: 60}, [0, 1, 1, 1]), ({row: 5 + row for row in range(7)}, [1] * 7), ({6: 16}, [4]),
+            ({4: 150, 0: 106}, [1, 1]), ({2: 2, 3: 12}, [2, 10]),
+        ):  # fmt: skip
+            scene.compare(counts, needed, tolerance_of(dtype))
+        assert {shape.tokens for shape in scene.passes.recordings} == {16, 32, 64, 256}
+        assert len(scene.passes.recordings) < 10
+
+
+def check_trees(device="cpu", dtype=torch.float64) -> None:
+    """Trees and scratch tokens beside chunks, beside chains, and beside chunks as short as a tree."""
+    scene = Scene(random_model(dtype=dtype, device=device, num_layers=3))
+    window = Scratch([7, 8, 9], [1, 2, 2], torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]]).bool())
+    tree, chain = Draft([1, 2, 3, 4, 5], parents=[-1, -1, 0, 1, 1]), Draft([4, 5, 6])
+    for drafts, counts, needed in (
+        ([tree], {1: 6}, [6]),
+        ([None, tree, None], {0: 40, 1: 6, 2: 1}, [1, 6, 1]),
+        ([Draft([5, 6], parents=[-1, -1], scratch=window), None, replace(chain, scratch=window)], {3: 6, 4: 5, 1: 7},
+         [6, 1, 7]),
+        ([tree, None, None], {5: 6, 4: 7, 0: 8}, [6, 7, 0]),
+    ):  # fmt: skip
+        scene.compare(counts, needed, tolerance_of(dtype), drafts)
+    assert {shape.branches for shape in scene.passes.recordings} == {8}
+
+
+def check_neighbours(device="cpu", dtype=torch.float64) -> None:
+    """A sequence whose memory is damaged damages no other; nor does what padding has left in the spare block."""
+    scene = Scene(random_model(dtype=dtype, device=device, num_layers=3))
+    rows, starts, tables = [[3] * 20, [4] * 9, [5]], [6, 6, 6], [scene.tables[row] for row in (2, 3, 4)]
+    expected, _ = scene.usual(rows[1:], starts[1:], tables[1:])
+    for memory in (scene.cache.keys, scene.cache.values):
+        memory[:, tables[0][0]] = memory[:, -1] = torch.nan
+    for _ in range(2):
+        logits, best, _ = scene.passes.read(rows, starts, tables, [1, 9, 1])
+        assert best[0].tolist() == [-1] and not logits[0].isfinite().any()
+        for found, wanted in zip(logits[1:], expected, strict=True):
+            close(found, wanted, tolerance_of(dtype), "a neighbour's logits")
+
+
+# ---- an engine's texts ---------------------------------------------------------------------------------------------
+
+
+class Branches(ms.drafters.Drafter):
+    """Trees of two branches, of which the second is what the target would generate; and with `window` two scratch
+    tokens."""
+
+    extra_slots = 4
+
+    def __init__(self, target: ms.Model, hidden: bool = False, window: bool = False):
+        self.target, self.hidden_layers, self.window = target, LAYERS if hidden else (), window
+        self.scratch_slots = 2 if window else 0
+
+    def propose(self, contexts, k):
+        window = Scratch([1, 2], [1, 2], torch.ones(2, 2, dtype=torch.bool).tril()) if self.window else None
+        return [Draft(self.tokens(c.tokens)[: k + 1], parents=[-1, -1, 1][: k + 1], scratch=window) for c in contexts]
+
+    def tokens(self, context: list[int]) -> list[int]:
+        right = []
+        for _ in range(2):
+            tokens = torch.tensor([context + right], device=self.target.device)
+            right.append(int(self.target.transformer(tokens, last_only=True).logits.argmax()))
+        return [(right[0] + 1) % 64, *right]
+
+
+KINDS: dict[str, Callable] = {
+    "branches": Branches,
+    "window": partial(Branches, window=True),
+    "states": partial(Branches, hidden=True),
+    "recorder": lambda target: Recorder(),
+}
+
+
+def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "model", *KINDS), longest=40) -> None:
+    """Token for token those of the usual passes: prompts of many lengths, in chunks, beside others that decode, with
+    shared prefixes and preemptions; and so when all passes are ragged, those that decode included."""
+    target, draft = pair(device, dtype)
+    for name in some:
+        make = drafters(draft)[name] if name not in KINDS else partial(KINDS[name], target)
+        for blocks in (60, 30):
+            expected, _ = texts(target, make(), False, asks(longest=longest), num_blocks=blocks)
+            for all_ragged in (False, True):
+                with patch.object(Buckets, "takes", lambda *_: False) if all_ragged else nullcontext():
+                    found, engine = texts(target, make(), True, asks(longest=longest), num_blocks=blocks)
+                assert found == expected, f"{name}, {blocks} blocks, all ragged: {all_ragged}"
+                assert len(engine.runner.buckets.prompts.recordings) >= 2
+                assert bool(engine.runner.buckets.recordings) != all_ragged
+                branches = any(shape.branches for shape in engine.runner.buckets.prompts.recordings)
+                assert branches == (all_ragged and name in ("branches", "window", "states"))
+
+
+# ---- on a GPU only -------------------------------------------------------------------------------------------------
+
+
+def check_replay(device="cuda") -> None:
+    """A recording does what its work does, whatever is in the sheet since; and all of it was recorded."""
+    scene = Scene(random_model(dtype=torch.float32, device=device, num_layers=3))
+    for counts in ({0: 20, 1: 3}, {2: 1, 3: 31}, {4: 10, 5: 10, 6: 9}):
+        rows, starts = [scene.words(count) for count in counts.values()], [len(scene.texts[row]) for row in counts]
+        result = scene.passes.read(rows, starts, [scene.tables[row] for row in counts], [1] * len(counts))
+        [shape] = {scene.passes.shape(rows, [1] * len(counts), [None] * len(counts))}
+        on_the_device(scene.passes.work)(shape)
+        close(torch.cat(result.logits), scene.passes.logits[: len(counts)], 1e-5, "replayed and not replayed")
+    assert all(recorded.graph is not None for recorded in scene.passes.recordings.values())
+
+
+def check_compiled(device="cuda") -> None:
+    """An engine on a GPU processes prompts by recorded and compiled passes unless told otherwise."""
+    assert why_not_compile() is None, why_not_compile()
+    model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
+    expected, _ = texts(model, ms.drafters.NGram(), False, asks())
+    found, engine = texts(model, ms.drafters.NGram(), None, asks())
+    prompts = engine.runner.buckets.prompts
+    assert found == expected and prompts.enter is not graphs.enter and prompts.recordings
+
+
+# ---- how long it takes ---------------------------------------------------------------------------------------------
+
+LLAMA_8B = dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8,
+                head_dim=128, max_length=8192)  # fmt: skip
+MIXES = {  # (new tokens, cached tokens) of each sequence
+    "one chunk of 2,048": [(2048, 0)],
+    "one chunk after 6,144 tokens": [(2048, 6144)],
+    "4 chunks of 512": [(512, 0)] * 4,
+    "32 prompts of 64": [(64, 0)] * 32,
+    "2,016 and 32 single tokens after 2,000": [(2016, 0)] + [(1, 2000)] * 32,
+}
+
+
+def random_layers(config: dict, layers: int, device, dtype) -> ms.Transformer:
+    """A transformer of this shape with random weights, made where it is needed."""
+    with torch.device(device):
+        transformer = ms.Transformer(ms.Config(**config, num_layers=layers)).to(dtype)
+    with torch.no_grad():
+        for parameter in transformer.parameters():
+            parameter.normal_(std=0.02)
+    return transformer.requires_grad_(False).eval()
+
+
+def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, layers=(2, 6), repeat=15) -> dict:
+    """Milliseconds per layer for each mix: the whole layer, its four products, attention, and what is left; and of the
+    eager pass. A layer is what a pass over more layers takes longer than a pass over fewer."""
+    compile = device == "cuda" and why_not_compile(torch.device(device), dtype) is None
+    block, passes, eager, state = 16, {}, {}, torch.zeros(1, device=device)
+    most = max(sum(count for count, _ in mix) for mix in mixes.values())
+    blocks = max(sum(-(-sum(pair) // block) for pair in mix) for mix in mixes.values())
+    for n in layers:
+        transformer = random_layers(config, n, device, dtype)
+        cache = PagedKVCache(transformer.config, blocks + 2, block, device=device, dtype=dtype)
+        rows = max(map(len, mixes.values()))
+        passes[n] = RaggedPasses(transformer, cache, rows, most, compile=compile, lean=compile)
+        eager[n] = transformer, cache
+    weights, found = passes[layers[0]].layers[0], {}
+    inputs = {w.shape[1]: torch.randn(most, w.shape[1], device=device, dtype=dtype)
+              for w, _ in (weights.qkv, weights.out, weights.gate_up, weights.down)}  # fmt: skip
+    heads, D = (config["num_heads"], config["num_kv_heads"]), config["head_dim"]
+    for name, mix in mixes.items():
+        counts, lengths = map(list, zip(*mix, strict=True))
+        N, tables, free = sum(counts), [], iter(range(blocks))
+        for count, length in mix:
+            tables.append([next(free) for _ in range(-(-(count + length) // block))])
+        rows, needed = [[1] * count for count in counts], [1] * len(mix)
+        tokens = torch.ones(1, N, dtype=torch.long, device=device)
+
+        def multiply(N=N):
+            for weight, _ in (weights.qkv, weights.out, weights.gate_up, weights.down):
+                F.linear(inputs[weight.shape[1]][:N], weight)
+
+        batch = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
+        attend = fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch
+        calls = {"products": Recorded(multiply, [state]),
+                 "attention": Recorded(partial(attend, *batch.arguments()), [state])}  # fmt: skip
+        for n in layers:
+            passes[n].read(rows, lengths, tables, needed)  # records
+            calls["pass", n] = partial(passes[n].read, rows, lengths, tables, needed)
+            transformer, cache = eager[n]
+
+            def usual(transformer=transformer, cache=cache, arguments=(tables, lengths, counts), tokens=tokens):
+                return transformer.body(tokens, cache.open(*arguments))
+
+            calls["eager", n] = usual
+        with torch.no_grad():
+            taken = interleaved_times(calls, repeat, device=device)
+        ms_of = {key: 1e3 * timing.median for key, timing in taken.items()}
+        few, many = layers
+        layer, slow_layer = ((ms_of[way, many] - ms_of[way, few]) / (many - few) for way in ("pass", "eager"))
+        found[name] = dict(layer=layer, products=ms_of["products"], attention=ms_of["attention"],
+                           rest=layer - ms_of["products"] - ms_of["attention"], eager=slow_layer)  # fmt: skip
+    return found
+
+
+def show(found: dict[str, dict[str, float]]) -> None:
+    print("\nms per layer" + " " * 29 + "layer  products  attention   rest   eager pass")
+    for name, t in found.items():
+        numbers = f"{t['layer']:7.3f}{t['products']:10.3f}{t['attention']:11.3f}{t['rest']:7.3f}{t['eager']:13.3f}"
+        print(f"{name:<40}{numbers}", flush=True)
+
+
+def tune(device="cuda", dtype=torch.bfloat16) -> None:
+    """Attention of every mix by other tilings: microseconds, the fastest first."""
+    for name, mix in MIXES.items():
+        counts, lengths = map(list, zip(*mix, strict=True))
+        batch, calls = Batch(counts, lengths, (32, 8), 128, 16, dtype=dtype, device=device), {}
+        state = torch.zeros(1, device=device)
+        for rows, tile, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (2, 3)):
+            call = partial(fd.flash_ragged, *batch.arguments(), rows=rows, tiling=fd.Tiling(tile, warps, stages))
+            try:
+                call()
+            except Exception as error:  # too much shared memory
+                print(f"  rows {rows}, tile {tile}, {warps} warps, {stages} stages: {type(error).__name__}")
+                continue
+            calls[rows, tile, warps, stages] = Recorded(call, [state])
+        calls["default"] = Recorded(partial(fd.flash_ragged, *batch.arguments()), [state])
+        taken = sorted(interleaved_times(calls, 9, device=device).items(), key=lambda item: item[1].median)
+        print(f"\n{name}: " + ", ".join(f"{key} {1e6 * timing.median:.0f}" for key, timing in taken[:6]), flush=True)
+        print(f"  default: {1e6 * dict(taken)['default'].median:.0f}", flush=True)
+
+
+def main() -> None:
+    if "--tune" in sys.argv:
+        tune()
+    if {"--tune", "--time"} & set(sys.argv):
+        return show(timings())
+    cuda = dict(device="cuda", dtype=torch.float32)
+    run_on_the_gpu({
+        "kernel, bfloat16": check_kernel,
+        "kernel, float16": lambda: check_kernel(torch.float16, 4e-3),
+        "kernel, float32": lambda: check_kernel(torch.float32, 1e-4),
+        "graph": check_graph,
+        "passes, float32": lambda: check_passes(**cuda),
+        "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
+        "trees": lambda: check_trees(**cuda),
+        "neighbours": lambda: check_neighbours(**cuda),
+        "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
+        "replay": check_replay,
+        "compiled": check_compiled,
+        "timings": lambda: show(timings()),
+    })  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
