@@ -5,7 +5,7 @@ to end, as in the eager pass (serving/paged.py), and only attention tells sequen
 So a pass has few sizes, which are rounded up to *buckets*, and a recording (record.py) serves each combination of them:
 
     tokens       16, 32, 64, 128, 256, then multiples of 256
-    sequences    1, 8, 64, …
+    sequences    8, 64, … or as many as the engine serves
     logits       as many as sequences: a prompt needs those of its last token alone. More where drafts are verified
     trees        8, 16, 32 or 64 tokens of the largest, where there are any
 
@@ -48,8 +48,8 @@ def tokens_of(count: int) -> int:
 
 
 def few_of(count: int, most: int) -> int:
-    """The bucket of so many sequences or logits: padding costs little of them, hence few sizes."""
-    size = 1
+    """The bucket of so many sequences or logits: padding costs little there, hence few sizes."""
+    size = 8
     while size < count:
         size *= 8
     return min(size, most)
@@ -160,8 +160,9 @@ class RaggedPasses(Fused):
         too_many = total > self.tokens or len(rows) > self.rows or sum(needed) > self.most_logits
         if too_many or largest > MOST_BRANCHES or self.attend is None:
             return None
-        sequences = few_of(len(rows), self.rows)
-        logits = max(sequences, few_of(sum(needed), self.most_logits))
+        sequences = logits = few_of(len(rows), self.rows)
+        if sum(needed) > sequences:
+            logits = few_of(sum(needed), self.most_logits)
         return Shape(tokens_of(total), sequences, logits, branches_of(largest) if largest else 0)
 
     def parts(self, shape: Shape) -> list[tuple[int, tuple[int, ...]]]:

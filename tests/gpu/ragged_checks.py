@@ -332,6 +332,9 @@ def check_compiled(device="cuda") -> None:
 
 LLAMA_8B = dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8,
                 head_dim=128, max_length=8192)  # fmt: skip
+SMOLLM2 = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64,
+               max_length=8192)  # fmt: skip
+SMALL_MIXES = {"one prompt of 60": [(60, 0)], "8 prompts of 60": [(60, 0)] * 8}
 MIXES = {  # (new tokens, cached tokens) of each sequence
     "one chunk of 2,048": [(2048, 0)],
     "one chunk after 6,144 tokens": [(2048, 6144)],
@@ -364,9 +367,9 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
         rows = max(map(len, mixes.values()))
         passes[n] = RaggedPasses(transformer, cache, rows, most, compile=compile, lean=compile)
         eager[n] = transformer, cache
-    weights, found = passes[layers[0]].layers[0], {}
-    inputs = {w.shape[1]: torch.randn(most, w.shape[1], device=device, dtype=dtype)
-              for w, _ in (weights.qkv, weights.out, weights.gate_up, weights.down)}  # fmt: skip
+    few, many = layers
+    weights = [matrix for w in passes[many].layers for matrix, _ in (w.qkv, w.out, w.gate_up, w.down)]
+    inputs, found = {w.shape[1]: torch.randn(most, w.shape[1], device=device, dtype=dtype) for w in weights}, {}
     heads, D = (config["num_heads"], config["num_kv_heads"]), config["head_dim"]
     for name, mix in mixes.items():
         counts, lengths = map(list, zip(*mix, strict=True))
@@ -377,13 +380,14 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
         tokens = torch.ones(1, N, dtype=torch.long, device=device)
 
         def multiply(N=N):
-            for weight, _ in (weights.qkv, weights.out, weights.gate_up, weights.down):
+            for weight in weights:
                 F.linear(inputs[weight.shape[1]][:N], weight)
 
-        batch = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
-        attend = fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch
-        calls = {"products": Recorded(multiply, [state]),
-                 "attention": Recorded(partial(attend, *batch.arguments()), [state])}  # fmt: skip
+        def attend(batch=Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)):
+            for _ in range(many):
+                (fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch)(*batch.arguments())
+
+        calls = {"products": Recorded(multiply, [state]), "attention": Recorded(attend, [state])}
         for n in layers:
             passes[n].read(rows, lengths, tables, needed)  # records
             calls["pass", n] = partial(passes[n].read, rows, lengths, tables, needed)
@@ -396,15 +400,20 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
         with torch.no_grad():
             taken = interleaved_times(calls, repeat, device=device)
         ms_of = {key: 1e3 * timing.median for key, timing in taken.items()}
-        few, many = layers
-        layer, slow_layer = ((ms_of[way, many] - ms_of[way, few]) / (many - few) for way in ("pass", "eager"))
-        found[name] = dict(layer=layer, products=ms_of["products"], attention=ms_of["attention"],
-                           rest=layer - ms_of["products"] - ms_of["attention"], eager=slow_layer)  # fmt: skip
+        layer, eager_layer = ((ms_of[way, many] - ms_of[way, few]) / (many - few) for way in ("pass", "eager"))
+        products, attention = ms_of["products"] / many, ms_of["attention"] / many
+        found[name] = dict(layer=layer, products=products, attention=attention, rest=layer - products - attention,
+                           eager=eager_layer)  # fmt: skip
     return found
 
 
-def show(found: dict[str, dict[str, float]]) -> None:
-    print("\nms per layer" + " " * 29 + "layer  products  attention   rest   eager pass")
+def show_timings() -> None:
+    show("the 8B shape", timings())
+    show("SmolLM2's shape", timings(SMOLLM2, SMALL_MIXES, layers=(10, 30)))
+
+
+def show(title: str, found: dict[str, dict[str, float]]) -> None:
+    print(f"\n{title}, ms per layer".ljust(42) + "layer  products  attention   rest   eager pass")
     for name, t in found.items():
         numbers = f"{t['layer']:7.3f}{t['products']:10.3f}{t['attention']:11.3f}{t['rest']:7.3f}{t['eager']:13.3f}"
         print(f"{name:<40}{numbers}", flush=True)
@@ -434,7 +443,7 @@ def main() -> None:
     if "--tune" in sys.argv:
         tune()
     if {"--tune", "--time"} & set(sys.argv):
-        return show(timings())
+        return show_timings()
     cuda = dict(device="cuda", dtype=torch.float32)
     run_on_the_gpu({
         "kernel, bfloat16": check_kernel,
@@ -448,7 +457,7 @@ def main() -> None:
         "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
         "replay": check_replay,
         "compiled": check_compiled,
-        "timings": lambda: show(timings()),
+        "timings": show_timings,
     })  # fmt: skip
 
 
