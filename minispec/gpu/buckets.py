@@ -38,7 +38,7 @@ from ..serving.paged import PagedKVCache
 from ..tree import Draft
 from .fused import Fused
 from .hosted import view
-from .record import Recorded, on_the_device, why_not_compile
+from .record import Event, Recorded, on_the_device, why_not_compile
 
 
 def rows_of(count: int) -> int:
@@ -57,21 +57,6 @@ def best_attention(device: torch.device, dtype: torch.dtype):
 
     kernel = flash_decode.kernels_run(device, dtype)
     return flash_decode.flash_decode_paged if kernel else flash_decode.flash_decode_paged_torch
-
-
-class Event:
-    """A moment in the device's work that the host can wait for. Without CUDA it has always passed."""
-
-    def __init__(self, device: torch.device):
-        self.event = torch.cuda.Event() if device.type == "cuda" else None
-
-    def record(self) -> None:
-        if self.event:
-            self.event.record()
-
-    def wait(self) -> None:
-        if self.event:
-            self.event.synchronize()
 
 
 class Arrival:

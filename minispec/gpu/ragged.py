@@ -35,7 +35,7 @@ from ..serving.paged import PagedKVCache
 from ..tree import Draft
 from .fused import Fused
 from .hosted import view
-from .record import Recorded, on_the_device
+from .record import Event, Recorded, on_the_device
 
 MOST_TOKENS = 2048
 MOST_LOGITS = 256  # more than an engine's sequences are needed only where long drafts are verified beside prompts
@@ -92,11 +92,11 @@ class Sheet(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a pass gives each of its sequences."""
+    """What a pass gives its sequences, one after the other."""
 
-    logits: list[Tensor]  # [n, V], of the tokens that need them
-    best: list[Tensor]  # [n], the best tokens; −1: NaN or ∞
-    hidden: dict[int, list[Tensor]]  # layers → [count, d], of all tokens
+    logits: Tensor  # [Σ needed, V]
+    best: Tensor  # [Σ needed], the best tokens; −1: NaN or ∞
+    hidden: dict[int, Tensor]  # layers → [Σ count, d]
 
 
 class RaggedPasses(Fused):
@@ -130,6 +130,7 @@ class RaggedPasses(Fused):
         self.streams = {n: torch.zeros(tokens_of(tokens), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
         self.recordings: dict[Shape, Recorded] = {}
+        self.sent = Event(self.device)
 
     def read(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],
@@ -142,16 +143,17 @@ class RaggedPasses(Fused):
         shape = self.shape(rows, needed, trees)
         if shape is None:
             return None
+        self.sent.wait()  # the last sheet, before it is written over
         self.write(self.cut(self.numbers, shape), rows, starts, tables, needed, trees)
         used, _ = self.parts(shape)[-1]
         self.sheet[:used].copy_(self.lines[:used], non_blocking=True)
+        self.sent.record()
         if shape not in self.recordings:
             self.recordings[shape] = Recorded(partial(self.work, shape), [self.sheet])
         self.recordings[shape]()
-        counts, needed = list(map(len, rows)), list(needed)
-        hidden = {n: list(stream[: sum(counts)].clone().split(counts)) for n, stream in self.streams.items()}
-        logits, best = (answers[: sum(needed)].clone().split(needed) for answers in (self.logits, self.best))
-        return Result(list(logits), list(best), hidden)
+        N, M = sum(map(len, rows)), sum(needed)
+        hidden = {n: stream[:N].clone() for n, stream in self.streams.items()}
+        return Result(self.logits[:M].clone(), self.best[:M].clone(), hidden)
 
     def shape(self, rows, needed: Sequence[int], trees: Sequence[Draft | None]) -> Shape | None:
         """The bucket of such a pass; None: there is none."""

@@ -54,6 +54,21 @@ def many_shapes():
     return compiler.config.patch(recompile_limit=64) if compiler else nullcontext()
 
 
+class Event:
+    """A moment in the device's work that the host can wait for. Without CUDA it has always passed."""
+
+    def __init__(self, device: torch.device):
+        self.event = torch.cuda.Event() if device.type == "cuda" else None
+
+    def record(self) -> None:
+        if self.event:
+            self.event.record()
+
+    def wait(self) -> None:
+        if self.event:
+            self.event.synchronize()
+
+
 class Recorded:
     """Work that fixed shapes and device memory allow to do by one launch. Without CUDA every call just does it.
 

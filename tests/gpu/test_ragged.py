@@ -185,9 +185,9 @@ def test_results_outlive_the_next_pass():
     scene = checks.Scene(random_model(num_layers=3))
     read = lambda row: scene.passes.read([[1, 2, 3]], [0], [scene.tables[row]], [1])  # noqa: E731
     first = read(2)
-    kept = first.logits[0].clone(), first.hidden[2][0].clone()
+    kept = first.logits.clone(), first.hidden[2].clone()
     scene.passes.read([[9] * 5], [0], [scene.tables[3]], [1])
-    assert torch.equal(first.logits[0], kept[0]) and torch.equal(first.hidden[2][0], kept[1])
+    assert torch.equal(first.logits, kept[0]) and torch.equal(first.hidden[2], kept[1])
 
 
 def test_what_has_no_bucket_is_refused_before_anything_is_written():
