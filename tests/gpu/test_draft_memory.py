@@ -174,7 +174,7 @@ def count(monkeypatch) -> tuple[list, list]:
     for passes, name in ((launched, "_launch"), (eager, "_ragged")):
         note = lambda self, new, tails, passes, right: (
             passes.append(list(map(len, new.values()))) or right(self, new, tails)
-        )  # noqa: E731
+        )
         monkeypatch.setattr(PagedMemory, name, partialmethod(note, passes=passes, right=getattr(PagedMemory, name)))
     return launched, eager
 
