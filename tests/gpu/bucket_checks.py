@@ -105,7 +105,7 @@ class Scene:
 
 
 def branching(tokens: Sequence[int], seed: int) -> ms.drafters.Draft:
-    """These tokens, all but the first, as a random tree; now and then the last of them are scratch, or it is a chain."""
+    """These tokens, all but the first, as a random tree; some have scratch at the end, and some are chains."""
     random, drafted = Random(f"{seed} {tokens}"), list(tokens[1:])
     if seed % 4 == 3:
         return ms.drafters.Draft(drafted)
@@ -163,7 +163,7 @@ def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
 
 
 def check_moves(device="cpu", dtype=torch.float64) -> None:
-    """An accepted path is moved together as PagedKVCache.gather does it; nothing else is touched but the spare block."""
+    """An accepted path is moved together as PagedKVCache.gather does it; nothing else changes but the spare block."""
     model, random = random_model(dtype=dtype, device=device, num_layers=3), Random(0)
     for rows, k in ((1, 2), (1, 6), (3, 4), (8, 9)):  # the smallest has room for fewer moves than a launch has
         make = graphs.on_the_device(PagedKVCache)

@@ -172,9 +172,11 @@ def count(monkeypatch) -> tuple[list, list]:
     """The tokens of each row in every launch, and in every eager pass."""
     launched, eager = [], []
     for passes, name in ((launched, "_launch"), (eager, "_ragged")):
-        note = lambda self, new, tails, passes, right: (
-            passes.append(list(map(len, new.values()))) or right(self, new, tails)
-        )
+
+        def note(self, new, tails, passes, right):
+            passes.append(list(map(len, new.values())))
+            return right(self, new, tails)
+
         monkeypatch.setattr(PagedMemory, name, partialmethod(note, passes=passes, right=getattr(PagedMemory, name)))
     return launched, eager
 
