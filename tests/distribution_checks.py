@@ -291,9 +291,7 @@ def _check_tree_batch_on_a_lattice(scheme: Scheme) -> None:
     tokens, parents, texts = [1, 2, 0], [-1, -1, 0], [(), (1,), (2,), (1, 0)]
     line = (torch.arange(24, dtype=torch.float64) + 0.5) / 24
     u = torch.cartesian_prod(*[line] * 4)  # [24⁴, 4]
-    p = torch.stack(
-        [target(text) for text in texts]
-    )  # 1 of 24: 8 of the first node, 15 of its sibling, 12 of its child
+    p = torch.stack([target(text) for text in texts])  # in 24ths: 8 pass the first node, 15 its sibling, 12 its child
     every = lambda x: torch.as_tensor(x).expand(len(u), *torch.as_tensor(x).shape)  # noqa: E731
     accepted, token = scheme.tree_batch(every(p), every(tokens), every(parents), every(ancestor_mask(parents)), None, u)
     code = accepted.long() @ torch.tensor([1, 2, 4]) * 3 + token  # one number for a path and its end

@@ -287,8 +287,9 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
 
 
 def main(device: str = "cuda") -> None:
-    checks = dict(shipped=check_shipped, trees=check_trees, ends=check_ends, memory=check_memory_of_trees, hosted=check_hosted,
-                  batches=check_batches, announced=check_announced, prompts=check_prompts)  # fmt: skip
+    checks = dict(shipped=check_shipped, trees=check_trees, ends=check_ends, memory=check_memory_of_trees,
+                  hosted=check_hosted, batches=check_batches, announced=check_announced,
+                  prompts=check_prompts)  # fmt: skip
     run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
 
 
