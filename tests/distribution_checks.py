@@ -18,6 +18,7 @@ from scipy.stats import chi2
 from torch import Tensor
 
 from minispec import exact, verify
+from minispec.tree import verify_mask
 
 EXACT = 1e-12  # total variation that float64 may leave
 DRAWS, P_VALUE = 20_000, 1e-4
@@ -32,6 +33,7 @@ class Scheme:
     chain: Callable = verify.chain
     chain_batch: Callable = verify.chain_batch
     tree: Callable = verify.tree
+    tree_batch: Callable = verify.tree_batch
     propose: Callable = exact.propose_chain
     propose_tree: Callable = exact.propose_tree
     propose_cascade: Callable | None = None  # None: `propose_cascade` below
@@ -250,6 +252,63 @@ def check_batch(scheme: Scheme, rows: int = 400) -> None:
                 assert float(p[b, one.accepted, one.token]) > 0, "emitted a token the target cannot say"
 
 
+def check_tree_batch(scheme: Scheme, rows: int = 120) -> None:
+    """All trees at once, node by node what one tree at a time gives on the same random numbers: any shape, siblings of
+    the same token, ragged sizes, tokens that are certain and tokens that are impossible. Whatever pads a row counts for
+    nothing. Without random numbers logits do: only the best tokens pass."""
+    generator, seen = torch.Generator().manual_seed(0), Counter()
+    below = lambda most, *shape: torch.randint(0, most, shape, generator=generator)  # noqa: E731
+    for V, n, sparse in [(2, 1, False), (3, 7, False), (8, 9, False), (8, 9, True), (4, 6, True), (5, 0, False)]:
+        p = _random_laws((rows, n + 1, V), generator, sparse)
+        p[::9] = torch.nn.functional.one_hot(below(V, len(p[::9]), n + 1), V).double()  # certain
+        tokens, lengths = below(V, rows, n), below(n + 1, rows)
+        parents = torch.stack([below(node + 1, rows) - 1 for node in range(n)], 1) if n else tokens
+        above = torch.stack([ancestor_mask(row) for row in parents.tolist()])
+        u = torch.rand(rows, n + 1, generator=generator, dtype=torch.float64)
+        u[::7], u[3::7] = 0.0, 1 - 2.0**-40  # ends of [0, 1): what is left of 1 is not rounded as a residual is
+        for long in (None, lengths):
+            sizes = [n] * rows if long is None else long.tolist()
+            sampled = scheme.tree_batch(p, tokens, parents, above, long, u)
+            greedy = scheme.tree_batch(p.log(), tokens, parents, above, long, None)
+            for b, size in enumerate(sizes):
+                nodes = tokens[b, :size].tolist(), parents[b, :size].tolist()
+                expected = scheme.tree(p[b, : size + 1], None, *nodes, u[b, : size + 1])
+                best = verify.greedy(p[b, : size + 1].argmax(-1).tolist(), *nodes)
+                for (accepted, token), one in ((sampled, expected), (greedy, best)):
+                    path = accepted[b].nonzero().flatten().tolist()
+                    assert (path, int(token[b])) == (one.path, one.token), f"row {b}, {size} nodes"
+                seen[len(expected.path)] += 1
+                assert float(p[b, ([-1, *expected.path])[-1] + 1, expected.token]) > 0, "emitted what cannot be said"
+    assert all(seen[length] > 5 for length in range(4)), f"accepted paths are too much alike: {seen}"
+    _check_tree_batch_on_a_lattice(scheme)
+
+
+def _check_tree_batch_on_a_lattice(scheme: Scheme) -> None:
+    """The exact distribution of one tree's cycle. All that decides is a multiple of 1/24, so the midpoints of a lattice
+    of random numbers, one for each cell, are every way it can turn out, each with the same probability."""
+    laws = {(): (3, 4, 5), (1,): (6, 3, 3), (2,): (8, 1, 3), (1, 0): (2, 6, 4), (0,): (5, 5, 2)}  # twelfths
+    target = lambda context: torch.tensor(laws[context], dtype=torch.float64) / 12  # noqa: E731
+    tokens, parents, texts = [1, 2, 0], [-1, -1, 0], [(), (1,), (2,), (1, 0)]
+    line = (torch.arange(24, dtype=torch.float64) + 0.5) / 24
+    u = torch.cartesian_prod(*[line] * 4)  # [24⁴, 4]
+    p = torch.stack([target(text) for text in texts])  # in 24ths: 8 pass the first node, 15 its sibling, 12 its child
+    every = lambda x: torch.as_tensor(x).expand(len(u), *torch.as_tensor(x).shape)  # noqa: E731
+    accepted, token = scheme.tree_batch(every(p), every(tokens), every(parents), every(ancestor_mask(parents)), None, u)
+    code = accepted.long() @ torch.tensor([1, 2, 4]) * 3 + token  # one number for a path and its end
+    cycle = {}
+    for number, count in zip(*(part.tolist() for part in code.unique(return_counts=True)), strict=True):
+        path = [node for node in range(3) if number // 3 >> node & 1]
+        cycle[(*(tokens[node] for node in path), number % 3)] = count / len(u)
+    plain = partial(exact.plain_distribution, target)
+    joint = exact.joint_distribution(lambda context: plain(context) if context else cycle, 2)
+    assert_same(joint, target_law(target, 2), "a batch of trees")
+
+
+def ancestor_mask(parents: list[int]) -> Tensor:
+    """[n, n], True where a node is another's ancestor, or that node itself."""
+    return verify_mask(parents)[1:, 1:]
+
+
 def _random_laws(shape, generator, sparse: bool) -> Tensor:
     laws = torch.rand(shape, generator=generator, dtype=torch.float64) ** 2
     if sparse:
@@ -329,6 +388,7 @@ CHECKS = {
         check_count,
         check_tree,
         check_batch,
+        check_tree_batch,
         check_samples,
         check_batch_samples,
     )

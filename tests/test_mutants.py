@@ -10,7 +10,9 @@ from distribution_checks import CHECKS, Scheme
 from mutants import verify_mutants
 from mutants.verify_mutants import MUTANTS
 
-QUICK = {check: {"pairs": 60} for check in ("residual", "position", "siblings", "cascade")} | {"batch": {"rows": 60}}
+QUICK = {check: {"pairs": 60} for check in ("residual", "position", "siblings", "cascade")} | {
+    check: {"rows": 60} for check in ("batch", "tree_batch")
+}
 
 
 def quick(check: str):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import chain, combinations, product
+from random import Random
 
 import pytest
 import torch
@@ -256,6 +257,15 @@ def test_trees_grow_together_as_they_do_alone(seed, trees, tokens, depth, width)
     check_grow_batch(seed, trees, tokens, depth, width)
 
 
+def check_growth() -> None:
+    for seed in range(30):
+        check_grow_batch(seed)
+
+
+def test_trees_as_the_mutants_grow_them():
+    check_growth()
+
+
 def test_trees_whose_nodes_all_have_the_same_children():
     """Given once for all nodes of a depth, [B, 1, m], they are the children of each."""
     log_q = torch.tensor([[[0.6, 0.4], [0.9, 0.1]], [[0.5, 0.5], [0.7, 0.3]]]).log()  # [B, depths, m]
@@ -267,6 +277,29 @@ def test_trees_whose_nodes_all_have_the_same_children():
     assert growth.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
 
 
+def check_ancestors() -> None:
+    """Of many trees at once what `verify_mask` says of each, whether or not it is known how deep they are."""
+    random = Random(0)
+    for n in (0, 1, 2, 3, 5, 8, 9, 17, 33):
+        chain, star = list(range(-1, n - 1)), [-1] * n
+        some = [chain, star, *([random.randint(-1, i - 1) for i in range(n)] for _ in range(4))]
+        deep = [[max(-1, i - random.randint(1, 2)) for i in range(n)] for _ in range(4)]  # many levels
+        trees = some + deep
+        expected = torch.stack([tree.verify_mask(parents)[1:, 1:] for parents in trees])
+        depth = max((max(tree.depths(parents), default=0) for parents in trees[1:]), default=0)
+        found = torch.tensor(trees, dtype=torch.long).view(len(trees), n)
+        assert torch.equal(tree.ancestors(found), expected)
+        assert torch.equal(tree.ancestors(found[1:], depth), expected[1:])
+
+
+def test_ancestors_of_a_batch():
+    check_ancestors()
+
+
+def in_ancestors(old: str, new: str) -> Mutant:
+    return Mutant(lambda patch: rewrite(patch, tree, "ancestors", old, new), ("ancestors",))
+
+
 def broken(name: str, old: str, new: str) -> Mutant:
     return Mutant(lambda patch: rewrite(patch, growth, name, old, new), ("grow",))
 
@@ -276,24 +309,23 @@ MUTANTS = {
     "parents are numbered within their depth": broken("level", ", grown + chosen, ", ", chosen, "),
     "children of the wrong node": broken("level", "child_of.gather(1, chosen))", "kept.gather(1, chosen))"),
     "all trees get the largest budget": broken(
-        "within", ">= torch.tensor(budgets", ">= max(budgets) + 0 * torch.tensor(budgets"
+        "within", "ahead >= torch.as_tensor(budgets", "ahead >= max(budgets) + 0 * torch.as_tensor(budgets"
     ),
     "best first instead of parents first": broken("likeliest", ".sort(1).values", ""),
     "of equals the last stay": broken(
         "likeliest", "scores.sort(", "(scores + 1e-6 * torch.arange(scores.shape[1])).sort("
     ),
+    "one step up is enough": in_ancestors("- 1:", "- 1 and False:"),
+    "one product too few": in_ancestors("depth) - 1:", "depth) // 2:"),
+    "one step more where it should be twice as many": in_ancestors("(reached.float() @", "(one_up.float() @"),
+    "nobody attends to itself": in_ancestors("reached = one_up | torch.eye", "reached = one_up & ~torch.eye"),
     "too few of each depth": broken("level", "flatten(1), most)", "flatten(1), min(most, width))"),
 }
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
-    def check():
-        for seed in range(30):
-            check_grow_batch(seed)
-
-    check()
-    assert_caught(name, MUTANTS[name], {"grow": check})
+    assert_caught(name, MUTANTS[name], {"grow": check_growth, "ancestors": check_ancestors})
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, 1], [-1, 5]])

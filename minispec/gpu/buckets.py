@@ -40,6 +40,8 @@ from .fused import Fused
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
 
+FEW_MOVES = 16  # slots that the smallest recording of a move moves
+
 
 def rows_of(count: int) -> int:
     """The bucket of so many rows: 1, 2, 4, then multiples of 8."""
@@ -123,9 +125,8 @@ class Buckets(Fused):
         self.recordings: dict[tuple[int, int, bool], Recorded] = {}
         self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
-        self.moves = torch.zeros(
-            2, 1 << (most * (1 + k)).bit_length(), dtype=torch.int32, device=self.device
-        )  # from, to
+        room = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
+        self.moves = torch.zeros(2, room, dtype=torch.int32, device=self.device)  # from, to
         self.movers: dict[int, Recorded] = {}
         self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
@@ -260,7 +261,7 @@ class Buckets(Fused):
                     moves.append((table[a // size] * size + a % size, table[b // size] * size + b % size))
         if not moves:
             return
-        count = max(16, 1 << (len(moves) - 1).bit_length())
+        count = max(FEW_MOVES, 1 << (len(moves) - 1).bit_length())
         nothing = self.spare * size, self.spare * size
         self.moves[:, :count].copy_(torch.tensor([*moves, *[nothing] * (count - len(moves))], dtype=torch.int32).T)
         if count not in self.movers:

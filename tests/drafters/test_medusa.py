@@ -195,10 +195,10 @@ def test_typical_acceptance_is_not_lossless():
 @pytest.mark.parametrize("tree", ["best", "chain"])
 def test_verdicts_are_those_of_the_rule_asked_for(tiny, tree, monkeypatch):
     calls = []
-    for name in ("tree", "typical", "chain_batch"):
+    for name in ("tree", "tree_batch", "typical", "chain_batch"):
         rule = getattr(verify, name)
         monkeypatch.setattr(verify, name, lambda *a, rule=rule, name=name: (calls.append(name), rule(*a))[1])
-    for lossless, rule in ((False, "typical"), (True, "tree" if tree == "best" else "chain_batch")):
+    for lossless, rule in ((False, "typical"), (True, "tree_batch" if tree == "best" else "chain_batch")):
         drafter = Medusa(tiny, random_medusa(tiny), nodes=5, tree=tree, lossless=lossless)
         ms.speculate(tiny, PROMPTS[0], drafter, 3, 6, temperature=1.0, seed=0)
         assert calls[0] == rule and (lossless or {*calls} == {rule})  # a last cycle without a draft is a chain

@@ -17,6 +17,7 @@ from typing import ClassVar
 from unittest.mock import patch
 
 import torch
+from all_drafters import random_eagle, random_medusa
 from fast_checks import SHAPES, distance, pair, run_on_the_gpu, slow
 from tiny_models import random_model
 
@@ -27,6 +28,7 @@ from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets, rows_of, tokens_of
 from minispec.gpu.record import why_not_compile
 from minispec.serving.paged import PagedKVCache, split
+from minispec.tree import Scratch, view
 
 K, BLOCK = 4, 4  # drafts may be longer than what is left of a block
 LAYERS = (0, 2, 3)  # whose streams are handed out
@@ -57,25 +59,30 @@ class Scene:
             self.ragged(self.cache, [text], [0], [table])
         self.buckets = Buckets(model.transformer, self.cache, count, K, hidden_layers=LAYERS, **options)
 
-    def ragged(self, cache: PagedKVCache, rows, starts, tables) -> tuple[list, dict[int, list]]:
+    def ragged(self, cache: PagedKVCache, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
         """The engine's usual pass over these rows: logits and streams of each."""
-        counts = list(map(len, rows))
+        counts, masks, positions = list(map(len, rows)), None, None
+        if drafts is not None:
+            masks, offsets = zip(*map(view, drafts, counts), strict=True)
+            both = zip(starts, offsets, strict=True)
+            positions = torch.cat([start + offset for start, offset in both])[None].to(self.model.device)
         tokens = torch.tensor([[token for row in rows for token in row]], device=self.model.device)
-        transformer = self.model.transformer
-        x, hidden = transformer.body(tokens, cache.open(tables, starts, counts), hidden_layers=LAYERS)
+        transformer, paged = self.model.transformer, cache.open(tables, starts, counts, masks)
+        x, hidden = transformer.body(tokens, paged, positions=positions, hidden_layers=LAYERS)
         return split(transformer.head(x), counts), {n: split(state, counts) for n, state in hidden.items()}
 
-    def compare(self, rows: Sequence[int], longest: int, tolerance: float) -> None:
+    def compare(self, rows: Sequence[int], longest: int, tolerance: float, branches: bool = False) -> None:
         """One pass over some of the rows, cut to so many tokens each, against the usual one on a copy of the pool."""
         tokens = [self.rows[row][:longest] for row in rows]
         starts, tables = [self.starts[row] for row in rows], [self.tables[row] for row in rows]
+        drafts = [branching(new, seed) for seed, new in enumerate(tokens)] if branches else None
         before = self.cache.keys.clone(), self.cache.values.clone()
-        logits, _, hidden = self.buckets.read(tokens, starts, tables)
+        logits, best, hidden = self.buckets.read(tokens, starts, tables, drafts)
         after = self.cache.keys.clone(), self.cache.values.clone()
         for memory, old in zip((self.cache.keys, self.cache.values), before, strict=True):
             memory.copy_(old)
-        expected, states = self.ragged(self.cache, tokens, starts, tables)
-        assert len(logits) == len(rows) and set(hidden) == set(LAYERS)
+        expected, states = self.ragged(self.cache, tokens, starts, tables, drafts)
+        assert len(logits) == len(rows) and set(hidden) == set(LAYERS) and torch.equal(best, logits.argmax(-1))
         for i, new in enumerate(tokens):
             close(logits[i, : len(new)], expected[i], tolerance, f"logits of row {i}")
             for n in LAYERS:
@@ -97,6 +104,20 @@ class Scene:
             close(now[:, sorted(written)], memory[:, sorted(written)], tolerance, "keys or values")
 
 
+def branching(tokens: Sequence[int], seed: int) -> ms.drafters.Draft:
+    """These tokens, all but the first, as a random tree; some have scratch at the end, and some are chains."""
+    random, drafted = Random(f"{seed} {tokens}"), list(tokens[1:])
+    if seed % 4 == 3:
+        return ms.drafters.Draft(drafted)
+    s = random.randint(1, len(drafted)) if drafted and seed % 2 else 0
+    scratch = None
+    if s:
+        mask = torch.tensor([[j == i or (j < i and random.random() < 0.5) for j in range(s)] for i in range(s)])
+        scratch = Scratch(drafted[-s:], [random.randint(1, 4) for _ in range(s)], mask)
+        drafted = drafted[:-s]
+    return ms.drafters.Draft(drafted, None, [random.randint(-1, node - 1) for node in range(len(drafted))], scratch)
+
+
 def close(found: torch.Tensor, expected: torch.Tensor, tolerance: float, what: str) -> None:
     error = distance(found, expected.double().cpu())
     assert error < tolerance, f"{what}: off by {error:.1e}"
@@ -106,16 +127,17 @@ EVERY = (1, 2, 3, 4, 5, 8, 9, 10, 1)  # rows; the lines of those who left turn i
 
 
 def check_logits(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), counts=EVERY, **options) -> None:
-    """Every bucket of up to ten rows and K drafts, full and not."""
+    """Every bucket of up to ten rows and K drafts, full and not; chains, trees and scratch tokens."""
     tolerance = {torch.float64: 1e-10, torch.float32: 1e-4}.get(dtype, 0.05)
     for name in shapes:
         model = random_model(dtype=dtype, device=device, num_layers=3, **SHAPES[name])
         scene = Scene(model, 10, **options)
         for longest in range(1, 2 + K):
             for count in counts:
-                scene.compare(Random(count).sample(range(10), count), longest, tolerance)
-        rows, tokens = map(set, zip(*scene.buckets.recordings, strict=True))
-        assert rows == {rows_of(count) for count in counts} and tokens == {1, 2, 3, 5}
+                for branches in {False, longest % 2 > 0}:  # of 1, 3 and 5 tokens
+                    scene.compare(Random(count).sample(range(10), count), longest, tolerance, branches)
+        rows, tokens, branches = map(set, zip(*scene.buckets.recordings, strict=True))
+        assert rows == {rows_of(count) for count in counts} and tokens == {1, 2, 3, 5} and branches == {False, True}
 
 
 def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
@@ -138,6 +160,31 @@ def check_neighbours(device="cpu", dtype=torch.float64, rows: int = 8) -> None:
                 damaged = [row for row in range(rows) if not bool(logits[row, 0].isfinite().all())]
                 assert damaged == [broken], f"row {broken} is broken, and {damaged} are damaged"
             close(logits[1, :1], expected[0], 1e-10 if dtype == torch.float64 else 1e-4, "a neighbour's logits")
+
+
+def check_moves(device="cpu", dtype=torch.float64) -> None:
+    """An accepted path is moved together as PagedKVCache.gather does it; nothing else changes but the spare block."""
+    model, random = random_model(dtype=dtype, device=device, num_layers=3), Random(0)
+    for rows, k in ((1, 2), (1, 6), (3, 4), (8, 9)):  # the smallest has room for fewer moves than a launch has
+        make = graphs.on_the_device(PagedKVCache)
+        mine, other = (make(model.config, 8 * rows + 2, BLOCK, device=device, dtype=dtype) for _ in range(2))
+        buckets = Buckets(model.transformer, mine, rows, k)
+        blocks = random.sample(range(8 * rows), 8 * rows)
+        tables = [blocks[8 * row : 8 * row + 8] for row in range(rows)]
+        for count in range(1, rows + 1):
+            for memory, twin in ((mine.keys, other.keys), (mine.values, other.values)):
+                memory.normal_()
+                twin.copy_(memory)
+            starts = [random.randint(1, 8 * BLOCK - k) for _ in range(count)]
+            paths = [sorted(random.sample(range(k), random.randint(0, k))) for _ in range(count - 1)] + [[k - 1]]
+            buckets.move(tables[:count], starts, paths)
+            other.gather(tables[:count], starts, paths)
+            for memory, twin in ((mine.keys, other.keys), (mine.values, other.values)):
+                assert torch.equal(memory[:, : buckets.spare], twin[:, : buckets.spare])
+        before, launches = mine.keys.clone(), dict(buckets.movers)
+        buckets.move(tables, [1] * rows, [[0, 1]] * rows)  # chains are in place already: nothing is launched
+        assert torch.equal(mine.keys, before) and buckets.movers == launches
+        assert len(launches) <= 4 and all(count & (count - 1) == 0 for count in launches)  # sizes are rounded up
 
 
 # ---- texts ---------------------------------------------------------------------------------------------------------
@@ -170,33 +217,49 @@ def texts(target: ms.Model, drafter, fast: bool, some, at_once: int = 5, **optio
     return [(outs[id].tokens, outs[id].finish_reason) for id in sorted(outs)], engine
 
 
-def drafters(draft: ms.Model) -> dict[str, Callable]:
-    return {"nobody": lambda: None, "n-gram": ms.drafters.NGram, "model": lambda: ms.drafters.Model(draft)}
+def drafters(target: ms.Model, draft: ms.Model) -> dict[str, Callable]:
+    D, own = ms.drafters, {}  # heads are made once: they are the same for both engines
+    heads = lambda make: own.setdefault(make, make(target))  # noqa: E731
+    return {
+        "nobody": lambda: None,
+        "n-gram": D.NGram,
+        "model": lambda: D.Model(draft),
+        "lookahead": lambda: D.Lookahead(target),  # scratch tokens
+        "medusa": lambda: D.Medusa(target, heads(random_medusa), nodes=7),  # trees
+        "eagle": lambda: D.Eagle(target, heads(random_eagle), width=3, nodes=8),
+    }
 
 
-def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = ("nobody", "n-gram", "model")) -> None:
+EVERYBODY = ("nobody", "n-gram", "model", "lookahead", "medusa", "eagle")
+
+
+def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = EVERYBODY) -> None:
     """Token for token those of the usual passes, whoever drafts, with shared prefixes and preemptions."""
     target, draft = pair(device, dtype)
     endless = ms.Model("endless", target.transformer)
     for name in some:
-        make = drafters(draft)[name]
+        make = drafters(target, draft)[name]
         for model, blocks in ((target, 60), (endless, 22)):
             expected, usual = texts(model, make(), False, asks(), num_blocks=blocks)
             found, engine = texts(model, make(), True, asks(), num_blocks=blocks)
-            assert found == expected
-            assert usual.runner.buckets is None and len(engine.runner.buckets.recordings) >= 3
+            assert found == expected, name
+            recordings = engine.runner.buckets.recordings
+            assert usual.runner.buckets is None and len(recordings) >= 3
+            assert any(branches for *_, branches in recordings) == (name in ("lookahead", "medusa", "eagle"))
+            assert bool(engine.runner.buckets.movers) == (name in ("medusa", "eagle"))  # paths that are no chains
             assert [step.read for step in engine.measured.steps] == [step.read for step in usual.measured.steps]
-            few = blocks < 60
-            assert engine.pool.stats().prefix_hits > 3 and (not few or engine.metrics()["totals"]["preemptions"] > 0)
+            shares = not engine.runner.hidden_layers  # cached tokens have no hidden states to show
+            assert (engine.pool.stats().prefix_hits > 3) == shares
+            assert blocks > 30 or engine.metrics()["totals"]["preemptions"] > 0
 
 
-def check_sampled(device="cpu", dtype=torch.float64, drafted: Sequence[str] = ("nobody", "n-gram", "model")) -> None:
+def check_sampled(device="cpu", dtype=torch.float64, drafted: Sequence[str] = EVERYBODY) -> None:
     """Seed for seed the same sampled texts, of requests that sample in different ways, and some not at all."""
     target, draft = pair(device, dtype)
     ways = (dict(temperature=0.8), dict(), dict(temperature=1.2, top_k=9, top_p=0.9), dict(temperature=0.8))
     some = [(prompt, wishes | ways[i % 4] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
     for name in drafted:
-        both = [texts(target, drafters(draft)[name](), fast, some)[0] for fast in (True, False)]
+        both = [texts(target, drafters(target, draft)[name](), fast, some)[0] for fast in (True, False)]
         assert both[0] == both[1]
 
 
@@ -334,8 +397,8 @@ def check_drafts(device="cpu", dtype=torch.float64, sizes: tuple[int, int, int] 
 class Counted:
     """In the place of Recorded: which shapes were recorded, and how often each was replayed."""
 
-    made: ClassVar[list[tuple[int, int]]] = []
-    played: ClassVar[list[tuple[int, int]]] = []
+    made: ClassVar[list[tuple[int, int, bool]]] = []  # sequences, tokens, and whether there are branches
+    played: ClassVar[list[tuple[int, int, bool]]] = []
 
     def __init__(self, work: Callable, state: Sequence[torch.Tensor]):
         self.work, self.shape = work, work.args
@@ -359,17 +422,19 @@ def check_recordings() -> None:
     for step in engine.measured.steps:
         drafted = [row.drafted for row in step.rows if row.phase != "prefill"]
         if drafted and max(drafted) <= 3:
-            wanted.append((rows_of(len(drafted)), tokens_of(max(drafted), 3)))
+            wanted.append((rows_of(len(drafted)), tokens_of(max(drafted), 3), False))
     assert Counted.played == wanted
     assert sorted(Counted.made) == sorted(set(wanted)) and len(Counted.made) < len(wanted) / 2
-    assert {rows for rows, _ in wanted} <= {1, 2, 4, 8, 16} and {T for _, T in wanted} <= {1, 2, 3, 4}
+    assert {rows for rows, *_ in wanted} <= {1, 2, 4, 8, 16} and {T for _, T, _ in wanted} <= {1, 2, 3, 4}
 
 
 CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
     "logits": lambda: check_logits(shapes=("llama",), counts=(10, 3, 1, 5)),
     "neighbours": check_neighbours,
+    "moves": check_moves,
     "texts": lambda: check_texts(some=["n-gram"]),
-    "sampled": lambda: check_sampled(drafted=["model"]),
+    "trees": lambda: check_texts(some=["medusa", "lookahead"]),
+    "sampled": lambda: check_sampled(drafted=["model", "medusa"]),
     "hidden": check_hidden,
     "trouble": check_trouble,
     "recordings": check_recordings,
@@ -390,7 +455,7 @@ def check_replay(device="cuda") -> None:
             place = [scene.starts[row] for row in rows], [scene.tables[row] for row in rows]
             replayed, _, streams = scene.buckets.read(new, *place)
             replayed, streams = replayed.clone(), {n: stream.clone() for n, stream in streams.items()}
-            graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K))
+            graphs.on_the_device(scene.buckets.work)(rows_of(3), tokens_of(max(map(len, new)) - 1, K), False)
             for mine, theirs in (
                 (replayed, scene.buckets.logits),
                 *((streams[n], scene.buckets.streams[n]) for n in LAYERS),
@@ -432,6 +497,7 @@ def main() -> None:
         "logits, float32": lambda: check_logits(**cuda),
         "logits, bfloat16": lambda: check_logits("cuda", torch.bfloat16, shapes=("llama",)),
         "neighbours": lambda: check_neighbours(**cuda),
+        "moves": lambda: check_moves(**cuda),
         "texts": lambda: check_texts(**cuda),
         "sampled": lambda: check_sampled(**cuda),
         "hidden": lambda: check_hidden(**cuda),

@@ -71,7 +71,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [(1,), (1, 1), (5,), (2, 8)])
+@pytest.mark.parametrize("tokens", [(1,), (1, 1), (5,), (2, 8), (17,), (3, 11), (64,)])
 def test_the_product(tokens, dtype):
     check(tokens, 48, 128, dtype, tiles=SMALL)
 
@@ -96,8 +96,17 @@ def test_shapes_that_no_tile_divides(rows, width):
 
 @pytest.mark.parametrize("rows, width", [(96, 576), (96, 1152), (4224, 1024), (8256, 1024), (8256, 576)])
 def test_default_tiles(rows, width):
-    check((5,), rows, width, norm=True, residual=True, gain=True)
-    check((5,), 2 * rows, width, norm=True, swiglu=True)
+    """Every choice there is, for few tokens and for many. The interpreter gets the tiles without so many rows."""
+    for tokens in (5, 33):
+        for given in (dict(norm=True, residual=True, gain=True), dict(norm=True, swiglu=True)):
+            shape = (2 * rows if "swiglu" in given else rows, width)
+            if fd.INTERPRETED:
+                x_dtype, shared = half_normed_dtype(torch.float32), fd.card(torch.device(DEVICE)).shared
+                given["tiles"] = default_tiles(
+                    torch.float32, x_dtype, shape, "swiglu" in given, shared, 16 if tokens == 5 else 64
+                )
+                shape = (min(shape[0], 288), min(shape[1], 192))
+            check((tokens,), *shape, **given)
 
 
 def test_default_tiles_for_less_shared_memory():

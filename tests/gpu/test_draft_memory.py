@@ -11,6 +11,7 @@ import bucket_checks as checks
 import pytest
 import torch
 from bucket_checks import Noted, beginning_with, nothing_is_left, same_drafts
+from fast_checks import assert_same_cycles
 from mutants.patching import Mutant, assert_caught, rewrite
 from tiny_models import random_model
 
@@ -21,6 +22,7 @@ from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
+from minispec.gpu.fused import Fused
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
 
@@ -170,7 +172,11 @@ def count(monkeypatch) -> tuple[list, list]:
     """The tokens of each row in every launch, and in every eager pass."""
     launched, eager = [], []
     for passes, name in ((launched, "_launch"), (eager, "_ragged")):
-        note = lambda self, new, passes, right: passes.append(list(map(len, new.values()))) or right(self, new)  # noqa: E731
+
+        def note(self, new, tails, passes, right):
+            passes.append(list(map(len, new.values())))
+            return right(self, new, tails)
+
         monkeypatch.setattr(PagedMemory, name, partialmethod(note, passes=passes, right=getattr(PagedMemory, name)))
     return launched, eager
 
@@ -188,7 +194,7 @@ def test_a_cycle_is_k_launches(monkeypatch):
         expected += [[first], *[[1]] * (len(cycle.drafted) - 1)] if cycle.drafted else []
     assert launched == expected and {1, 2} == set(firsts)
     recordings = drafter.memory.buckets.recordings
-    assert set(recordings) == {(1, 1), (1, 2)}
+    assert set(recordings) == {(1, 1, False), (1, 2, False)}
     ms.speculate(target, PROMPTS[0], drafter, 3, 40)
     assert drafter.memory.buckets.recordings is recordings and len(recordings) == 2  # kept from text to text
 
@@ -219,8 +225,11 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
 
     model = ms.drafters.Model
     assert served(model(tiny), True) is served(model(tiny, fast=True), False) is PagedMemory
+    cascade = lambda middle: ms.drafters.Cascade(model(tiny), middle)  # noqa: E731
+    both = cascade(tiny)
+    assert served(both, True) is type(both.inner.memory) is PagedMemory
     usual = [(model(tiny), False), (model(tiny), None), (model(tiny, fast=False), True), (model(other), True),
-             (ms.drafters.Cascade(ms.drafters.NGram(), tiny), True)]  # fmt: skip
+             (cascade(tiny), False), (cascade(other), True)]  # fmt: skip
     assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
@@ -235,11 +244,47 @@ def test_memory_that_holds_rows_stays(tiny):
     drafter.forget(3)  # never seen
 
 
+def test_a_cascade_keeps_its_recorded_memory():
+    """Many calls, one memory and one set of recordings. A pass of the middle model verifies what the inner one drafted:
+    that too is one launch."""
+    target, draft = (checks.slow(model) for model in checks.pair())
+    cascade = ms.drafters.Cascade(ms.drafters.NGram(), draft, inner_k=3)
+    target.accelerate()
+    memories, recordings = set(), []
+    for prompt in (*PROMPTS, *PROMPTS):
+        out = ms.speculate(target, prompt, cascade, 3, 20)
+        assert out.tokens == ms.generate(checks.slow(target), prompt, 20).tokens
+        memories.add(id(cascade.memory.buckets))
+        recordings.append(len(cascade.memory.buckets.recordings))
+        nothing_is_left(cascade)
+    assert type(cascade.memory) is PagedMemory and len(memories) == 1
+    assert recordings[-1] == recordings[len(PROMPTS) - 1], "recorded anew"
+    assert max(tokens for _, tokens, _ in cascade.memory.buckets.recordings) == 5  # the last two and the inner draft
+
+
+def check_exits() -> None:
+    """A trained exit is a part of the draft: in blocks, and where a cycle is one launch."""
+    target = checks.slow(random_model())
+    exit = Adapter(32).double().requires_grad_(False)
+    exit.weight.normal_(generator=torch.Generator().manual_seed(0))
+    eager, recorded = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
+    recorded.record()
+    assert eager.draft.transformer.ordinary and type(recorded.memory) is PagedMemory
+    rows = lambda: [Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i))  # noqa: E731
+                    for i, p in enumerate(PROMPTS)]  # fmt: skip
+    plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
+    for mine, theirs, other in zip(recorded.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
+        assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)
+        assert not torch.allclose(mine.probs, other.probs, atol=0.1)  # the exit makes a difference
+    expected = ms.speculate(target, PROMPTS[0], eager, 3, 24)
+    target.accelerate()
+    out = ms.speculate(target, PROMPTS[0], eager, 3, 24)
+    assert eager.chain_model is eager.draft and eager.draft.backend.decoders == {} and eager.draft.backend.memories
+    assert_same_cycles(out, expected.trace, 3)
+
+
 def test_an_exit_of_its_own_is_not_lost():
-    """A view of the target ends in its exit, of which fused layers know nothing."""
-    target = random_model()
-    view = ms.drafters.EarlyExit(target, 1, Adapter(32)).draft
-    assert target.transformer.ordinary and not view.transformer.ordinary
+    check_exits()
 
 
 # ---------------------------------------------------------------- broken variants
@@ -249,8 +294,8 @@ def in_memory(method: str, old: str, new: str):
     return lambda patch: rewrite(patch, PagedMemory, method, old, new)
 
 
-CHECKS = {"any order": check_any_order, "engine": checks.check_drafts}
-BOTH = tuple(CHECKS)
+CHECKS = {"any order": check_any_order, "engine": checks.check_drafts, "exits": check_exits}
+BOTH = ("any order", "engine")
 MUTANTS = {
     "nothing is rewound": Mutant(
         lambda patch: rewrite(
@@ -258,15 +303,23 @@ MUTANTS = {
         ),
         BOTH,
     ),
-    "scored at the padding": Mutant(in_memory("_launch", "min(last) == max(last)", "True"), BOTH),
-    "scored at the first token": Mutant(in_memory("_launch", "len(tokens) - 1", "0"), BOTH),
+    "scored at the padding": Mutant(
+        in_memory("_launch", "min(lengths) == max(lengths) == logits.shape[1]", "True"), BOTH
+    ),
+    "scored at the first token": Mutant(in_memory("_launch", "[len(tokens) for", "[1 for"), BOTH),
     "memory is lost as it grows": Mutant(in_memory("_grow", "old.keys[:, :had], old.values[:, :had]", "0, 0"), BOTH),
     "half of it is lost": Mutant(in_memory("_grow", "old.values[:, :had]", "0"), BOTH),
     "blocks are given twice": Mutant(in_memory("_grow", "range(had, total)", "range(total)"), BOTH),
     "blocks are never given back": Mutant(in_memory("forget", "self.free += ", ""), BOTH),
     "rows change places": Mutant(in_memory("read", "[[slot[row] for row in new]]", ""), ("any order",)),
-    "prompts are scored too early": Mutant(in_memory("_ragged", "end - 1", "end - 2"), BOTH),
+    "prompts are scored too early": Mutant(
+        in_memory("_ragged", "range(len(counts)), counts, tails", "range(len(counts)), [n - 1 for n in counts], tails"),
+        BOTH,
+    ),
     "tokens are read over and over": Mutant(in_memory("read", "+= len(new[row])", "+= 0"), BOTH),
+    "an exit is lost": Mutant(
+        lambda patch: rewrite(patch, Fused, "head", "self.exit is not None", "False"), ("exits",), BOTH
+    ),
     "recordings of too few rows": Mutant(in_memory("_grow", "wanted *= 2", "break"), BOTH),
 }
 

@@ -88,9 +88,9 @@ def test_the_twin_by_hand():
 # ---------------------------------------------------------------- the kernels
 
 
-def run_checks(file: str = "flash_checks.py", **env: str) -> None:
-    """The checks of a file in a process of its own, with these variables set."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
+def run_checks(*files: str, **env: str) -> None:
+    """The checks of these files in a process of its own, with these variables set."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files]
     done = subprocess.run(
         command, cwd=Path(__file__).parent, env=os.environ | env, capture_output=True, text=True, timeout=600
     )
@@ -101,14 +101,14 @@ def run_checks(file: str = "flash_checks.py", **env: str) -> None:
 @pytest.mark.slow
 @needs_interpreter
 def test_the_kernels_are_their_twins_in_tritons_interpreter():
-    run_checks(TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+    run_checks("flash_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_kernels_are_their_twins_on_a_gpu():
-    run_checks(TRITON_INTERPRET="0")
+    run_checks("flash_checks.py", TRITON_INTERPRET="0")
 
 
 class Recorder:

@@ -43,15 +43,15 @@ def test_a_norm_in_two_halves_is_the_norm():
 @needs_triton
 @pytest.mark.slow
 @needs_interpreter
-def test_the_kernel_is_its_twin_in_tritons_interpreter():
-    run_checks("skinny_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+def test_the_kernels_are_their_twins_in_tritons_interpreter():
+    run_checks("skinny_checks.py", "select_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @needs_triton
 @pytest.mark.gpu
 @pytest.mark.slow
-def test_the_kernel_is_its_twin_on_a_gpu():
-    run_checks("skinny_checks.py", TRITON_INTERPRET="0")
+def test_the_kernels_are_their_twins_on_a_gpu():
+    run_checks("skinny_checks.py", "select_checks.py", TRITON_INTERPRET="0")
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_the_multiprocessors_get_programs(launch):
 def test_what_fits(monkeypatch):
     monkeypatch.setattr(sk, "unavailable", lambda device: None)
     w = torch.zeros(32, 16)
-    assert sk.fits(torch.zeros(2, 8, 16), w) and not sk.fits(torch.zeros(17, 16), w)
+    assert sk.fits(torch.zeros(4, 16, 16), w) and not sk.fits(torch.zeros(65, 16), w)
     assert not sk.fits(torch.zeros(1, 16, dtype=torch.float64), w) and not sk.fits(torch.zeros(1, 32), w.T)
     monkeypatch.undo()
     if not fd.INTERPRETED:
@@ -109,7 +109,7 @@ def test_what_fits(monkeypatch):
 @pytest.mark.parametrize(
     "change, phrase",
     [
-        (dict(x=torch.zeros(17, 16)), "17 tokens"),
+        (dict(x=torch.zeros(65, 16)), "65 tokens"),
         (dict(x=torch.zeros(0, 16)), "0 tokens"),
         (dict(x=torch.zeros(2, 16, dtype=torch.float64)), "bfloat16, float16 or float32"),
         (dict(weight=torch.zeros(31, 8)), "weight is"),

@@ -7,10 +7,13 @@ from functools import partial
 
 import torch
 from distribution_checks import Scheme, propose_cascade
+from pytest import MonkeyPatch
 
 from minispec import Sampling, exact, verify
 from minispec.tree import children, paths
 from minispec.verify import Verdict, accept_probability, one_hot, pick, residual
+
+from .patching import rewrite
 
 # ---- the rules: accept, replace ------------------------------------------------------------------------------------
 
@@ -247,6 +250,56 @@ def _tree_in_order(p, q, tokens, parents, generator, ranked, *, accept, replace)
             return Verdict(path, pick(r, generator[-1]))
 
 
+# ---- trees of a batch ----------------------------------------------------------------------------------------------
+
+
+def _tree_batch_with(old, new, *args, **options):
+    """verify.tree_batch with one piece of its source changed."""
+    with MonkeyPatch.context() as patch:
+        rewrite(patch, verify, "tree_batch", old, new)
+        return verify.tree_batch(*args, **options)
+
+
+def tree_batch_each_against_p(*args):
+    """Compares every sibling with the full p, as if its elder siblings had not been tried."""
+    return _tree_batch_with("left = 1 - (elder * given[:, None]).sum(-1)", "left = 1", *args)
+
+
+def tree_batch_counts_twice(*args):
+    """Takes the mass of a token away once for each sibling that has it, and gives a refused token a second chance."""
+    return _tree_batch_with("masked_fill(again | ~real, 0)", "masked_fill(~real, 0)", *args)
+
+
+def tree_batch_any_sibling(*args):
+    """Accepts all siblings that would pass instead of the eldest."""
+    return _tree_batch_with("passed & ~(elder & passed[:, None]).any(-1)", "passed", *args)
+
+
+def tree_batch_orphans(*args):
+    """Accepts nodes whose parent was rejected."""
+    return _tree_batch_with("(passed[:, None] | ~above).all(-1)", "passed", *args)
+
+
+def tree_batch_ignores_lengths(p, tokens, parents, above, lengths, u):
+    """Verifies the padding of smaller trees."""
+    return verify.tree_batch(p, tokens, parents, above, None, u)
+
+
+def tree_batch_padding_refuses(*args):
+    """Lets padding take its token's mass away from what is emitted."""
+    return _tree_batch_with("((parents == end[:, None]) & real)", "(parents == end[:, None])", *args)
+
+
+def tree_batch_emits_from_p(*args):
+    """When no child is accepted, samples from p at that node instead of from what the children left uncovered."""
+    return _tree_batch_with("r.masked_fill(refused > 0, 0)", "r", *args)
+
+
+def tree_batch_first_number(*args):
+    """Samples the emitted token by the number of the last node of the largest tree."""
+    return _tree_batch_with("u.gather(1, lengths[:, None])[:, 0]", "u[:, -1]", *args)
+
+
 # ---- who catches whom ----------------------------------------------------------------------------------------------
 
 
@@ -281,6 +334,14 @@ MUTANTS = {
     ),
     "batch_ignores_lengths": Mutant(Scheme(chain_batch=batch_ignores_lengths), ("batch",), ("batch_samples",)),
     "batch_counts_all_passes": Mutant(Scheme(chain_batch=batch_counts_all_passes), ("batch",)),
+    "tree_batch_each_against_p": Mutant(Scheme(tree_batch=tree_batch_each_against_p), ("tree_batch",), ("tree",)),
+    "tree_batch_counts_twice": Mutant(Scheme(tree_batch=tree_batch_counts_twice), ("tree_batch",)),
+    "tree_batch_any_sibling": Mutant(Scheme(tree_batch=tree_batch_any_sibling), ("tree_batch",)),
+    "tree_batch_orphans": Mutant(Scheme(tree_batch=tree_batch_orphans), ("tree_batch",)),
+    "tree_batch_ignores_lengths": Mutant(Scheme(tree_batch=tree_batch_ignores_lengths), ("tree_batch",)),
+    "tree_batch_padding_refuses": Mutant(Scheme(tree_batch=tree_batch_padding_refuses), ("tree_batch",)),
+    "tree_batch_emits_from_p": Mutant(Scheme(tree_batch=tree_batch_emits_from_p), ("tree_batch",)),
+    "tree_batch_first_number": Mutant(Scheme(tree_batch=tree_batch_first_number), ("tree_batch",)),
     "q_before_top_p": Mutant(Scheme(propose=q_before_top_p), ("joint",), ("position",)),
     "soft_q_for_greedy_draft": Mutant(Scheme(propose=soft_q_for_greedy_draft), ("joint",), ("position",)),
     "drop_unlikely_draft": Mutant(Scheme(propose=drop_unlikely_draft), ("joint",), ("position",)),

@@ -1,0 +1,297 @@
+"""Checks that recorded cycles (trees.py, heads.py, hosted.py) are the eager loop's: same tokens, and cycle by cycle the
+same drafts, verdicts and probabilities, greedy and sampled.
+
+test_cycles.py runs them on the CPU, where a launch just does its work, and on broken variants. On a GPU a launch
+replays a recording:
+
+    PYTHONPATH=.:tests python3 tests/gpu/cycle_checks.py
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+
+import torch
+from all_drafters import random_dflash, random_eagle, random_medusa
+from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
+
+import minispec as ms
+from minispec.gpu.backend import RecordedSpeculator
+from minispec.gpu.fused import FastTransformer, RecordedPrompt
+from minispec.gpu.hosted import Hosted
+from minispec.trace import Cycle
+from minispec.tree import Draft
+
+D = ms.drafters
+GREEDY, WARM = dict(), dict(temperature=0.8, seed=3)
+WAYS = (GREEDY, WARM, dict(temperature=1.3, top_p=0.8, seed=5), dict(temperature=1.0, top_k=9, min_p=0.02, seed=6))
+
+
+@cache
+def models(device="cpu") -> tuple[ms.Model, ms.Model]:
+    """The tiny pair, and handles of its own: an accelerated one is nobody else's."""
+    target, draft = pair(device)
+    return ms.Model("ends", target.transformer, None, target.end_tokens), slow(draft)
+
+
+@cache
+def trees(device="cpu") -> dict[str, D.Drafter]:
+    """Drafters whose whole cycle is one launch; their heads are right now and then."""
+    target, _ = models(device)
+    return {
+        "medusa": D.Medusa(target, random_medusa(target), nodes=9),
+        "medusa, chain": D.Medusa(target, random_medusa(target), tree="chain"),
+        "eagle": D.Eagle(target, random_eagle(target), width=3, nodes=8),
+        "eagle, wide": D.Eagle(target, random_eagle(target, noise=0.1), width=5, nodes=3),
+        "dflash": D.DFlash(target, random_dflash(target), nodes=8),
+        "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
+    }
+
+
+@cache
+def hosted(device="cpu") -> dict[str, Callable[[], D.Drafter]]:
+    """How to make drafters that work on the host: chains, trees and scratch tokens."""
+    target, draft = models(device)
+    medusa, eagle, dflash = random_medusa(target), random_eagle(target), random_dflash(target)
+    return {
+        "n-gram": D.NGram,
+        "suffix": D.Suffix,
+        "lookahead": lambda: D.Lookahead(target),
+        "cascade": lambda: D.Cascade(D.NGram(), draft),
+        "typical": lambda: D.Medusa(target, medusa, nodes=6, lossless=False),
+        "eagle, chain": lambda: D.Eagle(target, eagle, tree=False),
+        "dflash, chain": lambda: D.DFlash(target, dflash, tree=False),
+    }
+
+
+def what(cycle: Cycle) -> tuple:
+    """All of a cycle that is no float."""
+    tree = Draft(cycle.drafted, None, cycle.parents).tree  # a chain may be given as a tree
+    return cycle.drafted, tree, cycle.path, cycle.token, cycle.bonus, cycle.kept, cycle.committed, cycle.lossless
+
+
+def same_cycles(out: ms.Output, expected: ms.Output, k: int, limit: int) -> int:
+    """Cycle by cycle the same, as long as a whole draft has room before the end: after that a device drafts on, and
+    what is past the end is dropped. Returns how many cycles that is."""
+    compared = 0
+    for cycle, twin in zip(out.trace.cycles, expected.trace.cycles, strict=False):
+        if limit - (twin.committed - expected.prompt_tokens) - 1 < k:
+            break
+        assert what(cycle) == what(twin), f"cycle {compared}:\n{cycle}\n{twin}"
+        for mine, theirs in ((cycle.p, twin.p), (cycle.q, twin.q)):
+            assert torch.allclose(torch.tensor(mine), torch.tensor(theirs), atol=1e-6), f"cycle {compared}"
+        compared += 1
+    else:
+        assert len(out.trace.cycles) == len(expected.trace.cycles)
+    return compared
+
+
+def both(target: ms.Model, prompt, drafter: D.Drafter, k, count: int, kind: type, twin=None, **options) -> tuple:
+    """The recorded run and the eager one, by the same drafter or by its twin."""
+    expected = ms.speculate(slow(target), prompt, twin or drafter, k, count, **options)
+    target.accelerate()
+    right, asked = target.backend.speculator, []
+    target.backend.speculator = lambda *rest: asked.append(right(*rest)) or asked[-1]
+    try:
+        out = ms.speculate(target, prompt, drafter, k, count, **options)
+    finally:
+        target.backend.speculator = right
+    assert type(asked[0]) is kind, f"{drafter!r} went through {asked[0]!r}"
+    assert not target.backend.lease.lock.locked()
+    return out, expected
+
+
+# ---- a whole cycle is one launch -----------------------------------------------------------------------------------
+
+
+def check_trees(device="cpu", names: Sequence[str] | None = None, count: int = 24) -> None:
+    """Medusa's, EAGLE's and DFlash's trees, of every depth: tokens and cycles of the eager loop."""
+    target, _ = models(device)
+    cases = [(3, way) for way in WAYS] + [(k, way) for k in (1, 5) for way in WAYS[:2]]
+    for name in names or trees(device):
+        drafter, compared = trees(device)[name], 0
+        for i, (k, options) in enumerate(cases):
+            prompt = PROMPTS[2 * (i % 2)]
+            out, expected = both(target, prompt, drafter, k, count, RecordedSpeculator, **options)
+            compared += same_cycles(out, expected, k, count)
+            if not options:
+                assert out.tokens == ms.generate(slow(target), prompt, count).tokens == expected.tokens, name
+        assert compared > 60, name
+
+
+@cache
+def micro(device="cpu") -> ms.Model:
+    return ms.load("micro", device=device, dtype=torch.float64, fast=False)
+
+
+def check_shipped(
+    device="cpu", names=("Medusa", "Eagle", "DFlash"), ways=WAYS[:3], count: int = 24, k: int = 3
+) -> None:
+    """The same with heads that are often right: whole paths are accepted, and moved together."""
+    target, prompt = micro(device), "Once upon a time"
+    for name in names:
+        drafter, paths = getattr(D, name)(target), []
+        for options in ways:
+            out, expected = both(target, prompt, drafter, k, count, RecordedSpeculator, **options)
+            paths += [cycle.path for cycle in out.trace.cycles]
+            assert same_cycles(out, expected, k, count) >= 4
+            if not options:
+                assert out.tokens == ms.generate(slow(target), prompt, count).tokens == expected.tokens, name
+        assert max(map(len, paths)) >= 2 and any(path != list(range(len(path))) for path in paths), name
+
+
+def check_ends(device="cpu", names: Sequence[str] = ("medusa", "eagle", "dflash"), count: int = 16) -> None:
+    """Prompts of one token, which have no hidden state; tokens held back at every depth of a tree; end tokens."""
+    target, _ = models(device)
+    for name in names:
+        drafter = trees(device)[name]
+        for token in (9, 27):
+            out, expected = both(target, [token], drafter, 3, count, RecordedSpeculator)
+            assert out.tokens == expected.tokens == ms.generate(slow(target), [token], count).tokens
+            again = [ms.speculate(target, [token], drafter, 3, count, **WARM).tokens for _ in range(2)]
+            assert again[0] == again[1]
+        plain = ms.generate(slow(target), PROMPTS[2], count, ignore_eos=True).tokens
+        for least in (2, 9, count):
+            options = dict(min_new_tokens=least, stop_token_ids=plain[:6])
+            out, expected = both(target, PROMPTS[2], drafter, 3, count, RecordedSpeculator, **options)
+            assert out.tokens == expected.tokens == ms.generate(slow(target), PROMPTS[2], count, **options).tokens
+            assert out.finish_reason == expected.finish_reason and len(out.tokens) >= least
+            same_cycles(out, expected, 3, count)
+            warm = both(target, PROMPTS[2], drafter, 3, count, RecordedSpeculator, **options, **WARM)
+            same_cycles(*warm, 3, count)
+            assert len(warm[0].tokens) >= least
+
+
+def check_memory_of_trees(device="cpu") -> None:
+    """Longer outputs get more memory, and one drafter's recordings are found again."""
+    target, _ = models(device)
+    drafter = trees(device)["eagle"]
+    target.accelerate(compile=False)
+    for prompt, count in (([5, 9], 10), ([5] * 240, 24), ([5, 9], 10)):
+        expected = ms.generate(slow(target), prompt, count, ignore_eos=True).tokens
+        assert ms.speculate(target, prompt, drafter, 3, count, ignore_eos=True).tokens == expected
+    before = dict(target.backend.decoders)
+    assert ms.speculate(target, [7, 7], drafter, 3, 10).tokens == ms.generate(slow(target), [7, 7], 10).tokens
+    assert target.backend.decoders == before
+
+
+# ---- drafts of the host, and batches -------------------------------------------------------------------------------
+
+
+def check_hosted(device="cpu", names: Sequence[str] | None = None, count: int = 20) -> None:
+    """One prompt, drafts of every kind: all of the eager loop's cycles, the last ones too."""
+    target, _ = models(device)
+    for name in names or hosted(device):
+        for i, options in enumerate(WAYS[:3]):
+            mine, theirs = hosted(device)[name](), hosted(device)[name]()
+            for prompt in ([5, 6, 7] * 4 + [5, 6], [9]):  # the second finds what the first left in the drafter
+                out, expected = both(target, prompt, mine, 3, count, Hosted, theirs, **options)
+                assert [what(c) for c in out.trace.cycles] == [what(c) for c in expected.trace.cycles], (name, i)
+                assert (out.tokens, out.finish_reason) == (expected.tokens, expected.finish_reason)
+            if not options:
+                assert out.tokens == ms.generate(slow(target), [9], count).tokens
+    out, _ = both(target, PROMPTS[2], D.Model(models(device)[1]), "auto", count, Hosted)
+    assert out.tokens == ms.generate(slow(target), PROMPTS[2], count).tokens
+
+
+def check_batches(device="cpu", names: Sequence[str] | None = None, count: int = 20) -> None:
+    """Prompts of different lengths that end at different times, whoever drafts; and without a drafter."""
+    target, draft = models(device)
+    makers = dict(hosted(device)) | {
+        name: lambda name=name: trees(device)[name] for name in ("medusa", "eagle", "dflash")
+    }
+    makers |= {"model": lambda: D.Model(draft), "exit": lambda: D.EarlyExit(target, 1)}
+    for options in (GREEDY, WAYS[2]):
+        expected = ms.generate(slow(target), list(PROMPTS), count, **options)
+        target.accelerate()
+        found = ms.generate(target, list(PROMPTS), count, **options)
+        assert [(o.tokens, o.finish_reason) for o in found] == [(o.tokens, o.finish_reason) for o in expected]
+        assert len({len(out.tokens) for out in found}) > 1, "all end at once"
+        for name in names or makers:
+            outs, eager = both(target, list(PROMPTS), makers[name](), 3, count, Hosted, **options)
+            for out, other in zip(outs, eager, strict=True):
+                assert [what(c) for c in out.trace.cycles] == [what(c) for c in other.trace.cycles], name
+                assert (out.tokens, out.finish_reason) == (other.tokens, other.finish_reason), name
+            if not options:
+                assert [o.tokens for o in outs] == [o.tokens for o in expected] or name == "typical"
+    for start in (1, 2):  # other batches, memory of other sizes, and one prompt again
+        some = list(PROMPTS[start:])
+        assert [o.tokens for o in ms.generate(target, some, 12)] == [
+            o.tokens for o in ms.generate(slow(target), some, 12)
+        ]
+    assert ms.generate(target, PROMPTS[0], 12).tokens == ms.generate(slow(target), PROMPTS[0], 12).tokens
+
+
+class Boaster(D.Drafter):
+    """Drafts more than it was asked for, and more than it announced."""
+
+    forgotten = 0
+
+    def propose(self, contexts, k):
+        return [Draft([1] * (k + 2)) for _ in contexts]
+
+    def forget(self, row):
+        self.forgotten += 1
+
+
+def check_announced(device="cpu") -> None:
+    """A draft larger than announced is refused in words, and nothing is left behind."""
+    target, _ = models(device)
+    target.accelerate()
+    drafter = Boaster()
+    with refused("5 tokens, where at most 3 were announced"):
+        ms.speculate(target, PROMPTS[0], drafter, 3, 20)
+    assert drafter.forgotten == 1 and not target.backend.lease.lock.locked()
+    assert ms.generate(target, PROMPTS[0], 9).tokens == ms.generate(slow(target), PROMPTS[0], 9).tokens
+
+
+# ---- prompts -------------------------------------------------------------------------------------------------------
+
+
+def check_prompts(device="cpu") -> None:
+    """A recorded prompt leaves memory, lengths and hidden states as an unrecorded one does; padding leaves nothing."""
+    target, _ = models(device)
+    prompts = [[7, 1, 3, 3, 8, 2, 2, 9, 40, 41, 5, 6], [4, 4, 2], [9, 1, 1, 5, 60, 3, 3, 3, 3]]
+    for layers in ((), (0, 2, 3)):
+        mine, theirs = (FastTransformer(target.transformer, 2, 64) for _ in range(2))
+        recorded = RecordedPrompt(mine, 16, layers)
+        for first, second in ((0, 1), (1, 2), (2, 0)):  # longer, shorter and longer again
+            pair_of = [prompts[first], prompts[second]]
+            counts = torch.tensor([len(prompt) for prompt in pair_of], device=device)
+            tokens = torch.zeros(2, int(counts.max()), dtype=torch.long, device=device)
+            for row, prompt in enumerate(pair_of):
+                tokens[row, : len(prompt)] = torch.tensor(prompt)
+            hidden, expected = recorded(tokens, counts), theirs.prefill(tokens, counts, layers)
+            assert torch.equal(mine.lengths, theirs.lengths) and hidden.keys() == expected.keys() == set(layers)
+            for row, count in enumerate(counts.tolist()):
+                for n in layers:
+                    assert torch.allclose(hidden[n][row, :count], expected[n][row, :count], atol=1e-9)
+                for memory, twin in ((mine.cache.keys, theirs.cache.keys), (mine.cache.values, theirs.cache.values)):
+                    assert torch.allclose(memory[:, row, :, :count], twin[:, row, :, :count], atol=1e-9)
+            new = torch.tensor([[5, 6], [7, 8]], device=device)
+            assert torch.allclose(mine.step(new), theirs.step(new), atol=1e-9)
+
+
+CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
+    "medusa": lambda: check_shipped(names=["Medusa"], ways=WAYS[1:2]),
+    "eagle": lambda: check_shipped(names=["Eagle"], ways=WAYS[1:2]),
+    "dflash": lambda: check_shipped(names=["DFlash"], ways=WAYS[1:2]),
+    "trees": lambda: check_trees(names=["medusa", "eagle", "dflash"]),
+    "ends": lambda: check_ends(names=["medusa"]),
+    "hosted": lambda: check_hosted(names=["n-gram", "lookahead", "typical"]),
+    "batches": lambda: check_batches(names=["n-gram", "lookahead", "eagle"]),
+    "announced": check_announced,
+    "prompts": check_prompts,
+}
+
+
+def main(device: str = "cuda") -> None:
+    checks = dict(shipped=check_shipped, trees=check_trees, ends=check_ends, memory=check_memory_of_trees,
+                  hosted=check_hosted, batches=check_batches, announced=check_announced,
+                  prompts=check_prompts)  # fmt: skip
+    run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
+
+
+if __name__ == "__main__":
+    main()

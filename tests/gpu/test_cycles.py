@@ -1,0 +1,237 @@
+"""Recorded cycles with token trees, with drafts of the host and of batches: on a CPU unrecorded, and cycle by cycle the
+eager loop's. Broken variants are noticed."""
+
+from __future__ import annotations
+
+import cycle_checks as checks
+import pytest
+import torch
+from fast_checks import pair
+from mutants.patching import Mutant, assert_caught, rewrite
+from test_fast import NoLooking
+
+import minispec as ms
+from minispec.gpu import fused, hosted
+from minispec.gpu.fused import FastTransformer
+from minispec.gpu.heads import DFlashOnDevice, EagleOnDevice, MedusaOnDevice
+from minispec.gpu.hosted import VerifyPasses
+from minispec.gpu.select import best_of_many
+from minispec.gpu.trees import TreeSpeculator
+
+D = ms.drafters
+
+
+@pytest.mark.parametrize(
+    "check", [pytest.param(c, marks=pytest.mark.slow) if c == "trees" else c for c in checks.CHECKS]
+)
+def test_cycles(check):
+    checks.CHECKS[check]()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_shipped, checks.check_trees, checks.check_ends, checks.check_memory_of_trees, checks.check_hosted,
+     checks.check_batches],
+    ids=lambda check: check.__name__,
+)  # fmt: skip
+def test_every_drafter(check):
+    check()
+
+
+class NoWaiting(NoLooking):
+    """To assign a number to a slice makes a tensor of it on a CPU, which does not happen on a GPU."""
+
+    FORBIDDEN = tuple(name for name in NoLooking.FORBIDDEN if name != "lift_fresh")
+
+
+@pytest.mark.parametrize("sampling", [ms.Sampling(), ms.Sampling(0.8, 9, 0.9, 0.01)], ids=str)
+def test_no_launch_looks_at_a_number(sampling):
+    """Nor does it leave the memory that a recording knows; to do it twice from one state is to do the same twice."""
+    transformer = pair()[0].transformer
+    for name in ("medusa", "eagle", "dflash"):
+        target = FastTransformer(transformer, 2, 64)
+        drafter = checks.trees()[name]
+        decoder = TreeSpeculator(target, drafter.on_device(drafter, target, 3), 3, sampling, [42])
+        decoder.start([[3, 1, 4], [1, 5]], seed=0, min_new_tokens=2)
+        addresses = [tensor.data_ptr() for tensor in decoder.state()]
+        with NoWaiting():
+            decoder.launch(2)
+        assert [tensor.data_ptr() for tensor in decoder.state()] == addresses  # changed in place
+        before = [tensor.clone() for tensor in decoder.state()]
+        texts = []
+        for _ in range(2):
+            decoder.step()
+            texts.append(decoder.text.clone())
+            for tensor, value in zip(decoder.state(), before, strict=True):
+                tensor.copy_(value)
+        assert torch.equal(*texts), f"{name}: a warm-up leaves traces"
+
+
+def test_two_sequences_at_once_are_each_alone():
+    """Memory of two rows, as a device would decode a batch: row by row the cycles of one prompt, greedy."""
+    target, _ = checks.models()
+    prompts = [[3, 1, 4, 1, 5], [2, 6, 5]]
+    for name in ("medusa", "eagle", "dflash"):
+        drafter, quick = checks.trees()[name], FastTransformer(target.transformer, 2, 64)
+        decoder = TreeSpeculator(quick, drafter.on_device(drafter, quick, 3), 3)
+        decoder.start(prompts)
+        decoder.launch(6)
+        new = decoder.fetch()
+        for row, prompt in enumerate(prompts):
+            out = ms.speculate(checks.slow(target), prompt, drafter, 3, 40, ignore_eos=True)
+            mine = [checks.what(cycle)[:5] for cycle in decoder.history(row)]
+            assert mine == [checks.what(cycle)[:5] for cycle in out.trace.cycles[:6]], name
+            assert new[row] == out.tokens[: len(new[row])]
+
+
+def test_a_pass_has_one_of_two_sizes(monkeypatch):
+    """However large the drafts of the host are; and with branches or without. Recordings are found again."""
+    target, _ = checks.models()
+    target.accelerate()
+    made = []
+    right = VerifyPasses.__init__
+    monkeypatch.setattr(VerifyPasses, "__init__", lambda self, *rest: made.append(self) or right(self, *rest))
+    target.backend.decoders.clear()
+    for prompt in ([5, 6, 7] * 4, [9], [5, 6] * 5):
+        ms.speculate(target, prompt, D.NGram(), 4, 24)
+    [passes] = made
+    assert set(passes.recordings) == {(1, False), (5, False)}
+    ms.speculate(target, [5, 6, 7] * 4, D.Lookahead(target, window=3, ngram=3, guesses=2), 4, 24)
+    assert set(made[-1].recordings) <= {(1, False), (1 + 4 + 6, True)} and (1 + 4 + 6, True) in made[-1].recordings
+
+
+def test_the_best_of_many_are_found_page_by_page():
+    x = torch.randn(2, 3, 64 * 16, generator=torch.Generator().manual_seed(0))
+    for count in (1, 3, 4):
+        for found, expected in zip(best_of_many(x, count, page=16), x.topk(count), strict=True):
+            assert torch.equal(found, expected)
+    odd = x[..., :1000]  # no whole number of pages, or more wanted than a page should give
+    for scores, count in ((odd, 3), (x, 5), (x[..., :64], 2)):
+        assert torch.equal(best_of_many(scores, count, page=16)[1], scores.topk(count).indices)
+
+
+# ---------------------------------------------------------------- broken variants
+
+
+def changed(owner, method: str, old: str, new: str):
+    return lambda patch: rewrite(patch, owner, method, old, new)
+
+
+MUTANTS = {
+    "accepted paths stay where they were": Mutant(
+        changed(TreeSpeculator, "step", "self.target.cache.gather(path[:, : self.k], n)", "pass"), ("medusa", "eagle")
+    ),
+    "siblings are one after the other": Mutant(
+        changed(TreeSpeculator, "step", "mask, offsets, self.drafter",
+                "mask, self.target.places[: self.nodes + 1], self.drafter"), ("medusa", "eagle"),
+    ),
+    "branches see each other": Mutant(
+        changed(TreeSpeculator, "step", "mask[:, 1:, 1:] = above", "mask[:, 1:, 1:] = mask[:, 1:, 1:].tril()"),
+        ("medusa", "dflash"),
+    ),
+    "deep nodes lose their grandparents": Mutant(
+        changed(TreeSpeculator, "step", "ancestors(parents, self.k)", "ancestors(parents, 2)"), ("medusa", "eagle")
+    ),
+    "states of the wrong nodes": Mutant(
+        changed(TreeSpeculator, "step", "path[:, : self.k] + 1, (1, 0)", "path[:, : self.k], (1, 0)"),
+        ("medusa", "eagle", "dflash"),
+    ),
+    "held back at the root alone": Mutant(
+        changed(TreeSpeculator, "step", "self.allowed(logits, offsets)", "self.allowed(logits, 99 * offsets)"),
+        ("ends",),
+    ),
+    "one random number too few": Mutant(
+        changed(TreeSpeculator, "step", "self.take(self.numbers))", "self.take(self.numbers).roll(1, 1))"), ("medusa",)
+    ),
+    "the state of the last token, not of the last accepted": Mutant(
+        changed(MedusaOnDevice, "settle", "verified.gather(1, kept[:, None] - 1)", "verified[:, :1]"), ("medusa",)
+    ),
+    "the first state of a prompt": Mutant(
+        changed(MedusaOnDevice, "start", "at_places(states, counts[:, None])",
+                "at_places(states, counts[:, None] * 0 + 1)"), ("medusa",),
+    ),
+    "features are not read": Mutant(
+        changed(EagleOnDevice, "propose", "self.cache.advance(self.fresh)", "self.cache.advance(1)"), ("eagle",)
+    ),
+    "drafts stay in EAGLE's cache": Mutant(
+        changed(EagleOnDevice, "propose", "lengths.copy_(start)", "pass"), ("eagle",)
+    ),
+    "draft entries see their rivals": Mutant(
+        changed(EagleOnDevice, "propose", "before.take_along_dim(parents[..., None], 1), itself",
+                "before.take_along_dim(parents[..., None], 1) | True, itself"), ("eagle",)
+    ),
+    "one position too late": Mutant(
+        changed(EagleOnDevice, "propose", "start[:, None] + depth - 1", "start[:, None] + depth"), ("eagle",)
+    ),
+    "all that was verified counts": Mutant(
+        changed(DFlashOnDevice, "settle", "kept)", "kept * 0 + verified.shape[1])"), ("dflash",)
+    ),
+    "a causal block": Mutant(
+        changed(DFlashOnDevice, "__init__", "dtype=torch.bool, device=target.device)",
+                "dtype=torch.bool, device=target.device).tril()"), ("dflash",)
+    ),
+    "prompts are no context": Mutant(
+        changed(DFlashOnDevice, "start", "self.add(hidden, counts)", "self.add(hidden, 0 * counts)"), ("dflash",)
+    ),
+    "lengths of the row before": Mutant(
+        changed(VerifyPasses, "write", "= lengths", "= lengths[-1:] + lengths[:-1]"), ("batches",)
+    ),
+    "scratch after the draft, not at the end": Mutant(
+        changed(VerifyPasses, "write", "line[T - len(scratch.tokens) :]", "line[n : n + len(scratch.tokens)]"),
+        ("hosted",),
+    ),
+    "a tree that looks like a chain": Mutant(
+        changed(VerifyPasses, "run", "draft.parents is not None or draft.scratch", "draft.scratch"), ("hosted",),
+    ),
+    "hosted paths stay where they were": Mutant(
+        changed(VerifyPasses, "keep", "everyone[row, 1 : 1 + len(path)] = path", "pass"), ("hosted",)
+    ),
+    "the path begins at the last token": Mutant(
+        changed(VerifyPasses, "keep", "length + 1", "length"), ("hosted",)
+    ),
+    "scratch tokens do not see the last one": Mutant(
+        changed(hosted, "view", "mask[-s:, 0] = True", "pass"), ("hosted",)
+    ),
+    "those who left are judged": Mutant(
+        changed(hosted.Hosted, "leave", "[self.places[i] for i in going]", "self.places[: len(going)]"), ("batches",)
+    ),
+    "any draft is taken": Mutant(changed(VerifyPasses, "run", "longest > self.most", "False"), ("announced",)),
+    "old prompts show through": Mutant(
+        changed(fused.RecordedPrompt, "__call__", "self.target.lengths.copy_(counts)", "pass"), ("prompts",)
+    ),
+    "a prompt begins where the last one ended": Mutant(
+        changed(fused.RecordedPrompt, "work", "self.target.lengths.zero_()", "pass"), ("prompts",)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name):
+    mutant = MUTANTS[name]
+    with_fresh_recordings = lambda patch: (mutant.install(patch), forget_recordings())  # noqa: E731
+    try:
+        assert_caught(name, Mutant(with_fresh_recordings, mutant.caught_by), checks.CHECKS)
+    finally:
+        forget_recordings()
+
+
+def forget_recordings() -> None:
+    for cached in (checks.models, checks.trees, checks.hosted):
+        cached.cache_clear()
+    checks.micro().backend = None
+
+
+# ---------------------------------------------------------------- on a GPU, recorded
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "check",
+    [checks.check_shipped, checks.check_trees, checks.check_ends, checks.check_memory_of_trees, checks.check_hosted,
+     checks.check_batches, checks.check_announced, checks.check_prompts],
+    ids=lambda check: check.__name__,
+)  # fmt: skip
+def test_recorded(check):
+    check("cuda")
