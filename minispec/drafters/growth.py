@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -137,7 +138,8 @@ def grow_tensors(
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
     No number is looked at on the way, so a device may record it all. It may have a faster `likeliest` and `level`.
     """
-    select, grow_level = select or likeliest, grow_level or level
+    select = select or likeliest
+    grow_level = grow_level or partial(level, select=select)
     nodes, grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each
     tokens = child_of = None
     for depth_so_far in range(depth):

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors, likeliest
 from minispec.gpu import attention as fd
 from minispec.gpu import select as module
-from minispec.gpu.select import MOST_SCORES, best_of_many, select
+from minispec.gpu.select import MOST_SCORES, likeliest_tokens, select
 
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
 
@@ -30,7 +31,7 @@ def scores(*shape, levels: int | None = None, seed: int = 0) -> torch.Tensor:
 @pytest.fixture(autouse=True)
 def the_kernel_alone(monkeypatch):
     """Where the kernel should answer, nothing else does. What it leaves unwritten shows."""
-    monkeypatch.setattr("minispec.gpu.select.likeliest", lambda *_: pytest.fail("the reference answered"))
+    monkeypatch.setattr("minispec.gpu.select.growth.likeliest", lambda *_: pytest.fail("the reference answered"))
     torch.use_deterministic_algorithms(True, warn_only=True)  # with it, torch fills what it allocates
     yield
     torch.use_deterministic_algorithms(False)
@@ -65,9 +66,9 @@ def test_ties_nan_and_too_many():
 
 MUTANTS = {  # none that would write past its memory: the interpreter would not survive it
     "of equals the last": ("j[None, :] < i[:, None]", "j[None, :] > i[:, None]"),
-    "one too few": ("kept = (ahead < count)", "kept = (ahead + 1 < count)"),
+    "one too few": ("other=count) < count)", "other=count) + 1 < count)"),
     "padding is ahead": ('mask=j < n, other=float("-inf")', 'mask=j < n, other=float("inf")'),
-    "more than there are": ("count = min(count, n)", "pass"),
+    "more than there are": ("min(count, n), max(16", "count, max(16"),
 }
 
 
@@ -99,14 +100,18 @@ def test_a_tree_grown_by_it_is_the_tree():
 
 def test_what_no_program_can_hold_goes_to_the_reference(monkeypatch):
     asked = []
-    monkeypatch.setattr("minispec.gpu.select.likeliest", lambda x, count: asked.append(x.shape) or likeliest(x, count))
+    monkeypatch.setattr(
+        "minispec.gpu.select.growth.likeliest", lambda x, count: asked.append(x.shape) or likeliest(x, count)
+    )
     select(scores(1, MOST_SCORES + 1), 3)
     select(scores(1, 8).double(), 3)
     assert asked == [(1, MOST_SCORES + 1), (1, 8)]
 
 
-@pytest.mark.skipif(fd.INTERPRETED, reason="on a CPU it is topk itself")
-def test_the_best_of_many_are_topk():
-    x = scores(3, 2, 64 * 512)
-    for found, expected in zip(best_of_many(x, 24), x.topk(24), strict=True):
-        assert torch.equal(found, expected)
+@pytest.mark.parametrize("v", [100, 2048, 3000])
+def test_the_likeliest_tokens_are_the_reference_s(v, monkeypatch):
+    logits, ids = scores(2, 3, v), torch.randperm(5000, generator=torch.Generator().manual_seed(v))[:v].to(DEVICE)
+    expected = growth.likeliest_tokens(logits, ids, 8)
+    monkeypatch.setattr("minispec.gpu.select.growth.likeliest_tokens", lambda *_: pytest.fail("the reference answered"))
+    tokens, log_q = likeliest_tokens(logits, ids, 8)
+    assert torch.equal(tokens, expected[0]) and (log_q - expected[1]).abs().max() < 1e-5
