@@ -383,7 +383,9 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
             for weight in weights:
                 F.linear(inputs[weight.shape[1]][:N], weight)
 
-        def attend(batch=Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)):
+        batch = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
+
+        def attend(batch=batch):
             for _ in range(many):
                 (fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch)(*batch.arguments())
 
