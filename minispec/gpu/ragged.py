@@ -13,8 +13,8 @@ How the tokens are divided among sequences is no size: a recording serves one pr
 32. Padding tokens belong to no sequence. Their keys and values go to the spare block (buckets.py), which nothing reads,
 and what the layers make of them stays in their own rows.
 
-The host's part of a pass is one sheet of numbers, sent by one transfer. The host may write the next one as soon as the
-device has this one, which a caller knows who has looked at a result, or has waited for the device.
+The host's part of a pass is one sheet of numbers, sent by one transfer that the host does not wait for. So before the
+next pass the caller looks at a result, or waits for the device: the sheet is then free to be written again.
 """
 
 from __future__ import annotations

@@ -116,7 +116,7 @@ MUTANTS = {
                 "mask, self.target.places[: self.nodes + 1], self.drafter"), ("medusa", "eagle"),
     ),
     "branches see each other": Mutant(
-        changed(TreeSpeculator, "shape", "F.pad(above, (1, 0, 1, 0))", "torch.ones_like(F.pad(above, (1, 0, 1, 0))).tril()"),
+        changed(TreeSpeculator, "shape", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
         ("medusa", "dflash"),
     ),
     "deep nodes lose their grandparents": Mutant(
@@ -131,7 +131,8 @@ MUTANTS = {
         ("ends",),
     ),
     "one random number too few": Mutant(
-        changed(TreeSpeculator, "verdict", "self.take(self.numbers))", "self.take(self.numbers).roll(1, 1))"), ("medusa",)
+        changed(TreeSpeculator, "verdict", "self.take(self.numbers))", "self.take(self.numbers).roll(1, 1))"),
+        ("medusa",),
     ),
     "the state of the last token, not of the last accepted": Mutant(
         changed(MedusaOnDevice, "settle", "verified.gather(1, kept[:, None] - 1)", "verified[:, :1]"), ("medusa",)
@@ -147,7 +148,8 @@ MUTANTS = {
         changed(EagleOnDevice, "propose", "lengths.copy_(start)", "pass"), ("eagle",)
     ),
     "draft entries see their rivals": Mutant(
-        changed(EagleOnDevice, "propose", "else ancestors(above, depth)", "else ancestors(above, depth) | True"), ("eagle",)
+        changed(EagleOnDevice, "propose", "else ancestors(above, depth)", "else ancestors(above, depth) | True"),
+        ("eagle",),
     ),
     "one position too late": Mutant(
         changed(EagleOnDevice, "propose", "start[:, None] + depth - 1", "start[:, None] + depth"), ("eagle",)

@@ -42,10 +42,13 @@ def test_a_norm_in_two_halves_is_the_norm():
 
 @needs_triton
 @pytest.mark.slow
+CHECKS = "skinny_checks.py", "select_checks.py", "tree_kernel_checks.py"
+
+
 @needs_interpreter
 def test_the_kernels_are_their_twins_in_tritons_interpreter():
     run_checks(
-        "skinny_checks.py", "select_checks.py", "tree_kernel_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1"
+        *CHECKS, TRITON_INTERPRET="1", OMP_NUM_THREADS="1"
     )
 
 
@@ -53,7 +56,7 @@ def test_the_kernels_are_their_twins_in_tritons_interpreter():
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_the_kernels_are_their_twins_on_a_gpu():
-    run_checks("skinny_checks.py", "select_checks.py", "tree_kernel_checks.py", TRITON_INTERPRET="0")
+    run_checks(*CHECKS, TRITON_INTERPRET="0")
 
 
 @pytest.fixture
