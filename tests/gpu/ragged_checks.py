@@ -386,15 +386,9 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
             for weight in weights:
                 F.linear(inputs[weight.shape[1]][:N], weight)
 
-<<<<<<< HEAD
-        ragged = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
-
-        def attend(batch=ragged):
-=======
         batch = Batch(counts, lengths, heads, D, block, dtype=dtype, device=device)
 
         def attend(batch=batch):
->>>>>>> w-prefill
             for _ in range(many):
                 (fd.flash_ragged if device == "cuda" else fd.flash_ragged_torch)(*batch.arguments())
 
