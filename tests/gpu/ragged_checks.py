@@ -293,7 +293,7 @@ def check_texts(device="cpu", dtype=torch.float64, some=("nobody", "n-gram", "mo
     shared prefixes and preemptions; and so when all passes are ragged, those that decode included."""
     target, draft = pair(device, dtype)
     for name in some:
-        make = drafters(draft)[name] if name not in KINDS else partial(KINDS[name], target)
+        make = drafters(target, draft)[name] if name not in KINDS else partial(KINDS[name], target)
         for blocks in (60, 30):
             expected, _ = texts(target, make(), False, asks(longest=longest), num_blocks=blocks)
             for all_ragged in (False, True):
