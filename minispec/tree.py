@@ -114,6 +114,21 @@ def positions(parents: Sequence[int], prefix_length: int) -> Tensor:
     return prefix_length + torch.tensor([0, *depths(parents)])
 
 
+def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
+    """The distributions of all drafts as one tensor [B, n, V], zero after a short draft; None: nothing was sampled."""
+    sampled = [draft.probs.dtype for draft in drafts if draft.probs is not None]
+    if not sampled:
+        return None
+    # In the draft's own precision: that is how close to one its distributions can sum, whatever the target's is.
+    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(sampled[0], torch.float32))
+    for i, draft in enumerate(drafts):
+        if draft.probs is not None:
+            q[i, : len(draft.tokens)] = draft.probs
+        else:  # not sampled: could have been nothing else
+            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
+    return q
+
+
 def cut(draft: Draft, depth: int) -> Draft:
     """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
     if len(draft.tokens) <= depth:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from .generate import pad
 from .sampling import argmax, distributions, pick, uniforms, widest
-from .tree import Draft, ancestors, check_parents, depths, path_to
+from .tree import Draft, ancestors, check_parents, depths, path_to, stack
 
 Context = tuple[int, ...]
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
@@ -252,8 +252,7 @@ def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float
 
 
 def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
-    """Before `min_new_tokens` no token that would end the sequence has a chance, at no depth of the draft. Whether any
-    logits were changed."""
+    """Before `min_new_tokens` no token that ends the sequence has a chance. Whether any logits were changed."""
     held = False
     for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
         if context.held_back and (left := context.held_until - len(context.tokens)) > 0:
@@ -261,21 +260,6 @@ def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bo
             logits[row, torch.tensor(shallow)[:, None], list(context.held_back)] = -torch.inf
             held = True
     return held
-
-
-def stack(drafts: Sequence[Draft], p: Tensor) -> Tensor | None:
-    """The distributions of all drafts as one tensor [B, n, V], zero after a short draft; None: nothing was sampled."""
-    sampled = [draft.probs.dtype for draft in drafts if draft.probs is not None]
-    if not sampled:
-        return None
-    # In the draft's own precision: that is how close to one its distributions can sum, whatever the target's is.
-    q = torch.zeros_like(p[:, :-1], dtype=torch.promote_types(sampled[0], torch.float32))
-    for i, draft in enumerate(drafts):
-        if draft.probs is not None:
-            q[i, : len(draft.tokens)] = draft.probs
-        else:  # not sampled: could have been nothing else
-            q[i, range(len(draft.tokens)), draft.tokens] = 1.0
-    return q
 
 
 # ---- guards --------------------------------------------------------------------------------------------------------

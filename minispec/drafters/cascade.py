@@ -20,7 +20,8 @@ from torch import Tensor
 from ..files.handle import Model
 from ..generate import pad
 from ..sampling import Sampling, distributions, uniforms
-from ..verify import chain_batch, check_draft, stack
+from ..tree import stack
+from ..verify import chain_batch, check_draft
 from .base import Context, Draft, Drafter
 from .model import DraftModel
 
