@@ -101,7 +101,6 @@ def chain_batch(
 
     A row may have drafted fewer than γ, lengths [B]; its bonus then comes from p[lengths]. What pads `drafted` may be
     any token id, what pads q any number. The same random numbers give the same verdicts as `chain`, row by row.
-    Another way to `pick` may be faster on some device.
     """
     B, K = drafted.shape
     u = _checked_uniforms(generator, p, q, (B, K))
@@ -114,8 +113,7 @@ def chain_batch(
     accepted = passed.long().cumprod(-1).sum(-1)  # [B], up to the first rejection
     rows, rejected = torch.arange(B, device=p.device), (accepted < lengths)[:, None]  # [B], [B, 1]
     last = accepted.clamp(max=K - 1)  # the draft at which each row stopped
-    d_last = drafted[rows, last][:, None]  # [B, 1]
-    q_last = torch.zeros_like(p[:, 0]).scatter_(1, d_last, 1.0) if q is None else q[rows, last]  # [B, V]
+    q_last = torch.zeros_like(p[:, 0]).scatter_(1, drafted[rows, last, None], 1.0) if q is None else q[rows, last]
     # No rejection, no q: the residual of p against 0 is p itself, and that is the bonus.
     emitted = residual(p[rows, accepted], torch.where(rejected, q_last, 0.0))
     return accepted, pick(emitted, u.gather(1, lengths[:, None]).squeeze(1))
@@ -167,8 +165,7 @@ def tree_batch(
         given = given.masked_fill(again | ~real, 0)
         left = 1 - (elder * given[:, None]).sum(-1)
         passed = u[:, :n] * left < given
-    passed = passed & real
-    passed = passed & ~(elder & passed[:, None]).any(-1)  # the eldest of the siblings that would pass
+    passed &= real & ~(elder & (passed & real)[:, None]).any(-1)  # the eldest of the siblings that would pass
     accepted = (passed[:, None] | ~above).all(-1)
     end = torch.where(accepted, node, -1).amax(-1) if n else torch.full((B,), -1, device=p.device)  # [B]
     if u is None:
@@ -176,7 +173,7 @@ def tree_batch(
     r = p[torch.arange(B, device=p.device), end + 1]  # [B, V]
     refused = torch.zeros_like(r).scatter_add(1, tokens, ((parents == end[:, None]) & real).to(r.dtype))
     uncovered = r.masked_fill(refused > 0, 0)
-    uncovered = torch.where(uncovered.sum(-1, keepdim=True) > 0, uncovered, r)
+    uncovered = torch.where(uncovered.sum(-1, keepdim=True) > 0, uncovered, r)  # nothing is left: only by rounding
     last = u[:, -1] if lengths is None else u.gather(1, lengths[:, None])[:, 0]
     return accepted, pick(uncovered, last)
 
@@ -246,9 +243,8 @@ def judge(
 
 def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float]]:
     """`greedy` for a draft, and what the target gave each of its tokens: 1 or 0."""
-    parents = draft.tree
-    given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, parents, strict=True)]
-    return greedy(best, draft.tokens, parents), given
+    given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
+    return greedy(best, draft.tokens, draft.tree), given
 
 
 def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
@@ -294,8 +290,7 @@ def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tens
 
 def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
     if q is not None and q.shape != needed:
-        wanted = "one distribution over the target's vocabulary per draft token"
-        raise ValueError(f"q has shape {tuple(q.shape)}: give {wanted}, {needed}, or None")
+        raise ValueError(f"q is {tuple(q.shape)}: give None or {needed}, one distribution over the target's vocabulary")
 
 
 def _nodes(tokens, parents) -> tuple[list[int], list[int]]:
@@ -313,8 +308,7 @@ def _checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int
     *rows, n = drafted
     shape = (*rows, n + 1)
     if p.shape[:-1] != shape:
-        needed = f"{drafted} draft tokens need {shape} distributions, one more for the token after the last"
-        raise ValueError(f"p has shape {tuple(p.shape)}, but {needed}")
+        raise ValueError(f"p has shape {tuple(p.shape)}: {drafted} draft tokens need {shape} distributions, one more")
     check_q_shape(q, (*drafted, p.shape[-1]))
     if isinstance(generator, torch.Generator):
         generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
