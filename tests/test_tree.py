@@ -276,7 +276,7 @@ MUTANTS = {
     "parents are numbered within their depth": broken("grow_tensors", "= grown + chosen, ", "= chosen, "),
     "children of the wrong node": broken("grow_tensors", "(tokens, score, child_of))", "(tokens, score, kept))"),
     "all trees get the largest budget": broken(
-        "within", ">= torch.tensor(budgets", ">= max(budgets) + 0 * torch.tensor(budgets"
+        "within", ">= torch.as_tensor(budgets", ">= max(budgets) + 0 * torch.as_tensor(budgets"
     ),
     "best first instead of parents first": broken("likeliest", ".sort(1).values", ""),
     "of equals the last stay": broken(

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .runner import Job, Turn
+    from .turn import Job, Turn
 
 PARTS = ("scheduling", "drafting", "pass", "sampling")  # of a step's time
 

@@ -256,3 +256,6 @@ class StaticScheduler(Scheduler):
 
     def _open(self, step: Step) -> bool:
         return len(self.running) == len(step.admitted)  # the batch was empty when this step began
+
+
+POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
