@@ -76,7 +76,7 @@ class Launch:
         self.drafts, self.owner, B = drafts, owner, drafts.cache.batch
         # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(B, 2, drafts.nodes, dtype=torch.long, device=owner.device)  # tokens, parents
-        self.recorded = Recorded(self.work, [owner.sheet, *drafts.state()])
+        self.rows, self.recorded = B, Recorded(self.work, [owner.sheet, *drafts.state()])
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         self.recorded()
@@ -85,7 +85,7 @@ class Launch:
     def work(self) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet."""
         drafts, T = self.drafts, self.owner.T
-        sheet = self.owner.sheet[: len(self.out)].long()
+        sheet = self.owner.sheet[: self.rows].long()
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
         run, where = sheet[:, 5 : 5 + T], sheet[:, 5 + T :]  # [B, T] each
         drafts.cache.lengths.copy_(lengths)
@@ -130,26 +130,25 @@ class DraftsForMany:
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in contexts]
         self._make_room(contexts, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
-        numbers, parts, first = self.numbers, [], 0
-        numbers[:, :2] = 0
+        T, lines, parts, first = self.T, {}, [], 0
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
-            numbers[self.rows[row], 0] = len(positions)
+            lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
         for c, count, before, budget in zip(contexts, counts, held, budgets, strict=True):
             hidden, length = c.hidden, len(before)
-            if (early := count - self.T) > 0:
-                self.read(self.rows[c.row], length, c.tokens[-count : -self.T],
+            if (early := count - T) > 0:
+                self.read(self.rows[c.row], length, c.tokens[-count:-T],
                           {n: states[:early] for n, states in hidden.items()})  # fmt: skip
-                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, self.T
-            line = numbers[self.rows[c.row]]
-            line[:5] = length, count, budget, k, c.tokens[-1]
-            if count:
-                line[5 : 5 + count] = c.tokens[-count:]
-                line[5 + self.T : 5 + self.T + count] = range(first, first + count)
-                parts.append(hidden)
+                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
+            padding = [0] * (T - count)
+            new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
+            lines[self.rows[c.row]] = [length, count, budget, k, c.tokens[-1], *new, *padding, *where, *padding]
+            parts += [hidden] if count else []
             first += count
         for n in layers if parts else ():
-            self.states[n][:first] = torch.cat([states[n] for states in parts])
-        self.sheet.copy_(self.lines, non_blocking=True)
+            torch.cat([states[n] for states in parts], out=self.states[n][:first])
+        nobody = [0] * (5 + 2 * T)
+        self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
+        self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
         grown = trees(*launch())
         for c, before in zip(contexts, held, strict=True):
             self.held[c.row] = range(before.start, len(c.tokens) - 1)

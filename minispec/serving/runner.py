@@ -254,8 +254,9 @@ class Runner:
         else:
             parts = self.clock.seconds
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+            before = len(job.context.tokens)
             job.write(cycle)
-            turn.tokens = cycle.tokens
+            turn.tokens = job.context.tokens[before:]
         job.last_token = time.perf_counter()
         job.first_token = job.first_token or job.last_token
         turn.result = Result(turn.tokens, cycle.accepted if cycle else 0, job.writer.finish_reason)
