@@ -39,7 +39,7 @@ from .buckets import rows_of
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 from .record import Recorded, on_the_device, why_not_compile
 
-ROWS, TOKENS = 8, 512  # memory begins with rows for 8 sequences of 512 tokens
+ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
 
 @dataclass
@@ -177,15 +177,16 @@ class DraftsForMany:
         """A row for each, of at least so many tokens, and lines for drafts of depth k."""
         longest = max([longest, *map(len, self.held.values())])
         new = [c.row for c in contexts if c.row not in self.rows]
-        self._grow(max(self.k, k), double(self.count or ROWS, self.count - len(self.free) + len(new)),
-                   double(self.capacity or TOKENS, longest + max(self.k, k) + 1))  # fmt: skip
+        k = max(self.k, k)
+        count = double(self.count or ROWS, self.count - len(self.free) + len(new))
+        capacity = double(self.capacity or TOKENS, longest + k + 1)
+        if (k, count, capacity) != (self.k, self.count, self.capacity):
+            self._grow(k, count, capacity)
         for row in new:
             self.rows[row] = heappop(self.free)
 
     @on_the_device
     def _grow(self, k: int, count: int, capacity: int) -> None:
-        if (k, count, capacity) == (self.k, self.count, self.capacity):
-            return
         old, target = self.memory, self.drafter.target
         for row in range(self.count, count):
             heappush(self.free, row)
@@ -213,20 +214,24 @@ class DraftsForMany:
         shape = Shape(B, self.capacity, self.device, target.dtype, target.config, embedding, self.compiled)
         return self.on_device(self.drafter, shape, self.k)
 
-    @on_the_device
     def _launch(self, nodes: int) -> Launch:
         """The recording for the rows in use and drafts of up to so many nodes."""
         B = min(self.count, rows_of(1 + max(self.rows.values())))
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
         if (B, nodes) not in self.launches:
-            drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
-            # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
-            drafts.nodes = min(drafts.nodes, nodes)
-            if hasattr(drafts, "width"):
-                drafts.width = min(drafts.width, nodes)
-            self.launches[B, nodes] = Launch(drafts, self)
+            self.launches[B, nodes] = self._prepare(B, nodes)
         return self.launches[B, nodes]
+
+    @on_the_device
+    def _prepare(self, B: int, nodes: int) -> Launch:
+        drafts = self._on_device(B)
+        drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+        self.narrow(drafts, nodes)
+        return Launch(drafts, self)
+
+    def narrow(self, drafts: DeviceDrafter, nodes: int) -> None:
+        """The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown."""
+        drafts.nodes = min(drafts.nodes, nodes)
 
 
 def double(size: int, needed: int) -> int:
@@ -237,6 +242,10 @@ def double(size: int, needed: int) -> int:
 
 class EagleForMany(DraftsForMany):
     on_device = EagleOnDevice
+
+    def narrow(self, drafts: EagleOnDevice, nodes: int) -> None:
+        super().narrow(drafts, nodes)
+        drafts.width = min(drafts.width, nodes)
 
     def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
         head, part = self.drafter.head, rows_from(self.memory, row, row + 1)

@@ -104,9 +104,7 @@ def test_nobody_looks_at_a_number():
     for kind in ("eagle", "dflash"):
         drafter = KINDS[kind](target)
         texts(target, drafter, True, asks(4))
-        memory = drafter.recorded
-        memory._grow(memory.k, memory.count, memory.capacity)
-        for launch in memory.launches.values():
+        for launch in drafter.recorded.launches.values():
             with NoLooking(), torch.inference_mode(False), torch.no_grad():
                 launch.work()
 
