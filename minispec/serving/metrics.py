@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .turn import Job, Turn
 
-# Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host had
-# to wait for: the rest went by during the step before.
+# Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
+# had to wait for: the rest went by during the step before.
 PARTS = ("scheduling", "drafting", "pass", "sampling")
 
 
