@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
@@ -88,6 +88,28 @@ class Result(NamedTuple):
     hidden: dict[int, Tensor]  # layers → [B, T, d]
 
 
+@lru_cache(4096)
+def tree_view(parents: tuple[int, ...], T: int) -> np.ndarray:
+    """How far after its certain token each of T tokens is, and who attends to whom [T + T·T]: that token, the nodes
+    of a tree, and padding, which attends to itself. Small trees come in few shapes."""
+    depth, seen = [0], [1]  # of a tree's nodes; who sees whom in binary, which is quick to copy from a parent
+    for node, parent in enumerate(parents, start=1):
+        depth.append(depth[parent + 1] + 1)
+        seen.append(seen[parent + 1] | 1 << node)
+    seen += [1 << token for token in range(len(seen), T)]
+    width = -(-T // 8)
+    bits = np.frombuffer(b"".join(row.to_bytes(width, "little") for row in seen), dtype=np.uint8)
+    mask = np.unpackbits(bits.reshape(T, width), axis=1, bitorder="little")[:, :T]
+    return np.concatenate([[*depth, *[0] * (T - len(depth))], mask.reshape(-1)]).astype(np.int32)
+
+
+def scratch_view(draft: Draft, tokens: int, T: int) -> np.ndarray:
+    """The same for a draft with scratch tokens, of which there is no end of shapes."""
+    offsets, mask = np.zeros(T, dtype=np.int32), np.eye(T, dtype=np.int32)
+    offsets[:tokens], mask[:tokens, :tokens] = view(draft, tokens)
+    return np.concatenate([offsets, mask.reshape(-1)])
+
+
 class Buckets(Fused):
     """Passes of up to `rows` rows, each one certain token and up to `k` draft and scratch tokens, over `cache`.
 
@@ -125,8 +147,9 @@ class Buckets(Fused):
         self.recordings: dict[tuple[int, int, bool], Recorded] = {}
         self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
-        room = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
-        self.moves = torch.zeros(2, room, dtype=torch.int32, device=self.device)  # from, to
+        size = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
+        self.moves = torch.zeros(size, 2, dtype=torch.int32, device=self.device)  # from, to
+        self.move_lines = torch.zeros(size, 2, dtype=torch.int32, pin_memory=self.device.type == "cuda")
         self.movers: dict[int, Recorded] = {}
         self.results: dict[tuple[int, int, int], Result] = {}  # views of the above, by the shape of the pass
         self.shape, self.count = (1, 1, False), 0  # of the last pass, and how many rows of it were real
@@ -217,13 +240,10 @@ class Buckets(Fused):
 
     def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
         """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
-        offsets, mask = np.zeros((B, T), dtype=np.int32), np.tile(np.eye(T, dtype=np.int32), (B, 1, 1))
-        for row, (draft, tokens) in enumerate(zip(drafts, rows, strict=True)):
-            n = len(tokens)
-            offsets[row, :n], mask[row, :n, :n] = view(draft, n)
-        first = self.first + T
-        self.numbers[:B, first : first + T] = offsets
-        self.numbers[:B, first + T : first + T + T * T] = mask.reshape(B, T * T)
+        views = [tree_view(tuple(draft.tree), T) if draft.scratch is None else scratch_view(draft, len(tokens), T)
+                 for draft, tokens in zip(drafts, rows, strict=True)]  # fmt: skip
+        nobody = tree_view((), T)
+        self.numbers[:B, self.first + T : self.first + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
     def work(self, B: int, T: int, branches: bool) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet."""
@@ -263,13 +283,16 @@ class Buckets(Fused):
             return
         count = max(FEW_MOVES, 1 << (len(moves) - 1).bit_length())
         nothing = self.spare * size, self.spare * size
-        self.moves[:, :count].copy_(torch.tensor([*moves, *[nothing] * (count - len(moves))], dtype=torch.int32).T)
+        self.sent.wait()
+        self.move_lines.numpy()[:count] = [*moves, *[nothing] * (count - len(moves))]
+        self.moves[:count].copy_(self.move_lines[:count], non_blocking=True)
+        self.sent.record()
         if count not in self.movers:
             self.movers[count] = Recorded(partial(self._move, count), [self.moves])
         self.movers[count]()
 
     def _move(self, count: int) -> None:
-        source, target = self.moves[:, :count].long()
+        source, target = self.moves[:count].long().unbind(1)
         for memory in self.blocks:
             memory[:, target] = memory[:, source]
 

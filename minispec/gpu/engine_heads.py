@@ -40,7 +40,7 @@ from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 from .record import Recorded, on_the_device, why_not_compile
 
-ROWS, TOKENS = 8, 512  # memory begins with rows for 8 sequences of 512 tokens
+ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Launch:
         self.drafts, self.owner, B = drafts, owner, drafts.cache.batch
         # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(B, 2, drafts.nodes, dtype=torch.long, device=owner.device)  # tokens, parents
-        self.recorded = Recorded(self.work, [owner.sheet, *drafts.state()])
+        self.rows, self.recorded = B, Recorded(self.work, [owner.sheet, *drafts.state()])
 
     def __call__(self) -> tuple[Tensor, Tensor]:
         self.recorded()
@@ -87,7 +87,7 @@ class Launch:
     def work(self) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet."""
         drafts, T = self.drafts, self.owner.T
-        sheet = self.owner.sheet[: len(self.out)].long()
+        sheet = self.owner.sheet[: self.rows].long()
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
         run, where = sheet[:, 5 : 5 + T], sheet[:, 5 + T :]  # [B, T] each
         drafts.cache.lengths.copy_(lengths)
@@ -132,26 +132,25 @@ class DraftsForMany:
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in contexts]
         self._make_room(contexts, k, max(map(len, held)) + max(counts))
         launch = self._launch(max(budgets))
-        numbers, parts, first = self.numbers, [], 0
-        numbers[:, :2] = 0
+        T, lines, parts, first = self.T, {}, [], 0
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
-            numbers[self.rows[row], 0] = len(positions)
+            lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
         for c, count, before, budget in zip(contexts, counts, held, budgets, strict=True):
             hidden, length = c.hidden, len(before)
-            if (early := count - self.T) > 0:
-                self.read(self.rows[c.row], length, c.tokens[-count : -self.T],
+            if (early := count - T) > 0:
+                self.read(self.rows[c.row], length, c.tokens[-count:-T],
                           {n: states[:early] for n, states in hidden.items()})  # fmt: skip
-                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, self.T
-            line = numbers[self.rows[c.row]]
-            line[:5] = length, count, budget, k, c.tokens[-1]
-            if count:
-                line[5 : 5 + count] = c.tokens[-count:]
-                line[5 + self.T : 5 + self.T + count] = range(first, first + count)
-                parts.append(hidden)
+                hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
+            padding = [0] * (T - count)
+            new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
+            lines[self.rows[c.row]] = [length, count, budget, k, c.tokens[-1], *new, *padding, *where, *padding]
+            parts += [hidden] if count else []
             first += count
         for n in layers if parts else ():
-            self.states[n][:first] = torch.cat([states[n] for states in parts])
-        self.sheet.copy_(self.lines, non_blocking=True)
+            torch.cat([states[n] for states in parts], out=self.states[n][:first])
+        nobody = [0] * (5 + 2 * T)
+        self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
+        self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
         grown = trees(*launch())
         for c, before in zip(contexts, held, strict=True):
             self.held[c.row] = range(before.start, len(c.tokens) - 1)
@@ -180,15 +179,16 @@ class DraftsForMany:
         """A row for each, of at least so many tokens, and lines for drafts of depth k."""
         longest = max([longest, *map(len, self.held.values())])
         new = [c.row for c in contexts if c.row not in self.rows]
-        self._grow(max(self.k, k), double(self.count or ROWS, self.count - len(self.free) + len(new)),
-                   double(self.capacity or TOKENS, longest + max(self.k, k) + 1))  # fmt: skip
+        k = max(self.k, k)
+        count = double(self.count or ROWS, self.count - len(self.free) + len(new))
+        capacity = double(self.capacity or TOKENS, longest + k + 1)
+        if (k, count, capacity) != (self.k, self.count, self.capacity):
+            self._grow(k, count, capacity)
         for row in new:
             self.rows[row] = heappop(self.free)
 
     @on_the_device
     def _grow(self, k: int, count: int, capacity: int) -> None:
-        if (k, count, capacity) == (self.k, self.count, self.capacity):
-            return
         old, target = self.memory, self.drafter.target
         for row in range(self.count, count):
             heappush(self.free, row)
@@ -216,20 +216,24 @@ class DraftsForMany:
         shape = Shape(B, self.capacity, self.device, target.dtype, target.config, embedding, self.compiled)
         return self.on_device(self.drafter, shape, self.k)
 
-    @on_the_device
     def _launch(self, nodes: int) -> Launch:
         """The recording for the rows in use and drafts of up to so many nodes."""
         B = min(self.count, rows_of(1 + max(self.rows.values())))
         nodes = min(1 << (max(1, nodes) - 1).bit_length(), self.drafter.max_tree_nodes(self.k))
         if (B, nodes) not in self.launches:
-            drafts = self._on_device(B)
-            drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
-            # The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown.
-            drafts.nodes = min(drafts.nodes, nodes)
-            if hasattr(drafts, "width"):
-                drafts.width = min(drafts.width, nodes)
-            self.launches[B, nodes] = Launch(drafts, self)
+            self.launches[B, nodes] = self._prepare(B, nodes)
         return self.launches[B, nodes]
+
+    @on_the_device
+    def _prepare(self, B: int, nodes: int) -> Launch:
+        drafts = self._on_device(B)
+        drafts.cache = drafts.layers.cache = rows_from(self.memory, 0, B)
+        self.narrow(drafts, nodes)
+        return Launch(drafts, self)
+
+    def narrow(self, drafts: DeviceDrafter, nodes: int) -> None:
+        """The likeliest n nodes of a tree are among the n likeliest of each depth, so no more need be grown."""
+        drafts.nodes = min(drafts.nodes, nodes)
 
 
 def double(size: int, needed: int) -> int:
@@ -240,6 +244,10 @@ def double(size: int, needed: int) -> int:
 
 class EagleForMany(DraftsForMany):
     on_device = EagleOnDevice
+
+    def narrow(self, drafts: EagleOnDevice, nodes: int) -> None:
+        super().narrow(drafts, nodes)
+        drafts.width = min(drafts.width, nodes)
 
     def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
         head, part = self.drafter.head, rows_from(self.memory, row, row + 1)

@@ -58,11 +58,11 @@ class Event:
     """A moment in the device's work that the host can wait for. Without CUDA it has always passed."""
 
     def __init__(self, device: torch.device):
-        self.event = torch.cuda.Event() if device.type == "cuda" else None
+        self.device, self.event = device, torch.cuda.Event() if device.type == "cuda" else None
 
     def record(self) -> None:
         if self.event:
-            self.event.record()
+            self.event.record(torch.cuda.current_stream(self.device))
 
     def wait(self) -> None:
         if self.event:

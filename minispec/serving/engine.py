@@ -4,7 +4,8 @@ One step:
 
     schedule     which requests process how many tokens, and whose drafts get slots (scheduler.py)
     draft        one draft for each request that got slots, all in one call of the drafter (runner.py)
-    forward      one forward pass of the target over everything: prompt chunks, single tokens, tokens with their drafts
+    forward      one forward pass of the target over everything: prompt chunks, single tokens, tokens with their drafts;
+                 where it is clear what the next step will process, its pass is launched, too (`run_ahead`)
     judge        accept, correct, emit: the very functions of speculate.py
     update       what was rejected is rewound, surplus blocks go back, finished requests leave
 
@@ -31,19 +32,18 @@ from tqdm.auto import tqdm
 
 from ..drafters.base import Drafter
 from ..files.handle import Model
-from ..generate import Output, prepare
+from ..generate import Output
 from ..sampling import SamplingParams
-from ..speculate import Completion, check_drafter
+from ..speculate import check_drafter
 from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
 from .integrity import check_engine
-from .metrics import Clock, Metrics, RequestMetrics, StepRecord
+from .metrics import Metrics, RequestMetrics, StepRecord
 from .paged import blocks_that_fit, bytes_per_block
-from .request import FINISHED, Request, Step
-from .runner import Job, Runner, Turn
-from .scheduler import Scheduler, StaticScheduler
-
-POLICIES = {"continuous": Scheduler, "static": StaticScheduler}
+from .request import FINISHED, Step
+from .runner import Runner
+from .scheduler import POLICIES
+from .turn import Job, Turn
 
 
 class Engine:
@@ -64,34 +64,20 @@ class Engine:
     """
 
     def __init__(
-        self,
-        target: Model,
-        drafter: Drafter | None = None,
-        num_blocks: int | None = None,
-        block_size: int = 16,
-        max_num_seqs: int = 32,
-        max_num_batched_tokens: int = 512,
-        k: int = 4,
-        *,
-        enable_prefix_caching: bool = True,
-        policy: str = "continuous",
-        max_chunk: int | None = None,
-        draft_budget: int = 64,
-        history: int = 1024,
+        self, target: Model, drafter: Drafter | None = None, num_blocks: int | None = None, block_size: int = 16,
+        max_num_seqs: int = 32, max_num_batched_tokens: int = 512, k: int = 4, *, enable_prefix_caching: bool = True,
+        policy: str = "continuous", max_chunk: int | None = None, draft_budget: int = 64, history: int = 1024,
         fast: bool | None = None,
-    ):
+    ):  # fmt: skip
         at_least("k", k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
-        trees = {}
         if drafter is not None:
             check_drafter(target, drafter)
-            trees = dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
-        at_least("block_size", block_size, 1)
-        at_least("max_num_seqs", max_num_seqs, 1)
+        trees = dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots) if drafter else {}
         if num_blocks is None:
-            num_blocks = blocks_that_fit(target.config, block_size, max_num_seqs, target.device, target.dtype)
+            num_blocks = blocks_that_fit(target, block_size, max_num_seqs)
         self.target, self.drafter = target, drafter
         self.k, self.drafts = k, bool(drafter and draft_budget)
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
@@ -105,12 +91,10 @@ class Engine:
         self.lock, self.closed = FairLock(), False
 
     def __repr__(self) -> str:
-        pool, target = self.pool, self.target
-        size = pool.num_blocks * bytes_per_block(target.config, pool.block_size, target.dtype)
-        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size / 2**20:,.0f} MiB)"
-        drafter = f", drafter={type(self.drafter).__name__}, k={self.k}" if self.drafter else ""
-        passes = "recorded" if self.runner.buckets and target.device.type == "cuda" else "usual"
-        return f"Engine({target.name}, {memory}, max_num_seqs={self.scheduler.max_num_seqs}{drafter}, {passes} passes)"
+        pool, most, by = self.pool, self.scheduler.max_num_seqs, type(self.drafter).__name__
+        size = f"{pool.num_blocks * bytes_per_block(self.target, pool.block_size) / 2**20:,.0f} MiB"
+        memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size})"
+        return f"Engine({self.target.name}, drafter={by}, {memory}, max_num_seqs={most})"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -135,8 +119,8 @@ class Engine:
             while there < len(jobs):
                 self.step()
                 if ended != (ended := self.measured.totals["requests"]):
-                    there, before = sum(job.output is not None for job in jobs), there
-                    bar.update(there - before)
+                    there = sum(job.output is not None for job in jobs)
+                    bar.update(there - bar.n)
         return [job.output for job in jobs]
 
     def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
@@ -191,15 +175,10 @@ class Engine:
              **options) -> Job:  # fmt: skip
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
-        prompts, batched = prepare(self.target, prompt, params)
-        if batched:
-            raise ValueError(f"prompt holds {len(prompts)} prompts: give them to `generate`, or add them one by one")
-        if not isinstance(priority, int):
-            raise ValueError(f"priority={priority!r}: give a whole number; smaller goes first")
         k = (self.k if k is None else k) if self.drafts else 0
-        request = Request(None, prompts[0], params.max_new_tokens, priority, k)
-        self.scheduler.check(request)
-        return Job(**vars(Completion.begin(self.target, prompts[0], params, index, stream)), request=request)
+        job = Job.of(self.target, prompt, params, k, priority, index, stream)
+        self.scheduler.check(job.request)
+        return job
 
     def _enqueue(self, job: Job, id: int | str | None = None) -> int | str:
         with self.lock:
@@ -240,8 +219,7 @@ class Engine:
             return self._step()
 
     def _step(self) -> StepRecord:
-        runner, clock = self.runner, Clock()
-        runner.begin(clock)
+        runner, clock = self.runner, self.runner.begin()
         plan = self.scheduler.schedule()
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
         try:
@@ -250,7 +228,8 @@ class Engine:
             self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
-            self._run_ahead(plan, turns)
+            if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
+                runner.run_ahead(turns)  # the device goes on while the host looks at this step's tokens
             emitting = [turn for turn in turns if turn.plan.emits]
             self._attempt(runner.look, emitting)
             clock.lap("pass")
@@ -258,7 +237,7 @@ class Engine:
             runner.keep(turns)
             runner.gather(turns)
             for turn in turns:
-                self._settle(turn)
+                self._attempt(runner.settle, [turn])
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:
@@ -278,27 +257,12 @@ class Engine:
         now = time.perf_counter()
         for id in plan.admitted:
             self.jobs[id].admitted = self.jobs[id].admitted or now
-        for job in [self.jobs[id] for id in plan.preempted]:
+        for job in map(self.jobs.get, plan.preempted):
             job.forget_states()  # all of it will be processed again, so the drafter will get all its states again
             try:
                 self.runner.restart(job)
             except Exception as error:
                 self._fail(job, error)
-
-    def _run_ahead(self, plan: Step, turns: Sequence[Turn]) -> None:
-        """Keep the device busy while the host looks at this step's tokens, if the next step is foreseeable."""
-        if self.runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
-            try:
-                self.runner.run_ahead(turns)
-            except Exception:  # the next step launches it again, and then the error counts
-                self.runner.ahead = None
-
-    def _settle(self, turn: Turn) -> None:
-        if turn.runs:
-            try:
-                self.runner.settle(turn)
-            except Exception as error:
-                self._fail(turn.job, error)
 
     def _attempt(self, work: Callable[[Sequence[Turn]], None], turns: Sequence[Turn]) -> None:
         """Do some work for all turns at once, less those that a callback has aborted meanwhile. If that fails, do it

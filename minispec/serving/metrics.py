@@ -9,9 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .runner import Job, Turn
+    from .turn import Job, Turn
 
-PARTS = ("scheduling", "drafting", "pass", "sampling")  # of a step's time
+# Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
+# had to wait for: the rest went by during the step before.
+PARTS = ("scheduling", "drafting", "pass", "sampling")
 
 
 class Clock:

@@ -20,25 +20,31 @@ import torch
 from torch import Tensor
 
 from ..cache import TILE, Attend, attention_of_pass
+from ..files.handle import Model
+from .blocks import at_least
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else
 SHARE = 0.5  # of a GPU's free memory; passes, their results and recordings need some, too
 
 
-def bytes_per_block(config, block_size: int, dtype: torch.dtype) -> int:
+def bytes_per_block(model: Model, block_size: int) -> int:
     """Keys and values of `block_size` tokens, in every layer."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * block_size * dtype.itemsize
+    c = model.config
+    return 2 * c.num_layers * c.num_kv_heads * c.head_dim * block_size * model.dtype.itemsize
 
 
-def blocks_that_fit(config, block_size: int, sequences: int, device: torch.device, dtype: torch.dtype) -> int:
+def blocks_that_fit(model: Model, block_size: int, sequences: int) -> int:
     """How many blocks to take: a share of what is free on the GPU now that the weights are there, and no more than so
     many sequences of full length can fill."""
+    at_least("block_size", block_size, 1)
+    at_least("max_num_seqs", sequences, 1)
+    device = model.device
     if device.type != "cuda":
         return CPU_BLOCKS
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # torch holds it, but unused
-    useful = sequences * -(-config.max_length // block_size)
-    return max(1, min(useful, int(SHARE * free) // bytes_per_block(config, block_size, dtype)))
+    useful = sequences * -(-model.config.max_length // block_size)
+    return max(1, min(useful, int(SHARE * free) // bytes_per_block(model, block_size)))
 
 
 def split(flat: Tensor, counts: Sequence[int]) -> list[Tensor]:

@@ -16,132 +16,24 @@ launched again without it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from ..drafters.base import Context, Drafter
+from ..drafters.base import Drafter
 from ..files.handle import Model
-from ..generate import Output
-from ..sampling import NOT_FINITE, Sampling, best_tokens, pick, uniforms
-from ..speculate import Completion, check_shapes, propose
+from ..sampling import NOT_FINITE, best_tokens, uniforms
+from ..speculate import check_shapes, propose
 from ..trace import Cycle
 from ..tree import Draft, view
 from ..verify import greedy_draft, judge
 from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
-from .request import RUNNING, Request, Result, ScheduledRequest
+from .request import Result
+from .turn import Ahead, Job, Results, Turn, chosen, flat, passes, sample, side_by_side
 
 HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
-NO_DRAFT = Draft([])
-
-
-@dataclass(eq=False, kw_only=True)
-class Job(Completion):
-    """One request: what the scheduler (request), the drafter (context) and the caller (writer) know of it."""
-
-    request: Request
-    added: float = 0.0  # moments, in seconds
-    admitted: float | None = None
-    first_token: float | None = None
-    last_token: float | None = None
-    tokens_read: int = 0  # by the target: prompt, output, drafts, and all of it again after a preemption
-    output: Output | None = None  # once it has ended
-
-    def reveal(self) -> Context:
-        """As in speculate.py, but the states stay until the drafter has answered: a call that fails is repeated."""
-        unseen, context = self.unseen, self.context
-        if len(unseen) == 1:  # those of the last pass, as nearly always: nothing to put together
-            context.hidden = unseen[0]
-        else:
-            super().reveal()
-            self.unseen = unseen
-        return context
-
-    def forget_states(self) -> None:
-        self.context.hidden, self.unseen = {}, []
-
-
-@dataclass(eq=False)
-class Results:
-    """What a forward pass gave several turns, their positions one after the other."""
-
-    logits: Tensor  # [N, V]
-    best: Tensor | None  # [N], the best tokens, or sampled ones in their place; −1: NaN or ∞; None: not looked for yet
-    hidden: dict[int, Tensor]  # layer → [M, d], also at positions that need no logits
-    tokens: list[int] | None = None  # `best`, once the host has looked at it
-    wait: Callable[[], list[int]] | None = None  # for `best`, if it is on its way
-
-    def move(self) -> None:
-        """Into memory of its own: the next pass in a fixed shape will overwrite it."""
-        self.logits, self.best = self.logits.clone(), self.best.clone()
-        self.hidden = {n: states.clone() for n, states in self.hidden.items()}
-
-
-class Turn:
-    """A job's part in one step."""
-
-    def __init__(self, plan: ScheduledRequest, job: Job):
-        self.plan, self.job = plan, job
-        self.draft, self.asked = NO_DRAFT, False  # asked: whether the drafter was
-        self.count = 0  # tokens that the pass processed for it, scratch included
-        self.results: Results | None = None  # of that pass
-        self.at = self.states_at = 0  # where its logits (from the last certain token on) and its states begin there
-        self.sampled = False  # its next token, in `results.best`
-        self.states: dict[int, Tensor] = {}  # layer → those of its verified tokens [n, d]
-        self.tokens: list[int] | None = None  # to be emitted
-        self.cycle: Cycle | None = None  # what the verifier made of the draft; None: the request never drafts
-        self.result: Result | None = None  # for the scheduler; None: something failed on the way
-
-    @property
-    def runs(self) -> bool:
-        """Its request has neither failed nor been aborted since the step began."""
-        return self.plan.request.status == RUNNING
-
-    @property
-    def branches(self) -> bool:
-        return self.draft.parents is not None or self.draft.scratch is not None
-
-    @property
-    def decodes(self) -> bool:
-        """It processes its last token and what was drafted after it: no prompt."""
-        return self.plan.count == 1 and self.plan.emits
-
-    @property
-    def held(self) -> bool:
-        """Some tokens must not be emitted yet (min_new_tokens)."""
-        context = self.job.context
-        return bool(context.held_back) and context.held_until > len(context.tokens)
-
-    @property
-    def logits(self) -> Tensor:
-        """[1 + drafts + scratch, V], from the last certain token on."""
-        return self.results.logits[self.at : self.at + self.count - self.plan.count + 1]
-
-    def inputs(self) -> list[int]:
-        """The tokens that the pass processes for it."""
-        return self.plan.tokens + (self.draft.scratch.tokens if self.draft.scratch else [])
-
-    def ran(self, count: int, results: Results, at: int, states_at: int) -> None:
-        self.count, self.results, self.at, self.states_at = count, results, at, states_at
-        self.job.tokens_read += count
-
-
-@dataclass(eq=False)
-class Ahead:
-    """A pass that was launched before its step has come."""
-
-    requests: list[Request]
-    starts: list[int]
-    results: Results
-
-    def serves(self, turns: Sequence[Turn]) -> bool:
-        """Whether these turns are what it was launched for."""
-        plans = [turn.plan for turn in turns]
-        return [p.request for p in plans] == self.requests and [p.start for p in plans] == self.starts
 
 
 class Runner:
@@ -165,9 +57,10 @@ class Runner:
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
         self.ahead: Ahead | None = None
 
-    def begin(self, clock: Clock) -> None:
-        """A step begins."""
-        self.clock, self.latest = clock, None
+    def begin(self) -> Clock:
+        """A step begins; its clock."""
+        self.clock, self.latest = Clock(), None
+        return self.clock
 
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
@@ -280,11 +173,14 @@ class Runner:
 
     def run_ahead(self, turns: Sequence[Turn]) -> None:
         """Launch the pass after this one, before anybody has looked at this one's tokens."""
-        self._sample(self.latest, turns)
-        self.latest.wait = self.buckets.fetch()  # what the next pass is going to overwrite is on its way to the host
-        logits, best, hidden = self.buckets.again(self._tables(turns))
+        try:
+            self._sample(self.latest, turns)
+            self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
+            results = flat(*self.buckets.again(self._tables(turns)))
+        except Exception:  # it will be done again, for each alone or in the next step, and then the error counts
+            return
         plans = [turn.plan for turn in turns]
-        self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], flat(logits, best, hidden))
+        self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], results)
 
     # ---- what it says ----------------------------------------------------------------------------------------------
 
@@ -356,8 +252,9 @@ class Runner:
                 for turn, part in zip(some, states.index_select(0, index).split(counts), strict=True):
                     turn.states[n] = part
 
-    def settle(self, turn: Turn) -> None:
+    def settle(self, turns: Sequence[Turn]) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
+        [turn] = turns
         job, cycle = turn.job, turn.cycle
         if turn.states:
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)
@@ -371,8 +268,9 @@ class Runner:
         else:
             parts = self.clock.seconds
             cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds = (parts[part] for part in PARTS[1:])
+            before = len(job.context.tokens)
             job.write(cycle)
-            turn.tokens = cycle.tokens
+            turn.tokens = job.context.tokens[before:]
         job.last_token = time.perf_counter()
         job.first_token = job.first_token or job.last_token
         turn.result = Result(turn.tokens, cycle.accepted if cycle else 0, job.writer.finish_reason)
@@ -385,33 +283,6 @@ class Runner:
         return [tables[turn.plan.request.id].blocks for turn in turns]
 
 
-def passes(turns: Sequence[Turn]) -> list[Results]:
-    """The passes that these turns were part of."""
-    return list(dict.fromkeys(turn.results for turn in turns))
-
-
-def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
-    """The results of B rows of T tokens, [B, T, …], as those of B·T positions."""
-    return Results(logits.flatten(0, 1), best.flatten(), {n: states.flatten(0, 1) for n, states in hidden.items()})
-
-
-def chosen(places: list[int], of: Tensor) -> slice | Tensor:
-    """An index of these places. A slice is a view; a tensor has to be sent to the device, but not to be waited for."""
-    if places == list(range(places[0], places[0] + len(places))):
-        return slice(places[0], places[0] + len(places))
-    return torch.tensor(places).to(of.device, non_blocking=True)
-
-
-def sample(logits: Tensor, samplings: Sequence[Sampling], u: Tensor) -> Tensor:
-    """A token from each of logits [n, V], by its own Sampling and its random number u [n], without a look at any
-    number; −1 where the logits contain NaN or ∞."""
-    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
-    for sampling in dict.fromkeys(samplings):
-        rows = chosen([row for row, other in enumerate(samplings) if other == sampling], logits)
-        tokens[rows] = pick(sampling.unchecked_probs(logits[rows]), u[rows])
-    return torch.where(logits.amax(-1).isfinite(), tokens, -1)
-
-
 def prune(draft: Draft, nodes: int) -> Draft:
     """The first `nodes` of a draft. Parents come before children, so what is left is a tree again; and which nodes go
     is known before any token is sampled, so the output keeps the target's distribution."""
@@ -419,12 +290,3 @@ def prune(draft: Draft, nodes: int) -> Draft:
         return draft
     probs = None if draft.probs is None else draft.probs[:nodes]
     return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)
-
-
-def side_by_side(turns: Sequence[Turn]) -> Tensor:
-    """The logits of turns of one pass at the last certain token and the drafts, [B, n + 1, V]. What follows a shorter
-    draft is padding: any logits will do."""
-    logits, longest = turns[0].results.logits, 1 + max(len(turn.draft.tokens) for turn in turns)
-    first = torch.tensor([turn.at for turn in turns])
-    places = (first[:, None] + torch.arange(longest)).clamp(max=len(logits) - 1)
-    return logits[places.to(logits.device)]

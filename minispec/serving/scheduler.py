@@ -173,7 +173,7 @@ class Scheduler:
         drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
         scratch = self.scratch_slots
-        for scheduled, depth in drafting:
+        for scheduled, depth in drafting if left > scratch else ():
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
             # Where blocks are short a smaller draft may still fit.
@@ -256,3 +256,6 @@ class StaticScheduler(Scheduler):
 
     def _open(self, step: Step) -> bool:
         return len(self.running) == len(step.admitted)  # the batch was empty when this step began
+
+
+POLICIES = {"continuous": Scheduler, "static": StaticScheduler}

@@ -104,9 +104,7 @@ def test_nobody_looks_at_a_number():
     for kind in ("eagle", "dflash"):
         drafter = KINDS[kind](target)
         texts(target, drafter, True, asks(4))
-        memory = drafter.recorded
-        memory._grow(memory.k, memory.count, memory.capacity)
-        for launch in memory.launches.values():
+        for launch in drafter.recorded.launches.values():
             with NoLooking(), torch.inference_mode(False), torch.no_grad():
                 launch.work()
 
@@ -176,13 +174,13 @@ def test_sequences_under_way_are_not_recorded():
 # ---------------------------------------------------------------- broken variants
 
 MUTANTS = {
-    "who rides along is overwritten": (DraftsForMany, "propose", "= len(positions)", "= 0",
+    "who rides along is overwritten": (DraftsForMany, "propose", "[len(positions), 0,", "[0, 0,",
                                        partial(test_who_is_not_asked_keeps_its_memory, "eagle")),
     "states of the request before": (DraftsForMany, "propose", "range(first, first + count)", "range(count)", None),
     "all get the same nodes": (Launch, "work", "drafts.budgets, drafts.depths, last", "_, drafts.depths, last", None),
     "depth is forgotten": (Launch, "work", "drafts.budgets, drafts.depths, last", "drafts.budgets, _, last", None),
-    "long prompts lose their beginning": (DraftsForMany, "propose", "if (early := count - self.T) > 0:",
-                                          "if (early := count - self.T) > 0 and False:", None),
+    "long prompts lose their beginning": (DraftsForMany, "propose", "if (early := count - T) > 0:",
+                                          "if (early := count - T) > 0 and False:", None),
     "rows are not given back": (DraftsForMany, "forget", "heappush(self.free, self.rows.pop(row))", "pass", None),
 }  # fmt: skip
 

@@ -530,8 +530,8 @@ def test_impossible_engines_are_refused(options, named):
 
 def test_memory_that_fits_the_card(monkeypatch):
     """Half of what is free, but no more than the requests can fill; on a CPU 512 blocks."""
-    config, cuda = pair()[0].config, torch.device("cuda")
-    size = paged.bytes_per_block(config, 16, torch.float64)
+    model, config = pair()[0], pair()[0].config
+    size = paged.bytes_per_block(model, 16)
     cache = PagedKVCache(config, 3, 16, dtype=torch.float64)
     assert 3 * size == cache.keys.nbytes + cache.values.nbytes
     for free, unused, blocks in (
@@ -542,7 +542,9 @@ def test_memory_that_fits_the_card(monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**9 * size))
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device, unused=unused: 5 + unused)
         monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 5)
-        assert paged.blocks_that_fit(config, 16, 8, cuda, torch.float64) == blocks
+        with monkeypatch.context() as there:
+            there.setattr(ms.Model, "device", torch.device("cuda"))
+            assert paged.blocks_that_fit(model, 16, 8) == blocks
     engine = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=8)
     assert engine.pool.num_blocks == 512
     assert "512 blocks of 8 tokens" in repr(engine) and "NGram" in repr(engine)
