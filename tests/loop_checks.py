@@ -6,15 +6,14 @@ loop is broken on purpose, and expects them to fail.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import islice
 
 import torch
 from fakes import Given, continuation, scripted, whole_text, wrong_at
-from sequence_distribution import DRAWS, assert_follows, joint_distribution
+from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows
 from tiny_models import random_model
 
 import minispec as ms
@@ -40,20 +39,10 @@ def target_law(**knobs) -> dict:
     return joint_distribution(law_pair()[0], LAW_PROMPT, LAW_TOKENS, ms.Sampling(**knobs))
 
 
-@contextmanager
-def no_garbage_collection():
-    """Twenty thousand rows are many live lists, which the collector would search again and again: twice the time."""
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def sample(drafter: Drafter, k: int | str, seed: int, draws: int = DRAWS, **knobs) -> list[list[int]]:
     """Speculative texts of the law pair's target, as rows of one batch."""
-    with no_garbage_collection():
-        outputs = ms.speculate(law_pair()[0], [LAW_PROMPT] * draws, drafter, k, LAW_TOKENS, seed=seed, **knobs)
+    with many_rows(seed):
+        outputs = ms.speculate(law_pair()[0], [LAW_PROMPT] * draws, drafter, k, LAW_TOKENS, **knobs)
         return [out.tokens for out in outputs]
 
 

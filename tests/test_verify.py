@@ -35,7 +35,13 @@ def law(*probabilities: float) -> torch.Tensor:
 
 @pytest.mark.parametrize("check", [pytest.param(c, marks=pytest.mark.slow) if c == "samples" else c for c in CHECKS])
 def test_lossless(check):
-    CHECKS[check](Scheme(), **FULL.get(check, {}))
+    CHECKS[check](Scheme())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", FULL)
+def test_lossless_in_all_sizes(check):
+    CHECKS[check](Scheme(), **FULL[check])
 
 
 # ---- the rules -----------------------------------------------------------------------------------------------------

@@ -479,7 +479,7 @@ def test_the_worker_ends_quietly_when_the_grader_is_gone():
 
 @pytest.mark.slow
 def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
-    size, early = 80, 100  # students with five exercises each, and the answers that are graded before the interruption
+    size, early = 36, 45  # students with five exercises each, and the answers that are graded before the interruption
     (tmp_path / "in").mkdir()
     expected = make_class(tmp_path / "in", size)
     options = ["--sets", "06", "--workers", "2", "--seconds", "4", "--out", "grades.csv", "--html", "report"]

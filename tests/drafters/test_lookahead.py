@@ -10,8 +10,7 @@ from itertools import product
 
 import pytest
 import torch
-from loop_checks import no_garbage_collection
-from sequence_distribution import DRAWS, assert_follows, joint_distribution, power
+from sequence_distribution import DRAWS, assert_follows, joint_distribution, many_rows, power
 
 import minispec as ms
 from minispec.drafters import Context, Lookahead
@@ -78,16 +77,16 @@ def test_sampled_texts_follow_the_law_at_temperature_one(make_model):
     check_distribution(target, DRAWS // 4, knobs)
 
 
-def check_distribution(target: ms.Model, draws: int, knobs: dict, batch: int = 5000) -> None:
+def check_distribution(target: ms.Model, draws: int, knobs: dict, batch: int = DRAWS // 4) -> None:
     """The pool starts full, so that trees of two levels with siblings are verified from the first cycle on."""
     drafter, pool, outs = Lookahead(target, window=2, ngram=3, guesses=3), full_pool(5, 2, 3), []
     for seed in range(draws // batch):
-        with no_garbage_collection():
+        with many_rows(seed):
             first = next_id() + 1  # of the ids that the sequences of this batch will have
             for row in range(first, first + batch):
                 drafter.rows[row] = state = State(random.Random(row), [[], []])
                 state.pool.update({token: list(branches) for token, branches in pool.items()})
-            outs += ms.speculate(target, [PROMPT] * batch, drafter, 2, 3, seed=seed, **knobs)
+            outs += ms.speculate(target, [PROMPT] * batch, drafter, 2, 3, **knobs)
     assert_follows(
         [out.tokens for out in outs], joint_distribution(target, PROMPT, 3, ms.Sampling(**knobs)), str(knobs)
     )

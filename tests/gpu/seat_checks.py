@@ -2,8 +2,9 @@
 
     PYTHONPATH=.:tests python tests/gpu/seat_checks.py
 
-`generate`, `speculate` and an engine in float64, where greedy outputs must be equal; threads and callbacks; the demo
-and the measurement in the dtype that `ms.load` chooses. micro and what ships for it are enough.
+`generate`, `speculate` and an engine in float64, where greedy outputs must be equal, and sampled ones seed for seed;
+one prompt and batches; threads and callbacks; the demo and the measurement in the dtype that `ms.load` chooses. micro
+and what ships for it are enough.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
 import torch
+from cycle_checks import same_cycles
 from fast_checks import run_on_the_gpu
 
 import minispec as ms
@@ -21,6 +23,7 @@ from minispec.course.demo import demo
 from minispec.drafters.by_name import DRAFTERS
 
 PROMPT, COUNT = "Once upon a time", 48
+PROMPTS = [PROMPT, "One day, a small bird", "The fox", "A boy found a ball"]
 
 
 @cache
@@ -50,13 +53,50 @@ def check_speculate(device: str) -> None:
 def check_engine(device: str) -> None:
     """The same in an engine, four requests at a time."""
     target, _ = micro(device)
-    prompts = [PROMPT, "One day, a small bird", "The fox", "A boy found a ball"]
+    prompts = PROMPTS
     plain = [out.tokens for out in ms.generate(target, prompts, COUNT)]
     for name in (None, *DRAFTERS):
         engine = ms.Engine(target, name and drafter(name, target), num_blocks=128, max_num_seqs=4, k=3)
         found = [out.tokens for out in engine.generate(prompts, max_new_tokens=COUNT, progress=False)]
         assert found == plain, name
         engine.check_integrity()
+
+
+def check_batches(device: str) -> None:
+    """A batch of prompts: plain as one by one, and the same with every drafter, greedy; sampled as on a CPU."""
+    target, _ = micro(device)
+    plain = [out.tokens for out in ms.generate(target, PROMPTS, COUNT)]
+    assert plain == [ms.generate(target, prompt, COUNT).tokens for prompt in PROMPTS]
+    warm = dict(temperature=0.9, top_p=0.95, seed=2)
+    assert texts(ms.generate(target, PROMPTS, COUNT, **warm)) == texts(
+        ms.generate(micro("cpu")[0], PROMPTS, COUNT, **warm)
+    )
+    for name in DRAFTERS:
+        assert texts(ms.speculate(target, PROMPTS, drafter(name, target), 3, COUNT)) == plain, name
+        assert_same_sampled(device, name, PROMPTS, warm)
+
+
+def check_sampled(device: str) -> None:
+    """Sampled chains and trees of every drafter: cycle by cycle what the CPU's eager loop does with that seed, for as
+    long as a whole draft has room; and a seed repeats a run."""
+    for name in DRAFTERS:
+        for options in (dict(temperature=0.8, seed=3), dict(temperature=1.1, top_p=0.9, seed=4)):
+            assert_same_sampled(device, name, PROMPT, options)
+
+
+def assert_same_sampled(device: str, name: str, prompt, options: dict, k: int = 3) -> None:
+    target, reference = micro(device)[0], micro("cpu")[0]
+    runs = [ms.speculate(model, prompt, drafter(name, model), k, COUNT, **options) for model in (target, reference)]
+    for out, expected in zip(*([run] if isinstance(run, ms.Output) else run for run in runs), strict=True):
+        assert same_cycles(out, expected, k, COUNT) > 3, name
+        sure = COUNT - k if expected.finish_reason == "length" else COUNT
+        assert out.tokens[:sure] == expected.tokens[:sure], name
+    again = ms.speculate(target, prompt, drafter(name, target), k, COUNT, **options)
+    assert texts(again) == texts(runs[0]), f"{name}: a seed does not repeat its run"
+
+
+def texts(outs: ms.Output | list[ms.Output]) -> list[list[int]]:
+    return [out.tokens for out in ([outs] if isinstance(outs, ms.Output) else outs)]
 
 
 def check_seeds(device: str) -> None:
@@ -118,8 +158,8 @@ def check_demo(device: str) -> None:
 
 
 def main(device: str = "cuda") -> None:
-    checks = dict(speculate=check_speculate, engine=check_engine, seeds=check_seeds, ends=check_early_ends,
-                  threads=check_threads, demo=check_demo)  # fmt: skip
+    checks = dict(speculate=check_speculate, engine=check_engine, batches=check_batches, sampled=check_sampled,
+                  seeds=check_seeds, ends=check_early_ends, threads=check_threads, demo=check_demo)  # fmt: skip
     run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
 
 

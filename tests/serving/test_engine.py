@@ -65,21 +65,21 @@ SIMILAR = ("model, hotter", "model, greedy", "skip the middle", "quantized, 4 bi
 
 @pytest.mark.slow
 def test_three_hundred_requests_in_a_small_pool():
-    """Prompts of 1–400 tokens, 1–128 new ones, at least 30 preemptions, requests aborted at random."""
-    check_greedy(ms.drafters.Model(pair()[1]), asks(300, 400, 128), 30, aborts=0.03, **LARGE)
+    """Prompts of 1–200 tokens, 1–64 new ones, at least 30 preemptions, requests aborted at random."""
+    check_greedy(ms.drafters.Model(pair()[1]), asks(300, 200, 64), 30, aborts=0.03, **LARGE)
 
 
-LARGE = dict(block_size=16, num_blocks=224, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
+LARGE = dict(block_size=16, num_blocks=112, max_num_seqs=32, max_num_batched_tokens=512, max_chunk=128)
 
 
 @pytest.mark.slow
 def test_a_crowd_with_every_kind_of_drafter():
-    """A sixth of it, in half the pool, for whatever drafts as no other does; and without prefix caching."""
+    """An eighth of it, in a fifth of the pool, for whatever drafts as no other does; and without prefix caching."""
     for name in (None, *(name for name in ALL if name not in (*SIMILAR, "model"))):
         drafter = ALL[name](*pair()) if name else None
         for sharing in (True, False) if name in (None, "lookahead") else (True,):
-            check_greedy(drafter, asks(300, 400, 128)[:50], 3, aborts=0.03,
-                         **LARGE | dict(num_blocks=80, max_num_seqs=16, enable_prefix_caching=sharing))  # fmt: skip
+            check_greedy(drafter, asks(300, 200, 64)[:36], 3, aborts=0.03,
+                         **LARGE | dict(num_blocks=24, max_num_seqs=16, enable_prefix_caching=sharing))  # fmt: skip
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):
@@ -137,15 +137,15 @@ def test_sampled_texts_follow_the_law():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [None, "model", "ngram", "cascade", "lookahead", "eagle, tree"])
 def test_sampled_texts_follow_the_law_with_every_kind_of_draft(name):
-    """20,000 outputs of a sampled chain and of a tree; 6,000 without drafts, of given chains, of a cascade, and
-    with scratch tokens. To the engine every other drafter is one of these."""
-    check_distribution(name and ALL[name], draws=20_000 if name in ("model", "eagle, tree") else 6_000, seed=10_000)
+    """6,000 outputs without drafts, of sampled and of given chains, of a cascade, of a tree, and with scratch tokens.
+    To the engine every other drafter is one of these; and finer biases of the verifier show in test_speculate.py."""
+    check_distribution(name and ALL[name], draws=6_000, seed=10_000)
 
 
 def test_the_power_of_the_law_test():
-    """In 99 of 100 runs a total variation of 0.25 shows in the quick test, one of 0.1 in 6,000, 0.07 in 20,000."""
+    """In 99 of 100 runs a total variation of 0.25 shows in the quick test, one of 0.1 in 6,000."""
     for knobs in (ONE, OTHER):
-        for total_variation, draws in ((0.25, 1_500), (0.1, 6_000), (0.07, 20_000)):
+        for total_variation, draws in ((0.25, 1_500), (0.1, 6_000)):
             assert power(target_law(**knobs), total_variation, draws // 2) > 0.99
 
 
