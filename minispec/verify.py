@@ -290,9 +290,7 @@ def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tens
 
 def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
     if q is not None and q.shape != needed:
-        raise ValueError(
-            f"q has shape {tuple(q.shape)}, not {needed}: give one distribution over the target's vocabulary"
-        )
+        raise ValueError(f"q has shape {tuple(q.shape)}, not {needed}: one distribution over the target's vocabulary")
 
 
 def _nodes(tokens, parents) -> tuple[list[int], list[int]]:
