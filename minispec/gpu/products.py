@@ -191,7 +191,7 @@ def default_tiles(
 ) -> Tiles:
     """What was fastest on an H200. The more rows W has, the more of them a program may take: all multiprocessors must
     have one, or part of the memory idles. Short rows want short strips. A GPU with less shared memory has fewer strips
-    under way, but three at least, and then fewer rows."""
+    under way, but three at least, then fewer rows, but 16 at least, and then shorter strips."""
     rows, width = shape
     if width < 1024:
         tiles = Tiles(64, 64, 4, 5) if rows > 8192 else Tiles(16, 128, 2, 5)
@@ -206,8 +206,10 @@ def default_tiles(
     while shared_bytes(tiles, dtype, x_dtype, swiglu, tokens) > shared:
         if tiles.stages > 3:
             tiles = tiles._replace(stages=tiles.stages - 1)
-        else:
+        elif tiles.rows > 16:
             tiles = tiles._replace(rows=tiles.rows // 2, warps=max(2, tiles.warps // 2))
+        else:
+            tiles = tiles._replace(wide=tiles.wide // 2)
     return tiles
 
 

@@ -122,11 +122,11 @@ def test_default_tilings_fit(kib):
         if kib == 227 and width <= 128:  # what was tuned stays as it is
             assert (kept, tiling) == (rows, fd.Tiling(64 if dtype.itemsize == 2 else 32))
     shapes = product((512, 4096, 6144, 28672, 128256), (576, 1024, 4096))
-    for dtype, shape, swiglu, norm in product(fd.DTYPES, shapes, (False, True), (False, True)):
+    for dtype, shape, swiglu, norm, tokens in product(fd.DTYPES, shapes, (False, True), (False, True), (16, 32, 64)):
         x_dtype = sk.half_normed_dtype(dtype) if norm else dtype
-        tiles = sk.default_tiles(dtype, x_dtype, shape, swiglu, shared)
-        assert sk.shared_bytes(tiles, dtype, x_dtype, swiglu) <= shared
-        assert tiles.rows >= 16 and tiles.stages >= 3 and tiles.warps >= 2
+        tiles = sk.default_tiles(dtype, x_dtype, shape, swiglu, shared, tokens)
+        assert sk.shared_bytes(tiles, dtype, x_dtype, swiglu, tokens) <= shared
+        assert tiles.rows >= 16 and tiles.wide >= 32 and tiles.stages >= 3 and tiles.warps >= 2
 
 
 @needs_triton
