@@ -301,15 +301,12 @@ MUTANTS = {
         in_work("positions, mask = lengths + views[:, :T],", "mask ="), ("logits", "trees"), ("texts",)
     ),
     "branches see each other": Mutant(
-        in_views(
-            "offsets[row, :n], mask[row, :n, :n] = view(draft, n)",
-            "offsets[row, :n], mask[row, :n, :n] = view(draft, n)[0], np.tri(n)",
-        ),
+        in_views("tree_view(tuple(draft.tree), T)", "tree_view(tuple(range(-1, len(draft.tokens) - 1)), T)"),
         ("logits", "trees"),
         ("texts",),
     ),
-    "views of other rows": Mutant(in_views("zip(drafts, rows", "zip(drafts[::-1], rows"), ("logits",), ("trees",)),
-    "old views stay": Mutant(in_views("= mask.reshape(B, T * T)", "|= mask.reshape(B, T * T)"), ("logits", "trees")),
+    "views of other rows": Mutant(in_views("zip(drafts, rows", "zip(drafts[::-1], rows"), ("logits",)),
+    "old views stay": Mutant(in_views("] = [*views", "] |= [*views"), ("logits", "trees")),
     "a path stays where it was": Mutant(in_move("if node != to:", "if False:"), ("moves", "trees"), ("logits",)),
     "moved from the first block": Mutant(
         in_move("table[a // size] * size", "table[0] * size"), ("moves", "trees"), ("logits",)

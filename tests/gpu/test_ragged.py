@@ -213,6 +213,7 @@ def test_a_table_too_short_for_the_tokens_is_refused():
 def test_a_few_compiled_versions_serve_all_buckets():
     from torch._dynamo.testing import CompileCounterWithBackend
 
+    torch._dynamo.reset()  # what other tests have compiled of the same functions
     counter, scene = CompileCounterWithBackend("aot_eager"), checks.Scene(random_model(num_layers=3))
     scene.passes.enter, scene.passes.leave = (
         torch.compile(piece, backend=counter, fullgraph=True, dynamic=RaggedPasses.dynamic)
