@@ -94,7 +94,8 @@ class Engine:
         pool, most, by = self.pool, self.scheduler.max_num_seqs, type(self.drafter).__name__
         size = f"{pool.num_blocks * bytes_per_block(self.target, pool.block_size) / 2**20:,.0f} MiB"
         memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size})"
-        return f"Engine({self.target.name}, drafter={by}, {memory}, max_num_seqs={most})"
+        drafter = f"drafter={by}, " if self.drafter else ""
+        return f"Engine({self.target.name}, {drafter}{memory}, max_num_seqs={most})"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 

@@ -548,6 +548,7 @@ def test_memory_that_fits_the_card(monkeypatch):
     engine = ms.Engine(pair()[0], ms.drafters.NGram(), block_size=8)
     assert engine.pool.num_blocks == 512
     assert "512 blocks of 8 tokens" in repr(engine) and "NGram" in repr(engine)
+    assert "None" not in repr(ms.Engine(pair()[0]))
 
 
 def test_a_draft_of_another_vocabulary(make_model):
