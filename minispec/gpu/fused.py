@@ -154,6 +154,12 @@ def leave(x, o, w: Weights, c: Config):
     return x, F.linear(F.silu(gate) * up, *w.down)
 
 
+def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """RoPE's cosines and sines at these positions [S], one line for each: [S, 1, D]."""
+    cos, sin = rope_at(config, positions[None], dtype)  # [1, 1, S, D]
+    return cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()
+
+
 def turning(
     w: Weights, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
     c: Config, turn=turn,
@@ -224,8 +230,7 @@ class Fused:
     def number(self, positions: int) -> None:
         """What RoPE does at each of so many positions."""
         self.places = torch.arange(positions, device=self.device)
-        cos, sin = rope_at(self.config, self.places[None], self.dtype)  # [1, 1, S, D]
-        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+        self.cos, self.sin = rope_table(self.config, self.places, self.dtype)
 
     def through(
         self, tokens: Tensor, positions: Tensor, memory: Memory, rows: Tensor, slots: Tensor, look: Look, *,

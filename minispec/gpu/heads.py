@@ -22,10 +22,21 @@ from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
 from ..drafters.growth import grow_tensors
 from ..drafters.medusa import Medusa
-from ..model import Config, rope_at
+from ..model import Config
 from ..tree import ancestors
 from . import tree_kernels
-from .fused import FastTransformer, Weights, best_attention, fuse, has_kernels, lean_layer, turn, turning, weights_of
+from .fused import (
+    FastTransformer,
+    Weights,
+    best_attention,
+    fuse,
+    has_kernels,
+    lean_layer,
+    rope_table,
+    turn,
+    turning,
+    weights_of,
+)
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
 from .select import likeliest_tokens, select
 
@@ -77,8 +88,7 @@ class LeanLayers:
         self.turn = target.compiled(turn)
         self.places = torch.arange(cache.capacity, device=target.device)
         self.rows = torch.arange(cache.batch, device=target.device)[:, None]
-        cos, sin = rope_at(config, self.places[None], gains[0].dtype)  # [1, 1, S, D]
-        self.cos, self.sin = cos[0, 0, :, None].contiguous(), sin[0, 0, :, None].contiguous()  # [S, 1, D]
+        self.cos, self.sin = rope_table(config, self.places, gains[0].dtype)
 
     def product(self, x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, **options):
         few = fits(x.x if isinstance(x, HalfNormed) else x, weight)
@@ -263,7 +273,8 @@ class DFlashOnDevice(DeviceDrafter):
         T = next(iter(hidden.values())).shape[1]
         slots = self.cache.lengths[:, None] + self.places[:T]
         for layer, (keys, values) in enumerate(self.head.context(hidden, slots)):
-            self._store(layer, slots, keys, values)
+            self.cache.keys[layer][self.rows, :, slots] = keys.transpose(1, 2)
+            self.cache.values[layer][self.rows, :, slots] = values.transpose(1, 2)
         self.cache.advance(counts)
 
     def enter(self, last: Tensor) -> tuple[Tensor, HalfNormed]:
@@ -283,10 +294,6 @@ class DFlashOnDevice(DeviceDrafter):
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)
-
-    def _store(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        self.cache.keys[layer][self.rows, :, slots] = k.transpose(1, 2)
-        self.cache.values[layer][self.rows, :, slots] = v.transpose(1, 2)
 
 
 # Handed in here: a drafter knows of no device.

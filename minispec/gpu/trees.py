@@ -40,11 +40,6 @@ class TreeSpeculator(Speculator):
     def numbers(self) -> int:
         return 0 if self.sampling.greedy else self.nodes + 1
 
-    @property
-    def spare(self) -> int:
-        """Slots that a pass needs after the sequence."""
-        return self.nodes + 1
-
     def state(self) -> list[Tensor]:
         return [*super().state(), *self.drafter.state()]
 
