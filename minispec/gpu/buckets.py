@@ -29,13 +29,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..files.handle import Model
 from ..model import Transformer
 from ..sampling import best_tokens
 from ..serving.paged import PagedKVCache
-from ..tree import Draft
+from ..tree import Draft, ancestors
 from .fused import Fused
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -68,14 +69,14 @@ class Arrival:
         self.numbers = torch.zeros(like.shape, dtype=like.dtype, pin_memory=like.device.type == "cuda")
         self.there = Event(like.device)
 
-    def begin(self, numbers: Tensor) -> Callable[[], list[int]]:
+    def begin(self, numbers: Tensor) -> Callable[[], Tensor]:
         count = len(numbers)
         self.numbers[:count].copy_(numbers, non_blocking=True)
         self.there.record()
 
-        def wait() -> list[int]:
+        def wait() -> Tensor:
             self.there.wait()
-            return self.numbers[:count].tolist()
+            return self.numbers[:count]
 
         return wait
 
@@ -145,6 +146,8 @@ class Buckets(Fused):
         self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
         self.recordings: dict[tuple[int, int, bool], Recorded] = {}
+        self.drafted: dict[tuple[int, int], Recorded] = {}  # passes over trees in a drafter's memory,
+        self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
         self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
         size = max(FEW_MOVES, 1 << (most * (1 + k)).bit_length())
@@ -174,11 +177,32 @@ class Buckets(Fused):
             self.write_views(drafts, rows, B, T)
         self.send(B, 0, self.first + (T if drafts is None else T * (2 + T)))
         shape = B, T, drafts is not None
-        self.shape, self.count = shape, len(rows)
-        if shape not in self.recordings:
-            self.recordings[shape] = Recorded(partial(self.work, *shape), [self.sheet])
-        self.recordings[shape]()
-        return self.result(B, T, len(rows))
+        return self.launch(shape, len(rows), shape)
+
+    def read_drafted(
+        self, last: Sequence[int], starts: Sequence[int], tables: Sequence[Sequence[int]],
+        drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int,
+    ) -> Result:  # fmt: skip
+        """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
+        parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft."""
+        B, T = rows_of(len(last)), 1 + nodes
+        tokens = [[token, -1 if row is None else row] for token, row in zip(last, drafted, strict=True)]
+        self.write([[token] for token in last], starts, tables, B, 1)
+        self.numbers[:B, self.first : self.first + 2] = [*tokens, *[[0, -1]] * (B - len(tokens))]
+        self.send(B, 0, self.first + 2)
+        if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
+            self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
+        if (B, T) not in self.drafted:
+            self.drafted[B, T] = Recorded(partial(self.work, B, T, (memory, depth)), [self.sheet])
+        return self.launch((B, T, True), len(last), (B, T), self.drafted)
+
+    def launch(self, shape: tuple[int, int, bool], count: int, key, recordings: dict | None = None) -> Result:
+        recordings = self.recordings if recordings is None else recordings
+        if key not in recordings:
+            recordings[key] = Recorded(partial(self.work, *shape), [self.sheet])
+        self.shape, self.count = shape, count
+        recordings[key]()
+        return self.result(shape[0], shape[1], count)
 
     def again(self, tables: Sequence[Sequence[int]]) -> Result:
         """The pass after one of a single token per row, before anybody has looked at that: the same rows, one position
@@ -198,7 +222,8 @@ class Buckets(Fused):
         """The best tokens of the last pass, one per row, are on their way: what is returned waits for them. The next
         pass may be launched meanwhile, and the one after it when these have been waited for."""
         self.arrivals.reverse()
-        return self.arrivals[0].begin(self.best[: self.count])
+        wait = self.arrivals[0].begin(self.best[: self.count])
+        return lambda: wait().tolist()
 
     def result(self, B: int, T: int, rows: int) -> Result:
         shape = B, T, rows
@@ -245,12 +270,15 @@ class Buckets(Fused):
         nobody = tree_view((), T)
         self.numbers[:B, self.first + T : self.first + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
-    def work(self, B: int, T: int, branches: bool) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet."""
+    def work(self, B: int, T: int, branches: bool | tuple[Tensor, int]) -> None:
+        """The device's part. Nobody looks at a number: it is all in the sheet, or in a drafter's memory."""
         lengths, tables, tokens = self.sheet[:B, : self.first + T].split([1, self.width, T], 1)
         slots = lengths + self.places[:T]  # [B, T]
         positions, mask = slots, None
-        if branches:
+        if isinstance(branches, tuple):
+            tokens, offsets, mask = self.trees_of(B, T, *branches)
+            positions = lengths + offsets
+        elif branches:
             views = self.sheet[:B, self.first + T : self.first + T * (2 + T)]
             positions, mask = lengths + views[:, :T], views[:, T:].unflatten(1, (T, T)) > 0
         blocks = tables.gather(1, slots // self.block_size).long()  # [B, T]
@@ -264,6 +292,16 @@ class Buckets(Fused):
         self.best[: B * T] = best_tokens(logits).flatten()
         for n, stream in self.streams.items():
             stream[: B * T] = hidden[n].flatten(0, 1)
+
+    def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""
+        last, row = self.sheet[:B, self.first : self.first + 2].long().split(1, 1)  # [B, 1] each
+        tokens, parents = memory[row[:, 0].clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
+        there = (tokens >= 0) & (row >= 0)
+        above = ancestors(torch.where(there, parents, -1), depth)
+        mask = F.pad(above, (1, 0, 1, 0))
+        mask[:, :, 0] = True  # everything attends to the last token, and that to itself
+        return torch.cat([last, tokens.masked_fill(~there, 0)], 1), F.pad(above.sum(-1), (1, 0)), mask
 
     def follow(self, B: int) -> None:
         """`work` for the next token of each row. Padding rows stay where they are."""

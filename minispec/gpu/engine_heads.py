@@ -11,6 +11,9 @@ says before each launch what is new, on one sheet of numbers, as for the target'
                and of each new position the token after it and where its hidden states are
     states     those of all new positions, one after the other
 
+The drafts stay on the device, too: the target's pass takes them from there (Buckets.read), and the host builds its own
+`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits.
+
 A request with more than T new positions, after its prompt or when it was not drafted for, has the first of them
 processed before, by an ordinary pass. Memory and sheets grow by doubling, and are recorded anew then.
 """
@@ -35,7 +38,7 @@ from ..drafters.growth import trees
 from ..drafters.medusa import Medusa
 from ..model import Config
 from ..tree import Draft
-from .buckets import rows_of
+from .buckets import Arrival, rows_of
 from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 from .record import Recorded, on_the_device, why_not_compile
@@ -76,13 +79,8 @@ class Launch:
 
     def __init__(self, drafts: DeviceDrafter, owner: DraftsForMany):
         self.drafts, self.owner, B = drafts, owner, drafts.cache.batch
-        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
-        self.out = torch.zeros(B, 2, drafts.nodes, dtype=torch.long, device=owner.device)  # tokens, parents
-        self.rows, self.recorded = B, Recorded(self.work, [owner.sheet, *drafts.state()])
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        self.recorded()
-        return self.out.cpu().unbind(1)  # the one look at the device
+        self.rows, self.nodes = B, drafts.nodes
+        self.recorded = Recorded(self.work, [owner.sheet, *drafts.state()])
 
     def work(self) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet."""
@@ -95,8 +93,26 @@ class Launch:
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]
-        self.out[:, 0] = F.pad(tokens, (0, self.out.shape[2] - n), value=-1)
-        self.out[:, 1, :n] = parents
+        self.owner.out[: self.rows, 0, : self.nodes] = F.pad(tokens, (0, self.nodes - n), value=-1)
+        self.owner.out[: self.rows, 1, :n] = parents
+
+
+class Pending:
+    """Drafts that are on the device, or soon will be, until the next ones are begun."""
+
+    def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
+        self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
+        self.rows = rows  # of the memory, one for each context
+        self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
+
+    def drafts(self) -> list[Draft]:
+        """One for each context: wait for them."""
+        if self.made is None:
+            tokens, parents = self.wait()[:, :, : self.nodes].unbind(1)
+            grown = trees(tokens, parents)
+            chosen = [grown[row] for row in self.rows]
+            self.made = [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in chosen]
+        return self.made
 
 
 class DraftsForMany:
@@ -126,8 +142,16 @@ class DraftsForMany:
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """As Drafter.propose; k ≥ 1."""
+        return self.begin(contexts, k, [k] * len(contexts)).drafts()
+
+    def ready(self, context: Context) -> bool:
+        """Whether it can draft for this sequence."""
+        return True
+
+    def begin(self, contexts: Sequence[Context], k: int, depths: Sequence[int]) -> Pending:
+        """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
         layers = self.drafter.hidden_layers
-        counts = [len(c.hidden.get(layers[0], ())) for c in contexts]
+        counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in contexts]
         held = [self.resume(c.row, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]
         budgets = [c.allowed_nodes(self.drafter.max_tree_nodes(k)) for c in contexts]
         self._make_room(contexts, k, max(map(len, held)) + max(counts))
@@ -135,7 +159,7 @@ class DraftsForMany:
         T, lines, parts, first = self.T, {}, [], 0
         for row, positions in self.held.items():  # those that are not asked ride along: their memory is not touched
             lines[self.rows[row]] = [len(positions), 0, 0, 0, 0, *[0] * (2 * T)]
-        for c, count, before, budget in zip(contexts, counts, held, budgets, strict=True):
+        for c, count, before, budget, depth in zip(contexts, counts, held, budgets, depths, strict=True):
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
                 self.read(self.rows[c.row], length, c.tokens[-count:-T],
@@ -143,7 +167,7 @@ class DraftsForMany:
                 hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
-            lines[self.rows[c.row]] = [length, count, budget, k, c.tokens[-1], *new, *padding, *where, *padding]
+            lines[self.rows[c.row]] = [length, count, budget, depth, c.tokens[-1], *new, *padding, *where, *padding]
             parts += [hidden] if count else []
             first += count
         for n in layers if parts else ():
@@ -151,11 +175,10 @@ class DraftsForMany:
         nobody = [0] * (5 + 2 * T)
         self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
         self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
-        grown = trees(*launch())
+        launch.recorded()
         for c, before in zip(contexts, held, strict=True):
             self.held[c.row] = range(before.start, len(c.tokens) - 1)
-        trees_of = [grown[self.rows[c.row]] for c in contexts]
-        return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in trees_of]
+        return Pending(self, launch, [self.rows[c.row] for c in contexts])
 
     def resume(self, row: int, start: int) -> range:
         """The positions in memory, if the next states are those of position `start`. With a gap between, it begins
@@ -201,6 +224,9 @@ class DraftsForMany:
         new = dict(dtype=target.dtype, device=self.device)
         self.states = {n: torch.zeros(count * self.T, target.config.hidden_size, **new)
                        for n in self.drafter.hidden_layers}  # fmt: skip
+        # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
+        self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
+        self.arrival = Arrival(self.out)
         like = self._on_device(1).cache
         self.memory = copy(like)
         layers, _, heads, slots, size = like.keys.shape
@@ -248,6 +274,10 @@ class EagleForMany(DraftsForMany):
     def narrow(self, drafts: EagleOnDevice, nodes: int) -> None:
         super().narrow(drafts, nodes)
         drafts.width = min(drafts.width, nodes)
+
+    def ready(self, context: Context) -> bool:
+        states = context.hidden.get(self.drafter.hidden_layers[0])
+        return states is not None and states.shape[0] > 0  # a prompt of one token may have none
 
     def read(self, row: int, length: int, tokens: list[int], hidden: dict[int, Tensor]) -> None:
         head, part = self.drafter.head, rows_from(self.memory, row, row + 1)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from .turn import Job, Turn
 
 # Of a step's time. "pass" ends when the next tokens are there. Of a pass that was launched ahead it is what the host
-# had to wait for: the rest went by during the step before.
+# had to wait for: the rest went by during the step before. Drafts that stay on the device are a part of it, too.
 PARTS = ("scheduling", "drafting", "pass", "sampling")
 
 

@@ -10,7 +10,7 @@ once more for the others.
 The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
 not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
 first and looked at in the next step (`run_ahead`). If a request turns out to have ended, that pass is dropped, and
-launched again without it.
+launched again without it. Drafts that the device makes stay there, too: the pass over them is launched right behind.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ..files.handle import Model
 from ..sampling import NOT_FINITE, best_tokens, uniforms
 from ..speculate import check_shapes, propose
 from ..trace import Cycle
-from ..tree import Draft, view
+from ..tree import view
 from ..verify import greedy_draft, judge
 from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .request import Result
-from .turn import Ahead, Job, Results, Turn, chosen, flat, passes, sample, side_by_side
+from .turn import Ahead, Job, Results, Turn, chosen, flat, passes, prune, sample, side_by_side
 
 HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
 
@@ -54,35 +54,61 @@ class Runner:
             self.cache, self.buckets = PagedKVCache(target.config, pool.num_blocks, **memory), None
         if drafter and self.buckets:
             drafter.record()
+        self.pending = None  # drafts of this step that are on the device (gpu/engine_heads.py) …
+        self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
         self.ahead: Ahead | None = None
 
     def begin(self) -> Clock:
         """A step begins; its clock."""
-        self.clock, self.latest = Clock(), None
+        self.clock, self.latest, self.pending = Clock(), None, None
         return self.clock
 
     # ---- drafts ----------------------------------------------------------------------------------------------------
 
     def draft(self, turns: Sequence[Turn]) -> None:
         """One call of the drafter for all; each draft is cut to the depth and to the nodes that its slots allow."""
-        depths = [turn.plan.draft_length for turn in turns]
         for turn in turns:
             turn.job.context.max_nodes = turn.plan.max_nodes
         try:
-            drafts = propose(self.drafter, [turn.job for turn in turns], max(depths), depths)
-            check_shapes(drafts, self.target.config.vocab_size)
-            most, slots = max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts), self.drafter.scratch_slots
-            if most > slots:
-                raise ValueError(f"{self.drafter!r} made a draft with {most} scratch tokens: scratch_slots={slots}")
+            if self.buckets and hasattr(self.drafter.recorded, "begin"):
+                self._begin_drafts(turns)
+            else:
+                self._propose(turns)
         except BaseException:
             for turn in turns:  # how far it came is unknown, so it starts afresh: that costs time and biases nothing
                 self.restart(turn.job)
             raise
-        for turn, draft in zip(turns, drafts, strict=True):
-            turn.draft, turn.asked = prune(draft, turn.plan.max_nodes), True
-            turn.plan.request.draft_tokens = turn.draft.tokens
+        for turn in turns:
+            turn.asked = True
             turn.job.forget_states()  # the drafter has them now
+
+    def _propose(self, turns: Sequence[Turn]) -> None:
+        depths = [turn.plan.draft_length for turn in turns]
+        drafts = propose(self.drafter, [turn.job for turn in turns], max(depths), depths)
+        check_shapes(drafts, self.target.config.vocab_size)
+        most, slots = max(len(d.scratch.tokens) if d.scratch else 0 for d in drafts), self.drafter.scratch_slots
+        if most > slots:
+            raise ValueError(f"{self.drafter!r} made a draft with {most} scratch tokens: scratch_slots={slots}")
+        for turn, draft in zip(turns, drafts, strict=True):
+            turn.drafted(prune(draft, turn.plan.max_nodes))
+
+    def _begin_drafts(self, turns: Sequence[Turn]) -> None:
+        """Drafts that the device makes and keeps: the pass takes them from there, and the host learns of them later."""
+        self._learn_drafts()  # after a fault each request is asked for alone: their drafts share one memory
+        contexts, many = [turn.job.reveal() for turn in turns], self.drafter.recorded
+        ready = [turn for turn, context in zip(turns, contexts, strict=True) if many.ready(context)]
+        if ready:
+            depths = [turn.plan.draft_length for turn in ready]
+            self.pending = many.begin([turn.job.context for turn in ready], max(depths), depths)
+            self.drafting = ready
+
+    def _learn_drafts(self) -> None:
+        """What the device has drafted, as the host's own."""
+        if self.pending is not None:
+            for turn, draft in zip(self.drafting, self.pending.drafts(), strict=True):
+                turn.drafted(prune(draft, turn.plan.max_nodes))
+            self.pending = None
 
     def restart(self, job: Job) -> None:
         """The drafter starts this request afresh; it has not ended, so nothing is to be learnt from it yet."""
@@ -99,9 +125,14 @@ class Runner:
             if ahead and ahead.serves(decoding):
                 self._ran_in_bucket(decoding, [1] * len(decoding), ahead.results, 1)
                 turns = [turn for turn in turns if not turn.decodes]
-            elif self.buckets.takes(rows := [turn.inputs() for turn in decoding]):
-                self._bucket_pass(decoding, rows)
+            elif self._on_device(decoding):
+                self._drafted_pass(decoding)
                 turns = [turn for turn in turns if not turn.decodes]
+            else:
+                self._learn_drafts()
+                if self.buckets.takes(rows := [turn.inputs() for turn in decoding]):
+                    self._bucket_pass(decoding, rows)
+                    turns = [turn for turn in turns if not turn.decodes]
         if turns:
             self._ragged_pass(turns)
 
@@ -157,6 +188,24 @@ class Runner:
         logits, best, hidden = self.buckets.read(rows, [turn.plan.start for turn in turns], tables, drafts)
         self._ran_in_bucket(turns, list(map(len, rows)), flat(logits, best, hidden), logits.shape[1])
 
+    def _on_device(self, turns: Sequence[Turn]) -> bool:
+        """Whether the drafts of these turns are on the device, if they have any, and fit a pass."""
+        fits = self.pending is not None and self.pending.nodes <= self.buckets.k and len(turns) <= self.buckets.rows
+        return fits and not any(turn.draft.tokens for turn in turns)
+
+    def _drafted_pass(self, turns: Sequence[Turn]) -> None:
+        """The same over drafts that are on the device."""
+        if self.latest:
+            self.latest.move()
+        tables, pending = self._tables(turns), self.pending
+        row_of = dict(zip(self.drafting, pending.rows, strict=True))
+        self.clock.lap("scheduling")
+        last, starts = [turn.job.context.tokens[-1] for turn in turns], [turn.plan.start for turn in turns]
+        drafted = [row_of.get(turn) for turn in turns]
+        where = pending.memory, pending.nodes, pending.depth
+        results = flat(*self.buckets.read_drafted(last, starts, tables, drafted, *where))
+        self._ran_in_bucket(turns, [1] * len(turns), results, 1 + pending.nodes)
+
     def _ran_in_bucket(self, turns: Sequence[Turn], counts: Sequence[int], results: Results, T: int) -> None:
         self.latest = results
         for i, (turn, count) in enumerate(zip(turns, counts, strict=True)):
@@ -187,6 +236,7 @@ class Runner:
     def look(self, turns: Sequence[Turn]) -> None:
         """Wait for the next tokens of all requests that need no more than these: the greedy ones, drafts or not, and
         those that sample without a draft. It is the one look at the device in a step without sampled drafts."""
+        self._learn_drafts()
         for results in passes(turns):
             if results.wait is None:
                 self._sample(results, [turn for turn in turns if turn.results is results])
@@ -281,12 +331,3 @@ class Runner:
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
         tables = self.pool.tables
         return [tables[turn.plan.request.id].blocks for turn in turns]
-
-
-def prune(draft: Draft, nodes: int) -> Draft:
-    """The first `nodes` of a draft. Parents come before children, so what is left is a tree again; and which nodes go
-    is known before any token is sampled, so the output keeps the target's distribution."""
-    if len(draft.tokens) <= nodes:
-        return draft
-    probs = None if draft.probs is None else draft.probs[:nodes]
-    return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)

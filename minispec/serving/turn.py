@@ -117,6 +117,12 @@ class Turn:
         """The tokens that the pass processes for it."""
         return self.plan.tokens + (self.draft.scratch.tokens if self.draft.scratch else [])
 
+    def drafted(self, draft: Draft) -> None:
+        self.draft, self.plan.request.draft_tokens = draft, draft.tokens
+        if self.results:  # the pass has taken the draft from the device's memory
+            self.count += len(draft.tokens)
+            self.job.tokens_read += len(draft.tokens)
+
     def ran(self, count: int, results: Results, at: int, states_at: int) -> None:
         self.count, self.results, self.at, self.states_at = count, results, at, states_at
         self.job.tokens_read += count
@@ -173,3 +179,12 @@ def side_by_side(turns: Sequence[Turn]) -> Tensor:
     first = torch.tensor([turn.at for turn in turns])
     places = (first[:, None] + torch.arange(longest)).clamp(max=len(logits) - 1)
     return logits[places.to(logits.device)]
+
+
+def prune(draft: Draft, nodes: int) -> Draft:
+    """The first `nodes` of a draft. Parents come before children, so what is left is a tree again; and which nodes go
+    is known before any token is sampled, so the output keeps the target's distribution."""
+    if len(draft.tokens) <= nodes:
+        return draft
+    probs = None if draft.probs is None else draft.probs[:nodes]
+    return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)

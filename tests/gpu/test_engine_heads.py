@@ -11,7 +11,10 @@ import torch
 from all_drafters import ALL, random_dflash, random_eagle, random_medusa
 from bucket_checks import Numbers, asks, texts
 from fast_checks import pair
+from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, law_pair, target_law
 from mutants.patching import rewrite
+from pytest import MonkeyPatch
+from sequence_distribution import assert_follows
 from test_fast import NoLooking
 from tiny_models import random_model
 
@@ -19,6 +22,7 @@ import minispec as ms
 from minispec.drafters import Context
 from minispec.drafters.base import next_id
 from minispec.gpu import engine_heads
+from minispec.gpu.buckets import Buckets
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
 
 D = ms.drafters
@@ -33,51 +37,113 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
 }
 
 
-class Notes:
-    """Every draft that a drafter made, and for which sequence."""
+class Beside:
+    """An eager drafter beside a recorded one: it is asked for the same drafts, for each sequence alone."""
 
-    def __init__(self, drafter: D.Drafter):
-        self.drafts, self.numbers, right = [], Numbers(), drafter.propose
+    def __init__(self, eager: D.Drafter, monkeypatch):
+        self.eager, self.checked, self.wrong = eager, 0, []
+        begin, forget = DraftsForMany.begin, DraftsForMany.forget
 
-        def propose(contexts, k):
-            made = right(contexts, k)
-            for c, draft in zip(contexts, made, strict=True):
-                self.drafts.append((self.numbers[c.row], len(c.tokens), k, draft.tokens, draft.parents))
-            return made
+        def and_compare(many, contexts, k, depths):
+            expected = [eager.propose([c], depth)[0] for c, depth in zip(contexts, depths, strict=True)]
+            pending = begin(many, contexts, k, depths)
+            if pending.drafts() != expected:  # not raised: the engine would ask again, for each request alone
+                self.wrong.append(expected)
+            self.checked += sum(bool(draft.tokens) for draft in expected)
+            return pending
 
-        drafter.propose = propose
-
-
-def served(target: ms.Model, kind: str, recorded: bool, some, **options) -> tuple[list, list, D.Drafter, ms.Engine]:
-    drafter = KINDS[kind](target)
-    if not recorded:
-        drafter.for_many = None
-    notes = Notes(drafter)
-    found, engine = texts(target, drafter, True, some, **options)
-    assert (drafter.recorded is not None) == recorded
-    return found, notes.drafts, drafter, engine
+        monkeypatch.setattr(DraftsForMany, "begin", and_compare)
+        monkeypatch.setattr(DraftsForMany, "forget", lambda many, row: (eager.forget(row), forget(many, row)))
 
 
 def check_drafts(kind: str, device="cpu", dtype=torch.float64, **options) -> None:
-    """Requests of different lengths that come and go, some sampled; few rows and short memory at first."""
+    """Requests of different lengths that come and go; few rows and short memory at first."""
     target = pair(device, dtype)[0]
     endless = ms.Model("endless", target.transformer)
-    ways = (dict(), dict(temperature=0.8), dict())
-    some = [(prompt, wishes | ways[i % 3] | dict(seed=i)) for i, (prompt, wishes) in enumerate(asks())]
-    with patch.multiple(engine_heads, ROWS=2, TOKENS=16):
-        for model, blocks in ((target, 90), (endless, 24)):
-            found, drafts, drafter, engine = served(model, kind, True, some, num_blocks=blocks, **options)
-            expected, eager, *_ = served(model, kind, False, some, num_blocks=blocks, **options)
-            assert drafts == eager and found == expected and any(tokens for *_, tokens, _ in drafts)
-            assert blocks > 24 or engine.metrics()["totals"]["preemptions"] > 0
-            if isinstance(drafter.recorded, DraftsForMany):
-                memory = drafter.recorded
-                assert not memory.rows and not memory.held and sorted(memory.free) == list(range(memory.count))
+    for model, blocks in ((target, 90), (endless, 24)):
+        usual, _ = texts(model, None, False, asks(), num_blocks=blocks)
+        with patch.multiple(engine_heads, ROWS=2, TOKENS=16), MonkeyPatch.context() as monkeypatch:
+            drafter, beside = KINDS[kind](model), Beside(KINDS[kind](model), monkeypatch)
+            found, engine = texts(model, drafter, True, asks(), num_blocks=blocks, **options)
+        errors = [job.error for job in engine.outputs.values() if job.error]
+        assert found == usual and not errors and not beside.wrong and beside.checked > 20
+        assert blocks > 24 or engine.metrics()["totals"]["preemptions"] > 0
+        memory = drafter.recorded
+        assert not memory.rows and not memory.held and sorted(memory.free) == list(range(memory.count))
+        assert engine.runner.buckets.drafted
+        assert "eagle" not in kind or engine.metrics()["totals"]["accepted"] > 0
+
+
+def check_medusa(kind: str, device="cpu", dtype=torch.float64) -> None:
+    target, made = pair(device, dtype)[0], []
+    for recorded in (True, False):
+        drafter, numbers, drafts = KINDS[kind](target), Numbers(), []
+        drafter.for_many = drafter.for_many if recorded else None
+        right = drafter.propose
+
+        def propose(contexts, k, right=right, numbers=numbers, drafts=drafts):
+            found = right(contexts, k)
+            drafts += [(numbers[c.row], len(c.tokens), draft) for c, draft in zip(contexts, found, strict=True)]
+            return found
+
+        drafter.propose = propose
+        found, _ = texts(target, drafter, True, asks())
+        assert (drafter.recorded is not None) == recorded
+        made.append((found, drafts))
+    assert made[0] == made[1] and len(made[0][1]) > 20
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_drafts(kind):
-    check_drafts(kind)
+    (check_medusa if "medusa" in kind else check_drafts)(kind)
+
+
+def test_sampled_outputs_follow_the_target():
+    """The passes take the drafts from the device's memory: nothing about the distribution changes."""
+    target, draft = law_pair()
+    engine = ms.Engine(target, ALL["eagle, tree"](target, draft), num_blocks=512, max_num_seqs=64, k=3, fast=True)
+    ids = [engine.add(LAW_PROMPT, LAW_TOKENS, seed=seed, **ONE) for seed in range(750)]
+    outs = engine.run()
+    assert_follows([outs[id].tokens for id in ids], target_law(**ONE), "EAGLE on the device")
+
+
+@pytest.mark.parametrize("kind", ["eagle", "dflash"])
+def test_a_pass_that_breaks_is_repeated_for_each_alone(kind, monkeypatch):
+    """Their results, and their drafts, lie in memory that all share."""
+    target = ms.Model("endless", pair()[0].transformer)
+    right, calls = Buckets.read_drafted, []
+
+    def broken(self, last, *rest):
+        calls.append(len(last))
+        if len(last) > 1 and len(calls) % 3 == 0:
+            raise RuntimeError("too many at once")
+        return right(self, last, *rest)
+
+    monkeypatch.setattr(Buckets, "read_drafted", broken)
+    engine = ms.Engine(target, KINDS[kind](target), k=3, fast=True)
+    prompts = [[5, 6, i] for i in range(5)]
+    outs = engine.generate(prompts, max_new_tokens=20, progress=False)
+    assert [out.error for out in outs] == [None] * 5 and 1 in calls
+    assert [out.tokens for out in outs] == [ms.generate(target, prompt, 20).tokens for prompt in prompts]
+    engine.check_integrity()
+
+
+def test_a_drafter_that_breaks_is_asked_for_each_alone(monkeypatch):
+    target = ms.Model("endless", pair()[0].transformer)
+    right, calls = DraftsForMany.begin, []
+
+    def broken(self, contexts, *rest):
+        calls.append(len(contexts))
+        if len(contexts) > 1 and len(calls) % 3 == 0:
+            raise RuntimeError("too many at once")
+        return right(self, contexts, *rest)
+
+    monkeypatch.setattr(DraftsForMany, "begin", broken)
+    engine = ms.Engine(target, KINDS["eagle"](target), k=3, fast=True)
+    prompts = [[5, 6, i] for i in range(5)]
+    outs = engine.generate(prompts, max_new_tokens=20, progress=False)
+    assert [out.error for out in outs] == [None] * 5 and 1 in calls
+    assert [out.tokens for out in outs] == [ms.generate(target, prompt, 20).tokens for prompt in prompts]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "dflash"])
@@ -174,12 +240,12 @@ def test_sequences_under_way_are_not_recorded():
 # ---------------------------------------------------------------- broken variants
 
 MUTANTS = {
-    "who rides along is overwritten": (DraftsForMany, "propose", "[len(positions), 0,", "[0, 0,",
+    "who rides along is overwritten": (DraftsForMany, "begin", "[len(positions), 0,", "[0, 0,",
                                        partial(test_who_is_not_asked_keeps_its_memory, "eagle")),
-    "states of the request before": (DraftsForMany, "propose", "range(first, first + count)", "range(count)", None),
+    "states of the request before": (DraftsForMany, "begin", "range(first, first + count)", "range(count)", None),
     "all get the same nodes": (Launch, "work", "drafts.budgets, drafts.depths, last", "_, drafts.depths, last", None),
     "depth is forgotten": (Launch, "work", "drafts.budgets, drafts.depths, last", "drafts.budgets, _, last", None),
-    "long prompts lose their beginning": (DraftsForMany, "propose", "if (early := count - T) > 0:",
+    "long prompts lose their beginning": (DraftsForMany, "begin", "if (early := count - T) > 0:",
                                           "if (early := count - T) > 0 and False:", None),
     "rows are not given back": (DraftsForMany, "forget", "heappush(self.free, self.rows.pop(row))", "pass", None),
 }  # fmt: skip
@@ -200,4 +266,4 @@ def test_mutant_is_caught(name, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["eagle", "dflash", "medusa"])
 def test_recorded(kind):
-    check_drafts(kind, "cuda", torch.float32)
+    (check_medusa if "medusa" in kind else check_drafts)(kind, "cuda", torch.float32)
