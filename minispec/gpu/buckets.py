@@ -36,7 +36,7 @@ from ..files.handle import Model
 from ..model import Transformer
 from ..sampling import best_tokens
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, ancestors
+from ..tree import Draft, ancestors, check_parents
 from .fused import Fused
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -93,6 +93,7 @@ class Result(NamedTuple):
 def tree_view(parents: tuple[int, ...], T: int) -> np.ndarray:
     """How far after its certain token each of T tokens is, and who attends to whom [T + T·T]: that token, the nodes
     of a tree, and padding, which attends to itself. Small trees come in few shapes."""
+    check_parents(parents)
     depth, seen = [0], [1]  # of a tree's nodes; who sees whom in binary, which is quick to copy from a parent
     for node, parent in enumerate(parents, start=1):
         depth.append(depth[parent + 1] + 1)

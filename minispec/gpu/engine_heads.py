@@ -41,7 +41,7 @@ from ..tree import Draft
 from .buckets import Arrival, rows_of
 from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
-from .record import Recorded, on_the_device, why_not_compile
+from .record import Event, Recorded, on_the_device, why_not_compile
 
 ROWS, TOKENS = 8, 2048  # memory begins with rows for 8 sequences of 2,048 tokens: a drafter has few layers
 
@@ -129,6 +129,7 @@ class DraftsForMany:
         self.k = self.count = self.capacity = 0
         self.memory: KVCache | None = None
         self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
+        self.sent = Event(self.device)
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -173,8 +174,10 @@ class DraftsForMany:
         for n in layers if parts else ():
             torch.cat([states[n] for states in parts], out=self.states[n][:first])
         nobody = [0] * (5 + 2 * T)
+        self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.numbers[: launch.rows] = [lines.get(row, nobody) for row in range(launch.rows)]
         self.sheet[: launch.rows].copy_(self.lines[: launch.rows], non_blocking=True)
+        self.sent.record()
         launch.recorded()
         for c, before in zip(contexts, held, strict=True):
             self.held[c.row] = range(before.start, len(c.tokens) - 1)

@@ -22,8 +22,9 @@ import minispec as ms
 from minispec.drafters import Context
 from minispec.drafters.base import next_id
 from minispec.gpu import engine_heads
-from minispec.gpu.buckets import Buckets
+from minispec.gpu.buckets import Buckets, tree_view
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
+from minispec.tree import Draft, view
 
 D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
@@ -235,6 +236,17 @@ def test_sequences_under_way_are_not_recorded():
         usual.run()
         ms.Engine(target, drafter, k=2, fast=True)
         assert drafter.recorded is not None
+
+
+def test_masks_of_trees():
+    """Those that are kept, and those that the device makes, are those of tree.view."""
+    for parents in ((), (-1,), (-1, 0, 1), (-1, -1, 0, 0, 2, 1, -1)):
+        T = 9
+        mask, offsets = view(Draft([5] * len(parents), None, list(parents)), T)
+        found = torch.tensor(tree_view(parents, T))
+        assert torch.equal(found[:T], offsets) and torch.equal(found[T:].view(T, T) > 0, mask)
+    with pytest.raises(ValueError, match="parents"):
+        tree_view((-1, 1), 4)
 
 
 # ---------------------------------------------------------------- broken variants
