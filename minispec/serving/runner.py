@@ -57,7 +57,7 @@ class Runner:
         self.pending = None  # drafts of this step that are on the device (gpu/engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
-        self.ahead: Ahead | None = None
+        self.ahead, self.runs_ahead = None, drafter is None  # a pass under way for the next step; whether there may be
 
     def begin(self) -> Clock:
         """A step begins; its clock."""
@@ -216,7 +216,7 @@ class Runner:
         pass in a fixed shape, nothing was drafted, and no token is forbidden."""
         return (
             self.latest is not None
-            and self.drafter is None
+            and self.runs_ahead
             and all(turn.results is self.latest and turn.runs and not turn.held for turn in turns)
         )
 
@@ -227,6 +227,7 @@ class Runner:
             self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
             results = flat(*self.buckets.again(self._tables(turns)))
         except Exception:  # it will be done again, for each alone or in the next step, and then the error counts
+            self.runs_ahead = False  # whatever it was, it is not to be met in every step
             return
         plans = [turn.plan for turn in turns]
         self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], results)
