@@ -34,10 +34,9 @@ from torch import Tensor
 
 from ..files.handle import Model
 from ..model import Transformer
-from ..sampling import best_tokens
 from ..serving.paged import PagedKVCache
 from ..tree import Draft, ancestors, check_parents
-from .fused import Fused
+from .fused import Fused, has_kernels
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
 
@@ -290,7 +289,7 @@ class Buckets(Fused):
                                  hidden_layers=self.hidden_layers)  # fmt: skip
         logits = self.head(x)
         self.logits[: B * T] = logits.flatten(0, 1)
-        self.best[: B * T] = best_tokens(logits).flatten()
+        self.best[: B * T] = self.best_tokens(logits).flatten()
         for n, stream in self.streams.items():
             stream[: B * T] = hidden[n].flatten(0, 1)
 
@@ -341,11 +340,11 @@ def memory_for(
     target: Model, num_blocks: int, block_size: int, rows: int, k: int = 0, hidden_layers: Sequence[int] = ()
 ) -> tuple[PagedKVCache, Buckets]:
     """An engine's blocks, and its passes over them in fixed shapes."""
-    on_gpu = target.device.type == "cuda"
-    if note := why_not_compile(target.device, target.dtype) if on_gpu else None:
+    lean = has_kernels(target.device, target.dtype)
+    compile = target.device.type == "cuda" and not lean  # kernels leave nothing to be fused
+    if note := why_not_compile(target.device, target.dtype) if compile else None:
         warnings.warn(f"{target.name} is served by CUDA graphs, but uncompiled: {note}", stacklevel=4)
     memory = dict(block_size=block_size, device=target.device, dtype=target.dtype)
     cache = PagedKVCache(target.config, num_blocks + 2, **memory)  # blank, spare
-    compile = on_gpu and note is None
-    options = dict(hidden_layers=hidden_layers, compile=compile, lean=compile)
+    options = dict(hidden_layers=hidden_layers, compile=compile and note is None, lean=lean)
     return cache, Buckets(target.transformer, cache, rows, k, **options)

@@ -167,7 +167,7 @@ def turning(
     """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
     of all positions [S, 1, D]."""
     if w.q_norm is None and has_kernels(keys.device, keys.dtype):
-        from .rotary import turn_and_store
+        from .between import turn_and_store
 
         return lambda qkv: turn_and_store(qkv, cos, sin, positions, keys, values, rows, slots)
     return lambda qkv: turn(qkv, w, keys, values, rows, slots, cos[positions], sin[positions], c)
@@ -179,6 +179,17 @@ def lean_layer(product, w: Weights, half, x, turn, look, gain):
     o = look(turn(product(half, *w.qkv))).transpose(1, 2).flatten(2)
     x, half = product(o, *w.out, residual=x, gain=w.mlp_norm)
     return product(product(half, *w.gate_up, swiglu=True), *w.down, residual=x, gain=gain)
+
+
+def wide_layer(w: Weights, x, delta, turn, look, eps: float):
+    """The same for many tokens: torch's products, and one kernel between two of them. As in `leave`, what the MLP adds
+    is left to the next layer."""
+    from .between import add_norm, gated
+
+    x, h = add_norm(x, delta, w.attention_norm, eps)
+    o = look(turn(F.linear(h, *w.qkv))).transpose(1, 2).flatten(2)
+    x, h = add_norm(x, F.linear(o, *w.out), w.mlp_norm, eps)
+    return x, F.linear(gated(F.linear(h, *w.gate_up)), *w.down)
 
 
 def weights_of(layer: Layer) -> Weights:
@@ -241,17 +252,24 @@ class Fused:
         first, second = (self.enter, self.leave) if compiled else (enter, leave)
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
         lean = compiled and self.is_lean(x)
+        kernels = self.skinny is not None and has_kernels(x.device, x.dtype)
         hidden = {0: x} if 0 in hidden_layers else {}
         if lean:
             product = partial(self.skinny.skinny, eps=c.norm_eps)
             gains = [*(w.attention_norm for w in self.layers[1:]), self.norm]  # of the norms after each layer
             half = self.half_norm(x, self.layers[0].attention_norm)
         else:
-            delta, cos, sin = torch.zeros_like(x), self.cos[positions], self.sin[positions]  # [B, T, 1, D]
+            delta = torch.zeros_like(x)
+        if not (lean or kernels):
+            cos, sin = self.cos[positions], self.sin[positions]  # [B, T, 1, D]
         for n, (w, keys, values) in enumerate(zip(self.layers, *memory, strict=True), start=1):
-            if lean:
+            if lean or kernels:
                 turn = turning(w, keys, values, rows, slots, positions, self.cos, self.sin, c, self.turn)
-                x, half = lean_layer(product, w, half, x, turn, partial(look, k=keys, v=values), gains[n - 1])
+                see = partial(look, k=keys, v=values)
+            if lean:
+                x, half = lean_layer(product, w, half, x, turn, see, gains[n - 1])
+            elif kernels:
+                x, delta = wide_layer(w, x, delta, turn, see, c.norm_eps)
             else:
                 x, q = first(x, delta, w, keys, values, rows, slots, cos, sin, c)
                 x, delta = second(x, look(q, keys, values), w, c)

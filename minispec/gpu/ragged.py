@@ -30,7 +30,6 @@ import torch
 from torch import Tensor
 
 from ..model import Transformer
-from ..sampling import best_tokens
 from ..serving.paged import PagedKVCache
 from ..tree import Draft
 from .fused import Fused
@@ -216,7 +215,7 @@ class RaggedPasses(Fused):
         x, hidden = self.through(tokens, positions, self.memory, blocks, slots, look, hidden_layers=self.hidden_layers)
         logits = self.head(x[0, sheet.needed.long()])  # [M, V]
         self.logits[: shape.logits] = logits
-        self.best[: shape.logits] = best_tokens(logits)
+        self.best[: shape.logits] = self.best_tokens(logits)
         for n, stream in self.streams.items():
             stream[: shape.tokens] = hidden[n][0]
 

@@ -1,4 +1,4 @@
-"""The kernels of tree_kernels.py and rotary.py against their twins in torch: on a GPU, or in Triton's interpreter.
+"""The kernels of tree_kernels.py and between.py against their twins in torch: on a GPU, or in Triton's interpreter.
 
 test_skinny.py runs this file in a process of its own, because Triton reads TRITON_INTERPRET once, when imported.
 """
@@ -9,13 +9,14 @@ import random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.gpu import attention as fd
 from minispec.gpu import tree_kernels as kernels
-from minispec.gpu.fused import Weights, turn
-from minispec.gpu.rotary import turn_and_store
+from minispec.gpu.between import add_norm, gated, turn_and_store
+from minispec.gpu.fused import Weights, norm, turn
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.tree import ancestors
@@ -128,3 +129,20 @@ def test_rope_and_the_write_to_memory(paged):
     assert (found - expected).abs().max() < 1e-6 and memory[0].any()
     for a, b in zip(memory[:2], memory[2:], strict=True):
         assert (a - b).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("d", [8, 24, 100])
+def test_a_sum_and_its_norm(d):
+    x, delta, gain = randn(3, 5, d), randn(3, 5, d, seed=1), randn(d, seed=2)
+    total, normed = add_norm(x, delta, gain, 1e-5)
+    assert torch.equal(total, x + delta)
+    assert (normed - norm(x + delta, gain, 1e-5)).abs().max() < 1e-6
+    _, small = add_norm(x * 1e-4, delta * 1e-4, gain, 1e-2)  # where eps decides
+    assert (small - norm((x + delta) * 1e-4, gain, 1e-2)).abs().max() < 1e-8
+
+
+@pytest.mark.parametrize("n", [7, 1024, 1500])
+def test_swiglu(n):
+    gate_up = 4 * randn(2, 3, 2 * n)
+    gate, up = gate_up.chunk(2, -1)
+    assert (gated(gate_up) - F.silu(gate) * up).abs().max() < 1e-5
