@@ -37,7 +37,7 @@ from ..cache import visible_slots
 
 # Triton comes with torch on Linux GPUs and is missing elsewhere. The module must import all the same, for its twins.
 triton, tl = (import_module(name) for name in ("triton", "triton.language")) if find_spec("triton") else (None, None)
-jit = triton.jit if triton else lambda kernel: kernel
+jit = triton.jit if triton else lambda kernel=None, **options: kernel or jit
 INTERPRETED = bool(triton and triton.knobs.runtime.interpret)
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -141,9 +141,7 @@ def _offsets(slot, filled, table, stride_block, stride_slot, BLOCK_SIZE: tl.cons
 
 
 @jit
-def _piece(
-    starts, counts, sequences, splits, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr, FEW: tl.constexpr
-):
+def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: tl.constexpr, G: tl.constexpr, ROWS: tl.constexpr):
     """A program's piece of a ragged batch: sequence, block of its query rows, split, splits; and whether it is idle.
 
     Pieces are numbered. First come the splits of sequences with at most FEW query rows, `splits` for every sequence.
@@ -167,13 +165,12 @@ def _piece(
     return b, block, split, tl.where(number < 0, splits, 1), idle
 
 
-@jit
+@jit(do_not_specialize=["T", "FEW", "most", "sequences"])  # one compiled version for all numbers of tokens
 def _attend_split(
     q, k, v, tables, starts, counts, lengths, mask, out, part_o, part_m, part_l, scale, capacity, heads, sequences,
     most, q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head,
-    out_token, T: tl.constexpr, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
-    SEQUENCES: tl.constexpr, FEW: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    out_token, T, FEW, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
+    SEQUENCES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
@@ -189,7 +186,7 @@ def _attend_split(
         count = T
     else:
         head = tl.program_id(0)
-        b, block, split, splits, idle = _piece(starts, counts, sequences, most, SEQUENCES, G, ROWS, FEW)
+        b, block, split, splits, idle = _piece(starts, counts, sequences, most, FEW, SEQUENCES, G, ROWS)
         if idle:
             return
         b = b.to(tl.int64)
@@ -264,10 +261,10 @@ def _attend_split(
             tl.store(part_o + part[:, None] * D + d[None, :], o, mask=real)
 
 
-@jit
+@jit(do_not_specialize=["FEW", "splits"])
 def _merge_splits(
-    out, part_o, part_m, part_l, starts, counts, splits, heads, out_batch, out_head, out_token, G: tl.constexpr,
-    D: tl.constexpr, RAGGED: tl.constexpr, FEW: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
+    out, part_o, part_m, part_l, starts, counts, splits, heads, out_batch, out_head, out_token, FEW, G: tl.constexpr,
+    D: tl.constexpr, RAGGED: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
     query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row
@@ -460,14 +457,14 @@ def _launch(
             heads, B, splits,
             batch * q.stride(0), *q.stride()[1:3], *strides[:3], 0 if tables is None else tables.stride(0),
             0 if mask is None else mask.stride(0), batch * out.stride(0), *out.stride()[1:3],
-            T=1 if ragged and mask is None else T, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1],
-            HAS_MASK=mask is not None, SEQUENCES=triton.next_power_of_2(B) if ragged else 0, FEW=few, ROWS=rows,
+            T=1 if ragged and mask is None else T, FEW=few, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1],
+            HAS_MASK=mask is not None, SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows,
             WIDTH=width, TILE=tile, PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             _merge_splits[(B * heads * few,)](
                 out, part_o, part_m, part_l, starts, counts, splits, heads, batch * out.stride(0), *out.stride()[1:3],
-                G=G, D=D, RAGGED=bool(ragged), FEW=few, WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
+                few, G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
             )  # fmt: skip
     return out
 

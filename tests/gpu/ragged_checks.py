@@ -32,7 +32,7 @@ from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.ragged import RaggedPasses
-from minispec.gpu.record import Recorded, on_the_device, why_not_compile
+from minispec.gpu.record import Recorded, on_the_device
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import Scratch, verify_mask, view
 
@@ -321,14 +321,13 @@ def check_replay(device="cuda") -> None:
     assert all(recorded.graph is not None for recorded in scene.passes.recordings.values())
 
 
-def check_compiled(device="cuda") -> None:
-    """An engine on a GPU processes prompts by recorded and compiled passes unless told otherwise."""
-    assert why_not_compile() is None, why_not_compile()
+def check_by_default(device="cuda") -> None:
+    """An engine on a GPU processes prompts by recorded passes unless told otherwise, and compiles nothing for them."""
     model = slow(random_model(dtype=torch.float32, device=device, num_layers=3))
     expected, _ = texts(model, ms.drafters.NGram(), False, asks())
     found, engine = texts(model, ms.drafters.NGram(), None, asks())
     prompts = engine.runner.buckets.prompts
-    assert found == expected and prompts.enter is not graphs.enter and prompts.recordings
+    assert found == expected and prompts.enter is graphs.enter and prompts.recordings
 
 
 # ---- how long it takes ---------------------------------------------------------------------------------------------
@@ -360,7 +359,7 @@ def random_layers(config: dict, layers: int, device, dtype) -> ms.Transformer:
 def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, layers=(2, 6), repeat=15) -> dict:
     """Milliseconds per layer for each mix: the whole layer, its four products, attention, and what is left; and of the
     eager pass. A layer is what a pass over more layers takes longer than a pass over fewer."""
-    compile = device == "cuda" and why_not_compile(torch.device(device), dtype) is None
+    lean = graphs.has_kernels(torch.device(device), dtype)
     block, passes, eager, state = 16, {}, {}, torch.zeros(1, device=device)
     most = max(sum(count for count, _ in mix) for mix in mixes.values())
     blocks = max(sum(-(-sum(pair) // block) for pair in mix) for mix in mixes.values())
@@ -368,7 +367,7 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
         transformer = random_layers(config, n, device, dtype)
         cache = PagedKVCache(transformer.config, blocks + 2, block, device=device, dtype=dtype)
         rows = max(map(len, mixes.values()))
-        passes[n] = RaggedPasses(transformer, cache, rows, most, compile=compile, lean=compile)
+        passes[n] = RaggedPasses(transformer, cache, rows, most, lean=lean)
         eager[n] = transformer, cache
     few, many = layers
     weights = [matrix for w in passes[many].layers for matrix, _ in (w.qkv, w.out, w.gate_up, w.down)]
@@ -461,7 +460,7 @@ def main() -> None:
         "neighbours": lambda: check_neighbours(**cuda),
         "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
         "replay": check_replay,
-        "compiled": check_compiled,
+        "by default": check_by_default,
         "timings": show_timings,
     })  # fmt: skip
 

@@ -339,6 +339,6 @@ def test_recorded(check):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("check", [checks.check_replay, checks.check_compiled])
+@pytest.mark.parametrize("check", [checks.check_replay, checks.check_by_default])
 def test_recordings(check):
     check()
