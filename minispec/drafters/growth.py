@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn.functional as F
@@ -124,6 +124,12 @@ def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
     return grown
 
 
+@lru_cache
+def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """On the device once and for all: a recorded launch cannot fetch them from the host."""
+    return torch.tensor(values, device=device)
+
+
 def grow_tensors(
     expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
     depths: Tensor | None = None, select=None, grow_level=None,
@@ -140,20 +146,23 @@ def grow_tensors(
     """
     select = select or likeliest
     grow_level = grow_level or partial(level, select=select)
-    nodes, grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each
+    nodes, ends = [], [0]  # of every depth: tokens, scores and parents, [B, n] each; and where its nodes end
     tokens = child_of = None
+    deepest = None if depths is None else depths.amax()  # all trees are grown so deep, as if nobody went deeper, …
     for depth_so_far in range(depth):
         below, log_q = expand(depth_so_far, tokens, child_of)  # [B, w, m]
         if depth_so_far == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
         if depths is not None:
-            log_q = log_q.masked_fill(depth_so_far >= depths[:, None, None], -torch.inf)
-        new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, grown, width, most)
+            log_q = log_q.masked_fill(depth_so_far >= deepest, -torch.inf)
+        new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, ends[-1], width, most)
         nodes.append(new)
-        grown += new[0].shape[1]
+        ends.append(ends[-1] + new[0].shape[1])
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
     kept = select(scores, most)  # [B, n]
     if budgets is not None:
         kept = within(scores, kept, budgets)
+    if depths is not None:  # … and then each is cut to its own depth, as by tree.cut
+        kept = kept.masked_fill(kept >= numbers(tuple(ends), kept.device)[depths][:, None], scores.shape[1])
     tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too

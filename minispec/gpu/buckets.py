@@ -146,7 +146,7 @@ class Buckets(Fused):
         self.streams = {n: torch.zeros(most * (1 + k), self.config.hidden_size, **new) for n in self.hidden_layers}
         self.attend = best_attention(self.device, self.dtype)
         self.recordings: dict[tuple[int, int, bool], Recorded] = {}
-        self.drafted: dict[tuple[int, int], Recorded] = {}  # passes over trees in a drafter's memory,
+        self.drafted: dict[tuple[int, int, bool], Recorded] = {}  # passes over trees in a drafter's memory,
         self.drafts_at: tuple[int, int] | None = None  # which is there, and up to so deep
         self.followers: dict[int, Recorded] = {}  # by the rows of a pass that goes on by itself
         self.blocks = cache.keys.flatten(1, 2), cache.values.flatten(1, 2)  # [L, slots, Hkv, D]
@@ -176,8 +176,7 @@ class Buckets(Fused):
         if drafts is not None:
             self.write_views(drafts, rows, B, T)
         self.send(B, 0, self.first + (T if drafts is None else T * (2 + T)))
-        shape = B, T, drafts is not None
-        return self.launch(shape, len(rows), shape)
+        return self.launch(self.recordings, (B, T, drafts is not None), len(rows))
 
     def read_drafted(
         self, last: Sequence[int], starts: Sequence[int], tables: Sequence[Sequence[int]],
@@ -192,17 +191,17 @@ class Buckets(Fused):
         self.send(B, 0, self.first + 2)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
-        if (B, T) not in self.drafted:
-            self.drafted[B, T] = Recorded(partial(self.work, B, T, (memory, depth)), [self.sheet])
-        return self.launch((B, T, True), len(last), (B, T), self.drafted)
+        return self.launch(self.drafted, (B, T, (memory, depth)), len(last))
 
-    def launch(self, shape: tuple[int, int, bool], count: int, key, recordings: dict | None = None) -> Result:
-        recordings = self.recordings if recordings is None else recordings
+    def launch(self, recordings: dict, shape: tuple, count: int) -> Result:
+        """`work` of this shape, of which `count` rows are real."""
+        B, T, branches = shape
+        key = B, T, bool(branches)
         if key not in recordings:
             recordings[key] = Recorded(partial(self.work, *shape), [self.sheet])
-        self.shape, self.count = shape, count
+        self.shape, self.count = key, count
         recordings[key]()
-        return self.result(shape[0], shape[1], count)
+        return self.result(B, T, count)
 
     def again(self, tables: Sequence[Sequence[int]]) -> Result:
         """The pass after one of a single token per row, before anybody has looked at that: the same rows, one position

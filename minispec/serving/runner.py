@@ -31,7 +31,7 @@ from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .request import Result
-from .turn import Ahead, Job, Results, Turn, chosen, flat, passes, prune, sample, side_by_side
+from .turn import Ahead, Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran, sample, side_by_side
 
 HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
 
@@ -47,8 +47,8 @@ class Runner:
             fast = target.device.type == "cuda" and target.transformer.ordinary
         if fast:
             most = most_nodes + drafter.scratch_slots if drafter else 0  # tokens beside the certain one
-            sizes = pool.num_blocks, pool.block_size, max_num_seqs, most
-            self.cache, self.buckets = target.recorder().serve(*sizes, self.hidden_layers)
+            sizes = pool.num_blocks, pool.block_size, max_num_seqs, most, self.hidden_layers
+            self.cache, self.buckets = target.recorder().serve(*sizes)
         else:
             memory = dict(block_size=pool.block_size, device=target.device, dtype=target.dtype)
             self.cache, self.buckets = PagedKVCache(target.config, pool.num_blocks, **memory), None
@@ -120,21 +120,28 @@ class Runner:
     def forward(self, turns: Sequence[Turn]) -> None:
         """One pass over everything; or two, where there are fixed shapes for the requests that decode. Nothing is
         waited for, and a pass that was launched ahead is not launched again."""
-        if self.buckets and (decoding := [turn for turn in turns if turn.decodes]):
-            ahead, self.ahead = self.ahead, None
-            if ahead and ahead.serves(decoding):
-                self._ran_in_bucket(decoding, [1] * len(decoding), ahead.results, 1)
-                turns = [turn for turn in turns if not turn.decodes]
-            elif self._on_device(decoding):
-                self._drafted_pass(decoding)
-                turns = [turn for turn in turns if not turn.decodes]
-            else:
-                self._learn_drafts()
-                if self.buckets.takes(rows := [turn.inputs() for turn in decoding]):
-                    self._bucket_pass(decoding, rows)
-                    turns = [turn for turn in turns if not turn.decodes]
+        decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
+        if decoding and self._fixed_pass(decoding):
+            turns = [turn for turn in turns if not turn.decodes]
         if turns:
             self._ragged_pass(turns)
+
+    def _fixed_pass(self, turns: Sequence[Turn]) -> bool:
+        """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
+        if self.latest:  # after a fault each runs alone, one after the other, before any of them is looked at
+            self.latest.move()
+        ahead, self.ahead = self.ahead, None
+        if ahead and ahead.serves(turns):
+            self._ran_in_bucket(turns, [1] * len(turns), ahead.results, 1)
+        elif self._on_device(turns):
+            self._drafted_pass(turns)
+        else:
+            self._learn_drafts()
+            rows = [turn.inputs() for turn in turns]
+            if not self.buckets.takes(rows):
+                return False
+            self._bucket_pass(turns, rows)
+        return True
 
     def _ragged_pass(self, turns: Sequence[Turn]) -> None:
         """[certain tokens …, drafts …, scratch …] of every request, end to end; logits only where they are needed."""
@@ -161,13 +168,7 @@ class Runner:
             x = torch.cat([states[count - n :] for states, count, n in parts])[None]
         logits = transformer.head(x)[0]  # [Σ needed, V]
         results = Results(logits, None, {n: states[0] for n, states in hidden.items()})
-        self._ran_side_by_side(turns, counts, needed, results)
-
-    def _ran_side_by_side(self, turns: Sequence[Turn], counts, needed: Sequence[int], results: Results) -> None:
-        at = states_at = 0
-        for turn, count, n in zip(turns, counts, needed, strict=True):
-            turn.ran(count, results, at, states_at)
-            at, states_at = at + n, states_at + count
+        ran(turns, counts, results, needed, counts)
 
     def _recorded_pass(self, turns: Sequence[Turn], rows, starts, needed: Sequence[int]) -> bool:
         """The same in a fixed shape; False: there is none for so many tokens."""
@@ -175,13 +176,11 @@ class Runner:
         self.clock.lap("scheduling")
         result = self.buckets.prompts.read(rows, starts, tables, needed, drafts)
         if result is not None:
-            self._ran_side_by_side(turns, list(map(len, rows)), needed, Results(*result))
+            ran(turns, counts := list(map(len, rows)), Results(*result), needed, counts)
         return result is not None
 
     def _bucket_pass(self, turns: Sequence[Turn], rows: list[list[int]]) -> None:
         """A pass in a fixed shape, for requests that decode."""
-        if self.latest:  # after a fault each runs alone, one after the other, before any of them is looked at
-            self.latest.move()
         tables = self._tables(turns)
         self.clock.lap("scheduling")
         drafts = [turn.draft for turn in turns] if any(turn.branches for turn in turns) else None
@@ -195,21 +194,17 @@ class Runner:
 
     def _drafted_pass(self, turns: Sequence[Turn]) -> None:
         """The same over drafts that are on the device."""
-        if self.latest:
-            self.latest.move()
         tables, pending = self._tables(turns), self.pending
         row_of = dict(zip(self.drafting, pending.rows, strict=True))
         self.clock.lap("scheduling")
         last, starts = [turn.job.context.tokens[-1] for turn in turns], [turn.plan.start for turn in turns]
-        drafted = [row_of.get(turn) for turn in turns]
-        where = pending.memory, pending.nodes, pending.depth
-        results = flat(*self.buckets.read_drafted(last, starts, tables, drafted, *where))
-        self._ran_in_bucket(turns, [1] * len(turns), results, 1 + pending.nodes)
+        drafted, where = [row_of.get(turn) for turn in turns], (pending.memory, pending.nodes, pending.depth)
+        results = self.buckets.read_drafted(last, starts, tables, drafted, *where)
+        self._ran_in_bucket(turns, [1] * len(turns), flat(*results), 1 + pending.nodes)
 
     def _ran_in_bucket(self, turns: Sequence[Turn], counts: Sequence[int], results: Results, T: int) -> None:
+        ran(turns, counts, results, [T] * len(turns), [T] * len(turns))
         self.latest = results
-        for i, (turn, count) in enumerate(zip(turns, counts, strict=True)):
-            turn.ran(count, results, i * T, i * T)
 
     def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
         """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
@@ -291,17 +286,8 @@ class Runner:
         """The hidden states of verified tokens, of all requests that draft by one index for each layer."""
         for results in passes(turns) if self.hidden_layers else ():
             some = [turn for turn in turns if turn.results is results and turn.runs and turn.job.request.k]
-            kept = []
-            for turn in some:
-                cycle, count = turn.cycle, turn.plan.count
-                kept.append([*range(count), *(count + node for node in (cycle.path if cycle else []))])
-            if not some:
-                continue
-            index = [turn.states_at + i for turn, places in zip(some, kept, strict=True) for i in places]
-            index, counts = torch.tensor(index, device=self.target.device), list(map(len, kept))
-            for n, states in results.hidden.items():
-                for turn, part in zip(some, states.index_select(0, index).split(counts), strict=True):
-                    turn.states[n] = part
+            if some:
+                hand_out(results.hidden, some)
 
     def settle(self, turns: Sequence[Turn]) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""

@@ -155,6 +155,29 @@ def flat(logits: Tensor, best: Tensor, hidden: dict[int, Tensor]) -> Results:
     return Results(logits.flatten(0, 1), best.flatten(), {n: states.flatten(0, 1) for n, states in hidden.items()})
 
 
+def ran(turns: Sequence[Turn], counts, results: Results, logits: Sequence[int], states: Sequence[int]) -> None:
+    """A pass has processed `counts` tokens of each turn. Its logits and hidden states hold so many lines for each, one
+    turn after the other."""
+    at = states_at = 0
+    for turn, count, n, m in zip(turns, counts, logits, states, strict=True):
+        turn.ran(count, results, at, states_at)
+        at, states_at = at + n, states_at + m
+
+
+def hand_out(hidden: dict[int, Tensor], turns: Sequence[Turn]) -> None:
+    """To each turn the states of its verified tokens: the certain ones and the accepted path."""
+    kept = []
+    for turn in turns:
+        count, path = turn.plan.count, turn.cycle.path if turn.cycle else []
+        kept.append([*range(count), *(count + node for node in path)])
+    index = [turn.states_at + i for turn, places in zip(turns, kept, strict=True) for i in places]
+    counts, some = list(map(len, kept)), next(iter(hidden.values()))
+    index = torch.tensor(index).to(some.device, non_blocking=True)
+    for n, states in hidden.items():
+        for turn, part in zip(turns, states.index_select(0, index).split(counts), strict=True):
+            turn.states[n] = part
+
+
 def chosen(places: list[int], of: Tensor) -> slice | Tensor:
     """An index of these places. A slice is a view; a tensor has to be sent to the device, but not to be waited for."""
     if places == list(range(places[0], places[0] + len(places))):

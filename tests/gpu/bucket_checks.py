@@ -242,7 +242,7 @@ def check_texts(device="cpu", dtype=torch.float64, some: Sequence[str] = EVERYBO
             expected, usual = texts(model, make(), False, asks(), num_blocks=blocks)
             found, engine = texts(model, make(), True, asks(), num_blocks=blocks)
             assert found == expected, name
-            recordings = engine.runner.buckets.recordings
+            recordings = engine.runner.buckets.recordings | engine.runner.buckets.drafted
             assert usual.runner.buckets is None and len(recordings) >= 3
             assert any(branches for *_, branches in recordings) == (name in ("lookahead", "medusa", "eagle"))
             assert bool(engine.runner.buckets.movers) == (name in ("medusa", "eagle"))  # paths that are no chains

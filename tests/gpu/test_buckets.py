@@ -316,7 +316,7 @@ MUTANTS = {
         in_move("nothing = self.spare * size, self.spare * size", "nothing = self.spare * size, 0"), ("moves",)
     ),
     "alone, they share one place": Mutant(
-        lambda patch: rewrite(patch, Runner, "_bucket_pass", "if self.latest:", "if False:"), ("trouble",), ("texts",)
+        lambda patch: rewrite(patch, Runner, "_fixed_pass", "if self.latest:", "if False:"), ("trouble",), ("texts",)
     ),
     "judged by the first row's tokens": Mutant(
         lambda patch: rewrite(patch, Runner, "judge", "tokens[turn.at : turn", "tokens[0 : turn"),
