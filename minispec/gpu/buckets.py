@@ -15,9 +15,10 @@ Inside a row's last block padding lands past the row's length, where memory may 
 Nobody gives weight to it: a token sees no slot after its own. That it is read all the same, and that 0 · NaN is NaN, is
 why there are two blocks and not one: a row gone wrong must not reach its neighbours through garbage that all share.
 
-The host's part of a pass is one sheet of numbers, lengths, tables and tokens, sent by one transfer. Of the tables it
-rewrites only those that have changed, which with blocks of 16 is one in 16. A pass after one of a single token per row
-needs no sheet at all (`again`): it moves the lengths on, and takes the tokens that the last pass has found.
+The host's part of a pass are two sheets of numbers: lengths and tokens, and the tables, of which it rewrites only those
+that have changed, with blocks of 16 one in 16. Each is sent by one transfer, whole lines of it: only memory without
+gaps goes while the host works on. A pass after one of a single token per row needs no lengths and tokens (`again`): it
+moves the lengths on, and takes the tokens that the last pass has found.
 """
 
 from __future__ import annotations
@@ -131,14 +132,14 @@ class Buckets(Fused):
         self.width = -(-longest // cache.block_size)  # of a table
         self.number(self.width * cache.block_size)
         most, new = rows_of(rows), dict(dtype=self.dtype, device=self.device)
-        # One line a row: length, table, tokens, and of trees how far after the certain token each is and who attends to
-        # whom. The host writes `lines`, the device reads its copy, the sheet.
-        self.first = 1 + self.width  # where the tokens begin
-        line = self.first + (1 + k) * (3 + k)
-        self.sheet = torch.zeros(most, line, dtype=torch.int32, device=self.device)
-        self.lines = torch.zeros(most, line, dtype=torch.int32, pin_memory=self.device.type == "cuda")
-        self.numbers = self.lines.numpy()  # the same memory, quicker to write to
-        self.numbers[:, 1 : 1 + self.width] = self.blank
+        # One line a row: length, tokens, and of trees how far after the certain token each is and who attends to whom.
+        # The host writes `lines`, the device reads its copy, the sheet. Tables have a sheet of their own.
+        sizes, pinned = (1 + (1 + k) * (3 + k), self.width), self.device.type == "cuda"
+        self.sheet, self.table_sheet = (torch.zeros(most, n, dtype=torch.int32, device=self.device) for n in sizes)
+        self.lines, self.table_lines = (torch.zeros(most, n, dtype=torch.int32, pin_memory=pinned) for n in sizes)
+        self.numbers, self.table_numbers = self.lines.numpy(), self.table_lines.numpy()  # quicker to write to
+        self.table_numbers[:] = self.blank
+        self.table_sheet.copy_(self.table_lines)
         self.tables: list[list[int]] = [[] for _ in range(most)]  # what is written in each line
         # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
         self.logits = torch.zeros(most * (1 + k), self.config.vocab_size, **new)
@@ -175,7 +176,7 @@ class Buckets(Fused):
         self.write(rows, starts, tables, B, T)
         if drafts is not None:
             self.write_views(drafts, rows, B, T)
-        self.send(B, 0, self.first + (T if drafts is None else T * (2 + T)))
+        self.send(B)
         return self.launch(self.recordings, (B, T, drafts is not None), len(rows))
 
     def read_drafted(
@@ -187,8 +188,8 @@ class Buckets(Fused):
         B, T = rows_of(len(last)), 1 + nodes
         tokens = [[token, -1 if row is None else row] for token, row in zip(last, drafted, strict=True)]
         self.write([[token] for token in last], starts, tables, B, 1)
-        self.numbers[:B, self.first : self.first + 2] = [*tokens, *[[0, -1]] * (B - len(tokens))]
-        self.send(B, 0, self.first + 2)
+        self.numbers[:B, 1:3] = [*tokens, *[[0, -1]] * (B - len(tokens))]
+        self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
         return self.launch(self.drafted, (B, T, (memory, depth)), len(last))
@@ -198,7 +199,7 @@ class Buckets(Fused):
         B, T, branches = shape
         key = B, T, bool(branches)
         if key not in recordings:
-            recordings[key] = Recorded(partial(self.work, *shape), [self.sheet])
+            recordings[key] = Recorded(partial(self.work, *shape), [self.sheet, self.table_sheet])
         self.shape, self.count = key, count
         recordings[key]()
         return self.result(B, T, count)
@@ -210,8 +211,8 @@ class Buckets(Fused):
         if T != 1 or branches or len(tables) != self.count:
             raise ValueError(f"{len(tables)} rows after a pass of {self.count} rows of {T} tokens: read them instead")
         self.sent.wait()
-        if self.write_tables(tables):
-            self.send(B, 1, self.first)
+        self.write_tables(tables)
+        self.sent.record()
         if B not in self.followers:
             self.followers[B] = Recorded(partial(self.follow, B), [self.sheet, self.best])
         self.followers[B]()
@@ -232,9 +233,9 @@ class Buckets(Fused):
             self.results[shape] = Result(take(self.logits), take(self.best), streams)
         return self.results[shape]
 
-    def send(self, B: int, start: int, stop: int) -> None:
-        """These columns of the first B lines, to the sheet."""
-        self.sheet[:B, start:stop].copy_(self.lines[:B, start:stop], non_blocking=True)
+    def send(self, B: int) -> None:
+        """The first B lines, to the sheet."""
+        self.sheet[:B].copy_(self.lines[:B], non_blocking=True)
         self.sent.record()
 
     def write(self, rows, starts, tables, B: int, T: int) -> None:
@@ -245,40 +246,40 @@ class Buckets(Fused):
                                  f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
         nobody = B - len(rows)
         rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
-        first = self.first
         self.sent.wait()  # the last sheet is gone: its lines may be written again
         self.numbers[:B, 0] = starts
-        self.numbers[:B, first : first + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
+        self.numbers[:B, 1 : 1 + T] = [[*tokens, *[0] * (T - len(tokens))] for tokens in rows]
         self.write_tables(tables)
 
-    def write_tables(self, tables: Sequence[Sequence[int]]) -> bool:
-        """Those that are not what their lines say; whether there were any."""
-        changed, first = False, self.first
-        for row, table in enumerate(tables):
-            if table != self.tables[row]:
-                self.tables[row], changed = list(table), True
-                used = table[: self.width]  # beyond it no text can be, only slots for a tree
-                self.numbers[row, 1:first] = self.blank
-                self.numbers[row, 1 : 1 + len(used)] = used
-        return changed
+    def write_tables(self, tables: Sequence[Sequence[int]]) -> None:
+        """Write and send those that are not what their lines say."""
+        changed = [row for row, table in enumerate(tables) if table != self.tables[row]]
+        for row in changed:
+            self.tables[row] = list(tables[row])
+            used = tables[row][: self.width]  # beyond it no text can be, only slots for a tree
+            self.table_numbers[row] = self.blank
+            self.table_numbers[row, : len(used)] = used
+        if changed:
+            some = slice(changed[0], changed[-1] + 1)
+            self.table_sheet[some].copy_(self.table_lines[some], non_blocking=True)
 
     def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
         """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
         views = [tree_view(tuple(draft.tree), T) if draft.scratch is None else scratch_view(draft, len(tokens), T)
                  for draft, tokens in zip(drafts, rows, strict=True)]  # fmt: skip
         nobody = tree_view((), T)
-        self.numbers[:B, self.first + T : self.first + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
+        self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
     def work(self, B: int, T: int, branches: bool | tuple[Tensor, int]) -> None:
         """The device's part. Nobody looks at a number: it is all in the sheet, or in a drafter's memory."""
-        lengths, tables, tokens = self.sheet[:B, : self.first + T].split([1, self.width, T], 1)
+        lengths, tables, tokens = self.sheet[:B, :1], self.table_sheet[:B], self.sheet[:B, 1 : 1 + T]
         slots = lengths + self.places[:T]  # [B, T]
         positions, mask = slots, None
         if isinstance(branches, tuple):
             tokens, offsets, mask = self.trees_of(B, T, *branches)
             positions = lengths + offsets
         elif branches:
-            views = self.sheet[:B, self.first + T : self.first + T * (2 + T)]
+            views = self.sheet[:B, 1 + T : 1 + T * (2 + T)]
             positions, mask = lengths + views[:, :T], views[:, T:].unflatten(1, (T, T)) > 0
         blocks = tables.gather(1, slots // self.block_size).long()  # [B, T]
         blocks = blocks.masked_fill(blocks == self.blank, self.spare)
@@ -294,7 +295,7 @@ class Buckets(Fused):
 
     def trees_of(self, B: int, T: int, memory: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [B, T], how far after the first each is, and who attends to whom [B, T, T], of drafts in memory."""
-        last, row = self.sheet[:B, self.first : self.first + 2].long().split(1, 1)  # [B, 1] each
+        last, row = self.sheet[:B, 1:3].long().split(1, 1)  # [B, 1] each
         tokens, parents = memory[row[:, 0].clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         there = (tokens >= 0) & (row >= 0)
         above = ancestors(torch.where(there, parents, -1), depth)
@@ -304,8 +305,8 @@ class Buckets(Fused):
 
     def follow(self, B: int) -> None:
         """`work` for the next token of each row. Padding rows stay where they are."""
-        self.sheet[:B, 0] += self.sheet[:B, 1] != self.blank
-        self.sheet[:B, self.first] = self.best[:B].clamp(min=0)  # −1 is no token; what comes of it is dropped
+        self.sheet[:B, 0] += self.table_sheet[:B, 0] != self.blank
+        self.sheet[:B, 1] = self.best[:B].clamp(min=0)  # −1 is no token; what comes of it is dropped
         self.work(B, 1, False)
 
     def move(self, tables: Sequence[Sequence[int]], starts: Sequence[int], paths: Sequence[Sequence[int]]) -> None:

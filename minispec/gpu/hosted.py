@@ -61,8 +61,7 @@ class VerifyPasses:
         branches = any(draft.parents is not None or draft.scratch for draft in drafts)
         T = 1 + self.most if longest else 1
         self.write(last, drafts, lengths, T, branches)
-        used = 1 + 2 * T + T * T if branches else 1 + T
-        self.sheet[:, :used].copy_(self.lines[:, :used], non_blocking=True)
+        self.sheet.copy_(self.lines, non_blocking=True)  # whole: only memory without gaps goes while the host works on
         key = T, branches
         if key not in self.recordings:
             self.recordings[key] = Recorded(partial(self.work, T, branches), [self.sheet, self.target.lengths])

@@ -83,7 +83,13 @@ def test_the_kernel_gets_what_it_asks_for(monkeypatch):
 
 def test_no_pass_looks_at_a_number_or_leaves_its_place():
     scene = checks.Scene(random_model(num_layers=3), 6)
-    fixed = [scene.buckets.sheet, scene.buckets.logits, scene.buckets.best, *scene.buckets.streams.values()]
+    fixed = [
+        scene.buckets.sheet,
+        scene.buckets.table_sheet,
+        scene.buckets.logits,
+        scene.buckets.best,
+        *scene.buckets.streams.values(),
+    ]
     addresses = [tensor.data_ptr() for tensor in fixed]
     for branches in (False, True):
         scene.compare(range(6), 3, 1e-10, branches)
@@ -273,17 +279,18 @@ def in_move(old: str, new: str):
 
 MUTANTS = {
     "padding is written into block 0": Mutant(in_work("self.blank, self.spare)", "self.blank, 0)"), ("logits",)),
-    "tables are filled up with block 0": Mutant(in_tables("1:first] = self.blank", "1:first] = 0"), ("logits",)),
+    "tables are filled up with block 0": Mutant(in_tables("[row] = self.blank", "[row] = 0"), ("logits",)),
     "garbage is read": Mutant(
         in_work("self.blank, self.spare)", "self.blank, self.blank)"), ("neighbours",), ("texts",)
     ),
-    "tables of other rows": Mutant(in_tables("enumerate(tables)", "enumerate(tables[::-1])"), ("logits", "texts")),
+    "tables of other rows": Mutant(in_tables("changed =", "tables = tables[::-1]\n    changed ="), ("logits", "texts")),
     "stale lengths": Mutant(in_write("self.numbers[:B, 0] = starts", "pass"), ("logits", "texts")),
     "stale tables": Mutant(in_tables("table != self.tables[row]", "not self.tables[row]"), ("logits", "texts")),
-    "tables that grow unnoticed": Mutant(in_tables("list(table), True", "table, True"), ("texts",), ("logits",)),
+    "tables that grow unnoticed": Mutant(in_tables("list(tables[row])", "tables[row]"), ("texts",), ("logits",)),
     "old blocks stay in a shorter table": Mutant(
-        in_tables("self.numbers[row, 1:first] = self.blank", "pass"), ("logits",)
+        in_tables("self.table_numbers[row] = self.blank", "pass"), ("logits",)
     ),
+    "tables are not sent": Mutant(in_tables("if changed:", "if False:"), ("logits", "texts")),
     "those who left go on": Mutant(in_write("[*tables, *[[]] * nobody]", "tables"), ("logits",)),
     "positions within a block": Mutant(
         in_work("through(tokens, positions,", "through(tokens, positions % self.block_size,"), ("logits", "texts")

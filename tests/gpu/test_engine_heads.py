@@ -24,7 +24,7 @@ from minispec.drafters.base import next_id
 from minispec.gpu import engine_heads
 from minispec.gpu.buckets import Buckets, tree_view
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
-from minispec.tree import Draft, view
+from minispec.tree import Draft, cut, view
 
 D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
@@ -46,7 +46,7 @@ class Beside:
         begin, forget = DraftsForMany.begin, DraftsForMany.forget
 
         def and_compare(many, contexts, k, depths):
-            expected = [eager.propose([c], depth)[0] for c, depth in zip(contexts, depths, strict=True)]
+            expected = [cut(eager.propose([c], k)[0], depth) for c, depth in zip(contexts, depths, strict=True)]
             pending = begin(many, contexts, k, depths)
             if pending.drafts() != expected:  # not raised: the engine would ask again, for each request alone
                 self.wrong.append(expected)
