@@ -163,6 +163,7 @@ def grow_tensors(
     if budgets is not None:
         kept = within(scores, kept, budgets)
     if depths is not None:  # … and then each is cut to its own depth, as by tree.cut
-        kept = kept.masked_fill(kept >= numbers(tuple(ends), kept.device)[depths][:, None], scores.shape[1])
+        end = numbers(tuple(ends), kept.device)[depths.clamp(max=depth)][:, None]
+        kept = kept.masked_fill(kept >= end, scores.shape[1])
     tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too
