@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import DTYPES, INTERPRETED, card, jit, precision, tl, triton, unavailable
+from .attention import DTYPES, INTERPRETED, KIB, card, jit, precision, tl, triton, unavailable
 
 MOST_TOKENS = 64
 
@@ -178,11 +178,13 @@ def skinny(
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
 
-def shared_bytes(tiles: Tiles, dtype: torch.dtype, x_dtype: torch.dtype, swiglu: bool, tokens: int = 16) -> int:
+def shared_bytes(
+    tiles: Tiles, dtype: torch.dtype, x_dtype: torch.dtype, swiglu: bool, tokens: int = 16, hopper: bool = False
+) -> int:
     """Shared memory of a program: the strips of W (gate's and up's) and of x that are under way. Hopper's matrix units
-    hold one more, and Hopper has room for it."""
+    read from there, and hold one more."""
     strip = (2 if swiglu else 1) * tiles.rows * dtype.itemsize + tokens * x_dtype.itemsize
-    return (tiles.stages - 1) * tiles.wide * strip
+    return (tiles.stages - (not hopper)) * tiles.wide * strip
 
 
 @lru_cache
@@ -203,7 +205,8 @@ def default_tiles(
         tiles = tiles._replace(wide=tiles.wide // 2)  # the same bytes
     if tokens > 16:
         tiles = tiles._replace(stages=3)
-    while shared_bytes(tiles, dtype, x_dtype, swiglu, tokens) > shared:
+    hopper = shared > 200 * KIB  # an A100, which has the most of all others, has 163
+    while shared_bytes(tiles, dtype, x_dtype, swiglu, tokens, hopper) > shared:
         if tiles.stages > 3:
             tiles = tiles._replace(stages=tiles.stages - 1)
         elif tiles.rows > 16:

@@ -20,6 +20,7 @@ finish_reason="error" and the exception in `Output.error`.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -278,6 +279,9 @@ class Engine:
             else:
                 for turn in turns:
                     self._attempt(work, [turn])
+                if all(turn.runs for turn in turns):  # nothing is wrong with any of them
+                    warnings.warn(f"{work.__name__} failed for {len(turns)} requests at once, and succeeded, far more "
+                                  f"slowly, for each alone: {error!r}", stacklevel=2)  # fmt: skip
 
     def _fail(self, job: Job, error: Exception) -> None:
         if job.output is None:  # else its own callback aborted it, and raised after that

@@ -67,11 +67,11 @@ def attention(gpu, dtype, D=128, T=4, paged=False, mask=False, **options):
     return attend.calls[0], merge.calls[0]
 
 
-def product(gpu, dtype, rows, width, swiglu=False, norm=False, residual=False, **options):
-    """The launch of a product of five tokens."""
-    x, w = torch.empty(5, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
-    x = sk.HalfNormed(x.to(sk.half_normed_dtype(dtype)), torch.empty(64, 5)) if norm else x
-    added = torch.empty(5, rows, dtype=dtype) if residual else None
+def product(gpu, dtype, rows, width, swiglu=False, norm=False, residual=False, tokens=5, **options):
+    """The launch of a product of a few tokens."""
+    x, w = torch.empty(tokens, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
+    x = sk.HalfNormed(x.to(sk.half_normed_dtype(dtype)), torch.empty(64, tokens)) if norm else x
+    added = torch.empty(tokens, rows, dtype=dtype) if residual else None
     with on(gpu) as (_, _, launched):
         sk.skinny(x, w, swiglu=swiglu, residual=added, gain=None if added is None else added[0], **options)
     return launched.calls[0]
@@ -108,7 +108,8 @@ def check_product(gpu, dtype, rows, width, **options) -> None:
     chosen = launch[2]
     tiles = sk.Tiles(chosen["ROWS"], chosen["WIDE"], chosen["num_warps"], chosen["num_stages"])
     x_dtype = sk.half_normed_dtype(dtype) if options.get("norm") else dtype
-    check(KERNELS[2], launch, gpu, sk.shared_bytes(tiles, dtype, x_dtype, options.get("swiglu", False)))
+    estimate = sk.shared_bytes(tiles, dtype, x_dtype, options.get("swiglu", False), chosen["TOKENS"], gpu == 90)
+    check(KERNELS[2], launch, gpu, estimate)
 
 
 @pytest.mark.parametrize("gpu", [80, 89, 90, "gfx942"])
@@ -163,3 +164,9 @@ def test_tiles_that_are_too_large_are_noticed():
     ):
         with pytest.raises(AssertionError):
             check(kernel, launch, 89, estimate=2**30)
+
+
+@pytest.mark.parametrize("gpu", [80, 89, 90])
+@pytest.mark.parametrize("tokens", [32, 64])
+def test_products_of_many_tokens_fit(gpu, tokens):
+    check_product(gpu, HALF, 28672, 4096, swiglu=True, norm=True, tokens=tokens)

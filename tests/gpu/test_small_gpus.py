@@ -125,7 +125,7 @@ def test_default_tilings_fit(kib):
     for dtype, shape, swiglu, norm, tokens in product(fd.DTYPES, shapes, (False, True), (False, True), (16, 32, 64)):
         x_dtype = sk.half_normed_dtype(dtype) if norm else dtype
         tiles = sk.default_tiles(dtype, x_dtype, shape, swiglu, shared, tokens)
-        assert sk.shared_bytes(tiles, dtype, x_dtype, swiglu, tokens) <= shared
+        assert sk.shared_bytes(tiles, dtype, x_dtype, swiglu, tokens, hopper=kib > 200) <= shared
         assert tiles.rows >= 16 and tiles.wide >= 32 and tiles.stages >= 3 and tiles.warps >= 2
 
 
