@@ -216,15 +216,17 @@ viz.cycle_stepper(target, draft, question, fast)
 # | 03 | [paged blocks](03_paged_blocks.ipynb) | keep many caches in one memory without wasting it |
 # | 04 | [continuous batching](04_continuous_batching.ipynb) | schedule requests that come and go at every step |
 # | 05 | [draft and verify](05_draft_and_verify.ipynb) | write the loop you saw above, cache included |
-# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | prove that sampling stays exact, and catch code that is not |
+# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | write the sampler, and prove that it keeps the target's distribution |
 # | 07 | [how fast](07_how_fast.ipynb) | predict the speed-up, choose the draft length, say when not to bother |
 # | 08 | [drafters](08_drafters.ipynb) | pick one of seven ways to guess |
 # | 09 | [medusa](09_medusa.ipynb) | train extra heads and verify a tree of guesses |
 # | 10 | [eagle and dflash](10_eagle_and_dflash.ipynb) | draft from the target's own hidden states |
 # | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | fit speculation into paging and batching, and see a large batch eat the gain |
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
-# | 13 | [beyond one gpu](13_beyond_one_gpu.ipynb) | split a model over several devices |
-# | 14 | [interview day](14_interview_day.ipynb) | explain all of it to somebody who asks back |
+# | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | test a sampler, and tell rounding from a bug |
+# | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | split a model over several devices |
+# | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
+# | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
 # A word you do not know is in the [glossary](../docs/glossary.md). Which lesson needs which is drawn in the
 # [syllabus](../docs/syllabus.md).

@@ -304,7 +304,7 @@ viz.timing(here)
 # | paged blocks | room for more rows | 03 |
 # | speculation | more tokens of one row share a weight | 05 to 11 |
 # | quantisation | fewer bytes per weight | 12 |
-# | several GPUs | more bandwidth | 13 |
+# | several GPUs | more bandwidth | 16 |
 #
 # Batching and speculation spend the same idle arithmetic. What one has used, the other cannot have.
 

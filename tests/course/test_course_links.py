@@ -18,8 +18,8 @@ import jupytext
 from minispec.course import interview
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted((ROOT / "course/lessons").glob("[0-9]*.py"))
-EXERCISES = sorted((ROOT / "course/exercises").glob("[0-9]*.py"))
+LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
+EXERCISES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises": ROOT / "exercises"}
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
@@ -28,6 +28,11 @@ ENDING = ["In production", "Check yourself", "Next"]
 
 
 # ---------------------------------------------------------------- reading
+
+
+def number(file: Path) -> str:
+    """What a lesson and its exercises share: "06", or "appendix"."""
+    return file.stem.split("_")[0]
 
 
 @cache
@@ -191,14 +196,14 @@ def needed() -> dict[str, set[str]]:
     drawn = re.search(r"```mermaid\n(.*?)```", prose(ROOT / "docs/syllabus.md"), flags=re.DOTALL)[1]
     direct: dict[str, set[str]] = {}
     for line in drawn.splitlines():
-        chain = re.findall(r"L(\d\d)", line)
+        chain = re.findall(r"\bL(\d\d|appendix)", line)
         for before, after in pairwise(chain):
             direct.setdefault(before, set())
             direct.setdefault(after, set()).add(before)
     order = TopologicalSorter(direct).static_order()  # refuses a circle
     needs: dict[str, set[str]] = {}
-    for number in order:
-        needs[number] = direct[number].union(*(needs[before] for before in direct[number]))
+    for lesson in order:
+        needs[lesson] = direct[lesson].union(*(needs[before] for before in direct[lesson]))
     return needs
 
 
@@ -210,9 +215,9 @@ def test_what_comes_before_a_lesson_comes_before_it_on_the_map():
     needs = needed()
     for file in LESSONS:
         [top] = TOP.findall(prose(file))
-        before = re.findall(r"\((\d\d)_\w+\.ipynb\)", top.split("*Practice:*")[0])
-        assert set(before) <= needs[file.stem[:2]], file
-        assert bool(before) == (file.stem[:2] != "00"), file
+        before = re.findall(r"\((\d\d|appendix)_\w+\.ipynb\)", top.split("*Practice:*")[0])
+        assert set(before) <= needs[number(file)], file
+        assert bool(before) == (number(file) != "00"), file
 
 
 # ---------------------------------------------------------------- interview questions
@@ -229,12 +234,12 @@ def mentioned(file: Path) -> set[str]:
 def test_every_question_a_lesson_names_is_in_the_bank():
     for file in LESSONS:
         assert mentioned(file) - BANK.keys() == set(), file
-        own = {question.id for question in BANK.values() if question.lesson == file.stem[:2]}
+        own = {question.id for question in BANK.values() if question.lesson == number(file)}
         assert not own or own & mentioned(file), f"{file} names none of its own questions, {sorted(own)[:3]}"
 
 
 def test_every_question_belongs_to_a_lesson_that_exists():
-    missing = {question.lesson for question in BANK.values()} - {file.stem[:2] for file in LESSONS}
+    missing = {question.lesson for question in BANK.values()} - {number(file) for file in LESSONS}
     assert missing == set()
 
 

@@ -70,7 +70,7 @@ def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     found = [
         Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}", product.kind)
         for product in PRODUCTS
-        for source in sorted((root / product.sources).glob("[0-9]*.py"))
+        for source in sorted((root / product.sources).glob("[!_]*.py"))
     ]
     if not found:
         raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0].sources}: build from a clone of the repository")

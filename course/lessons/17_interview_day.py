@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Interview day
 #
-# *Time:* 60 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [13 beyond one GPU](13_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
+# *Time:* 60 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
 #
 # You know the material. Today you say it aloud, to somebody who asks back, with a clock running. That is a skill of its
 # own, and it can be practised.
@@ -20,7 +20,8 @@ import minispec as ms
 from minispec import theory
 from minispec.course import viz
 from minispec.course.interview.cheatsheet import numbers_to_remember
-from minispec.course.interview.drill import Figure, Said, Talk
+from minispec.course.interview.drill import Figure, Said
+from minispec.course.interview.grading import Grading
 from minispec.course.interview.summary import lesson, with_unit
 
 bank = ms.interview.load()
@@ -61,7 +62,7 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # %% [markdown]
 # ## Three answers
 #
-# Three candidates, one question. Read them slowly, and grade each before you read on.
+# Three candidates, one question. Read them slowly: you are the one who grades them.
 #
 # **Ada.** "Large models are slow because memory is slow. So you take a small model and a big one. The small one writes a
 # few tokens ahead, and the big one looks at all of them in one go. What it agrees with stays. At the first token it does
@@ -86,37 +87,23 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # Medusa is cheap and fades with depth, EAGLE sees the target's states and is right more often for little more."
 
 # %% [markdown]
-# ## Predict
+# ## Grade them
 #
-# How many of the eleven points of the three levels does Ben make?
+# Tick, for each candidate, the points of the rubric that you heard. A level is reached with two thirds of its points and on
+# top of the levels below, and each line that sinks a candidate costs a level
+# ([`Said`](../minispec/course/interview/drill.py) counts that way).
 
 # %% tags=["nbval-ignore-output"]
-bens = viz.predict("Points that Ben makes?", "points")
-bens
+grades = Grading(question)
+grades
 
 # %% [markdown]
-# ## Run
+# ## Compare
 #
-# Grading is ticking. [`Talk`](../minispec/course/interview/drill.py) lists the boxes, [`Said`](../minispec/course/interview/drill.py)
-# counts: a level is reached with two thirds of its points and on top of the levels below, and each sinking tell costs a
-# level.
+# Your grades, and how we would have graded. Where we disagree, read the answer again before you decide who is right.
 
-# %%
-boxes = [box.text for box in Talk(question).rubric]
-points = {level: [boxes.index(point) for point in question.level(level)] for level in ms.interview.LEVELS}
-answers = {
-    "Ada": points["L4"],
-    "Ben": points["L4"] + points["L5"],
-    "Cleo": points["L4"] + points["L5"] + points["L6"],
-}
-for name, ticked in answers.items():
-    print(f"{name:5} {len(ticked):2d} points: {Said(Talk(question), frozenset(ticked)).level}")
-
-# %% [markdown]
-# ## Reveal
-
-# %%
-bens.reveal(len(answers["Ben"]))
+# %% tags=["spoiler"]
+grades.compare()
 
 # %% [markdown]
 # Ada is not wrong in a single word. Half a sentence about memory and one name saved her from two of the tells that sink.
@@ -126,8 +113,9 @@ bens.reveal(len(answers["Ben"]))
 # And had Ben closed with "so it approximates the large model"? One wrong word about the very point of the method:
 
 # %%
-approximate = boxes.index(question.sinks[0])
-print("Ben, with that sentence:", Said(Talk(question), frozenset([*answers["Ben"], approximate])).level)
+ben = grades.our_grading("Ben")
+approximate = [box.text for box in ben.item.rubric].index(question.sinks[0])
+print("Ben, with that sentence:", Said(ben.item, ben.ticked | {approximate}).level)
 
 # %% [markdown]
 # ## Numbers to know
@@ -299,4 +287,4 @@ print("right" if figure.number.matches(3.5) else "wrong")
 #   `capacity-plan`, `cost-per-million`, `explain-to-a-manager`.
 # - `minispec mock`, once a day until the day. The [syllabus](../docs/syllabus.md) has a plan for a week.
 # - The [glossary](../docs/glossary.md), for words that have slipped away, and the [cheat sheet](../docs/cheatsheet.md).
-# - [Exercises 15](../exercises/15_capstone.ipynb): the capstone, if you want to build all of it once more, alone.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, if you want to build all of it once more, alone.
