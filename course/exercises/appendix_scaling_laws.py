@@ -12,9 +12,9 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="appendix.compute_optimal"
 # ## 1. How large a model should be
 #
-# Training costs $C = 6 N D$ FLOPs: 2 for the forward and 4 for the backward pass, for each of $N$ parameters and $D$
+# Training costs $C = 6 N D$ FLOPs: 2 for the forward pass and 4 for the backward pass, for each of $N$ parameters and $D$
 # tokens. The best use of a given $C$ is a model that is neither too large nor trained too long; experiments put it at
-# about $r = 20$ tokens a parameter. Two equations, two unknowns:
+# about $r = 20$ tokens per parameter. Two equations, two unknowns:
 #
 # $$C = 6 N D, \qquad D = r N$$
 #
@@ -40,7 +40,7 @@ check("appendix.compute_optimal", compute_optimal)
 
 # %% [markdown]
 # What should have been trained with the compute of some known models? One of them was trained far beyond its optimum, on
-# purpose: why would anybody do that?
+# purpose: why would one do that?
 
 # %%
 draw("appendix.compute_optimal", compute_optimal)

@@ -13,8 +13,6 @@
 # - name the one fact that all fast decoding rests on;
 # - watch a small model guess and a larger one check it;
 # - choose your way through the course.
-#
-# Run a cell with **Shift + Enter**. Go from top to bottom.
 
 # %%
 import torch
@@ -107,7 +105,7 @@ guess
 #
 # [`verify_curve`](../minispec/bench/measure.py) times both passes in turns and takes medians. A single timing is an anecdote.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)
 print(f"a pass over 1 token:  {one.time.median * 1000:.2f} ms")
 print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
@@ -115,7 +113,7 @@ print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess.reveal(five.ratio)
 print(f"a token alone costs {one.time.median * 1000:.2f} ms")
 print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
@@ -269,6 +267,17 @@ viz.cycle_stepper(target, draft, question, fast)
 # Three: two accepted ones and the correction. The fourth was judged as the continuation of a wrong third token, so it
 # has to go.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the idea of this lesson in full; sections 1 and 2 can be
+#   read now.
+# - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
+#   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): how short the first version of the idea was.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -272,7 +272,7 @@ print(f"the real verifier:        {sum(len(run) * chance for run, chance in cycl
 # %% [markdown]
 # ## Draft tokens that were not sampled
 #
-# ### "The draft must sample: greedy drafts cannot be used"
+# ### "The draft model must sample: greedy drafting cannot be used"
 #
 # They can. A drafter that could have proposed nothing else has a distribution too: $q(d) = 1$. With it, the acceptance
 # probability becomes $p(d)$, and the residual becomes $p$ without $d$, renormalised.
@@ -292,7 +292,7 @@ claim("greedy draft, q one-hot", exact.emitted_distribution(p, certain), p)
 claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=certain), p)
 
 # %% [markdown]
-# Prompt lookup (lesson 08) rests on this rule. Which of the two drafts is accepted more often? That depends: sampled draft
+# Prompt lookup (lesson 08) rests on this rule. Which of the two is accepted more often? That depends: sampled draft
 # tokens are accepted with $\sum\min(p, q)$, greedy ones with $p(d)$.
 
 # %%
@@ -333,7 +333,7 @@ for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.
 
 # %% [markdown]
 # Every line is exact. The parameters decide only how much is accepted, so the drafter's may be tuned for acceptance alone;
-# [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) draws how it depends on both temperatures.
+# [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) shows how it depends on both temperatures.
 #
 # ### What must be consistent
 #
@@ -364,13 +364,13 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # | `verify.chain_batch` | `RejectionSampler` (v1/sample) | transformers: `_speculative_sampling` |
 # | the correction | *recovered token* | papers speak of *resampling* |
 # | the bonus | *bonus token* | SGLang says *bonus* for a correction, too |
-# | `q=None`, one-hot | no `draft_probs`: n-gram and greedy drafts | EAGLE in SGLang, by default: the target alone decides |
+# | `q=None`, one-hot | no `draft_probs`: n-gram and greedy drafters | EAGLE in SGLang, by default: the target alone decides |
 # | greedy target | compares with the argmax, no coin | the same |
 # | a lossy rule, like `typical` | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
 #
 # Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in bfloat16. vLLM
-# draws the recovered token of every place in advance, and its coins in float64, because in float32 a coin of exactly 0
-# is too common. Its documentation promises what you can now read precisely: lossless up to the numerics of the hardware.
+# samples the recovered token of every position in advance, and takes its random numbers in float64, because in float32 a
+# number of exactly 0 is too common. Its documentation promises what you can now read precisely: lossless up to the numerics of the hardware.
 #
 # Rules that accept more tokens by changing the distribution exist and are used on purpose. Lesson 09 has one.
 
@@ -394,6 +394,21 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # Exact, if the q that is reported is the one at 0.3. The price is acceptance: the draft is more concentrated than the target,
 # so its favourite token is often rejected and the others are hardly ever proposed.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the rule and its proof; appendix A.1 is the part that you
+#   have just done.
+# - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
+#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same theorem, with its own proof and a 70B target.
+# - Sun et al., 2023: *SpecTr: fast speculative decoding via optimal transport*
+#   ([arXiv:2310.15141](https://arxiv.org/abs/2310.15141)): what the rule becomes with several candidates per position.
+# - Sun et al., 2025: *Block verification accelerates speculative decoding*
+#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a rule that accepts more often and is still lossless.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

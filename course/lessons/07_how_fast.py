@@ -37,11 +37,11 @@ from minispec.course import demo, viz
 tokens_guess = viz.predict("Each of 4 drafts passes with α = 0.7. How many tokens does a cycle emit?", "tokens")
 tokens_guess
 
-# %%
+# %% tags=["spoiler"]
 for alpha in (0.4, 0.7, 0.9):
     print(f"α = {alpha}:", *(f"K = {k}: {theory.expected_tokens(alpha, k):.2f}  " for k in (1, 2, 4, 8, 16)))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 tokens_guess.reveal(theory.expected_tokens(0.7, 4))
 
 # %% [markdown]
@@ -88,12 +88,12 @@ for v in (1.0, 1.3, 2.5):
 even_guess = viz.predict("K = 4 and c = 0.1. Above which α does speculation gain, if verifying costs v = 1?")
 even_guess
 
-# %%
+# %% tags=["spoiler"]
 print(f"K = 1, c = 0.1: from α = {theory.break_even(1, 0.1):.2f} on")
 for k, c, v in ((4, 0.1, 1.0), (4, 0.02, 1.0), (8, 0.1, 1.0), (4, 0.1, 2.9)):
     print(f"K = {k}, c = {c}, v = {v}: from α = {theory.break_even(k, c, v):.2f} on")
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 even_guess.reveal(theory.break_even(4, 0.1))
 
 # %% [markdown]
@@ -142,7 +142,9 @@ for k in (2, 4, 8):
 # divides by the time of one plain pass. The last two columns are the point of this lesson.
 
 # %% tags=["nbval-ignore-output"]
-speedup_guess = viz.predict("micro with micro-draft and k = 4 on your machine: how many times as fast as plain?", "times")
+speedup_guess = viz.predict(
+    "micro with micro-draft and k = 4 on your machine: how many times as fast as plain?", "times"
+)
 speedup_guess
 
 # %% tags=["spoiler", "nbval-ignore-output"]
@@ -356,6 +358,19 @@ print(f"α = {needed:.2f}, with K = {theory.best_k(needed, 0.1)}")
 
 # %%
 print(f"{theory.speedup(0.5, 2, 0.1):.2f}  {theory.token_ceiling(0.7):.1f}")
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): section 3 derives E[N] and the speed-up, with γ for our k.
+# - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
+#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): a measured example on a 70B model.
+# - Liu et al., 2024: *Optimizing speculative decoding for serving large language models using goodput*
+#   ([arXiv:2406.14066](https://arxiv.org/abs/2406.14066)): choosing the draft length in a server by load and
+#   acceptance.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -54,7 +54,7 @@ print("target: ", [round(x, 6) for x in p.tolist()])
 #
 # Below are nineteen verifiers: two right ones, and seventeen with one bug each (mutants, as testers say). For each of
 # them three numbers are computed exactly: how far the distribution of one token is off, how far that of two tokens is off,
-# and how many tokens a cycle emits.
+# and how many tokens are emitted per cycle.
 
 # %% tags=["nbval-ignore-output"]
 unseen = viz.predict("How many of the wrong verifiers have an exact distribution of the first token?", "verifiers")
@@ -67,7 +67,7 @@ unseen
 print(f"{'':36s} one token  two tokens  tokens per cycle")
 exact_first = []
 for name, verifier in VERIFIERS.items():
-    found = explore(fair, verifier, gamma=1 if "row before" in name else 2)
+    found = explore(fair, verifier, gamma=1 if "bonus one" in name else 2)
     off = [f"{x:.4f}" if x > 1e-9 else "exact" for x in (found.one_place, found.two_places)]
     exact_first += [name] if name.startswith("wrong") and off[0] == "exact" else []
     print(f"{name:36s} {off[0]:>9s}  {off[1]:>10s}  {found.tokens:.4f}")
@@ -138,9 +138,9 @@ print(f"tokens per cycle: {explore(fair).tokens:.2f} with the bonus, {short.toke
 #
 # The mutants above are ours. These two were found in systems that people use, and both can be computed the same way.
 #
-# **A random number used twice.** Sampling the draft token and sampling its replacement have to be independent. In 2026 a
-# path of vLLM used the same noise for both ([vLLM #54282](https://github.com/vllm-project/vllm/pull/54282)). With one random
-# number per choice instead of a vector of noise, the same mistake looks like this:
+# **A random number used twice.** Sampling the draft token and sampling its replacement have to be independent. One path of
+# vLLM used the same noise for both, until [#54282](https://github.com/vllm-project/vllm/pull/54282) gave the draft a stream
+# of its own. With one random number per choice instead of a vector of noise, the same mistake looks like this:
 
 
 # %%
@@ -238,7 +238,9 @@ models = {
     for kind in ("float64", "float32", "bfloat16")
 }
 for kind, (model, _) in models.items():
-    print(f"{kind:9s} passes over five tokens and over one: logits differ by {numerics.block_difference(model, STORY):.2g}")
+    print(
+        f"{kind:9s} passes over five tokens and over one: logits differ by {numerics.block_difference(model, STORY):.2g}"
+    )
 
 # %% [markdown]
 # In float64 and float32 the difference is far below any gap between two tokens that matters, so greedy outputs agree, token
@@ -288,7 +290,9 @@ else:
 # Here one sequence is decoded alone, then beside another one, then beside a different one.
 
 # %% tags=["nbval-ignore-output"]
-NEIGHBOURS = [(prompt + " there was a king who lived in a big house near the sea, and he had a dog.") for prompt in MORE]
+NEIGHBOURS = [
+    (prompt + " there was a king who lived in a big house near the sea, and he had a dog.") for prompt in MORE
+]
 for kind, (model, _) in models.items():
     ids, *neighbours = (model.encode(text)[:20] for text in (STORY, *NEIGHBOURS[:2]))
     alone = numerics.decode_logits(model, ids)
@@ -369,6 +373,19 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 #
 # The batch has another size, so other kernels or other splits of the sums are chosen, and a tie is broken the other way.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): what exactly is promised, and under which assumptions.
+# - He, 2025: *Defeating nondeterminism in LLM inference* ([blog, September
+#   2025](https://thinkingmachines.ai/blog/defeating-nondeterminism-in-llm-inference/)): batch invariance, with kernels
+#   to try.
+# - Sun et al., 2025: *Block verification accelerates speculative decoding*
+#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): another lossless rule, and a good test of your test.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -111,7 +111,7 @@ eight
 #
 # [`scaling`](../minispec/parallel/scaling.py) puts the formulas of `theory` together. Its assumptions stand at its top.
 
-# %%
+# %% tags=["spoiler"]
 print("GPUs   speed-up   of the time, talking")
 for ranks in (1, 2, 4, 8, 16, 32, 64):
     one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
@@ -121,7 +121,7 @@ for ranks in (1, 2, 4, 8, 16, 32, 64):
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
 
 # %% [markdown]
@@ -286,6 +286,20 @@ print(handover.sglang(order))
 # The cache per rank stays as it is: a head cannot be cut, so each of the 8 heads now lies on two ranks. The weights per
 # rank still halve.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Shoeybi et al., 2019: *Megatron-LM: training multi-billion parameter language models using model parallelism*
+#   ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)): the two cuts and their all-reduces.
+# - Huang et al., 2019: *GPipe: efficient training of giant neural networks using pipeline parallelism*
+#   ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): micro-batches and the bubble.
+# - Lepikhin et al., 2021: *GShard: scaling giant models with conditional computation and automatic sharding*
+#   ([arXiv:2006.16668](https://arxiv.org/abs/2006.16668)): experts on many devices.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): which cut for which latency, computed and measured.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -157,7 +157,7 @@ gigabytes
 #
 # Say it in steps, as you would at a whiteboard.
 
-# %%
+# %% tags=["spoiler"]
 per_token = theory.kv_bytes_per_token(layers=80, kv_heads=8, head_dim=128)
 print(f"a token:   2 · 80 · 8 · 128 · 2 bytes = {per_token:,.0f} bytes")
 print(f"a request: · 4,096 = {per_token * 4096 / 2**30:.2f} GiB")
@@ -167,7 +167,7 @@ print(f"all:       · 32 = {total:.0f} GiB")
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 gigabytes.reveal(total)
 
 # %% [markdown]
@@ -279,6 +279,19 @@ print("right" if figure.number.matches(3.5) else "wrong")
 # prompts and at the production temperature, which gives $E[N]$. Then what else changed: kernels, graphs, the memory that
 # the drafter took from the batch.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the paper that is most often asked about; be able to derive
+#   its section 3.
+# - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): the second one.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the numbers behind most capacity questions.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -48,29 +48,29 @@ gpt3
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9)):
     flops = theory.training_flops(parameters, seen)
     n, d = theory.compute_optimal(flops)
     print(f"{name:7} {flops:.2e} FLOP: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens", end=", ")
-    print(f"it had {seen / parameters:.1f} tokens a parameter")
+    print(f"it had {seen / parameters:.1f} tokens per parameter")
 
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
 gpt3.reveal(round(best / 1e9))
 
 # %% [markdown]
 # Two claims of guide E ([the audit](../docs/audit.md) has all of them) do not survive this arithmetic.
 #
-# It gives the best $N$ as $0.05 \sqrt{C}$ *and* 20 tokens a parameter. These cannot both be: with $C = 6 N D$ the first
+# It gives the best $N$ as $0.05 \sqrt{C}$ *and* 20 tokens per parameter. These cannot both be: with $C = 6 N D$ the first
 # one means another ratio.
 
 # %%
 ratio = 1 / (6 * 0.05**2)
-print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens a parameter")
+print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
 print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
 
 # %% [markdown]
@@ -123,11 +123,23 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 # two products of the same size, one for the gradient of the weights and one for that of the activations: 4 more.
 # </details>
 #
-# <details><summary>Why would anybody train an 8B model on 15 trillion tokens?</summary>
+# <details><summary>Why train an 8B model on 15 trillion tokens?</summary>
 #
 # Because every token it serves later costs time and money in proportion to its parameters. A small model that is trained
 # longer than the rule of 20 says is cheaper over its life, although it uses the training compute less well.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Hoffmann et al., 2022: *Training compute-optimal large language models*
+#   ([arXiv:2203.15556](https://arxiv.org/abs/2203.15556)): three ways to estimate the optimum, and the 70B model that
+#   tested it.
+# - Kaplan et al., 2020: *Scaling laws for neural language models*
+#   ([arXiv:2001.08361](https://arxiv.org/abs/2001.08361)): the earlier exponents, which led to larger models on fewer
+#   tokens.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -1,9 +1,9 @@
 """Grade answers before you see how we would: tick what each candidate said, then compare.
 
-    grades = Grading(bank["walk-me-through"])
-    grades                                        # in a notebook: one tab for each candidate, one box for each point
-    grades.tick("Ben", [0, 1, 2])                 # without a browser
-    grades.compare()                              # your levels beside ours, and the points we disagree on
+grades = Grading(bank["walk-me-through"])
+grades                                        # in a notebook: one tab for each candidate, one box for each point
+grades.tick("Ben", [0, 1, 2])                 # without a browser
+grades.compare()                              # your levels beside ours, and the points we disagree on
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import ipywidgets
 from .drill import SINKS, Said, Talk
 from .questions import LEVELS, Question
 from .widget import STYLE, WIDE, html
-
 
 # The candidates of lesson 17, and of how many levels, from the lowest, each makes all points.
 OURS = {"walk-me-through": {"Ada": 1, "Ben": 2, "Cleo": 3}}

@@ -1,4 +1,4 @@
-"""Two distributions over the same tokens, drawn over each other: what they share, and what each has more of."""
+"""Two distributions over the same tokens, as bars over each other: what they share, and what each has more of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ def overlap_figure(p, q, labels: Sequence[str] = ()) -> go.Figure:
     if p.shape != q.shape:
         raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same tokens")
     names = list(labels) or [f"token {i}" for i in range(len(p))]
-    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="stack", height=320, legend=dict(orientation="h", y=-0.2)))
+    below = dict(orientation="h", y=-0.2)
+    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="stack", height=320, legend=below))
     parts = (
         ("min(p, q): drafted and accepted", torch.minimum(p, q), KINDS["accepted"], ""),
         ("[p − q]₊: added by the residual", (p - q).clamp(min=0), KINDS["corrected"], ""),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .... import theory
 from ..exercise import Complaint, exercise, pair
 from ..show import is_number, kind, plain
