@@ -8,7 +8,6 @@ import torch
 import minispec as ms
 from minispec.course import numerics
 
-
 STEPS = [
     (10.0, torch.bfloat16, 1 / 16),
     (8.0, torch.bfloat16, 1 / 16),
