@@ -20,7 +20,7 @@ from minispec.train.eagle import DECAY
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
 NOT_PROSE = re.compile(
-    r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |[Ll]essons? \d+(?:(?:,| to| and) \d+)*"
+    r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |^\| \d\d \| |[Ll]essons? \d+(?:(?:,| to| and) \d+)*"
     r"|, (?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
     re.M,
 )
@@ -39,7 +39,6 @@ QUOTED: dict[str, dict[float, object]] = {
     "10": {0.8: DECAY, 31: GIVEN},
     "11": {39: GIVEN, 40: GIVEN, 41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
-    "14": {40: GIVEN},
     "17": {45: interview.mock_interview.MINUTES},
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},
 }
