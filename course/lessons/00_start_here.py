@@ -13,8 +13,6 @@
 # - name the one fact that all fast decoding rests on;
 # - watch a small model guess and a larger one check it;
 # - choose your way through the course.
-#
-# Run a cell with **Shift + Enter**. Go from top to bottom.
 
 # %%
 import torch
@@ -107,7 +105,7 @@ guess
 #
 # [`verify_curve`](../minispec/bench/measure.py) times both passes in turns and takes medians. A single timing is an anecdote.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)
 print(f"a pass over 1 token:  {one.time.median * 1000:.2f} ms")
 print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
@@ -115,7 +113,7 @@ print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess.reveal(five.ratio)
 print(f"a token alone costs {one.time.median * 1000:.2f} ms")
 print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
@@ -216,15 +214,17 @@ viz.cycle_stepper(target, draft, question, fast)
 # | 03 | [paged blocks](03_paged_blocks.ipynb) | keep many caches in one memory without wasting it |
 # | 04 | [continuous batching](04_continuous_batching.ipynb) | schedule requests that come and go at every step |
 # | 05 | [draft and verify](05_draft_and_verify.ipynb) | write the loop you saw above, cache included |
-# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | prove that sampling stays exact, and catch code that is not |
+# | 06 | [rejection sampling](06_rejection_sampling.ipynb) | write the sampler, and prove that it keeps the target's distribution |
 # | 07 | [how fast](07_how_fast.ipynb) | predict the speed-up, choose the draft length, say when not to bother |
 # | 08 | [drafters](08_drafters.ipynb) | pick one of seven ways to guess |
 # | 09 | [medusa](09_medusa.ipynb) | train extra heads and verify a tree of guesses |
 # | 10 | [eagle and dflash](10_eagle_and_dflash.ipynb) | draft from the target's own hidden states |
 # | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | fit speculation into paging and batching, and see a large batch eat the gain |
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
-# | 13 | [beyond one gpu](13_beyond_one_gpu.ipynb) | split a model over several devices |
-# | 14 | [interview day](14_interview_day.ipynb) | explain all of it to somebody who asks back |
+# | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | test a sampler, and tell rounding from a bug |
+# | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | split a model over several devices |
+# | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
+# | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
 # A word you do not know is in the [glossary](../docs/glossary.md). Which lesson needs which is drawn in the
 # [syllabus](../docs/syllabus.md).
@@ -267,6 +267,17 @@ viz.cycle_stepper(target, draft, question, fast)
 # Three: two accepted ones and the correction. The fourth was judged as the continuation of a wrong third token, so it
 # has to go.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the idea of this lesson in full; sections 1 and 2 can be
+#   read now.
+# - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
+#   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): how short the first version of the idea was.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

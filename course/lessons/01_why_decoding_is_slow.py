@@ -103,7 +103,7 @@ used
 #
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 
-# %%
+# %% tags=["spoiler"]
 H200 = theory.H200
 read, flops = theory.pass_bytes(8e9), theory.pass_flops(8e9)
 print(f"reading {read / 1e9:.0f} GB takes      {1e3 * read / H200.bandwidth:.2f} ms")
@@ -113,7 +113,7 @@ print(f"the pass takes           {1e3 * theory.roofline_time(read, flops, H200):
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 used.reveal(round(100 * theory.attainable_flops(theory.arithmetic_intensity(), H200) / H200.flops, 2))
 
 # %% [markdown]
@@ -176,7 +176,7 @@ viz.roofline(here)
 meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
 meet
 
-# %%
+# %% tags=["spoiler"]
 llama = presets.SHAPES["Llama-3-8B"]
 N, width = presets.weights_read(llama), llama.num_layers * llama.num_heads * llama.head_dim
 print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
@@ -187,7 +187,7 @@ for length in (128, 512, 2048, 8192):
     intensity = theory.arithmetic_intensity(tokens=length)
     print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
 
-# %%
+# %% tags=["spoiler"]
 meet.reveal(round(N / width, -3))  # 2·N·L = 4·width·L²/2
 
 # %% [markdown]
@@ -254,7 +254,7 @@ for context in (0, 1024, 4096, 8192):
 five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1)?", "× a pass of one")
 five_for_one
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 at = {point.tokens: point for point in here.curve}
 roof = theory.free_tokens(here.hardware, bytes_per_weight=here.bytes_per_weight)
 print(f"1 token: {presets.duration(at[1].time.median)}, 5 tokens: {presets.duration(at[5].time.median)}")
@@ -304,7 +304,7 @@ viz.timing(here)
 # | paged blocks | room for more rows | 03 |
 # | speculation | more tokens of one row share a weight | 05 to 11 |
 # | quantisation | fewer bytes per weight | 12 |
-# | several GPUs | more bandwidth | 13 |
+# | several GPUs | more bandwidth | 16 |
 #
 # Batching and speculation spend the same idle arithmetic. What one has used, the other cannot have.
 
@@ -341,6 +341,18 @@ viz.timing(here)
 #
 # No. Its intensity in bf16 is 20, far below the balance point. It takes as long as decoding one token.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Williams, Waterman, Patterson, 2009: *Roofline: an insightful visual performance model for multicore architectures*
+#   ([CACM 52(4)](https://doi.org/10.1145/1498765.1498785)): the picture you have drawn, explained by its inventors.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the same accounting for models of 540B parameters.
+# - Shazeer, 2019: *Fast transformer decoding: one write-head is all you need*
+#   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): the first analysis of decoding as a problem of bandwidth.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -152,7 +152,7 @@ saved
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 story = target.encode("Once upon a time there was a bear. " * 20)[:100]
 counts = {}
 for name, cache in (("with", target.transformer.new_cache()), ("without", None)):
@@ -165,7 +165,7 @@ for name, cache in (("with", target.transformer.new_cache()), ("without", None))
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 saved.reveal(counts["without"].linear / counts["with"].linear)
 once = theory.step_work(199, cached=False)
 print("one single pass over 199 tokens:", once, "- the same as with the cache:", once == counts["with"])
@@ -224,7 +224,7 @@ print(f"{allocated:,} bytes for {3 * 256} tokens: {allocated // (3 * 256):,} eac
 large = viz.predict("What does LLaMA-2-70B keep of a token?", "KiB")
 large
 
-# %%
+# %% tags=["spoiler"]
 print("                layers   query heads   kv heads    D   KiB a token   with all heads kept")
 for name in ("micro", "smollm2", "Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     c = presets.SHAPES[name]
@@ -232,7 +232,7 @@ for name in ("micro", "smollm2", "Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     heads = f"{c.num_heads:13d} {c.num_kv_heads:10d} {c.head_dim:4d}"
     print(f"{name:14s} {c.num_layers:7d} {heads} {kept:13.2f} {full:21.2f}")
 
-# %%
+# %% tags=["spoiler"]
 large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 
 # %% [markdown]
@@ -282,7 +282,7 @@ print(f"Llama-3-8B: {equal:,.0f} tokens; with 32 rows that is {equal / 32:,.0f} 
 changed = viz.predict("A cache of 50 tokens forgets the last 20. How many bytes are written?", "bytes")
 changed
 
-# %%
+# %% tags=["spoiler"]
 text = target.encode("Once upon a time, a small bear found a red boat by the river and " * 4)
 good, wrong, right = text[:30], [7] * 20, text[30:34]
 read = lambda tokens, cache: target.transformer(torch.tensor([tokens]), cache).logits  # noqa: E731
@@ -295,7 +295,7 @@ rewound.rewind(len(good))
 print("length:", int(rewound.lengths[0]))
 print("keys untouched:", torch.equal(rewound.keys, before), "- slots behind the end still hold the wrong tokens")
 
-# %%
+# %% tags=["spoiler"]
 changed.reveal(rewound.lengths.nbytes)
 
 # %% [markdown]
@@ -365,6 +365,20 @@ print("rows of", batch.lengths.tolist(), "tokens in one cache")
 # No. The state has mixed all tokens into one. Going back needs a copy from before, or reading again. A cache can be
 # rewound because each token has its own slot.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Shazeer, 2019: *Fast transformer decoding: one write-head is all you need*
+#   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): what the cache costs and why one key/value head was tried.
+# - Ainslie et al., 2023: *GQA: training generalized multi-query transformer models from multi-head checkpoints*
+#   ([arXiv:2305.13245](https://arxiv.org/abs/2305.13245)): how many key/value heads are enough.
+# - DeepSeek-AI, 2024: *DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model*
+#   ([arXiv:2405.04434](https://arxiv.org/abs/2405.04434)): a cache of compressed vectors instead of fewer heads.
+# - Su et al., 2021: *RoFormer: enhanced transformer with rotary position embedding*
+#   ([arXiv:2104.09864](https://arxiv.org/abs/2104.09864)): why a cached key belongs to one position.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -60,7 +60,7 @@ reserved_and_empty
 # [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one token
 # a step, and asks the pool every tenth step how many of its slots hold a token.
 
-# %%
+# %% tags=["spoiler"]
 requests = memory.workload(count=48)
 contiguous = memory.serve(ContiguousPool(2048, 16, max_length=2048), requests)
 print(f"reserved and empty:     {contiguous['waste']:.1%}")
@@ -70,7 +70,7 @@ print(f"steps until all served: {contiguous['steps']:,}")
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 
 # %% [markdown]
@@ -189,14 +189,14 @@ long_enough
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 for length in (20, 50, 100, 200, 500, 1000, 4000):
     print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average, at most {15 / length:6.2%}")
 
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 first = next(length for length in range(1, 1000) if theory.block_waste(length) < 0.04)
 long_enough.reveal(first)
 
@@ -368,6 +368,19 @@ print("the same tables after every step:", [frame.holdings for frame in real] ==
 # The pass over the last prompt token yields the law of the first new token. At least one token has to be computed, so
 # the last block is read again.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): block tables, sharing and copy-on-write, with measurements
+#   of the waste.
+# - vLLM team, 2023: *vLLM: easy, fast, and cheap LLM serving with PagedAttention* ([blog, June
+#   2023](https://blog.vllm.ai/2023/06/20/vllm.html)): the launch post, where the figure of 4 % comes from.
+# - Zheng et al., 2024: *SGLang: efficient execution of structured language model programs*
+#   ([arXiv:2312.07104](https://arxiv.org/abs/2312.07104)): prefix caching organised as a radix tree.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

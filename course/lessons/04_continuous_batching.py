@@ -76,7 +76,7 @@ fewer_steps
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 steps, texts = serve("continuous")
 print("steps:", steps)
 print("the same texts:", texts == static_texts)
@@ -84,7 +84,7 @@ print("the same texts:", texts == static_texts)
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 fewer_steps.reveal(steps)
 print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 
@@ -201,7 +201,7 @@ tokens_read
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 tight, tight_texts = in_memory_of(8)
 for step in tight["steps"]:
     if step["admitted"] or step["preempted"]:
@@ -211,7 +211,7 @@ print("steps:", tight["totals"]["steps"])
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 tokens_read.reveal(tight["totals"]["read"])
 print("read again:", tight["totals"]["read"] - roomy["totals"]["read"])
 print("the same texts:", tight_texts == roomy_texts)
@@ -314,6 +314,19 @@ for name, result in (("here", here), ("recorded", recorded)):
 # One pass over 60 tokens, if the budget allows: prompt and text are read like a prompt, and the last position yields
 # the next token. With shared prefixes it is often less, since some of its blocks may still be cached.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Yu et al., 2022: *Orca: a distributed serving system for transformer-based generative models* ([OSDI
+#   2022](https://www.usenix.org/conference/osdi22/presentation/yu)): iteration-level scheduling, before there were
+#   block tables.
+# - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): preemption, and what paging adds to it.
+# - Agrawal et al., 2024: *Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve*
+#   ([arXiv:2403.02310](https://arxiv.org/abs/2403.02310)): chunked prefill, and what it does to latency.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -170,13 +170,13 @@ def write(k: int, count: int = 60, *, model=draft, bonus: bool = True, too_many:
 passes_guess = viz.predict("60 tokens, 4 guesses a cycle: how many passes of the target?", "passes")
 passes_guess
 
-# %%
+# %% tags=["spoiler"]
 tokens, passes = write(k=4)
 print("passes:", passes)
 print("tokens per pass:", round(len(tokens) / passes, 2))
 print("the text of plain decoding:", tokens == plain.tokens)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 passes_guess.reveal(passes)
 
 # %% [markdown]
@@ -201,13 +201,13 @@ for k in (1, 2, 4, 8):
 bonus_guess = viz.predict("60 tokens, 4 guesses a cycle, all of them right: how many passes?", "passes")
 bonus_guess
 
-# %%
+# %% tags=["spoiler"]
 _, with_bonus = write(k=4, model=target)
 _, without = write(k=4, model=target, bonus=False)
 print("with the bonus:", with_bonus)
 print("without it:", without)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 bonus_guess.reveal(with_bonus)
 
 # %% [markdown]
@@ -235,13 +235,13 @@ parting_guess = viz.predict(
 )
 parting_guess
 
-# %%
+# %% tags=["spoiler"]
 astray, _ = write(k=4, too_many=1000)
 right = agreed(astray, plain.tokens)
 print("right before it goes astray:", right)
 print("the text of plain decoding:", astray == plain.tokens)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 parting_guess.reveal(right)
 print("plain:    ", PROMPT + target.decode(plain.tokens))
 print("no rewind:", PROMPT + target.decode(astray))
@@ -360,6 +360,21 @@ for bonus in (False, True):
 # The last two. The draft may say what it likes without changing a greedy text, and a missing bonus only costs passes. Both show
 # in the count of tokens per pass, so measure that too.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): section 2 is the loop of this lesson, for sampling targets.
+# - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
+#   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy loop, five years earlier.
+# - Timor et al., 2025: *Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
+#   vocabularies* ([arXiv:2502.05202](https://arxiv.org/abs/2502.05202)): what to do if the draft model has another
+#   vocabulary.
+# - Xia et al., 2024: *Unlocking efficiency in large language model inference: a comprehensive survey of speculative
+#   decoding* ([arXiv:2401.07851](https://arxiv.org/abs/2401.07851)): a map of everything that followed.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -179,7 +179,7 @@ guess_copy
 # The same race over three kinds of text. [`run_race`](../minispec/course/viz/race.py) lets all of them write in turns and keeps
 # the median run of each: its trace, with the seconds of every cycle.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 race = viz.run_race(target, make_drafters(target, draft), texts, k=4, new_tokens=30, repeat=3)
 for kind in texts:
     passes, seconds = race.winners(kind, "passes"), race.winners(kind, "seconds")
@@ -188,12 +188,12 @@ for kind in texts:
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 print("n-gram, passes for 30 tokens:")
 for kind in texts:
     print(f"  {kind:<11} {race.runners[kind]['n-gram'].finish('passes')}")
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess_copy.reveal(race.runners["copying"]["n-gram"].finish("passes"))
 
 # %% [markdown]
@@ -273,7 +273,7 @@ guess_int8
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 for name, c in (("INT8", 0.5), ("INT4", 0.25), ("a model of a tenth", 0.1)):
     k = theory.best_k(0.9, c)
     print(f"{name:<19} c = {c:<5} best K = {k}   speed-up {theory.best_speedup(0.9, c):.1f}")
@@ -281,7 +281,7 @@ for name, c in (("INT8", 0.5), ("INT4", 0.25), ("a model of a tenth", 0.1)):
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess_int8.reveal(theory.best_speedup(0.9, 0.5))
 
 # %% [markdown]
@@ -426,6 +426,22 @@ print("the hotter the target, the lower the best acceptance:", best == sorted(be
 # The middle model's, also for tokens that the tiny drafter proposed and the middle accepted. What comes out of the middle
 # model follows the middle model's law.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Saxena, 2023: *Prompt lookup decoding* ([code](https://github.com/apoorvumang/prompt-lookup-decoding)): the shortest
+#   drafter there is.
+# - Oliaro et al., 2025: *SuffixDecoding: extreme speculative decoding for emerging AI applications*
+#   ([arXiv:2411.04975](https://arxiv.org/abs/2411.04975)): drafts from a suffix tree over earlier outputs.
+# - Fu et al., 2024: *Break the sequential dependency of LLM inference using lookahead decoding*
+#   ([arXiv:2402.02057](https://arxiv.org/abs/2402.02057)): n-grams from the target's own parallel guesses.
+# - Elhoushi et al., 2024: *LayerSkip: enabling early exit inference and self-speculative decoding*
+#   ([arXiv:2404.16710](https://arxiv.org/abs/2404.16710)): early exits that were trained for it.
+# - Spector, Ré, 2023: *Accelerating LLM inference with staged speculative decoding*
+#   ([arXiv:2308.04623](https://arxiv.org/abs/2308.04623)): a drafter for the draft model.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

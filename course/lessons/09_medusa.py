@@ -71,7 +71,7 @@ weights_guess
 # Each head has $d^2 + d$ weights of its own, and $V \cdot d$ for its $W_2$:
 # [`medusa_parameters`](../minispec/theory.py).
 
-# %%
+# %% tags=["spoiler"]
 full = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5)
 shared = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5, shared_lm_head=True)
 print(f"five full heads: {full / 1e9:.2f} billion")
@@ -81,7 +81,7 @@ print(f"share of W₂: {1 - shared / full:.0%}")
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 weights_guess.reveal(full / 1e9)
 
 # %% [markdown]
@@ -180,7 +180,7 @@ tree_guess
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 print("nodes   expected   deepest   children of the root")
 for nodes in (1, 4, 8, 16, 24, 32, 64):
     choices = tree.best_tree(heads.accuracy, nodes)
@@ -190,7 +190,7 @@ for nodes in (1, 4, 8, 16, 24, 32, 64):
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 tree_guess.reveal(tree.expected_tokens(heads.accuracy, tree.best_tree(heads.accuracy, 24)))
 
 # %% [markdown]
@@ -403,6 +403,19 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # A rejected sibling has used up part of p. Judged by p again, later siblings get too much. Compute the emitted law for a
 # small p and q, as above: it is not p. Greedy tests will not show it.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Cai et al., 2024: *Medusa: simple LLM inference acceleration framework with multiple decoding heads*
+#   ([arXiv:2401.10774](https://arxiv.org/abs/2401.10774)): heads, trees, and typical acceptance.
+# - Miao et al., 2024: *SpecInfer: accelerating generative LLM serving with tree-based speculative inference and
+#   verification* ([arXiv:2305.09781](https://arxiv.org/abs/2305.09781)): token trees and their verification in a
+#   server.
+# - Sun et al., 2023: *SpecTr: fast speculative decoding via optimal transport*
+#   ([arXiv:2310.15141](https://arxiv.org/abs/2310.15141)): the theory of accepting one of several candidates.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

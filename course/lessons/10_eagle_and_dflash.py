@@ -101,7 +101,7 @@ shift_guess
 # ## Run
 
 
-# %%
+# %% tags=["spoiler"]
 @torch.no_grad()
 def right(shift: int, steps: int = 1) -> list[float]:
     """How often step 1, 2, … of a draft from every place is the token that the target wrote."""
@@ -121,7 +121,7 @@ print(f"without:        {without:.2f}")
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 shift_guess.reveal(100 * without)
 
 # %% [markdown]
@@ -307,7 +307,7 @@ print("blocks that a change of places 21 to 23 touches:",
 training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens a pass?", "tokens")
 training_guess
 
-# %%
+# %% tags=["spoiler"]
 everything = torch.arange(target.config.vocab_size)
 with torch.no_grad():
     raw = {
@@ -334,7 +334,7 @@ print("chains, greedy, tokens a pass")
 for name, drafter in trained.items():
     print(f"{name:7} untrained {before[name]:.2f}   trained {tokens_a_pass(drafter):.2f}")
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 training_guess.reveal(before["EAGLE"])
 
 # %% [markdown]
@@ -440,6 +440,24 @@ viz.positions(runs)
 # It was probably trained on true features alone. At step 2 it meets its own output for the first time. Unroll the draft in
 # training.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Li et al., 2024: *EAGLE: speculative sampling requires rethinking feature uncertainty*
+#   ([arXiv:2401.15077](https://arxiv.org/abs/2401.15077)): drafting hidden states, and why the sampled token must be
+#   fed back.
+# - Li et al., 2024: *EAGLE-2: faster inference of language models with dynamic draft trees*
+#   ([arXiv:2406.16858](https://arxiv.org/abs/2406.16858)): trees that follow the draft model's confidence.
+# - Li et al., 2025: *EAGLE-3: scaling up inference acceleration of large language models via training-time test*
+#   ([arXiv:2503.01840](https://arxiv.org/abs/2503.01840)): features of several layers, and training on the drafter's
+#   own outputs.
+# - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): a drafter
+#   that is trained together with the model.
+# - Chen, Liang, Liu, 2026: *DFlash: block diffusion for flash speculative decoding*
+#   ([arXiv:2602.06036](https://arxiv.org/abs/2602.06036)): a whole block in one pass.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

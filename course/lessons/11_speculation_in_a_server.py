@@ -112,7 +112,7 @@ during
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 pool = BlockPool(num_blocks=16, block_size=4, enable_prefix_caching=False)
 pool.start("A", [1] * 12)
 pool.commit("A", [1] * 12)
@@ -126,7 +126,7 @@ print("blocks afterwards:", len(pool.table("A")))
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 during.reveal(blocks_during)
 
 # %% [markdown]
@@ -189,7 +189,7 @@ fewer
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 texts, with_drafts = serve(drafter, k=4)
 print("the same texts:", texts == plain_texts)
 print("all blocks back:", with_drafts["blocks"]["used_blocks"] == 0)
@@ -199,7 +199,7 @@ for k in (1, 2, 8):
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 fewer.reveal(with_drafts["totals"]["steps"])
 totals = with_drafts["totals"]
 print(f"{totals['drafted']} drafted, {totals['accepted']} accepted; tokens read: {totals['read']}", end=" ")
@@ -397,6 +397,21 @@ print("and drafts get longer as requests leave: ", max(map(max, drafted)), "at t
 #
 # $v = k + 1$. For none: $E[N] \le k + 1$, and drafting has a price as well.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Liu et al., 2024: *Optimizing speculative decoding for serving large language models using goodput*
+#   ([arXiv:2406.14066](https://arxiv.org/abs/2406.14066)): draft lengths that follow the load.
+# - Su, Giannoula, Pekhimenko, 2023: *The synergy of speculative decoding and batching in serving large language models*
+#   ([arXiv:2310.18813](https://arxiv.org/abs/2310.18813)): the best draft length measured against batch size.
+# - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative
+#   decoding* ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): the other regime: long contexts, where large
+#   batches still gain.
+# - Miao et al., 2024: *SpecInfer: accelerating generative LLM serving with tree-based speculative inference and
+#   verification* ([arXiv:2305.09781](https://arxiv.org/abs/2305.09781)): a serving system built around speculation.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next

@@ -70,7 +70,7 @@ guess_levels
 # %% [markdown]
 # ## Run
 
-# %%
+# %% tags=["spoiler"]
 whole, step = quantize(W.reshape(1, -1), bits=4)  # a tensor as one long channel: one scale
 whole = whole.view_as(W)
 quiet = int(W.abs().amax(1).argmin())
@@ -81,7 +81,7 @@ print("values it uses, one scale per channel:", len(integers[quiet].unique()))
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess_levels.reveal(len(whole[quiet].unique()))
 
 # %% [markdown]
@@ -167,7 +167,7 @@ guess_gain
 # If a fraction $f$ of the bytes shrinks $r$-fold, a memory-bound pass gains $1 / (1 - f + f/r)$:
 # [`fewer_bytes_speedup`](../minispec/theory.py), Amdahl's law for bytes.
 
-# %%
+# %% tags=["spoiler"]
 for share in (1.0, 0.8, 0.5):
     gains = ", ".join(f"INT{16 // r}: {theory.fewer_bytes_speedup(share, r):.2f}" for r in (2, 4))
     print(f"weights are {share:4.0%} of the bytes   {gains}")
@@ -175,7 +175,7 @@ for share in (1.0, 0.8, 0.5):
 # %% [markdown]
 # ## Reveal
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 guess_gain.reveal(theory.fewer_bytes_speedup(0.8, 4))
 
 # %% [markdown]
@@ -350,8 +350,25 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # </details>
 
 # %% [markdown]
+# ## Read the papers
+#
+# - Milakov, Gimelshein, 2018: *Online normalizer calculation for softmax*
+#   ([arXiv:1805.02867](https://arxiv.org/abs/1805.02867)): the online softmax in three pages.
+# - Dao et al., 2022: *FlashAttention: fast and memory-efficient exact attention with IO-awareness*
+#   ([arXiv:2205.14135](https://arxiv.org/abs/2205.14135)): tiles, and the count of bytes that motivates them.
+# - Dettmers et al., 2022: *LLM.int8(): 8-bit matrix multiplication for transformers at scale*
+#   ([arXiv:2208.07339](https://arxiv.org/abs/2208.07339)): why some channels must not share a scale.
+# - Frantar et al., 2023: *GPTQ: accurate post-training quantization for generative pre-trained transformers*
+#   ([arXiv:2210.17323](https://arxiv.org/abs/2210.17323)): better rounding than to the nearest value.
+# - Lin et al., 2024: *AWQ: activation-aware weight quantization for LLM compression and acceleration*
+#   ([arXiv:2306.00978](https://arxiv.org/abs/2306.00978)): scaling before rounding.
+#
+# All papers of the course are in [the references](../docs/references.md).
+
+# %% [markdown]
 # ## Next
 #
 # - Practice: [exercises 12](../exercises/12_fewer_bytes.ipynb).
 # - `minispec drill`: `symmetric-quantisation`, `quantisation-speed`, `flash-attention`, `kv-quantisation`.
-# - Next lesson: [13 Beyond one GPU](13_beyond_one_gpu.ipynb), where bytes travel between devices.
+# - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb), on testing and numerics. Where bytes travel between
+#   devices: [16 Beyond one GPU](16_beyond_one_gpu.ipynb).

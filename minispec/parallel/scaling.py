@@ -237,7 +237,7 @@ def table(
     shapes: Sequence[Shape] = (LLAMA_8B, LLAMA_70B, LLAMA_405B), ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     context: int = 0, alpha: float = 0.7, k: int = 4, cluster: Cluster = H200_NODES,
 ) -> list[dict]:  # fmt: skip
-    """One row for each model and number of GPUs that divides its heads: what a figure of lesson 13 needs.
+    """One row for each model and number of GPUs that divides its heads: what a figure of lesson 16 needs.
 
     >>> [row["gpus"] for row in table() if row["model"] == "Llama 3.1 8B"]  # 32 heads: no 64 GPUs
     [1, 2, 4, 8, 16, 32]

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import nbformat
 import pytest
 
 from minispec.course.classroom import builder
+from minispec.course.classroom.spoilers import uncovered
 
+ROOT = Path(__file__).resolve().parents[2]
 LESSON = """\
 # %% [markdown]
 # # A lesson
@@ -30,6 +35,9 @@ print("twin")
 
 # %%
 print("twin")
+
+# %% tags=["spoiler"]
+print("the answer is 42")
 """
 
 
@@ -68,10 +76,43 @@ def test_outputs_counts_and_tags_are_kept(built):
     notebook = nbformat.read(notebook_of(built), as_version=4)
     nbformat.validate(notebook)
     cells = builder.code_cells(notebook)
-    assert [cell.execution_count for cell in cells] == [1, 2, 3, 4]
+    assert [uncovered(cell).execution_count for cell in cells] == [1, 2, 3, 4, 5]
     assert [output.text for output in cells[0].outputs] == ["one\ntwo\n"]
     assert {output.output_type for output in cells[1].outputs} == {"stream", "execute_result"}
-    assert [cell.metadata.get("tags", []) for cell in cells] == [[], ["nbval-ignore-output"], [], []]
+    assert [cell.metadata.get("tags", []) for cell in cells] == [[], ["nbval-ignore-output"], [], [], ["spoiler"]]
+
+
+def test_an_answer_is_covered_and_can_be_uncovered(built):
+    *others, answer = builder.code_cells(nbformat.read(notebook_of(built), as_version=4))
+    assert (answer.outputs, answer.execution_count) == ([], None)
+    assert [output.text for output in uncovered(answer).outputs] == ["the answer is 42\n"]
+    assert all(cell.outputs and uncovered(cell) is cell for cell in others)
+    answer.outputs = [nbformat.v4.new_output("stream", text="run by the reader\n")]
+    assert uncovered(answer) is answer
+
+
+def test_the_reader_is_told_what_to_do_first(built, repository):
+    def cells() -> list:
+        return nbformat.read(notebook_of(repository), as_version=4).cells
+
+    assert cells()[0].source.startswith("# A lesson") and "Shift + Enter" in cells()[1].source
+    assert "commit" not in cells()[1].source  # nothing is to be predicted
+    asking = LESSON.replace('print("one")', 'from minispec.course import viz\nguess = viz.predict("?")\nprint("one")')
+    source_of(repository).write_text(asking, encoding="utf-8")
+    list(builder.build(root=repository))
+    assert "commit" in cells()[1].source and builder.check(root=repository) == []
+
+
+@pytest.mark.slow
+def test_nbval_compares_what_is_covered(repository):
+    """In a process of its own, with the conftest.py of the repository: green as built, red where the answer differs."""
+    shutil.copy(ROOT / "conftest.py", repository / "conftest.py")
+    run = [sys.executable, "-m", "pytest", "--nbval", "-q", "-p", "no:cacheprovider", "notebooks"]
+    for text, code in (("the answer is 42\n", 0), ("the answer is 41\n", 1)):
+        notebook = nbformat.read(notebook_of(repository), as_version=4)
+        notebook.cells[-1].metadata.minispec.covered.outputs[0].text = text
+        nbformat.write(notebook, notebook_of(repository))
+        assert subprocess.run(run, cwd=repository, capture_output=True).returncode == code
 
 
 def test_nothing_of_the_machine_is_kept(built):
@@ -79,7 +120,7 @@ def test_nothing_of_the_machine_is_kept(built):
     assert notebook["metadata"].keys() == {"kernelspec", "language_info", "minispec"}
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert "version" not in notebook["metadata"]["language_info"]
-    assert all(cell["metadata"].keys() <= {"tags"} for cell in notebook["cells"])  # no times of execution
+    assert all(cell["metadata"].keys() <= {"tags", "minispec"} for cell in notebook["cells"])  # no times of execution
 
 
 def test_cell_ids_come_from_the_text_of_the_cells(built, repository):
@@ -114,12 +155,13 @@ def edit_notebook(root, change):
         (edit_source, "another version"),
         (edit_blank_line, "another version"),
         (lambda root: notebook_of(root).unlink(), "never built"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(source="print('one')")), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(source="print('one')")), "edited by hand"),
         (lambda root: edit_notebook(root, lambda nb: nb.cells.pop()), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].metadata.clear()), "edited by hand"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[3].metadata.clear()), "edited by hand"),
         (lambda root: edit_notebook(root, lambda nb: nb.metadata.update(widgets={})), "edited by hand"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(execution_count=None)), "not run"),
-        (lambda root: edit_notebook(root, lambda nb: nb.cells[1].update(execution_count=7)), "not run"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=None)), "not run"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=7)), "not run"),
+        (lambda root: edit_notebook(root, lambda nb: nb.cells[-1].update(uncovered(nb.cells[-1]))), "shows the answer"),
         (
             lambda root: shutil.copy(notebook_of(root), root / "notebooks/02_other.ipynb"),
             "02_other.ipynb has no",
@@ -155,7 +197,7 @@ def test_widgets_leave_no_trace(repository):
     list(builder.build(root=repository))
     notebook = nbformat.read(notebook_of(repository), as_version=4)
     assert "widgets" not in notebook.metadata
-    assert notebook.cells[0].outputs == []
+    assert builder.code_cells(notebook)[0].outputs == []
 
 
 def test_names_choose_lessons(repository):

@@ -16,18 +16,25 @@ from pathlib import Path
 import jupytext
 
 from minispec.course import interview
+from minispec.course.classroom.spoilers import SPOILER, is_spoiler, uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
-LESSONS = sorted((ROOT / "course/lessons").glob("[0-9]*.py"))
-EXERCISES = sorted((ROOT / "course/exercises").glob("[0-9]*.py"))
+LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
+EXERCISES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
 PAGES = [*sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"]
 BUILT = {ROOT / "course/lessons": ROOT / "notebooks", ROOT / "course/exercises": ROOT / "exercises"}
 LINK = re.compile(r"!?\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^()\s]+)\)")
 TOP = re.compile(r"^\*Time:\* \d+ minutes · \*Before this:\* \S.* · \*Practice:\* \S.*$", re.MULTILINE)
-ENDING = ["In production", "Check yourself", "Next"]
+ENDING = ["In production", "Check yourself", "Read the papers", "Next"]
+QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
 # ---------------------------------------------------------------- reading
+
+
+def number(file: Path) -> str:
+    """What a lesson and its exercises share: "06", or "appendix"."""
+    return file.stem.split("_")[0]
 
 
 @cache
@@ -170,17 +177,98 @@ def test_a_lesson_says_first_how_long_it_takes_and_what_belongs_to_it():
 def test_a_lesson_ends_with_production_questions_and_the_way_on():
     for file in LESSONS:
         parts = sections(prose(file))
-        assert [heading for heading, _ in parts[-3:]] == ENDING, file
+        assert [heading for heading, _ in parts[-4:]] == ENDING, file
         questions = dict(parts)["Check yourself"]
         marks = ("<details><summary>", "</summary>", "</details>")
         assert [questions.count(mark) for mark in marks] == [3, 3, 3], file
         assert links(dict(parts)["Next"]), f"{file}: where to go from here"
 
 
+YEAR, WHERE = r"(?P<year>(?:19|20)\d\d)", r"\[[^\]]+\]\((?P<url>[^)\s]+)\)"
+PAPER = re.compile(rf"^- (?P<who>[^:]+), {YEAR}: \*(?P<title>[^*]+)\*\s+\({WHERE}\): \S")  # in a lesson's box
+ROW = re.compile(rf"^\| (?P<who>[^|]+), {YEAR} \| (?P<title>[^|]+) \| {WHERE} \| .+ \|$")  # on the page of references
+
+
+def papers(text: str, shape: re.Pattern) -> list[tuple[str, ...]]:
+    """(who, year, title, address) of the papers in a lesson's box, or on the page of references."""
+    entries = re.split(r"\n(?=- |\| |\n)", text)
+    found = filter(None, (shape.match(entry.strip()) for entry in entries))
+    return [tuple(" ".join(part.split()) for part in paper.groups()) for paper in found]
+
+
+def test_every_lesson_names_papers_and_the_references_have_them_all():
+    known = papers(prose(ROOT / "docs/references.md"), ROW)
+    assert len(known) > 40 and len({url for *_, url in known}) == len(known)
+    for file in LESSONS:
+        box = dict(sections(prose(file)))["Read the papers"]
+        named = papers(box, PAPER)
+        assert 2 <= len(named) <= 5 and len(named) == box.count("\n- "), file
+        assert {tuple(paper[1:]) for paper in named} <= {tuple(paper[1:]) for paper in known}, file
+        assert ("references", "../docs/references.md") in {(w.split()[-1], a) for w, a in links(box)}, file
+
+
+def test_every_paper_that_the_prose_cites_is_in_the_references():
+    known = prose(ROOT / "docs/references.md")
+    for file in [*LESSONS, *EXERCISES, *PAGES]:
+        cited = set(re.findall(r"arXiv:(\d{4}\.\d{5})", prose(file)))
+        assert {paper for paper in cited if f"abs/{paper}" not in known} == set(), file
+
+
 def test_a_lesson_lets_the_learner_predict():
     for file in LESSONS:
         code = file.read_text(encoding="utf-8")
         assert code.count("predict(") >= 1 and code.count(".reveal(") >= 1, file
+
+
+def answers(cells: list) -> list[tuple[str, str]]:
+    """(name of a prediction, cell) for every cell that runs or reveals what was to be predicted.
+
+    These are the code cells after `name = viz.predict(…)`, up to `name.reveal(…)`, which show anything at all.
+    """
+    found, waiting = [], {}
+    for cell in cells:
+        if cell.cell_type != "code":
+            continue
+        asked = re.findall(r"^(\w+) = viz\.predict\(", cell.source, flags=re.MULTILINE)
+        shows = not all(isinstance(statement, QUIET) for statement in ast.parse(cell.source).body)
+        for name in list(waiting) if shows and not asked else []:
+            waiting[name].append(cell)
+        for name in re.findall(r"(\w+)\.reveal\(", cell.source):
+            found += [(name, one) for one in waiting.pop(name, [cell])]
+        waiting |= {name: [] for name in asked}
+    return found
+
+
+def test_cells_that_answer_a_prediction_are_covered():
+    for file in LESSONS:
+        cells = jupytext.reads(file.read_text(encoding="utf-8"), fmt="py:percent").cells
+        assert answers(cells) or "Grading(" in file.read_text(encoding="utf-8"), file
+        for name, cell in answers(cells):
+            assert is_spoiler(cell), f'{file}, {name}: tags=["{SPOILER}"] is missing at\n{cell.source}'
+
+
+def test_an_answer_on_view_is_found():
+    source = """
+# %%
+guess = viz.predict("How many?")
+guess
+
+# %%
+def f(): return 3
+
+# %%
+print(f())
+
+# %% tags=["spoiler"]
+guess.reveal(f())
+
+# %%
+print("later")
+"""
+    found = answers(jupytext.reads(source, fmt="py:percent").cells)
+    assert [(name, cell.source, is_spoiler(cell)) for name, cell in found] == [
+        ("guess", "print(f())", False), ("guess", "guess.reveal(f())", True),
+    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- what needs what
@@ -191,14 +279,14 @@ def needed() -> dict[str, set[str]]:
     drawn = re.search(r"```mermaid\n(.*?)```", prose(ROOT / "docs/syllabus.md"), flags=re.DOTALL)[1]
     direct: dict[str, set[str]] = {}
     for line in drawn.splitlines():
-        chain = re.findall(r"L(\d\d)", line)
+        chain = re.findall(r"\bL(\d\d|appendix)", line)
         for before, after in pairwise(chain):
             direct.setdefault(before, set())
             direct.setdefault(after, set()).add(before)
     order = TopologicalSorter(direct).static_order()  # refuses a circle
     needs: dict[str, set[str]] = {}
-    for number in order:
-        needs[number] = direct[number].union(*(needs[before] for before in direct[number]))
+    for lesson in order:
+        needs[lesson] = direct[lesson].union(*(needs[before] for before in direct[lesson]))
     return needs
 
 
@@ -210,9 +298,9 @@ def test_what_comes_before_a_lesson_comes_before_it_on_the_map():
     needs = needed()
     for file in LESSONS:
         [top] = TOP.findall(prose(file))
-        before = re.findall(r"\((\d\d)_\w+\.ipynb\)", top.split("*Practice:*")[0])
-        assert set(before) <= needs[file.stem[:2]], file
-        assert bool(before) == (file.stem[:2] != "00"), file
+        before = re.findall(r"\((\d\d|appendix)_\w+\.ipynb\)", top.split("*Practice:*")[0])
+        assert set(before) <= needs[number(file)], file
+        assert bool(before) == (number(file) != "00"), file
 
 
 # ---------------------------------------------------------------- interview questions
@@ -229,18 +317,16 @@ def mentioned(file: Path) -> set[str]:
 def test_every_question_a_lesson_names_is_in_the_bank():
     for file in LESSONS:
         assert mentioned(file) - BANK.keys() == set(), file
-        own = {question.id for question in BANK.values() if question.lesson == file.stem[:2]}
+        own = {question.id for question in BANK.values() if question.lesson == number(file)}
         assert not own or own & mentioned(file), f"{file} names none of its own questions, {sorted(own)[:3]}"
 
 
 def test_every_question_belongs_to_a_lesson_that_exists():
-    missing = {question.lesson for question in BANK.values()} - {file.stem[:2] for file in LESSONS}
+    missing = {question.lesson for question in BANK.values()} - {number(file) for file in LESSONS}
     assert missing == set()
 
 
 # ---------------------------------------------------------------- cells that show nothing
-
-QUIET = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.AugAssign)
 
 
 def checks_nothing(cell: dict) -> bool:
@@ -259,7 +345,8 @@ def checks_nothing(cell: dict) -> bool:
 def test_no_cell_silently_checks_nothing():
     for file in LESSONS:
         notebook = json.loads((ROOT / f"notebooks/{file.stem}.ipynb").read_text(encoding="utf-8"))
-        silent = [cell for cell in notebook["cells"] if cell["cell_type"] == "code" and checks_nothing(cell)]
+        code = [uncovered(cell) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+        silent = [cell for cell in code if checks_nothing(cell)]
         assert ["".join(cell["source"]) for cell in silent] == [], file
 
 

@@ -258,7 +258,7 @@ WITHOUT = object()
         ("L5", ["fine", 7], "L5[1]: 7 should be a text"),
         ("sinks", [""], "sinks[0]: ''"),
         ("lesson", 7, "lesson: 7 should be one of 00"),
-        ("lesson", "15", "lesson: '15'"),
+        ("lesson", "99", "lesson: '99'"),
         ("kind", "riddle", "kind: 'riddle' should be one of concept"),
         ("function", "torch.nn", "function: 'torch.nn'"),
         ("levels", {}, "levels: unknown field"),

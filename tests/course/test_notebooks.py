@@ -9,12 +9,18 @@ import json
 from pathlib import Path
 
 from minispec.course.classroom import builder
+from minispec.course.classroom.spoilers import is_spoiler, uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
 def code_cells(file: Path) -> list[dict]:
+    """The code cells of a notebook, with what they showed when it was built."""
+    return [uncovered(cell) for cell in stored_cells(file)]
+
+
+def stored_cells(file: Path) -> list[dict]:
     return [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
@@ -31,6 +37,16 @@ def test_every_cell_was_run_and_none_failed():
         cells = code_cells(file)
         assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1)), file
         assert not [out for cell in cells for out in cell["outputs"] if out["output_type"] == "error"], file
+
+
+def test_no_stored_notebook_answers_before_it_asks():
+    covered = 0
+    for file in LESSONS:
+        for cell in filter(is_spoiler, stored_cells(file)):
+            assert not cell["outputs"] and cell["execution_count"] is None, file
+            assert uncovered(cell)["outputs"], f"{file}: a cell that shows nothing needs no cover"
+            covered += 1
+    assert covered > 33  # as many answers were once on view
 
 
 def test_jupyter_opens_it_without_a_question():

@@ -14,6 +14,7 @@ pytest.importorskip("plotly")
 
 import minispec as ms
 from minispec import drafters, exact, theory
+from minispec.course import viz
 from minispec.course.viz import goodness, places, residual, wrong_verifiers
 from minispec.course.viz.distribution_editor import LawEditor
 from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
@@ -41,7 +42,7 @@ def test_the_real_verifier_is_exact_and_splits_as_the_proof_does(gamma):
 
 @every_verifier
 def test_every_verifier_bends_what_it_says_it_bends(name):
-    gamma = 1 if "row before" in name else 2
+    gamma = 1 if "bonus one" in name else 2
     found = residual.explore(PLACE, name, gamma)
     right_one, right_two = found.one_place < 1e-12, found.two_places < 1e-12
     expected = {NOTHING: (True, True), COUNT: (True, True), TWO: (True, False), ONE: (False, False)}
@@ -274,3 +275,24 @@ def test_the_editor_keeps_laws_laws():
 def test_plain_decoding_is_what_is_wanted():
     plain = exact.joint_distribution(partial(exact.plain_distribution, PLACE.target), 2)
     assert residual.explore(PLACE, WRONG_P).wanted == plain
+
+
+# ---------------------------------------------------------------- the picture of the proof
+
+
+def test_the_bars_of_the_proof_add_up_to_both_distributions():
+    shared, added, rejected = (torch.tensor(bar.y, dtype=torch.float64) for bar in viz.overlap_figure(P, Q).data)
+    assert torch.allclose(shared + added, torch.tensor(P, dtype=torch.float64))
+    assert torch.allclose(shared + rejected, torch.tensor(Q, dtype=torch.float64))
+    assert added.sum() == pytest.approx(float(rejected.sum()))  # the step of the proof where the normaliser cancels
+    with pytest.raises(ValueError, match="p has 3 tokens and q has 2"):
+        viz.overlap_figure(P, [0.5, 0.5])
+
+
+def test_a_claim_says_whether_it_holds(capsys):
+    goodness.claim("same", P, P)
+    goodness.claim("other", P, Q)
+    same, other = capsys.readouterr().out.splitlines()
+    assert same.startswith("holds") and other.startswith("FAILS") and "0.4000" in other
+    assert goodness.first_token({(1, 2): 0.25, (1,): 0.25, (0, 5, 1): 0.5}) == {(1,): 0.5, (0,): 0.5}
+    assert goodness.first_token({1: 0.25, 0: 0.75}) == {(1,): 0.25, (0,): 0.75}

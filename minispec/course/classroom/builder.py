@@ -26,6 +26,7 @@ from nbformat import NotebookNode
 
 from ...files.write import write_whole
 from . import cells as exercise_cells
+from .spoilers import cover, shown_too_early, uncovered, without_outputs
 
 ROOT = Path(__file__).resolve().parents[3]  # the clone this package is installed from
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -70,7 +71,7 @@ def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
     found = [
         Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}", product.kind)
         for product in PRODUCTS
-        for source in sorted((root / product.sources).glob("[0-9]*.py"))
+        for source in sorted((root / product.sources).glob("[!_]*.py"))
     ]
     if not found:
         raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0].sources}: build from a clone of the repository")
@@ -94,7 +95,10 @@ def compose(job: Job) -> NotebookNode:
         }
     )
     notebook.nbformat, notebook.nbformat_minor = 4, 5
-    if job.kind != "lesson":
+    if job.kind == "lesson":
+        title = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown"), 0)
+        notebook.cells.insert(title + 1, how_to_read(notebook))
+    else:
         exercise_cells.dress(notebook, solved=job.kind == "solution")
     seen: dict[str, int] = {}
     for cell in notebook.cells:
@@ -105,6 +109,19 @@ def compose(job: Job) -> NotebookNode:
         seen[digest] = seen.get(digest, 0) + 1  # twins are told apart by their order
         cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
     return notebook
+
+
+def how_to_read(notebook: NotebookNode) -> NotebookNode:
+    """What to do first, below the title of every lesson."""
+    asked = sum(cell.source.count("viz.predict(") for cell in code_cells(notebook))
+    times = {0: "", 1: " once"}.get(asked, f" {asked} times")
+    words = "> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**."
+    if asked:
+        words += (
+            f" The lesson asks you{times} for a number: type your guess and press *commit* before you run on. The cells"
+            " that answer are stored without their output, so nothing is given away before you run them."
+        )
+    return nbformat.v4.new_markdown_cell(words)
 
 
 def execute(notebook: NotebookNode, job: Job, timeout: int = 300) -> None:
@@ -138,6 +155,7 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
         notebook = compose(job)
         if job.kind != "exercise":
             execute(notebook, job)
+            cover(notebook)
         elif job.target.is_file() and worked_on(job.target):
             set_aside(job.target)  # nobody's work is built over
         publish(notebook, job)
@@ -211,7 +229,9 @@ def stale(job: Job) -> str | None:
         return f"{job.target.parent.name}/{job.name} was edited by hand: its metadata differ from those of {job.label}"
     if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
         return f"{job.target.parent.name}/{job.name} was edited by hand: its cells differ from those of {job.label}"
-    counts = [cell.get("execution_count") for cell in code_cells(there)]
+    if shown_too_early(there):
+        return f"{job.target.parent.name}/{job.name} shows the answer to a prediction: cells with that tag are covered"
+    counts = [uncovered(cell).get("execution_count") for cell in code_cells(there)]
     if job.kind == "exercise":
         clean = not any(counts) and not any(cell.get("outputs") for cell in code_cells(there))
         return None if clean else f"{job.target.parent.name}/{job.name} has outputs: an exercise is published without"
@@ -228,4 +248,4 @@ def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
 
 def _written(cell: NotebookNode) -> tuple:
     """What the author of a cell decides, as opposed to what running it adds."""
-    return cell.id, cell.cell_type, cell.source, cell.metadata
+    return cell.id, cell.cell_type, cell.source, without_outputs(cell.metadata)

@@ -84,7 +84,7 @@ VARIANTS = {
             v=r.randrange(100, 180) / 100,
         ),
     ),
-    "13.compute_optimal": Variant(
+    "appendix.compute_optimal": Variant(
         "training takes {flops} FLOPs a parameter and token, not 6: part of the forward pass is computed again on "
         "the way back.",
         lambda r: {"flops": r.choice([7, 8, 9, 10])},

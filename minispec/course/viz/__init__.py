@@ -16,6 +16,7 @@ from .diagnose import diagnose, diagnose_html
 from .gantt import gantt, gantt_figure
 from .memory_map import memory_map, memory_map_html
 from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
+from .overlap import overlap_figure
 from .panel import Panel
 from .parallel_timelines import parallel_timelines, parallel_timelines_figure, stored_timelines
 from .places import real_places, toy_place
@@ -68,6 +69,7 @@ __all__ = [
     "online_softmax",
     "online_softmax_figure",
     "online_softmax_tiles",
+    "overlap_figure",
     "parallel_timelines",
     "parallel_timelines_figure",
     "positions",

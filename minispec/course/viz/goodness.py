@@ -1,4 +1,4 @@
-"""Goodness of fit: do counts follow a law, and how many would it take to notice that they do not."""
+"""Goodness of fit: do counts follow a distribution, and how many would it take to notice that they do not."""
 
 from __future__ import annotations
 
@@ -6,7 +6,22 @@ from collections.abc import Sequence
 
 import torch
 
-from ...exact import as_distribution
+from ...exact import as_distribution, total_variation
+
+
+def claim(says: str, found, wanted) -> None:
+    """Print whether a distribution is the one that a claim says it is, and how far it is from that one."""
+    off = total_variation(found, wanted)
+    print(f"{'holds' if off < 1e-12 else 'FAILS'}   {says:52s} TV = {off:.4f}")
+
+
+def first_token(runs: dict) -> dict:
+    """The distribution of the first token, as runs of one token, from that of longer runs or of single tokens."""
+    total: dict = {}
+    for run, probability in runs.items():
+        first = run[:1] if isinstance(run, tuple) else (run,)
+        total[first] = total.get(first, 0.0) + probability
+    return total
 
 
 def chi_square(counts: Sequence[int], law) -> float:

@@ -260,7 +260,7 @@ VERIFIERS = {
             one_number_for_all,
         ),
         Verifier(
-            "wrong: bonus from the row before",
+            "wrong: bonus one position too early",
             "Draws the bonus from the last draft's law. With one draft a cycle the bonus is the second token; "
             "with two it is the third, and this picture shows two.",
             TWO,

@@ -25,7 +25,7 @@ class WrongAnswer(NamedTuple):
 
 def load() -> list[WrongAnswer]:
     found = []
-    for file in sorted(Path(__file__).parent.glob("[0-9]*.py")):
+    for file in sorted(Path(__file__).parent.glob("[!_]*.py")):
         _, *parts = HEADER.split(file.read_text(encoding="utf-8"))
         found += [WrongAnswer(*parts[i : i + 2], parts[i + 2].strip()) for i in range(0, len(parts), 3)]
     return found

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Exercises 15: the capstone
+# # Exercises 18: the capstone
 #
 # Speculative decoding, all of it, by you: a sampler, a drafter, a loop, and the three joined into one decoder. The parts
 # are graded alone, so one that is wrong does not spoil the next. The last exercise joins *your* parts, and is judged by
@@ -24,7 +24,7 @@ import torch
 from minispec.course.classroom import check, draw, hint
 from minispec.verify import pick
 
-# %% [markdown] exercise="15.sampler"
+# %% [markdown] exercise="18.sampler"
 # ## 1. Your sampler
 #
 # One pass of the target gave γ + 1 rows of logits. Turn them into laws, then decide about the drafts.
@@ -43,7 +43,7 @@ from minispec.verify import pick
 # | returns | list of tokens | accepted drafts and one token more |
 
 
-# %% exercise="15.sampler"
+# %% exercise="18.sampler"
 def verify(logits: torch.Tensor, q: torch.Tensor | None, drafted: list[int], temperature: float, random) -> list[int]:
     """All tokens that one cycle emits."""
     ### BEGIN SOLUTION: laws first; then the coin, the residual, the bonus
@@ -60,10 +60,10 @@ def verify(logits: torch.Tensor, q: torch.Tensor | None, drafted: list[int], tem
     ### END SOLUTION
 
 
-# %% exercise="15.sampler"
-check("15.sampler", verify)
+# %% exercise="18.sampler"
+check("18.sampler", verify)
 
-# %% [markdown] exercise="15.drafter"
+# %% [markdown] exercise="18.drafter"
 # ## 2. Your drafter
 #
 # A small model runs ahead, token by token, on its own cache. It has read a beginning of the text, all but one token or
@@ -81,7 +81,7 @@ check("15.sampler", verify)
 # | returns | `(drafted, q)` | a list of k tokens, and their laws, a tensor `[k, V]`; None for $q$ if k = 0 |
 
 
-# %% exercise="15.drafter"
+# %% exercise="18.drafter"
 def propose(model, text: list[int], k: int, temperature: float, random) -> tuple[list[int], torch.Tensor | None]:
     """Draft k tokens, and the law that each was drawn from."""
     ### BEGIN SOLUTION: what has the model not read yet? which law did the draft come from?
@@ -100,10 +100,10 @@ def propose(model, text: list[int], k: int, temperature: float, random) -> tuple
     ### END SOLUTION
 
 
-# %% exercise="15.drafter"
-check("15.drafter", propose)
+# %% exercise="18.drafter"
+check("18.drafter", propose)
 
-# %% [markdown] exercise="15.loop"
+# %% [markdown] exercise="18.loop"
 # ## 3. Your loop
 #
 # Draft, verify in one pass, add, rewind: until there are `count` new tokens or the target has written `end`. Drafter and
@@ -127,7 +127,7 @@ check("15.drafter", propose)
 # | returns | list of tokens | the new ones only; with `end`, if it came |
 
 
-# %% exercise="15.loop"
+# %% exercise="18.loop"
 def loop(target, draft, propose, verify, prompt: list[int], k: int, count: int, end: int) -> list[int]:
     """Speculative decoding around any drafter and any sampler."""
     ### BEGIN SOLUTION: how many drafts? one pass; is it over? what may each cache keep?
@@ -145,10 +145,10 @@ def loop(target, draft, propose, verify, prompt: list[int], k: int, count: int, 
     ### END SOLUTION
 
 
-# %% exercise="15.loop"
-check("15.loop", loop)
+# %% exercise="18.loop"
+check("18.loop", loop)
 
-# %% [markdown] exercise="15.whole"
+# %% [markdown] exercise="18.whole"
 # ## 4. All of it
 #
 # Join your `propose`, your `verify` and your `loop`. If a part is not yet right, its own check says so more clearly than
@@ -166,7 +166,7 @@ check("15.loop", loop)
 # | returns | list of tokens | the new ones |
 
 
-# %% exercise="15.whole"
+# %% exercise="18.whole"
 def speculate(target, draft, prompt: list[int], k: int, count: int, end: int, temperature: float, random) -> list[int]:
     """Lossless speculative decoding, out of your own parts."""
     ### BEGIN SOLUTION: your loop, with your drafter and your sampler in it
@@ -181,11 +181,11 @@ def speculate(target, draft, prompt: list[int], k: int, count: int, end: int, te
     ### END SOLUTION
 
 
-# %% exercise="15.whole"
-check("15.whole", speculate)
+# %% exercise="18.whole"
+check("18.whole", speculate)
 
 # %% [markdown]
 # How many tokens does one pass of the real target give you? (The first line says which model it is.)
 
 # %% tags=["nbval-ignore-output"]
-draw("15.whole", speculate)
+draw("18.whole", speculate)

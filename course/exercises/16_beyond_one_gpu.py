@@ -1,18 +1,17 @@
 # %% [markdown]
-# # Exercises 13: beyond one GPU
+# # Exercises 16: beyond one GPU
 #
-# A model that does not fit into one GPU is cut. You cut a layer so that its parts meet once, size the cache that is left
-# to each part, and compute how large the model should have been in the first place. Each exercise stands alone, and none
-# needs a GPU: ranks are lists here.
+# A model that does not fit into one GPU is cut. You cut a layer so that its parts meet once, and size the cache that is
+# left to each part. Each exercise stands alone, and none needs a GPU: ranks are lists here.
 
 # %%
 import math
 
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, hint
 
-# %% [markdown] exercise="13.column_row"
+# %% [markdown] exercise="16.column_row"
 # ## 1. Columns, then rows
 #
 # Megatron's way to share an MLP among $R$ ranks: the first matrix is cut by columns, the second by rows. Every rank
@@ -31,7 +30,7 @@ from minispec.course.classroom import check, draw, hint
 # | returns | tensor `[T, d]` | what one GPU would compute |
 
 
-# %% exercise="13.column_row"
+# %% exercise="16.column_row"
 def parallel_mlp(
     x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor, ranks: int, all_reduce
 ) -> torch.Tensor:
@@ -47,10 +46,10 @@ def parallel_mlp(
     ### END SOLUTION
 
 
-# %% exercise="13.column_row"
-check("13.column_row", parallel_mlp)
+# %% exercise="16.column_row"
+check("16.column_row", parallel_mlp)
 
-# %% [markdown] exercise="13.kv_per_rank"
+# %% [markdown] exercise="16.kv_per_rank"
 # ## 2. The cache of one rank
 #
 # Attention is cut by heads: each rank attends with its own query heads, in every layer, and keeps the keys and values
@@ -70,7 +69,7 @@ check("13.column_row", parallel_mlp)
 # | returns | `(per_token, tokens)` | bytes a token on one rank; how many tokens fit, a whole number ≥ 0 |
 
 
-# %% exercise="13.kv_per_rank"
+# %% exercise="16.kv_per_rank"
 def kv_per_rank(
     layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, weight_bytes: float, ranks: int, memory: float
 ) -> tuple[float, int]:
@@ -83,41 +82,5 @@ def kv_per_rank(
     ### END SOLUTION
 
 
-# %% exercise="13.kv_per_rank"
-check("13.kv_per_rank", kv_per_rank)
-
-# %% [markdown] exercise="13.compute_optimal"
-# ## 3. How large a model should be
-#
-# Training costs $C = 6 N D$ FLOPs: 2 for the forward and 4 for the backward pass, for each of $N$ parameters and $D$
-# tokens. The best use of a given $C$ is a model that is neither too large nor trained too long; experiments put it at
-# about $r = 20$ tokens a parameter. Two equations, two unknowns:
-#
-# $$C = 6 N D, \qquad D = r N$$
-#
-# | | | |
-# |---|---|---|
-# | `flops` | number | $C$ |
-# | `tokens_per_parameter` | number | $r$ |
-# | returns | `(parameters, tokens)` | $N$ and $D$ |
-
-
-# %% exercise="13.compute_optimal"
-def compute_optimal(flops: float, tokens_per_parameter: float) -> tuple[float, float]:
-    """Parameters and tokens that make the best use of so many FLOPs of training."""
-    ### BEGIN SOLUTION: put the second equation into the first
-    n_squared = flops / (6 * tokens_per_parameter)
-    n = n_squared**0.5
-    return n, tokens_per_parameter * n
-    ### END SOLUTION
-
-
-# %% exercise="13.compute_optimal"
-check("13.compute_optimal", compute_optimal)
-
-# %% [markdown]
-# What should have been trained with the compute of some known models? One of them was trained far beyond its optimum, on
-# purpose: why would anybody do that?
-
-# %%
-draw("13.compute_optimal", compute_optimal)
+# %% exercise="16.kv_per_rank"
+check("16.kv_per_rank", kv_per_rank)

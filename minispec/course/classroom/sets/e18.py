@@ -1,4 +1,4 @@
-"""Set 15, the capstone: a sampler, a drafter and a loop of one's own, and all three joined.
+"""Set 18, the capstone: a sampler, a drafter and a loop of one's own, and all three joined.
 
 The parts are judged as in the other sets. What they make together is judged three times: by the exact law of its text
 on small models, by its passes, and by its tokens a pass on real models: smollm2 where it is present, else micro.
@@ -23,7 +23,7 @@ from ..fakes import LawModel, ScriptedModel, continuation, whole_text, wrong_at
 from ..show import kind
 from .e05 import greedy_verify
 
-# ---- 15.sampler -----------------------------------------------------------------------------------------------------
+# ---- 18.sampler -----------------------------------------------------------------------------------------------------
 
 
 def law(logits, temperature):
@@ -58,7 +58,7 @@ def emitted_runs(answer, logits, q, temperature):
 
 
 SAMPLER = exercise(
-    "15.sampler",
+    "18.sampler",
     title="Your sampler",
     level="M",
     minutes=30,
@@ -145,7 +145,7 @@ def goes_on_after_a_rejection(logits, q, drafted, temperature, random):
     return emit(law(logits, temperature), q, drafted, random, stop=False)
 
 
-# ---- 15.drafter -----------------------------------------------------------------------------------------------------
+# ---- 18.drafter -----------------------------------------------------------------------------------------------------
 
 
 def drafter(model, text, k, temperature, random):
@@ -178,7 +178,7 @@ def observe_drafts(answer, text, held, k, temperature):
 
 
 DRAFTER = exercise(
-    "15.drafter",
+    "18.drafter",
     title="Your drafter",
     level="M",
     minutes=25,
@@ -279,7 +279,7 @@ def first_law_for_all(model, text, k, temperature, random):
     return drafted, q if q is None else q[:1].repeat(k, 1)
 
 
-# ---- 15.loop --------------------------------------------------------------------------------------------------------
+# ---- 18.loop --------------------------------------------------------------------------------------------------------
 
 
 def loop(target, draft, propose, verify, prompt, k, count, end):
@@ -346,7 +346,7 @@ def script(prompt, wrong_places, k, count, end_at=None):
 
 
 LOOP = exercise(
-    "15.loop",
+    "18.loop",
     title="Your loop",
     level="H",
     minutes=35,
@@ -453,7 +453,7 @@ def returns_the_prompt_too(target, draft, propose, verify, prompt, k, count, end
     return [*prompt, *loop(target, draft, propose, verify, prompt, k, count, end)]
 
 
-# ---- 15.whole -------------------------------------------------------------------------------------------------------
+# ---- 18.whole -------------------------------------------------------------------------------------------------------
 
 
 def whole(target, draft, prompt, k, count, end, temperature, random):
@@ -596,7 +596,7 @@ def tokens_per_pass(answer) -> str:
 
 
 WHOLE = exercise(
-    "15.whole",
+    "18.whole",
     title="All of it",
     level="H",
     minutes=30,
@@ -670,14 +670,14 @@ def models_exchanged(target, draft, prompt, k, count, end, temperature, random):
 
 @WHOLE.mutant
 def never_rejects(target, draft, prompt, k, count, end, temperature, random):
-    """Your text follows the draft: no draft is ever rejected. The mistake is in your sampler: check 15.sampler."""
+    """Your text follows the draft: no draft is ever rejected. The mistake is in your sampler: check 18.sampler."""
     verify = partial(accepts_everything, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
-    """After a rejection your sampler draws from p, not from the residual: check 15.sampler."""
+    """After a rejection your sampler draws from p, not from the residual: check 18.sampler."""
     verify = partial(corrects_from_p, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
@@ -685,14 +685,14 @@ def corrections_from_p(target, draft, prompt, k, count, end, temperature, random
 @WHOLE.mutant
 def without_the_bonus(target, draft, prompt, k, count, end, temperature, random):
     """Your text is right, but cycles whose drafts are all accepted emit no token of the target's own: a pass more than
-    needed. Check 15.sampler."""
+    needed. Check 18.sampler."""
     verify = partial(no_bonus, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def target_not_rewound(target, draft, prompt, k, count, end, temperature, random):
-    """Your target's cache keeps rejected drafts: check 15.loop."""
+    """Your target's cache keeps rejected drafts: check 18.loop."""
     return joined(target, draft, prompt, k, count, end, temperature, random, rewinds=("draft",))
 
 

@@ -1,8 +1,8 @@
 # ruff: noqa: F811, F821
-# Wrong answers to the exercises of set 15, as cells of a notebook. How they are used: __init__.py.
+# Wrong answers to the exercises of set 18, as cells of a notebook. How they are used: __init__.py.
 
 
-# %% 15.sampler: zero_is_one
+# %% 18.sampler: zero_is_one
 def verify(logits, q, drafted, temperature, random):
     p = (logits / (temperature if temperature > 0 else 1)).softmax(-1)
     for i, d in enumerate(drafted):
@@ -12,7 +12,7 @@ def verify(logits, q, drafted, temperature, random):
     return drafted + [pick(p[-1], random())]
 
 
-# %% 15.sampler: corrects_from_p
+# %% 18.sampler: corrects_from_p
 def verify(logits, q, drafted, temperature, random):
     V = logits.shape[-1]
     p = (logits / temperature).softmax(-1) if temperature else torch.eye(V, dtype=logits.dtype)[logits.argmax(-1)]
@@ -22,7 +22,7 @@ def verify(logits, q, drafted, temperature, random):
     return drafted + [pick(p[-1], random())]
 
 
-# %% 15.sampler: no_bonus
+# %% 18.sampler: no_bonus
 def verify(logits, q, drafted, temperature, random):
     V = logits.shape[-1]
     p = (logits / temperature).softmax(-1) if temperature else torch.eye(V, dtype=logits.dtype)[logits.argmax(-1)]
@@ -34,7 +34,7 @@ def verify(logits, q, drafted, temperature, random):
     return drafted
 
 
-# %% 15.drafter: only_the_last_token
+# %% 18.drafter: only_the_last_token
 def propose(model, text, k, temperature, random):
     drafted, laws, last = [], [], text[-1]
     for _ in range(k):
@@ -46,7 +46,7 @@ def propose(model, text, k, temperature, random):
     return drafted, torch.stack(laws) if k else None
 
 
-# %% 15.drafter: reports_another_law
+# %% 18.drafter: reports_another_law
 def propose(model, text, k, temperature, random):
     drafted, laws, unread = [], [], text[model.length :]
     for _ in range(k):
@@ -60,7 +60,7 @@ def propose(model, text, k, temperature, random):
     return drafted, torch.stack(laws) if k else None
 
 
-# %% 15.drafter: one_pass_for_all
+# %% 18.drafter: one_pass_for_all
 def propose(model, text, k, temperature, random):
     if k == 0:
         return [], None
@@ -69,7 +69,7 @@ def propose(model, text, k, temperature, random):
     return [pick(q, random()) for _ in range(k)], torch.stack([q] * k)
 
 
-# %% 15.loop: looks_at_the_last_token_only
+# %% 18.loop: looks_at_the_last_token_only
 def loop(target, draft, propose, verify, prompt, k, count, end):
     text = prompt[:]
     while len(text) < len(prompt) + count:
@@ -83,7 +83,7 @@ def loop(target, draft, propose, verify, prompt, k, count, end):
     return text[len(prompt) :]
 
 
-# %% 15.loop: drafts_in_vain
+# %% 18.loop: drafts_in_vain
 def loop(target, draft, propose, verify, prompt, k, count, end):
     text = prompt[:]
     while len(text) < len(prompt) + count:
@@ -96,7 +96,7 @@ def loop(target, draft, propose, verify, prompt, k, count, end):
         draft.rewind(min(draft.length, len(text) - 1))
 
 
-# %% 15.loop: draft_keeps_rejected_drafts
+# %% 18.loop: draft_keeps_rejected_drafts
 def loop(target, draft, propose, verify, prompt, k, count, end):
     new = []
     while len(new) < count:
@@ -110,7 +110,7 @@ def loop(target, draft, propose, verify, prompt, k, count, end):
     return new
 
 
-# %% 15.loop: drops_the_end
+# %% 18.loop: drops_the_end
 def loop(target, draft, propose, verify, prompt, k, count, end):
     new = []
     while len(new) < count:
@@ -125,7 +125,7 @@ def loop(target, draft, propose, verify, prompt, k, count, end):
     return new
 
 
-# %% 15.whole: models_exchanged
+# %% 18.whole: models_exchanged
 def speculate(target, draft, prompt, k, count, end, temperature, random):
     return loop(
         draft,
@@ -136,7 +136,7 @@ def speculate(target, draft, prompt, k, count, end, temperature, random):
     )  # fmt: skip
 
 
-# %% 15.whole: greedy_draft
+# %% 18.whole: greedy_draft
 def speculate(target, draft, prompt, k, count, end, temperature, random):
     return loop(
         target,
@@ -147,7 +147,7 @@ def speculate(target, draft, prompt, k, count, end, temperature, random):
     )  # fmt: skip
 
 
-# %% 15.whole: forgets_q
+# %% 18.whole: forgets_q
 def speculate(target, draft, prompt, k, count, end, temperature, random):
     def my_verify(logits, q, drafted):
         q = torch.zeros(len(drafted), logits.shape[1], dtype=logits.dtype)
@@ -160,7 +160,7 @@ def speculate(target, draft, prompt, k, count, end, temperature, random):
     return loop(target, draft, my_propose, my_verify, prompt, k, count, end)
 
 
-# %% 15.whole: target_at_one
+# %% 18.whole: target_at_one
 def speculate(target, draft, prompt, k, count, end, temperature, random):
     def my_verify(logits, q, drafted):
         return verify(logits, q, drafted, 1.0, random)

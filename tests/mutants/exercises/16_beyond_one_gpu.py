@@ -1,8 +1,8 @@
 # ruff: noqa: F811, F821
-# Wrong answers to the exercises of set 13, as cells of a notebook. How they are used: __init__.py.
+# Wrong answers to the exercises of set 16, as cells of a notebook. How they are used: __init__.py.
 
 
-# %% 13.column_row: sums_at_home
+# %% 16.column_row: sums_at_home
 def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     total = bias
     for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0), strict=True):
@@ -10,7 +10,7 @@ def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     return total
 
 
-# %% 13.column_row: bias_on_every_rank
+# %% 16.column_row: bias_on_every_rank
 def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     parts = []
     for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0), strict=True):
@@ -18,7 +18,7 @@ def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     return all_reduce(parts)
 
 
-# %% 13.column_row: reduces_in_between
+# %% 16.column_row: reduces_in_between
 def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     w = up.shape[1] // ranks
     hidden = []
@@ -30,61 +30,37 @@ def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     return all_reduce([h[:, r * w : (r + 1) * w] @ down[r * w : (r + 1) * w] for r in range(ranks)]) + bias
 
 
-# %% 13.column_row: activation_at_the_end
+# %% 16.column_row: activation_at_the_end
 def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     parts = [(x @ a) @ b for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0), strict=True)]
     return bias + all_reduce(parts).relu()
 
 
-# %% 13.column_row: one_gpu_does_it_all
+# %% 16.column_row: one_gpu_does_it_all
 def parallel_mlp(x, up, down, bias, ranks, all_reduce):
     everything = (x @ up).relu() @ down
     return all_reduce([everything / ranks for _ in range(ranks)]) + bias
 
 
-# %% 13.kv_per_rank: the_whole_cache
+# %% 16.kv_per_rank: the_whole_cache
 def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
     per_token = 2 * layers * kv_heads * head_dim * bits / 8
     return per_token, max(0, int((memory - weight_bytes / ranks) // per_token))
 
 
-# %% 13.kv_per_rank: a_fraction_of_a_head
+# %% 16.kv_per_rank: a_fraction_of_a_head
 def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
     per_token = 2 * layers * kv_heads * head_dim * bits / 8 / ranks
     return per_token, max(0, int((memory - weight_bytes / ranks) // per_token))
 
 
-# %% 13.kv_per_rank: all_weights_on_a_rank
+# %% 16.kv_per_rank: all_weights_on_a_rank
 def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
     per_token = 2 * layers * -(-kv_heads // ranks) * head_dim * bits // 8
     return per_token, max(0, int((memory - weight_bytes) // per_token))
 
 
-# %% 13.kv_per_rank: memory_of_all_ranks
+# %% 16.kv_per_rank: memory_of_all_ranks
 def kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
     per_token = 2 * layers * -(-kv_heads // ranks) * head_dim * bits // 8
     return per_token, max(0, int((memory * ranks - weight_bytes) // per_token))
-
-
-# %% 13.compute_optimal: forward_only
-def compute_optimal(flops, tokens_per_parameter):
-    n = math.sqrt(flops / (2 * tokens_per_parameter))
-    return n, flops / (2 * n)
-
-
-# %% 13.compute_optimal: rule_of_thumb
-def compute_optimal(flops, tokens_per_parameter):
-    n = 0.05 * flops**0.5
-    return n, tokens_per_parameter * n
-
-
-# %% 13.compute_optimal: always_twenty
-def compute_optimal(flops, tokens_per_parameter):
-    n = math.sqrt(flops / 120)
-    return n, 20 * n
-
-
-# %% 13.compute_optimal: no_root
-def compute_optimal(flops, tokens_per_parameter):
-    n = flops / 6 / tokens_per_parameter
-    return n, n * tokens_per_parameter

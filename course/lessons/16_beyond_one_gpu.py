@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Beyond one GPU
 #
-# *Time:* 40 minutes · *Before this:* [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_beyond_one_gpu.ipynb)
+# *Time:* 40 minutes · *Before this:* [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
 # Some models do not fit into one GPU. Some fit, and are too slow. Either way the model is cut, and then its parts have
 # to talk. There are three places to cut. Each is good at something else.
@@ -12,7 +12,6 @@
 # - count the meetings of a tensor-parallel model, and say why eight GPUs are not eight times as fast;
 # - compute the bubble of a pipeline, and say what a pipeline does not improve;
 # - say what experts send each other, and who makes everybody wait;
-# - derive how large a model should be for its training compute, and check what others claim;
 # - hand over to a real engine.
 
 # %%
@@ -112,7 +111,7 @@ eight
 #
 # [`scaling`](../minispec/parallel/scaling.py) puts the formulas of `theory` together. Its assumptions stand at its top.
 
-# %%
+# %% tags=["spoiler"]
 print("GPUs   speed-up   of the time, talking")
 for ranks in (1, 2, 4, 8, 16, 32, 64):
     one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
@@ -122,7 +121,7 @@ for ranks in (1, 2, 4, 8, 16, 32, 64):
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
 
 # %% [markdown]
@@ -237,89 +236,6 @@ viz.parallel_timelines()
 # never talk.
 
 # %% [markdown]
-# ## How large should a model be?
-#
-# Before anybody serves a model, somebody trains it. Training costs about 6 FLOPs per weight and token: 2 forward, 4
-# backward.
-#
-# $$C = 6 N D$$
-#
-# For a fixed $C$, a larger model sees fewer tokens. Experiments (*Chinchilla*, 2022) found the best loss near 20 tokens a
-# parameter, $D = 20 N$. Then $C = 120 N^2$, and
-#
-# $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
-#
-# This is [`compute_optimal`](../minispec/theory.py).
-
-# %%
-n, d = theory.compute_optimal(1.0)
-print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
-n, d = theory.compute_optimal(theory.training_flops(70e9, 1.4e12))
-print(f"Chinchilla's own compute: {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens, which is what it is")
-
-# %% [markdown]
-# ## Predict
-#
-# GPT-3 has 175 billion parameters and saw 300 billion tokens. How large would the best model for that compute have been?
-
-# %% tags=["nbval-ignore-output"]
-gpt3 = viz.predict("Best size for GPT-3's compute?", "billion parameters")
-gpt3
-
-# %% [markdown]
-# ## Run
-
-# %%
-for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9)):
-    flops = theory.training_flops(parameters, seen)
-    n, d = theory.compute_optimal(flops)
-    print(f"{name:7} {flops:.2e} FLOP: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens", end=", ")
-    print(f"it had {seen / parameters:.1f} tokens a parameter")
-
-# %% [markdown]
-# ## Reveal
-
-# %%
-best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
-gpt3.reveal(round(best / 1e9))
-
-# %% [markdown]
-# Two claims of guide E ([the audit](../docs/audit.md) has all of them) do not survive this arithmetic.
-#
-# It gives the best $N$ as $0.05 \sqrt{C}$ *and* 20 tokens a parameter. These cannot both be: with $C = 6 N D$ the first
-# one means another ratio.
-
-# %%
-ratio = 1 / (6 * 0.05**2)
-print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens a parameter")
-print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
-
-# %% [markdown]
-# And it gives 70 B on 1.4 T as the best use of GPT-3's compute and of Gopher's, too. One answer cannot fit two budgets.
-# It is Chinchilla's, and costs more than either:
-
-# %%
-for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9), ("70 B on 1.4 T", 70e9, 1.4e12)):
-    print(f"{name:14} {theory.training_flops(parameters, seen):.2e} FLOP")
-
-# %% [markdown]
-# ## The calculator
-
-# %% tags=["nbval-ignore-output"]
-viz.compute_optimal()
-
-# %% [markdown]
-# Things to try
-#
-# - Choose GPT-3, then Chinchilla. On which side of the dashed line do they lie?
-# - Choose Llama-3-8B. It was trained far beyond its optimum. How large would the best model for its compute have been,
-#   and what would each token of *that* cost to serve?
-# - Compute ten times as much. By how much does the best model grow?
-#
-# The last but one is the answer to why small models are trained so long: training is paid once, serving is paid per
-# token. Every lesson before this one was about the second bill. The rule of 20 only knows the first.
-
-# %% [markdown]
 # ## The hand-over
 #
 # minispec is for understanding. On many GPUs, under load, use an engine that was built for it. What you know keeps its
@@ -364,16 +280,31 @@ print(handover.sglang(order))
 # $3/15$, a fifth of the time. The single request is not faster at all; sending makes it a little slower.
 # </details>
 #
-# <details><summary>Ten times the compute. How do the best model and its data grow?</summary>
+# <details><summary>A model has 8 key/value heads. You go from 8 ranks to 16. What happens to the cache of each rank, and
+# what still gets smaller?</summary>
 #
-# Both by $\sqrt{10}$, about 3.2 times. Together that is ten.
+# The cache per rank stays as it is: a head cannot be cut, so each of the 8 heads now lies on two ranks. The weights per
+# rank still halve.
 # </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Shoeybi et al., 2019: *Megatron-LM: training multi-billion parameter language models using model parallelism*
+#   ([arXiv:1909.08053](https://arxiv.org/abs/1909.08053)): the two cuts and their all-reduces.
+# - Huang et al., 2019: *GPipe: efficient training of giant neural networks using pipeline parallelism*
+#   ([arXiv:1811.06965](https://arxiv.org/abs/1811.06965)): micro-batches and the bubble.
+# - Lepikhin et al., 2021: *GShard: scaling giant models with conditional computation and automatic sharding*
+#   ([arXiv:2006.16668](https://arxiv.org/abs/2006.16668)): experts on many devices.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): which cut for which latency, computed and measured.
+#
+# All papers of the course are in [the references](../docs/references.md).
 
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 13](../exercises/13_beyond_one_gpu.ipynb): columns, then rows; the cache of one rank; how large a model
-#   should be.
-# - `minispec drill` asks `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`, `compute-optimal`,
-#   `gpt3-compute`, `which-parallelism`.
-# - [14 Interview day](14_interview_day.ipynb): say it aloud.
+# - [Exercises 16](../exercises/16_beyond_one_gpu.ipynb): columns, then rows; the cache of one rank.
+# - `minispec drill` asks `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`, `which-parallelism`.
+# - [17 Interview day](17_interview_day.ipynb): say it aloud.
+# - [Appendix: scaling laws](appendix_scaling_laws.ipynb): how large a model should be for its training compute.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Interview day
 #
-# *Time:* 60 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [13 beyond one GPU](13_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
+# *Time:* 60 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
 #
 # You know the material. Today you say it aloud, to somebody who asks back, with a clock running. That is a skill of its
 # own, and it can be practised.
@@ -20,7 +20,8 @@ import minispec as ms
 from minispec import theory
 from minispec.course import viz
 from minispec.course.interview.cheatsheet import numbers_to_remember
-from minispec.course.interview.drill import Figure, Said, Talk
+from minispec.course.interview.drill import Figure, Said
+from minispec.course.interview.grading import Grading
 from minispec.course.interview.summary import lesson, with_unit
 
 bank = ms.interview.load()
@@ -61,7 +62,7 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # %% [markdown]
 # ## Three answers
 #
-# Three candidates, one question. Read them slowly, and grade each before you read on.
+# Three candidates, one question. Read them slowly: you are the one who grades them.
 #
 # **Ada.** "Large models are slow because memory is slow. So you take a small model and a big one. The small one writes a
 # few tokens ahead, and the big one looks at all of them in one go. What it agrees with stays. At the first token it does
@@ -86,37 +87,23 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # Medusa is cheap and fades with depth, EAGLE sees the target's states and is right more often for little more."
 
 # %% [markdown]
-# ## Predict
+# ## Grade them
 #
-# How many of the eleven points of the three levels does Ben make?
+# Tick, for each candidate, the points of the rubric that you heard. A level is reached with two thirds of its points and on
+# top of the levels below, and each line that sinks a candidate costs a level
+# ([`Said`](../minispec/course/interview/drill.py) counts that way).
 
 # %% tags=["nbval-ignore-output"]
-bens = viz.predict("Points that Ben makes?", "points")
-bens
+grades = Grading(question)
+grades
 
 # %% [markdown]
-# ## Run
+# ## Compare
 #
-# Grading is ticking. [`Talk`](../minispec/course/interview/drill.py) lists the boxes, [`Said`](../minispec/course/interview/drill.py)
-# counts: a level is reached with two thirds of its points and on top of the levels below, and each sinking tell costs a
-# level.
+# Your grades, and how we would have graded. Where we disagree, read the answer again before you decide who is right.
 
-# %%
-boxes = [box.text for box in Talk(question).rubric]
-points = {level: [boxes.index(point) for point in question.level(level)] for level in ms.interview.LEVELS}
-answers = {
-    "Ada": points["L4"],
-    "Ben": points["L4"] + points["L5"],
-    "Cleo": points["L4"] + points["L5"] + points["L6"],
-}
-for name, ticked in answers.items():
-    print(f"{name:5} {len(ticked):2d} points: {Said(Talk(question), frozenset(ticked)).level}")
-
-# %% [markdown]
-# ## Reveal
-
-# %%
-bens.reveal(len(answers["Ben"]))
+# %% tags=["spoiler"]
+grades.compare()
 
 # %% [markdown]
 # Ada is not wrong in a single word. Half a sentence about memory and one name saved her from two of the tells that sink.
@@ -126,8 +113,9 @@ bens.reveal(len(answers["Ben"]))
 # And had Ben closed with "so it approximates the large model"? One wrong word about the very point of the method:
 
 # %%
-approximate = boxes.index(question.sinks[0])
-print("Ben, with that sentence:", Said(Talk(question), frozenset([*answers["Ben"], approximate])).level)
+ben = grades.our_grading("Ben")
+approximate = [box.text for box in ben.item.rubric].index(question.sinks[0])
+print("Ben, with that sentence:", Said(ben.item, ben.ticked | {approximate}).level)
 
 # %% [markdown]
 # ## Numbers to know
@@ -169,7 +157,7 @@ gigabytes
 #
 # Say it in steps, as you would at a whiteboard.
 
-# %%
+# %% tags=["spoiler"]
 per_token = theory.kv_bytes_per_token(layers=80, kv_heads=8, head_dim=128)
 print(f"a token:   2 · 80 · 8 · 128 · 2 bytes = {per_token:,.0f} bytes")
 print(f"a request: · 4,096 = {per_token * 4096 / 2**30:.2f} GiB")
@@ -179,7 +167,7 @@ print(f"all:       · 32 = {total:.0f} GiB")
 # %% [markdown]
 # ## Reveal
 
-# %%
+# %% tags=["spoiler"]
 gigabytes.reveal(total)
 
 # %% [markdown]
@@ -293,10 +281,23 @@ print("right" if figure.number.matches(3.5) else "wrong")
 # </details>
 
 # %% [markdown]
+# ## Read the papers
+#
+# - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the paper that is most often asked about; be able to derive
+#   its section 3.
+# - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): the second one.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the numbers behind most capacity questions.
+#
+# All papers of the course are in [the references](../docs/references.md).
+
+# %% [markdown]
 # ## Next
 #
 # - `minispec drill` asks `walk-me-through` and, of this lesson's own, `ten-times-cheaper`, `low-latency-chat`,
 #   `capacity-plan`, `cost-per-million`, `explain-to-a-manager`.
 # - `minispec mock`, once a day until the day. The [syllabus](../docs/syllabus.md) has a plan for a week.
 # - The [glossary](../docs/glossary.md), for words that have slipped away, and the [cheat sheet](../docs/cheatsheet.md).
-# - [Exercises 15](../exercises/15_capstone.ipynb): the capstone, if you want to build all of it once more, alone.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, if you want to build all of it once more, alone.

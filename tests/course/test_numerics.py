@@ -1,0 +1,53 @@
+"""What rounding does: measured on a tiny model, in dtypes where the answer is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minispec as ms
+from minispec.course import numerics
+
+STEPS = [
+    (10.0, torch.bfloat16, 1 / 16),
+    (8.0, torch.bfloat16, 1 / 16),
+    (-3.0, torch.float32, 2.0**-22),
+    (1.0, torch.float64, 2.0**-52),
+]
+
+
+@pytest.mark.parametrize(("x", "dtype", "step"), STEPS)
+def test_neighbours_are_one_step_apart(x, dtype, step):
+    assert numerics.spacing(x, dtype) == step
+    up = torch.tensor(x + step, dtype=dtype)
+    assert up != torch.tensor(x, dtype=dtype)  # a whole step is seen, and a third of one is not
+    assert torch.tensor(x + step / 3, dtype=dtype) == torch.tensor(x, dtype=dtype)
+
+
+def test_passes_over_five_tokens_and_over_one_agree_up_to_rounding(tiny_text):
+    text = "Once upon a time there was a small fox."
+    assert numerics.block_difference(tiny_text, text) < 1e-12
+    assert numerics.block_difference(tiny_text, text, size=1) == 0.0
+
+
+def test_neighbours_do_not_change_a_sequence(tiny):
+    ids, others = [1, 2, 3, 4, 5], [[9, 8, 7, 6, 5, 4], [11, 12, 13, 14, 15, 16]]
+    alone = numerics.decode_logits(tiny, ids)
+    assert alone.shape == (5, tiny.config.vocab_size)
+    whole = tiny.transformer(torch.tensor([ids])).logits[0].double()
+    assert torch.allclose(alone, whole, atol=1e-10)
+    one, other = (numerics.decode_logits(tiny, ids, [company]) for company in others)
+    assert torch.equal(one, other) and torch.allclose(alone, one, atol=1e-10)
+
+
+def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, make_model, tokenizer, monkeypatch):
+    draft = make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1)
+    assert numerics.first_divergence(tiny_text, draft, ["Once upon", "The fox"]) is None
+    plain, other = numerics.greedy_outputs(tiny_text, draft, "Once upon")
+    assert plain == other == ms.generate(tiny_text, "Once upon", max_new_tokens=30).tokens
+    wrong = [*plain[:2], (plain[2] + 1) % tokenizer.get_vocab_size(), *plain[3:]]
+    monkeypatch.setattr(numerics, "greedy_outputs", lambda *_: (plain, wrong))
+    found = numerics.first_divergence(tiny_text, draft, ["Once upon"])
+    assert (found.position, found.pair) == (2, (plain[2], wrong[2]))
+    best, less = found.logits(tiny_text)
+    assert best > less  # plain decoding takes the larger one
