@@ -33,7 +33,7 @@ from .ragged import RaggedPasses
 from .record import Recorded, on_the_device, why_not_compile
 
 AHEAD = 2  # launches that may be under way: while the host looks at one, the device works on the next
-RECORDINGS = 8  # kept for each model: one for each way to sample and each draft
+RECORDINGS = 32  # kept for each model: one for each way to sample and each drafter; they share their scratch memory
 
 
 class Backend:
@@ -182,11 +182,11 @@ class Backend:
     def recording(self, tokens: int, key: tuple, make: Callable[[FastTransformer], object], batch: int = 1):
         """What generates sequences of so many tokens in this way: recorded before, or new."""
         target, key = self.reserve(tokens, batch), (batch, *key)
-        if key not in self.decoders:
-            if len(self.decoders) >= RECORDINGS:
-                del self.decoders[next(iter(self.decoders))]
-            self.decoders[key] = make(target)
-        return self.decoders[key]
+        made = self.decoders.pop(key, None) or make(target)
+        while len(self.decoders) >= RECORDINGS:  # the one that was used longest ago goes
+            del self.decoders[next(iter(self.decoders))]
+        self.decoders[key] = made
+        return made
 
 
 class RecordedDecoder:

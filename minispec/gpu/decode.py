@@ -42,12 +42,12 @@ def pick_by_page(probs: Tensor, u: Tensor) -> Tensor:
 
     First the page on which the total passes u, from the sums of all pages, then the place on that page.
     """
-    pages = F.pad(probs.double(), (0, -probs.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
-    sums = pages.sum(-1)  # [B, n]
+    pages = F.pad(probs, (0, -probs.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
+    sums = pages.sum(-1, dtype=torch.float64)  # [B, n]
     totals = sums.cumsum(-1)
     goal = u[:, None] * totals[:, -1:]  # [B, 1]
     page = torch.searchsorted(totals, goal, right=True).clamp(max=sums.shape[1] - 1)
-    numbers = pages.gather(1, page[..., None].expand(-1, -1, PAGE))[:, 0]  # [B, PAGE]
+    numbers = pages.gather(1, page[..., None].expand(-1, -1, PAGE))[:, 0].double()  # [B, PAGE]
     before = (totals - sums).gather(1, page)
     place = torch.searchsorted(numbers.cumsum(-1), goal - before, right=True)  # [B, 1]
     # Summed in another order the page may end a hair below the goal: then it is its last possible token.
