@@ -66,18 +66,16 @@ class Sampling:
             best = logits.argmax(-1, keepdim=True)
             return torch.zeros_like(logits, dtype=_precise(logits)).scatter_(-1, best, 1.0)
         scores = logits.to(_precise(logits)) / max(self.temperature, COLDEST)
-        if self.top_k:
-            kth_best = scores.topk(min(self.top_k, scores.shape[-1])).values[..., -1:]
-            scores = scores.masked_fill(scores < kth_best, -math.inf)
-        if self.top_p < 1:
-            ascending, order = scores.sort(dim=-1)
-            tail = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p  # mass of a token and of all below it
-            tail = F.pad(tail[..., :-1], (0, 1))  # the best token always stays
-            scores = scores.masked_fill(tail.scatter(-1, order, tail), -math.inf)
-        if self.min_p:
-            p = scores.softmax(-1)
-            scores = scores.masked_fill(p < self.min_p * p.amax(-1, keepdim=True), -math.inf)
-        return scores.softmax(-1)
+        return truncate(scores, *(number if used else None for number, used in zip(self.cuts, self.steps, strict=True)))
+
+    @property
+    def cuts(self) -> tuple[int, float, float]:
+        return self.top_k, self.top_p, self.min_p
+
+    @property
+    def steps(self) -> tuple[bool, bool, bool]:
+        """Which of top_k, top_p and min_p are used."""
+        return self.top_k > 0, self.top_p < 1, self.min_p > 0
 
 
 @dataclass(frozen=True)
@@ -140,6 +138,26 @@ class SamplingParams(Sampling):
         else:
             generator.manual_seed(Random(f"{self.seed} {index}").getrandbits(63) if index else int(self.seed))
         return generator
+
+
+def truncate(scores: Tensor, top_k=None, top_p=None, min_p=None) -> Tensor:
+    """softmax(scores) [..., V] of what top_k, top_p and min_p leave. None: not used. On a device they may be tensors
+    that hold one number: what was recorded then serves any number."""
+    if top_k is not None:
+        if isinstance(top_k, Tensor):
+            kth_best = scores.sort(-1, descending=True).values.index_select(-1, top_k.clamp(max=scores.shape[-1]) - 1)
+        else:
+            kth_best = scores.topk(min(top_k, scores.shape[-1])).values[..., -1:]
+        scores = scores.masked_fill(scores < kth_best, -math.inf)
+    if top_p is not None:
+        ascending, order = scores.sort(dim=-1)
+        tail = ascending.softmax(-1).cumsum(-1) <= 1 - top_p  # mass of a token and of all below it
+        tail = F.pad(tail[..., :-1], (0, 1))  # the best token always stays
+        scores = scores.masked_fill(tail.scatter(-1, order, tail), -math.inf)
+    if min_p is not None:
+        p = scores.softmax(-1)
+        scores = scores.masked_fill(p < min_p * p.amax(-1, keepdim=True), -math.inf)
+    return scores.softmax(-1)
 
 
 def _precise(logits: Tensor) -> torch.dtype:

@@ -24,7 +24,7 @@ from ..speculate import Completion
 from ..trace import Cycle
 from . import engine_heads  # noqa: F401 (hands the drafters their classes)
 from .buckets import memory_for
-from .decode import FastDecoder, FastSpeculator, Speculator
+from .decode import FastDecoder, FastSpeculator, Speculator, kind_of
 from .draft_memory import PagedMemory
 from .fused import FastTransformer, has_kernels, require_ordinary
 from .hosted import Hosted, VerifyPasses
@@ -61,10 +61,10 @@ class Backend:
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
             recording = self.recording(
-                max(map(len, prompts)) + params.max_new_tokens, (params.sampling, held_back),
+                max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back),
                 lambda target: FastDecoder(target, params.sampling, held_back), len(prompts),
             )  # fmt: skip
-            recording.start(prompts, params.seed, params.min_new_tokens)
+            recording.start(prompts, params.seed, params.min_new_tokens, params.sampling)
             return RecordedDecoder(recording, [self.lease])
 
     def speculator(
@@ -105,8 +105,8 @@ class Backend:
             def make(target: FastTransformer) -> Speculator:
                 return speculator(target, drafter.on_device(drafter, target, k), k, params.sampling, held_back)
 
-            recording = self.recording(tokens, (params.sampling, held_back, drafter, k), make)
-            recording.start([row.context.tokens], params.seed, params.min_new_tokens)
+            recording = self.recording(tokens, (kind_of(params.sampling), held_back, drafter, k), make)
+            recording.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
             return RecordedSpeculator(recording, row, [self.lease])
 
     def _with_model(self, row: Completion, drafter: Drafter, draft: Model, k: int, params: SamplingParams):
@@ -123,10 +123,10 @@ class Backend:
                 draft.backend.reserve(self.reserve(tokens).capacity),
             )
             recording = self.recording(
-                tokens, (params.sampling, held_back, draft.backend, k, drafter.sampling, memory.capacity),
+                tokens, (kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity),
                 lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back),
             )  # fmt: skip
-            recording.start([row.context.tokens], params.seed, params.min_new_tokens)
+            recording.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
             return RecordedSpeculator(recording, row, leases)
 
     @contextmanager

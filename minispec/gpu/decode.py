@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..generate import pad
-from ..sampling import NOT_FINITE, Sampling, SamplingParams, finite, uniforms
+from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import Verdict, at, chain_batch
@@ -53,6 +53,31 @@ def pick_by_page(probs: Tensor, u: Tensor) -> Tensor:
     # Summed in another order the page may end a hair below the goal: then it is its last possible token.
     last = torch.where(numbers > 0, torch.arange(PAGE, device=probs.device), 0).amax(-1, keepdim=True)
     return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
+
+
+class DeviceSampling:
+    """A Sampling whose numbers are on the device: what was recorded with it serves every other with the same steps."""
+
+    def __init__(self, sampling: Sampling, device: torch.device):
+        self.kind, self.greedy, self.steps = kind_of(sampling), sampling.greedy, sampling.steps
+        self.numbers = torch.zeros(4, dtype=torch.float64, device=device)
+        self.set(sampling)
+
+    def set(self, sampling: Sampling) -> None:
+        if kind_of(sampling) != self.kind:
+            raise ValueError(f"{sampling} takes other steps than what was recorded: make a new decoder for it")
+        self.numbers.copy_(torch.tensor([max(sampling.temperature, COLDEST), *sampling.cuts], dtype=torch.float64))
+
+    def unchecked_probs(self, logits: Tensor) -> Tensor:
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        temperature, top_k, top_p, min_p = self.numbers.unbind()  # without a dimension, so that scores keep their dtype
+        cuts = top_k.long()[None], top_p, min_p
+        return truncate(scores / temperature, *(n if used else None for n, used in zip(cuts, self.steps, strict=True)))
+
+
+def kind_of(sampling: Sampling | None) -> tuple | None:
+    """What a recording depends on."""
+    return sampling and (sampling.greedy, *sampling.steps)
 
 
 class Moment:
@@ -129,7 +154,8 @@ class FastDecoder:
 
     @on_the_device
     def __init__(self, target: FastTransformer, sampling: Sampling | None = None, held_back: Sequence[int] = ()):
-        self.target, self.sampling, device = target, sampling or Sampling(), target.device
+        self.target, device = target, target.device
+        self.sampling = DeviceSampling(sampling or Sampling(), device)
         self.text = torch.zeros(target.batch, target.capacity + 1, dtype=torch.long, device=device)  # [B, S + 1]
         self.count = torch.ones(target.batch, dtype=torch.long, device=device)  # [B]
         self.sound = torch.ones((), dtype=torch.bool, device=device)  # no NaN so far
@@ -157,11 +183,17 @@ class FastDecoder:
         return [self.count, self.text, self.sound, self.taken, self.target.lengths]
 
     @on_the_device
-    def start(self, prompts: Sequence[Sequence[int]], seed: int | None = None, min_new_tokens: int = 0) -> None:
-        """Begin anew, one prompt for each sequence: everything but its last token is processed now."""
+    def start(
+        self, prompts: Sequence[Sequence[int]], seed: int | None = None, min_new_tokens: int = 0,
+        sampling: Sampling | None = None,
+    ) -> None:  # fmt: skip
+        """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
+        have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
             raise ValueError(f"{len(prompts)} prompts for {self.target.batch} rows of memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
+        if sampling is not None:
+            self.set_sampling(sampling)
         self.generators = [SamplingParams(seed=seed).generator(i) for i in range(len(prompts) if self.numbers else 0)]
         tokens, counts = pad([list(prompt) for prompt in prompts], self.target.device)
         self.text[:, : tokens.shape[1]] = tokens
@@ -172,6 +204,9 @@ class FastDecoder:
         self.fetched = [len(prompt) for prompt in prompts]
         self.bound = max(self.fetched)
         self.reports.under_way.clear()
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        self.sampling.set(sampling)
 
     def read_prompts(self, tokens: Tensor, counts: Tensor) -> None:
         self.target.prefill(tokens, counts)
@@ -386,7 +421,8 @@ class FastSpeculator(Speculator):
         if not 1 <= k < target.capacity:
             raise ValueError(f"k={k!r}: give a draft length from 1 to {target.capacity - 1}")
         self.draft, self.k, self.most = draft, k, k + 1
-        self.draft_sampling = draft_sampling or sampling or Sampling()
+        self.draft_sampling = DeviceSampling(draft_sampling or sampling or Sampling(), target.device)
+        self.drafts_alike = draft_sampling is None  # as the target samples
         # A line: the drafts, the token after them, how many were accepted. Chances: what target and draft gave each.
         super().__init__(target, sampling, held_back, line=k + 2, chances=2 * k)
         self.sample, self.judge = target.compiled(self.sample), target.compiled(self.judge)
@@ -394,6 +430,11 @@ class FastSpeculator(Speculator):
     @property
     def numbers(self) -> int:
         return (not self.draft_sampling.greedy) * self.k + (not self.sampling.greedy) * (self.k + 1)
+
+    def set_sampling(self, sampling: Sampling) -> None:
+        super().set_sampling(sampling)
+        if self.drafts_alike:
+            self.draft_sampling.set(sampling)
 
     def state(self) -> list[Tensor]:
         return [*super().state(), self.draft.lengths]

@@ -285,9 +285,32 @@ def check_memory_grows(device="cpu", dtype=torch.float64) -> None:
     *_, decoder = target.backend.decoders.values()
     assert draft.backend.memories[1].capacity > target.backend.memories[1].capacity
     assert all(a is b for a, b in zip(decoder.recorded.state, decoder.state(), strict=True)), "recorded on old memory"
-    for temperature in range(1, 10):
-        generate(target, [5], 2, temperature=float(temperature))
-    assert len(target.backend.decoders) <= fast.RECORDINGS
+    for token in range(fast.RECORDINGS + 1):
+        generate(target, [5], 2, stop_token_ids=[token], min_new_tokens=1)
+    assert len(target.backend.decoders) == fast.RECORDINGS
+
+
+def check_numbers_are_not_recorded(device="cpu", dtype=torch.float64) -> None:
+    """Another temperature, top_k, top_p, min_p or seed needs no other recording, and gives what the eager loop does."""
+    target = random_model(dtype=dtype, device=device)
+    draft = random_model(num_layers=1, dtype=dtype, device=device)
+    drafters = ms.drafters.Model(draft), ms.drafters.Model(draft, ms.Sampling(0.7))
+    ways = [
+        [dict(temperature=0.7, seed=1), dict(temperature=1.4, seed=2), dict(temperature=1e-40, seed=1)],
+        [dict(temperature=1.0, top_k=3, top_p=0.7, min_p=0.1), dict(temperature=0.9, top_k=99, top_p=0.2, min_p=0.5)],
+        [dict(temperature=1.0, top_k=2), dict(temperature=1.0, top_k=5), dict(temperature=1.0, top_k=64)],
+    ]
+    for kind in ways:
+        known = None
+        for options in kind:
+            options = dict(seed=3) | options
+            plain = ms.generate(slow(target), [5, 9], 12, **options).tokens
+            assert generate(target, [5, 9], 12, **options).tokens == plain
+            for drafter in drafters:
+                expected = ms.speculate(slow(target), [5, 9], drafter, 3, 12, **options).tokens[:8]
+                assert speculate(target, [5, 9], drafter, 3, 12, **options).tokens[:8] == expected
+            assert known is None or list(target.backend.decoders) == known, "recorded anew"
+            known = list(target.backend.decoders)
 
 
 # ---- the law -------------------------------------------------------------------------------------------------------
@@ -417,6 +440,7 @@ def main() -> None:
         "lengths": lambda: check_lengths(**cuda),
         "capacity": lambda: check_capacity(**cuda),
         "growing memory": lambda: check_memory_grows(**cuda),
+        "numbers are not recorded": lambda: check_numbers_are_not_recorded("cuda"),
         "replay": check_replay,
         "flat memory": check_flat_memory,
         "graphs come and go": check_graphs_come_and_go,

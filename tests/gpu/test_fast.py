@@ -133,6 +133,7 @@ def test_what_does_not_fit_is_refused_before_work():
 
 def test_memory_grows_with_the_texts():
     checks.check_memory_grows()
+    checks.check_numbers_are_not_recorded()
 
 
 def test_a_fused_model_is_stored_once_and_can_be_saved(make_model, tmp_path):
@@ -431,7 +432,8 @@ def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
 @pytest.mark.parametrize(
     "check",
     [checks.check_attention, checks.check_logits, checks.check_greedy, checks.check_end_is_a_cut, checks.check_lengths,
-     checks.check_capacity, checks.check_memory_grows],
+     checks.check_capacity, checks.check_memory_grows,
+     checks.check_numbers_are_not_recorded],
     ids=lambda check: check.__name__,
 )  # fmt: skip
 def test_recorded(check):
