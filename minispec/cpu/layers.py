@@ -172,10 +172,10 @@ def swiglu(gate, up):
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused rather than compiled for, which takes seconds.
-SIGNATURE = ", ".join(
-    [numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags]
-    + [memory, memory, matrix, matrix, matrix, matrix, matrix, matrix, vector, matrix, pairs]
-)
+SIGNATURE = ", ".join([
+    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags, memory, memory,
+    *[matrix] * 6, vector, matrix, pairs,
+])  # fmt: skip
 
 
 @njit(f"void({SIGNATURE})", **options)
@@ -189,7 +189,7 @@ def run(
 ):  # fmt: skip
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
-    X, Y, O, HH = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
+    X, Y, OUT, HIDDEN = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
     KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
     queries, contexts, scores = own[:QUERIES], own[QUERIES : 2 * QUERIES], own[2 * QUERIES :]
@@ -273,7 +273,7 @@ def run(
             if chunk >= chunks:
                 break
             for panel in range(chunk * step, min(panels_d, chunk * step + step)):
-                rows(M, ko, layer[WO] + 4 * ROWS * panel * ko, O, Y)
+                rows(M, ko, layer[WO] + 4 * ROWS * panel * ko, OUT, Y)
                 biased(M, d, ROWS * panel, layer[BO], y)
                 for m in range(M):
                     for r in range(min(ROWS, d - ROWS * panel)):
@@ -309,7 +309,7 @@ def run(
             if chunk >= chunks:
                 break
             for panel in range(chunk * step, min(panels_d, chunk * step + step)):
-                rows(M, ki, layer[WD] + 4 * ROWS * panel * ki, HH, Y)
+                rows(M, ki, layer[WD] + 4 * ROWS * panel * ki, HIDDEN, Y)
                 biased(M, d, ROWS * panel, layer[BD], y)
                 for m in range(M):
                     for r in range(min(ROWS, d - ROWS * panel)):

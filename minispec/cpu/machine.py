@@ -150,7 +150,7 @@ def remember(found: dict, key: str | None = None) -> dict:
 
 
 def try_out() -> dict:
-    """Time the products on weights that come from memory: the best of several tries, for others use the machine, too."""
+    """Time the products on weights that come from memory. The best of several tries: other programs run, too."""
     from .panels import multiply, pack
 
     weight, cores = torch.full(SCRATCH, 0.01), _cores()
