@@ -182,7 +182,7 @@ def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
     assert machine.compiled() is None
     assert torch.equal(kernels.linear(x, weight), F.linear(x, weight))
     assert "numba" in kernels.why_torch()
-    model = random_model(dtype=torch.float32)
+    model = random_model(dtype=torch.float32, head_dim=16)
     with torch.inference_mode():
         assert fused.fused(model.transformer, model.transformer.new_cache(1, 8), torch.zeros(1, 1)) is None
 
@@ -322,7 +322,7 @@ KINDS = {
     "plain": {},
     "biases": dict(qkv_bias=True, out_bias=True, mlp_bias=True),
     "qk_norm": dict(qk_norm=True),
-    "odd sizes": dict(hidden_size=35, intermediate_size=49, num_heads=3, num_kv_heads=1, head_dim=10),
+    "odd sizes": dict(hidden_size=35, intermediate_size=49, num_heads=3, num_kv_heads=1, head_dim=48),
 }
 
 
@@ -346,7 +346,7 @@ def both(monkeypatch, model, cached, tokens, **options):
 @pytest.mark.parametrize("B, T, past", [(1, 1, 0), (1, 1, 9), (1, 5, 6), (1, 8, 7), (1, 19, 2), (2, 3, 4), (8, 1, 2)])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_fused_pass_equals_the_layers_one_by_one(monkeypatch, passes, kind, B, T, past, masked):
-    model = random_model(dtype=torch.float32, **KINDS[kind])
+    model = random_model(dtype=torch.float32, **dict(head_dim=16) | KINDS[kind])
     generator = torch.Generator().manual_seed(B + T)
     ids = torch.randint(model.config.vocab_size, (B, past + T), generator=generator)
     options = dict(hidden_layers=(0, 1, 2))
@@ -364,7 +364,7 @@ def test_a_fused_pass_equals_the_layers_one_by_one(monkeypatch, passes, kind, B,
 @needs_numba
 def test_a_token_s_logits_do_not_depend_on_its_company(numba, passes):
     """So a draft that is verified in one pass gets exactly the logits that plain decoding gets token by token."""
-    model = random_model(dtype=torch.float32)
+    model = random_model(dtype=torch.float32, head_dim=16)
     ids = torch.randint(64, (1, 14), generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         alone, together = (model.transformer.new_cache(1, 16) for _ in range(2))
@@ -377,7 +377,7 @@ def test_a_token_s_logits_do_not_depend_on_its_company(numba, passes):
 
 @needs_numba
 def test_two_threads_compute_what_one_does(monkeypatch, numba):
-    model, ids = random_model(dtype=torch.float32), torch.arange(6)[None]
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(6)[None]
     logits = []
     with torch.inference_mode():
         for threads in (1, 2, 3):
@@ -388,7 +388,7 @@ def test_two_threads_compute_what_one_does(monkeypatch, numba):
 
 @needs_numba
 def test_layers_may_be_chosen(monkeypatch, passes):
-    model, ids = random_model(dtype=torch.float32, num_layers=4), torch.arange(6)[None]
+    model, ids = random_model(dtype=torch.float32, head_dim=16, num_layers=4), torch.arange(6)[None]
     for layers in (1, [3, 0, 2], []):
         (reference, _), (result, _) = both(monkeypatch, model, ids[:, :2], ids[:, 2:], layers=layers)
         torch.testing.assert_close(result.logits, reference.logits, rtol=1e-4, atol=1e-4)
@@ -397,7 +397,7 @@ def test_layers_may_be_chosen(monkeypatch, passes):
 
 @needs_numba
 def test_a_changed_model_is_noticed(monkeypatch, numba, passes):
-    model, ids = random_model(dtype=torch.float32), torch.arange(4)[None]
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(4)[None]
     layer = model.transformer.layers[1]
 
     def check(fused_passes):
@@ -411,7 +411,7 @@ def test_a_changed_model_is_noticed(monkeypatch, numba, passes):
         layer.mlp.up_proj.weight.mul_(1.5)  # in place
         layer.input_layernorm.weight.add_(0.5)
     check(1)
-    layer.self_attn.o_proj.weight = torch.nn.Parameter(normal(32, 32))  # another tensor
+    layer.self_attn.o_proj.weight = torch.nn.Parameter(normal(32, 64))  # another tensor
     check(1)
     layer.mlp.gate_proj = Linear(32, 48)  # another module
     check(1)
@@ -429,7 +429,7 @@ def test_a_changed_model_is_noticed(monkeypatch, numba, passes):
 
 @needs_numba
 def test_what_cannot_be_fused_is_not(numba, passes):
-    model, ids = random_model(dtype=torch.float32), torch.arange(4)[None]
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(4)[None]
     model.transformer(ids, model.transformer.new_cache(1, 8))  # somebody may ask for gradients
     with torch.inference_mode():
         model.transformer(ids)  # no cache
@@ -445,7 +445,7 @@ def test_a_small_model_waits_before_it_loads_numba(monkeypatch, fresh, passes):
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
     monkeypatch.setattr(fused, "PATIENCE", 3)
     monkeypatch.setattr(machine, "was_compiled", lambda: True)
-    model, ids = random_model(dtype=torch.float32), torch.arange(1)[None]
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(1)[None]
     with torch.inference_mode():
         cache = model.transformer.new_cache(1, 8)
         for expected in (0, 0, 1, 2):

@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 ROWS = 16  # of W in a panel: as many float32 numbers are a cache line
 HALF = 8  # of them are one register of AVX, two of NEON
 AHEAD = 1024  # bytes: weights are asked for so far ahead of their use
-STRETCH = 128  # of k, where a panel is read in two halves: 8 KB
+STRETCH = 128  # of k, where a panel is read twice: 8 KB
 # NEON multiplies by one element of a register, AVX by an element that is loaded into a whole register.
 FROM_REGISTER = platform.machine().lower() in ("arm64", "aarch64")
 
@@ -34,17 +34,19 @@ options = dict(nogil=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, erro
 # ---- the block: one or two panels times M tokens -------------------------------------------------------------------
 
 
-def make_block(M: int, halves: int):
-    """y [M, 16] += x [K, P]ᵀ w [K, 16]: one panel times M tokens, or (halves = 1) its first or last 8 rows; P is M
-    rounded up to 4 or 8.
+def make_block(M: int, halves: int = 2, kind: str = "panel"):
+    """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more", y is added to,
+    and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
+    tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, and P is 16.
 
     Written in LLVM's own language, because the sums, 2 · M vectors of 8, must stay in registers whatever the compiler
     thinks of it. Each sum runs over k = 0, 1, 2, … whatever M is, so a token's result does not depend on its company.
     """
-    P = 4 if M <= 4 else 8
+    P = {"values": 16, "more": 8}.get(kind, 4 if M <= 4 else 8)
+    steps = {"panel": 2, "more": 2, "keys": 4, "values": 1}[kind]  # of k in a round of the loop: a divisor of K
 
     def emit(context, builder, signature, arguments):
-        w, x, y, K = arguments
+        w, x, y, K, *apart = arguments
         b, module = builder, builder.module
         fma = cgutils.get_or_insert_function(module, ir.FunctionType(lanes, [lanes] * 3), f"llvm.fma.v{HALF}f32")
         prefetch_type = ir.FunctionType(ir.VoidType(), [byte.as_pointer(), i4, i4, i4])
@@ -53,12 +55,16 @@ def make_block(M: int, halves: int):
         def pointer(kind, address, offset):
             return b.inttoptr(b.add(address, i8(offset)), kind.as_pointer())
 
-        def everywhere(address, m):
-            """x[k, m] in all lanes."""
-            if FROM_REGISTER:
-                vector, element = b.load(pointer(quad, address, 16 * (m // 4)), align=4), m % 4
+        def everywhere(k, step, m):
+            """x[k + step, m] in all lanes: an element of four that are loaded at once, or one number that is."""
+            if kind == "keys":
+                address, element = b.add(b.add(x, b.mul(k, i8(4))), b.mul(apart[0], i8(m))), step
             else:
-                one = b.load(pointer(f4, address, 4 * m), align=4)
+                address, element = b.add(x, b.mul(b.add(k, i8(step)), i8(4 * P))), m
+            if FROM_REGISTER:
+                vector, element = b.load(pointer(quad, address, 16 * (element // 4)), align=4), element % 4
+            else:
+                one = b.load(pointer(f4, address, 4 * element), align=4)
                 vector, element = b.insert_element(ir.Constant(quad, ir.Undefined), one, i4(0)), 0
             mask = ir.Constant(ir.VectorType(i4, HALF), [element] * HALF)
             return b.shuffle_vector(vector, ir.Constant(quad, ir.Undefined), mask)
@@ -66,7 +72,7 @@ def make_block(M: int, halves: int):
         places = [pointer(lanes, y, 4 * (ROWS * m + HALF * half)) for half in range(halves) for m in range(M)]
         before, loop, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
         zero = ir.Constant(lanes, [0.0] * HALF)
-        so_far = [zero if halves == 2 else b.load(place, align=4) for place in places]
+        so_far = [b.load(place, align=4) if kind == "more" else zero for place in places]
         b.branch(loop)
         b.position_at_end(loop)
         k = b.phi(i8)
@@ -75,17 +81,17 @@ def make_block(M: int, halves: int):
         for total, start in zip(sums, so_far, strict=True):
             total.add_incoming(start, before)
         new = list(sums)
-        for step in range(2):  # two of k at a time: K is even
-            at = b.add(k, i8(step))
-            tokens = [everywhere(b.add(x, b.mul(at, i8(4 * P))), m) for m in range(M)]
-            line = b.add(w, b.mul(at, i8(4 * ROWS)))  # 64 bytes
+        for step in range(steps):
+            tokens = [everywhere(k, step, m) for m in range(M)]
+            line = b.add(w, b.mul(b.add(k, i8(step)), apart[0] if kind == "values" else i8(4 * ROWS)))  # 64 bytes
             for half in range(halves):
                 weights = b.load(pointer(lanes, line, 4 * HALF * half), align=4)
                 for m in range(M):
                     n = half * M + m
                     new[n] = b.call(fma, [weights, tokens[m], new[n]])
-            b.call(prefetch, [pointer(byte, line, AHEAD), i4(0), i4(3), i4(1)])  # to read, to keep, data
-        following = b.add(k, i8(2))
+            if kind in ("panel", "more"):
+                b.call(prefetch, [pointer(byte, line, AHEAD), i4(0), i4(3), i4(1)])  # to read, to keep, data
+        following = b.add(k, i8(steps))
         k.add_incoming(following, loop)
         for total, next_total in zip(sums, new, strict=True):
             total.add_incoming(next_total, loop)
@@ -98,7 +104,10 @@ def make_block(M: int, halves: int):
     def block(typing, w, x, y, K):
         return types.void(*[types.int64] * 4), emit
 
-    return intrinsic(block)
+    def spaced(typing, w, x, y, K, apart):
+        return types.void(*[types.int64] * 5), emit
+
+    return intrinsic(block if kind in ("panel", "more") else spaced)
 
 
 @intrinsic
@@ -111,8 +120,11 @@ def floats_at(typing, address):
     return types.CPointer(types.float32)(types.int64), emit
 
 
-block1, block2, block3, block4, block5, block6 = (make_block(M, 2) for M in range(1, 7))
-half7, half8 = make_block(7, 1), make_block(8, 1)  # all sums of a panel would need more registers than there are
+block1, block2, block3, block4, block5, block6 = (make_block(M) for M in range(1, 7))
+more3, more4 = make_block(3, kind="more"), make_block(4, kind="more")  # of seven or eight: not all fit into registers
+key1, keys4 = make_block(1, 2, "keys"), make_block(4, 2, "keys")
+key1_few, keys4_few = make_block(1, 1, "keys"), make_block(4, 1, "keys")
+values4 = make_block(4, 2, "values")
 
 
 @njit(**options)
@@ -139,14 +151,13 @@ def rows(M, K, w, x, y):
         block6(w, x, y, K)
     else:
         clear(y, ROWS * M)
-        for k in range(0, K, STRETCH):  # the second half finds the weights in the nearest cache
+        for k in range(0, K, STRETCH):  # the last tokens find the weights in the nearest cache
             W, X, length = w + 4 * ROWS * k, x + 4 * 8 * k, min(STRETCH, K - k)
+            more4(W, X, y, length)
             if M == 7:
-                half7(W, X, y, length)
-                half7(W + 4 * HALF, X, y + 4 * HALF, length)
+                more3(W, X + 16, y + 4 * 4 * ROWS, length)
             else:
-                half8(W, X, y, length)
-                half8(W + 4 * HALF, X, y + 4 * HALF, length)
+                more4(W, X + 16, y + 4 * 4 * ROWS, length)
 
 
 # ---- small things that numba has no word for -----------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Plan:
         self.parts += [(transformer.layers._modules, str(i), layer) for i, layer in enumerate(transformer.layers)]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
         usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
-        if not usual or any(w.dtype != torch.float32 or w.device.type != "cpu" or w.is_inference() or
+        if not usual or transformer.config.head_dim % 16 or any(w.dtype != torch.float32 or w.device.type != "cpu" or w.is_inference() or
                             not w.is_contiguous() for w in self.weights):  # fmt: skip
             return
         self.facts = _facts(self.weights)
@@ -138,7 +138,7 @@ class Plan:
         kept.copy_(states)
 
     def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
-        """Memory between the phases of a pass, and each thread's own. torch aligns it to cache lines, numpy does not."""
+        """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
         c, P = self.config, 4 if M <= 4 else 8
         if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
             self.memory = {"slots": slots, "threads": threads}
@@ -148,7 +148,7 @@ class Plan:
             self.memory[P] = (
                 [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
                  make(c.intermediate_size + c.intermediate_size % 2, P)],
-                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16), make(3 * queries, max(c.head_dim, slots)),
+                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16), make(2 * c.head_dim + 5 + slots, queries),
                   np.zeros((2, queries), np.int64)) for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]

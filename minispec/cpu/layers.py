@@ -10,7 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numba import carray, njit
 
-from .code import NEVER, ONE, ROWS, ZERO, done, exp, floats_at, options, rows, take, wait
+from .code import (
+    NEVER, ONE, ROWS, ZERO, done, exp, floats_at, key1, key1_few, keys4, keys4_few, options, rows, take, values4, wait,
+)  # fmt: skip
 
 # What a layer's row of the table of addresses holds; 0 is a bias or norm that the model does not have.
 FIELDS = (
@@ -19,8 +21,7 @@ FIELDS = (
 ).split()
 LN1, WQ, BQ, WK, BK, WV, BV, QN, KN, WO, BO, LN2, WG, BG, WU, BU, WD, BD = range(len(FIELDS))
 PHASES = 6  # of a layer
-TILE = 32  # keys: 8 KB of them where a head has 64 dimensions
-QUERIES = 8  # that a thread attends for at once
+QUERIES = ROWS  # that a thread attends for at once
 
 
 @njit(**options)
@@ -76,90 +77,57 @@ def row(address, n, D):
 
 
 @njit(**options)
-def softmaxed(scores, seen, scale):
-    """exp(score − largest) in place, and one over their sum. Of the last slots, those of this pass, only what is `seen`
-    [T] counts: whatever lies in the others has no part in it."""
-    new, most, total = scores.size - seen.size, NEVER, ZERO
-    for s in range(scores.size):
-        scores[s] *= scale
-    for t in range(seen.size):
-        if not seen[t]:
-            scores[new + t] = NEVER
-    for s in range(scores.size):
-        most = max(most, scores[s])
-    for s in range(scores.size):
-        scores[s] = exp(scores[s] - most)
-    for t in range(seen.size):
-        if not seen[t]:
-            scores[new + t] = ZERO
-    for s in range(scores.size):
-        total += scores[s]
-    return ONE / total
+def softmaxed(scores, width, seen, tokens, scale, most, total):
+    """exp(score − largest) of up to `width` queries side by side, scores [S, 16] in place, and their sums. Of the last
+    slots only those that a query's token has `seen` count: whatever lies in the others has no part in it."""
+    S, new = len(scores), len(scores) - seen.shape[1]
+    for j in range(width):
+        most[j], total[j] = NEVER, ZERO
+    for j in range(tokens.size):
+        for t in range(seen.shape[1]):
+            if not seen[tokens[j], t]:
+                scores[new + t, j] = NEVER
+    for s in range(S):
+        for j in range(width):
+            most[j] = max(most[j], scores[s, j])
+    for s in range(S):
+        for j in range(width):
+            scores[s, j] = exp((scores[s, j] - most[j]) * scale)
+    for j in range(tokens.size):
+        for t in range(seen.shape[1]):
+            if not seen[tokens[j], t]:
+                scores[new + t, j] = ZERO
+    for s in range(S):
+        for j in range(width):
+            total[j] += scores[s, j]
 
 
 @njit(**options)
-def score(q, r, keys, s, end, D, a, b):
-    """a[s] = q · k_s and b[s] = r · k_s for the keys s … end of [·, D], of which the address is given. Two queries and
-    four keys at a time: what is loaded serves several multiplications."""
-    while s + 4 <= end:
-        k0, k1, k2, k3 = row(keys, s, D), row(keys, s + 1, D), row(keys, s + 2, D), row(keys, s + 3, D)
-        a0, a1, a2, a3, b0, b1, b2, b3 = ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO, ZERO
-        for i in range(D):
-            a0 += q[i] * k0[i]
-            a1 += q[i] * k1[i]
-            a2 += q[i] * k2[i]
-            a3 += q[i] * k3[i]
-            b0 += r[i] * k0[i]
-            b1 += r[i] * k1[i]
-            b2 += r[i] * k2[i]
-            b3 += r[i] * k3[i]
-        a[s], a[s + 1], a[s + 2], a[s + 3] = a0, a1, a2, a3
-        b[s], b[s + 1], b[s + 2], b[s + 3] = b0, b1, b2, b3
-        s += 4
-    while s < end:
-        k0, a0, b0 = row(keys, s, D), ZERO, ZERO
-        for i in range(D):
-            a0 += q[i] * k0[i]
-            b0 += r[i] * k0[i]
-        a[s], b[s] = a0, b0
-        s += 1
-
-
-@njit(**options)
-def mix(a, b, values, s, end, D, o, p):
-    """o += Σ a_s v_s and p += Σ b_s v_s over the values s … end."""
-    while s + 4 <= end:
-        v0, v1, v2, v3 = row(values, s, D), row(values, s + 1, D), row(values, s + 2, D), row(values, s + 3, D)
-        a0, a1, a2, a3, b0, b1, b2, b3 = a[s], a[s + 1], a[s + 2], a[s + 3], b[s], b[s + 1], b[s + 2], b[s + 3]
-        for i in range(D):
-            o[i] += a0 * v0[i] + a1 * v1[i] + a2 * v2[i] + a3 * v3[i]
-            p[i] += b0 * v0[i] + b1 * v1[i] + b2 * v2[i] + b3 * v3[i]
-        s += 4
-    while s < end:
-        v0, a0, b0 = row(values, s, D), a[s], b[s]
-        for i in range(D):
-            o[i] += a0 * v0[i]
-            p[i] += b0 * v0[i]
-        s += 1
-
-
-@njit(**options)
-def attend(queries, keys, values, S, D, seen, tokens, scale, scores, contexts):
-    """softmax(q Kᵀ · scale) V for n queries [n, D], n even, over S keys and values [·, D]: contexts [n, D]. A tile of
-    keys serves all queries while it is in the nearest cache. Query i is token tokens[i], which attends to seen[token]."""
-    n = tokens.size
-    for tile in range(0, S, TILE):
-        for i in range(0, n, 2):
-            score(queries[i], queries[i + 1], keys, tile, min(S, tile + TILE), D, scores[i], scores[i + 1])
-    for i in range(n):
-        over = softmaxed(scores[i, :S], seen[tokens[i]], scale)
-        for s in range(S):
-            scores[i, s] *= over
-        for j in range(D):
-            contexts[i, j] = ZERO
-    for tile in range(0, S, TILE):
-        for i in range(0, n, 2):
-            mix(scores[i], scores[i + 1], values, tile, min(S, tile + TILE), D, contexts[i], contexts[i + 1])
+def attend(queries, keys, values, S, D, seen, tokens, scale, scores, contexts, most, total):
+    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over S keys and values [·, D], of which the
+    addresses are given: contexts [16, D]. Query j is that of token tokens[j], which attends to seen[token]."""
+    few, row_bytes = tokens.size <= 8, 4 * D
+    q, k, y, s = queries.ctypes.data, keys, scores.ctypes.data, 0
+    while s + 4 <= S:  # four keys at a time
+        if few:
+            keys4_few(q, k, y, D, row_bytes)
+        else:
+            keys4(q, k, y, D, row_bytes)
+        s, k, y = s + 4, k + 4 * row_bytes, y + 4 * 4 * ROWS
+    while s < S:
+        if few:
+            key1_few(q, k, y, D, row_bytes)
+        else:
+            key1(q, k, y, D, row_bytes)
+        s, k, y = s + 1, k + row_bytes, y + 4 * ROWS
+    softmaxed(scores[:S], 8 if few else 16, seen, tokens, scale, most, total)
+    for j in range(0, tokens.size, 4):  # four queries at a time, sixteen dimensions each
+        for i in range(0, D, ROWS):
+            values4(values + 4 * i, scores.ctypes.data + 4 * j, most.ctypes.data, S, row_bytes)
+            for query in range(j, min(j + 4, tokens.size)):
+                over = ONE / total[query]
+                for r in range(ROWS):
+                    contexts[query, i + r] = most[ROWS * (query - j) + r] * over
 
 
 @njit(**options)
@@ -171,10 +139,10 @@ def swiglu(gate, up):
 
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
-# Compiled for exactly these types: an argument of another type is refused rather than compiled for, which takes seconds.
+# Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
 SIGNATURE = ", ".join([
-    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags, memory, memory,
-    *[matrix] * 6, vector, matrix, pairs,
+    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
+    memory, memory, *[matrix] * 6, vector, matrix, pairs,
 ])  # fmt: skip
 
 
@@ -185,14 +153,15 @@ def run(
     cos, sin, start, T, seen,  # [M, D]; slot of each sequence's first new token [B]; [M, T] among the new tokens
     keys, values,  # [L, B, Hkv, S, D]
     q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
-    xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [3 · QUERIES, max(D, S)], [2, QUERIES]
+    xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16]
 ):  # fmt: skip
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
     X, Y, OUT, HIDDEN = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
     KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
-    queries, contexts, scores = own[:QUERIES], own[QUERIES : 2 * QUERIES], own[2 * QUERIES :]
+    queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
+    most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
     heads, tokens = picked[0], picked[1]
     panels_q, panels_kv, panels_d = (H * D + ROWS - 1) // ROWS, (Hkv * D + ROWS - 1) // ROWS, (d + ROWS - 1) // ROWS
     panels_i, kd, ko, ki = (I + ROWS - 1) // ROWS, xn.shape[0], o.shape[0], h.shape[0]
@@ -248,18 +217,17 @@ def run(
                 break
             sequence, of, first = chunk // (Hkv * groups), chunk // groups % Hkv, QUERIES * (chunk % groups)
             count = min(QUERIES, sharing - first)
-            even = count + count % 2  # an odd one is computed twice
-            for i in range(even):
-                query = first + min(i, count - 1)
+            for i in range(count):
+                query = first + i
                 heads[i], tokens[i] = of * (H // Hkv) + query // T, sequence * T + query % T
-                one = row(Q, tokens[i] * H + heads[i], D)
+                one, other = row(Q, tokens[i] * H + heads[i], D), contexts[i, :D]
+                head_normed(one, layer[QN], eps)
+                rotated(one, row(COS, tokens[i], D), row(SIN, tokens[i], D), other)
                 for j in range(D):
-                    contexts[0, j] = one[j]
-                head_normed(contexts[0, :D], layer[QN], eps)
-                rotated(contexts[0, :D], row(COS, tokens[i], D), row(SIN, tokens[i], D), queries[i])
+                    queries[j, i] = other[j]
             cached = 4 * D * capacity * ((order[n] * (M // T) + sequence) * Hkv + of)  # bytes before it
-            attend(queries, KEYS + cached, VALUES + cached, start[sequence] + T, D, seen, tokens[:even], scale,
-                   scores, contexts)  # fmt: skip
+            attend(queries, KEYS + cached, VALUES + cached, start[sequence] + T, D, seen, tokens[:count], scale,
+                   scores, contexts, most, total)  # fmt: skip
             for i in range(count):
                 for j in range(D):
                     o[heads[i] * D + j, tokens[i]] = contexts[i, j]

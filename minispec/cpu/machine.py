@@ -6,6 +6,7 @@ busy program it is about as fast as one thread (see code.py). How many to use is
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -49,7 +50,7 @@ def _compiled() -> SimpleNamespace | None:
         import numba
     except ImportError:  # not there, or made for another numpy
         return None
-    before, folder = numba.config.CACHE_DIR, home() / "numba"
+    before, folder = numba.config.CACHE_DIR, compiled_folder()
     try:  # compiling takes ten seconds: every later process finds the result here
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -63,13 +64,20 @@ def _compiled() -> SimpleNamespace | None:
     return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
 
 
+def compiled_folder() -> Path:
+    """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
+    would not notice that layers.py was compiled with an older code.py inside."""
+    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "layers.py")]
+    return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+
+
 def is_loaded() -> bool:
     return _compiled.cache_info().currsize > 0 and _compiled() is not None
 
 
 def was_compiled() -> bool:
     """Whether a process on this machine has compiled the pass before: loading is quick then."""
-    return any((home() / "numba").glob("**/layers.run-*.nbi"))
+    return any(compiled_folder().glob("**/layers.run-*.nbi"))
 
 
 # ---- the team ----
