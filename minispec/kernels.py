@@ -32,7 +32,7 @@ REPAYS_CALLING = 2**16
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., K], weight [N, K], bias [N]: [..., N]."""
     M = math.prod(x.shape[:-1])
-    if not 1 <= M <= MOST_TOKENS or not fits(x, weight) or not ours(weight.numel()):
+    if not 1 <= M <= MOST_TOKENS or not fits(x, weight) or not ours(weight.numel(), M):
         return F.linear(x, weight, bias)
     if (panels := panels_of(weight)) is None:
         return F.linear(x, weight, bias)
@@ -52,14 +52,17 @@ def fits(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def ours(numbers: int) -> bool:
-    """Whether a weight of so many numbers is multiplied by our product."""
+def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
+    """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
     wish = os.environ.get("MINISPEC_LINEAR", "auto")
     if wish not in ("auto", "torch", "numba"):
         raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
     if wish != "auto":
         return wish == "numba" and machine.compiled() is not None
-    if numbers < (REPAYS_CALLING if machine.is_loaded() else REPAYS_LOADING) or machine.compiled() is None:
+    small = numbers < REPAYS_LOADING
+    if small and (tokens == 1 or numbers < REPAYS_CALLING or not machine.is_loaded()):
+        return False  # one token: torch reads every weight once, too, and its call takes less time
+    if machine.compiled() is None:
         return False
     return machine.trials()["ours"] <= machine.trials()["torch"]
 
@@ -71,3 +74,13 @@ def why_torch() -> str | None:
     if machine.compiled() is None:
         return "numba cannot be imported (pip install numba)"
     return None if ours(REPAYS_LOADING) else "torch's product was faster when both were tried"
+
+
+def describe(weight_bytes: int) -> str:
+    """Whose products a pass of few tokens through so many bytes takes, and what the number of threads was chosen by."""
+    if reason := why_torch():
+        return f"torch's, for every number of tokens: {reason}"
+    threads, trials = machine.threads_for(weight_bytes), machine.trials()
+    tried = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in trials["seconds"].items())
+    size = 4e-6 * machine.SCRATCH[0] * machine.SCRATCH[1]
+    return f"ours for few tokens, by {threads} thread{'s' * (threads > 1)}; {size:.0f} MB of weights took {tried}"

@@ -216,6 +216,8 @@ def test_the_faster_product_is_taken(monkeypatch, fresh, ours, torch_s, expected
     monkeypatch.setattr(machine, "trials", lambda: {"ours": ours, "torch": torch_s})
     assert kernels.ours(192 * 576) is expected
     assert not kernels.ours(64 * 64)  # the call would be most of the work
+    assert not kernels.ours(192 * 576, tokens=1)  # torch, too, reads every weight once
+    assert kernels.ours(49152 * 576, tokens=1) is expected
 
 
 # ---------------------------------------------------------------- threads and processes

@@ -33,7 +33,8 @@ PACKAGE = ROOT / "minispec"
 
 # From the ground up. A room imports from itself and from rooms below it; the files of the core have an order, too.
 ROOMS = [
-    "cpu kernels cache model sampling trace tree verify generate drafters.base drafters.adaptive speculate exact theory",
+    "cpu kernels cache model sampling trace tree verify generate drafters.base drafters.adaptive speculate exact "
+    "theory",
     "files",
     "drafters",
     "serving",

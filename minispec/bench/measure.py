@@ -28,9 +28,8 @@ import torch
 from .. import theory
 from ..files.folder import default_dtype
 from ..files.handle import Model
-from ..cpu import machine as cpu
 from ..generate import generate
-from ..kernels import why_torch
+from ..kernels import describe
 from ..trace import synchronize
 from . import quiet
 
@@ -417,19 +416,8 @@ def measure(model: Model, quick: bool = False) -> Report:
         plain=plain_speed(model, new_tokens=min(16, length - 1), repeat=15, seconds=seconds / 2),
         context=context,
         curve=verify_curve(model, tokens, context, repeat=9 if quick else 25, warmup=1, seconds=seconds),
-        products=_products(model) if model.device.type == "cpu" else None,
+        products=describe(weight_bytes(model)) if model.device.type == "cpu" else None,
     )
     timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
     spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}
     return replace(report, warning=quiet.warning(watch.others(), spreads))
-
-
-def _products(model: Model) -> str:
-    """Whose products a pass of few tokens takes on a CPU, and the measurement behind the number of threads."""
-    if reason := why_torch():
-        return f"torch's, for every number of tokens: {reason}"
-    if not cpu.is_loaded():
-        return "torch's: so small a model loads no compiled code for a few passes"
-    threads, trials = cpu.threads_for(weight_bytes(model)), cpu.trials()
-    tried = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in trials["seconds"].items())
-    return f"ours for up to 8 tokens, by {threads} thread{'s' * (threads > 1)}; 75 MB of weights took {tried}"

@@ -35,8 +35,8 @@ options = dict(nogil=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, erro
 
 
 def make_block(M: int, halves: int = 2, kind: str = "panel"):
-    """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more", y is added to,
-    and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
+    """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more" y is added
+    to, and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
     tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, and P is 16.
 
     Written in LLVM's own language, because the sums, 2 · M vectors of 8, must stay in registers whatever the compiler

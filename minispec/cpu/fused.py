@@ -87,8 +87,7 @@ class Plan:
         self.parts += [(transformer.layers._modules, str(i), layer) for i, layer in enumerate(transformer.layers)]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
         usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
-        if not usual or transformer.config.head_dim % 16 or any(w.dtype != torch.float32 or w.device.type != "cpu" or w.is_inference() or
-                            not w.is_contiguous() for w in self.weights):  # fmt: skip
+        if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
         rows = [_addresses(layer) for layer in transformer.layers]
@@ -131,8 +130,8 @@ class Plan:
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
-                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(), M // B,
-                seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
+                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(),
+                M // B, seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
             )  # fmt: skip
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
@@ -148,11 +147,16 @@ class Plan:
             self.memory[P] = (
                 [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
                  make(c.intermediate_size + c.intermediate_size % 2, P)],
-                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16), make(2 * c.head_dim + 5 + slots, queries),
-                  np.zeros((2, queries), np.int64)) for _ in range(threads)],
+                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
+                  make(2 * c.head_dim + 5 + slots, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own
+
+
+def _plain(weight: Tensor) -> bool:
+    there = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
+    return there and not weight.is_inference()
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:

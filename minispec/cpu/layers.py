@@ -1,6 +1,6 @@
 """A forward pass through all layers for up to eight tokens, as one function that numba compiles and a team runs.
 
-Five phases a layer: q, k and v; rotate and store k; attention; its output projection; gate and up; down. What is small
+Six phases a layer: q, k and v; rotate and store k; attention; its output projection; gate and up; down. What is small
 (the norm of eight tokens) every thread computes for itself rather than wait for another. model.py is the reference, and
 the names are its names. Imported when it is first needed, like code.py.
 """
@@ -11,7 +11,22 @@ import numpy as np
 from numba import carray, njit
 
 from .code import (
-    NEVER, ONE, ROWS, ZERO, done, exp, floats_at, key1, key1_few, keys4, keys4_few, options, rows, take, values4, wait,
+    NEVER,
+    ONE,
+    ROWS,
+    ZERO,
+    done,
+    exp,
+    floats_at,
+    key1,
+    key1_few,
+    keys4,
+    keys4_few,
+    options,
+    rows,
+    take,
+    values4,
+    wait,
 )  # fmt: skip
 
 # What a layer's row of the table of addresses holds; 0 is a bias or norm that the model does not have.
@@ -104,8 +119,8 @@ def softmaxed(scores, width, seen, tokens, scale, most, total):
 
 @njit(**options)
 def attend(queries, keys, values, S, D, seen, tokens, scale, scores, contexts, most, total):
-    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over S keys and values [·, D], of which the
-    addresses are given: contexts [16, D]. Query j is that of token tokens[j], which attends to seen[token]."""
+    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over S keys and values [·, D], of which
+    the addresses are given: contexts [16, D]. Query j is that of token tokens[j], which attends to seen[token]."""
     few, row_bytes = tokens.size <= 8, 4 * D
     q, k, y, s = queries.ctypes.data, keys, scores.ctypes.data, 0
     while s + 4 <= S:  # four keys at a time
