@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cpu import machine
+from .cpu import machine, trials
 from .cpu.panels import multiply, panels_of
 
 MOST_TOKENS = 8
@@ -36,7 +36,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return F.linear(x, weight, bias)
     if (panels := panels_of(weight)) is None:
         return F.linear(x, weight, bias)
-    y = multiply(x.detach().reshape(M, -1), panels, machine.threads_for(weight.nbytes))
+    y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
     y = y.view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
 
@@ -64,7 +64,7 @@ def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
         return False  # one token: torch reads every weight once, too, and its call takes less time
     if machine.compiled() is None:
         return False
-    return machine.trials()["ours"] <= machine.trials()["torch"]
+    return trials.trials()["ours"] <= trials.trials()["torch"]
 
 
 def why_torch() -> str | None:
@@ -80,7 +80,7 @@ def describe(weight_bytes: int) -> str:
     """Whose products a pass of few tokens through so many bytes takes, and what the number of threads was chosen by."""
     if reason := why_torch():
         return f"torch's, for every number of tokens: {reason}"
-    threads, trials = machine.threads_for(weight_bytes), machine.trials()
-    tried = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in trials["seconds"].items())
-    size = 4e-6 * machine.SCRATCH[0] * machine.SCRATCH[1]
-    return f"ours for few tokens, by {threads} thread{'s' * (threads > 1)}; {size:.0f} MB of weights took {tried}"
+    threads, tried = trials.threads_for(weight_bytes), trials.trials()["seconds"]
+    times = ", ".join(f"{1e3 * seconds:.1f} ms with {n}" for n, seconds in tried.items())
+    size = 4e-6 * trials.SCRATCH[0] * trials.SCRATCH[1]
+    return f"ours for few tokens, by {threads} thread{'s' * (threads > 1)}; {size:.0f} MB of weights took {times}"

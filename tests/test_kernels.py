@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tiny_models import random_model
 
 from minispec import kernels
-from minispec.cpu import fused, machine, panels
+from minispec.cpu import fused, machine, panels, trials
 from minispec.model import Linear
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -168,7 +168,7 @@ def fresh(monkeypatch, tmp_path):
     """As if nothing had been loaded or measured yet."""
     monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
 
-    remembered = (machine._compiled, machine.trials)
+    remembered = (machine._compiled, trials.trials)
     for cached in remembered:
         cached.cache_clear()
     yield
@@ -213,7 +213,7 @@ def test_the_faster_product_is_taken(monkeypatch, fresh, ours, torch_s, expected
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
     monkeypatch.setattr(machine, "is_loaded", lambda: True)
     monkeypatch.setattr(machine, "compiled", lambda: "something")
-    monkeypatch.setattr(machine, "trials", lambda: {"ours": ours, "torch": torch_s})
+    monkeypatch.setattr(trials, "trials", lambda: {"ours": ours, "torch": torch_s})
     assert kernels.ours(192 * 576) is expected
     assert not kernels.ours(64 * 64)  # the call would be most of the work
     assert not kernels.ours(192 * 576, tokens=1)  # torch, too, reads every weight once
@@ -224,20 +224,20 @@ def test_the_faster_product_is_taken(monkeypatch, fresh, ours, torch_s, expected
 
 
 def test_the_number_of_threads(monkeypatch):
-    monkeypatch.setattr(machine, "trials", lambda: {"seconds": {"1": 3.0, "2": 2.0, "4": 1.0, "8": 1.5}})
+    monkeypatch.setattr(trials, "trials", lambda: {"seconds": {"1": 3.0, "2": 2.0, "4": 1.0, "8": 1.5}})
     for allowed, size, expected in ((8, 2**30, 4), (2, 2**30, 2), (1, 2**30, 1), (8, 2**20, 1)):
         monkeypatch.setattr(torch, "get_num_threads", lambda n=allowed: n)
-        assert machine.threads_for(size) == expected
+        assert trials.threads_for(size) == expected
 
 
 @needs_numba
 def test_what_was_measured_is_found_again(monkeypatch, fresh):
-    monkeypatch.setattr(machine, "SCRATCH", (64, 32))
-    found = machine.trials()
+    monkeypatch.setattr(trials, "SCRATCH", (64, 32))
+    found = trials.trials()
     assert set(found) == {"seconds", "torch", "ours"} and set(found["seconds"]) >= {"1"}
-    machine.trials.cache_clear()
-    monkeypatch.setattr(machine, "try_out", lambda: pytest.fail("measured again"))
-    assert machine.trials() == found
+    trials.trials.cache_clear()
+    monkeypatch.setattr(trials, "try_out", lambda: pytest.fail("measured again"))
+    assert trials.trials() == found
     [kept] = json.loads((machine.home() / "cpu.json").read_text()).values()
     assert kept == found
 
@@ -246,8 +246,8 @@ def test_what_was_measured_is_found_again(monkeypatch, fresh):
 def test_nowhere_to_keep_what_was_measured(monkeypatch, fresh, tmp_path):
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "file"))
-    monkeypatch.setattr(machine, "SCRATCH", (64, 32))
-    assert machine.trials()["ours"] > 0
+    monkeypatch.setattr(trials, "SCRATCH", (64, 32))
+    assert trials.trials()["ours"] > 0
     assert machine.compiled() is not None
 
 
@@ -383,7 +383,7 @@ def test_two_threads_compute_what_one_does(monkeypatch, numba):
     logits = []
     with torch.inference_mode():
         for threads in (1, 2, 3):
-            monkeypatch.setattr(machine, "threads_for", lambda size, n=threads: n)
+            monkeypatch.setattr(trials, "threads_for", lambda size, n=threads: n)
             logits.append(model.transformer(ids, model.transformer.new_cache(1, 8)).logits)
     assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from . import machine
+from . import machine, trials
 from .panels import panels_of
 
 GROUP = 8  # tokens that the compiled pass takes at once
@@ -119,7 +119,7 @@ class Plan:
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`. Tokens
         attend to the cache, `at` tokens beyond its length included, less the last slots that are not `seen` [M, s]."""
         M, c, code = len(x), self.config, machine.compiled()
-        threads, wanted = machine.threads_for(self.bytes), np.full(len(order), -1)
+        threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
         for i, n in enumerate(copies):
             wanted[n - 1] = i
         step = 2 if threads > 1 else 2**40  # panels in a chunk

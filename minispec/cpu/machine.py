@@ -1,29 +1,19 @@
-"""The compiled code, the team of threads that runs it, and what is remembered about this machine between processes.
+"""The compiled code, where it is kept between processes, and the team of threads that runs it.
 
 Threads wait in the operating system, not in a loop: a team of two costs nothing while nothing is computed, and beside a
-busy program it is about as fast as one thread (see code.py). How many to use is measured once, see `fastest`.
+busy program it is about as fast as one thread (see code.py). How many to use is measured: trials.py.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import platform
 import tempfile
 import threading
-import time
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
-
-import torch
-import torch.nn.functional as F
-
-LARGE = 2**24  # bytes of weights; below that, to wake a second thread and wait for it takes longer than it saves
-TRIES = 7  # of everything that is timed, in turn
-SCRATCH = (2**15, 576)  # weights to try on, 75 MB: more than most caches hold
 
 
 def home() -> Path:
@@ -111,71 +101,3 @@ class Team:
 team = Team()
 if hasattr(os, "register_at_fork"):  # a child inherits the books of the threads but not the threads
     os.register_at_fork(after_in_child=team.__init__)
-
-
-# ---- how many threads ----
-
-
-def threads_for(weight_bytes: int) -> int:
-    """As many as torch may use, but not more than were fastest on this machine; one where there is little to read."""
-    allowed = torch.get_num_threads()
-    return 1 if allowed == 1 or weight_bytes < LARGE else min(allowed, fastest())
-
-
-def fastest() -> int:
-    """The number of threads that read weights fastest when it was measured."""
-    seconds = trials()["seconds"]
-    return int(min(seconds, key=seconds.get))
-
-
-@lru_cache(maxsize=1)
-def trials() -> dict:
-    """What was measured on this machine, now or in an earlier process: seconds for a product of one token by numbers of
-    threads, and for one of five tokens by torch and by ours."""
-    file, key = home() / "cpu.json", f"{platform.node()}, {_cores()} cores, torch {torch.__version__}"
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))[key]
-    except (OSError, ValueError, KeyError):
-        return remember(try_out(), key)
-
-
-def remember(found: dict, key: str | None = None) -> dict:
-    """Keep what `try_out` found for later processes."""
-    file = home() / "cpu.json"
-    key = key or f"{platform.node()}, {_cores()} cores, torch {torch.__version__}"
-    try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    except (OSError, ValueError):
-        known = {}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-            json.dump(known | {key: found}, new, indent=1)
-        os.replace(new.name, file)
-    except OSError:
-        pass  # nowhere to keep it: every process measures for itself, which takes a fifth of a second
-    return found
-
-
-def try_out() -> dict:
-    """Time the products on weights that come from memory. The best of several tries: other programs run, too."""
-    from .panels import multiply, pack
-
-    weight, cores = torch.full(SCRATCH, 0.01), _cores()
-    panels = pack(weight)
-    sizes = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= cores]
-    one, five = torch.ones(1, SCRATCH[1]), torch.ones(5, SCRATCH[1])
-    calls = {str(n): lambda n=n: multiply(one, panels, n) for n in sizes}
-    calls |= {"torch": lambda: F.linear(five, weight), "ours": lambda: multiply(five, panels, max(sizes))}
-    best = dict.fromkeys(calls, float("inf"))
-    with torch.inference_mode():
-        for _ in range(TRIES):
-            for name, call in calls.items():
-                start = time.perf_counter()
-                call()
-                best[name] = min(best[name], time.perf_counter() - start)
-    return {"seconds": {str(n): best[str(n)] for n in sizes}, "torch": best["torch"], "ours": best["ours"]}
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
