@@ -21,6 +21,7 @@ The reading order, one idea a file:
     exact       the exact distribution of what a draft/verify scheme emits
     theory      the formulas: expected tokens, speed-up, rooflines
     files/      models on disk: names, folders, formats
+    cpu/        passes of few tokens near a CPU's limit, compiled by numba
     gpu/        the same passes near a GPU's limit, recorded as CUDA graphs
     parallel/   beyond one device
     train/      how the shipped drafts and heads were made

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache, attention_of_pass
+from .cpu.fused import fused
 from .kernels import linear
 
 
@@ -209,6 +210,15 @@ class Transformer(nn.Module):
         """
         B, T = tokens.shape
         layers = self.config.num_layers if layers is None else layers
+        order = range(layers) if isinstance(layers, int) else layers
+        x = self.embed_tokens(tokens)  # [B, T, d]
+        if at_once := fused(self, cache, tokens):  # few tokens on a CPU: what follows, as one function
+            slots, _ = cache.reserve(T)
+            rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
+            x, hidden = at_once(x, cache, rope, mask, order, hidden_layers)
+            cache.advance(T if counts is None else counts)
+            return x, hidden
+
         if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
             slots = torch.arange(T, device=tokens.device).expand(B, T)
             among_new = attention_of_pass(slots, T, mask, self.config.num_heads // self.config.num_kv_heads, self.dtype)
@@ -216,10 +226,8 @@ class Transformer(nn.Module):
         else:
             slots, attend = cache.begin(T, mask)  # [B, T], and how each layer stores its k, v and attends
         rope = rope_at(self.config, slots if positions is None else positions, self.dtype)
-
-        x = self.embed_tokens(tokens)  # [B, T, d]
         hidden = {0: x} if 0 in hidden_layers else {}
-        for n, index in enumerate(range(layers) if isinstance(layers, int) else layers, start=1):
+        for n, index in enumerate(order, start=1):
             x = self.layers[index](x, rope, partial(attend, index))
             if n in hidden_layers:
                 hidden[n] = x

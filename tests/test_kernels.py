@@ -1,7 +1,8 @@
-"""The skinny product equals torch's, and is taken only where it may be."""
+"""The product of panels and the fused pass equal torch's, and are taken only where they may be."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from tiny_models import random_model
 
 from minispec import kernels
+from minispec.cpu import fused, machine, panels, trials
 from minispec.model import Linear
 
 needs_numba = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
@@ -27,14 +29,14 @@ def numba(monkeypatch):
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Every product that `skinny` is asked for: [(x shape, weight shape), …]."""
-    calls, skinny = [], kernels.skinny
+    """Every product that `multiply` is asked for: [(x shape, weight shape), …]."""
+    calls, multiply = [], kernels.multiply
 
-    def noted(x, weight):
-        calls.append((tuple(x.shape), tuple(weight.shape)))
-        return skinny(x, weight)
+    def noted(x, packed, threads):
+        calls.append((tuple(x.shape), (packed.N, packed.K)))
+        return multiply(x, packed, threads)
 
-    monkeypatch.setattr(kernels, "skinny", noted)
+    monkeypatch.setattr(kernels, "multiply", noted)
     return calls
 
 
@@ -52,29 +54,29 @@ def assert_close(y, x, weight, bias=None):
 
 # ---------------------------------------------------------------- the product
 
+SHAPES = [(1, 1), (4, 1), (5, 3), (16, 2), (17, 16), (33, 17), (64, 64), (101, 129), (192, 576), (576, 1536)]
+
 
 @needs_numba
 @pytest.mark.parametrize("tokens", range(1, 9))
-@pytest.mark.parametrize("N, K", [(4, 1), (5, 3), (6, 7), (7, 16), (33, 17), (64, 64), (101, 129), (192, 576)])
-def test_skinny_equals_torch(N, K, tokens):
+@pytest.mark.parametrize("N, K", SHAPES)
+def test_the_product_equals_torch_s(N, K, tokens):
     x, weight = normal(tokens, K, seed=1), normal(N, K, seed=2)
-    assert_close(kernels.skinny(x, weight), x, weight)
+    assert_close(panels.multiply(x, panels.pack(weight), 1), x, weight)
 
 
 @needs_numba
-def test_any_number_of_threads_gives_the_same_bits(numba):
-    x, weight, threads = normal(5, 576), normal(999, 576, seed=1), torch.get_num_threads()
-    alone = kernels.skinny(x, weight)
-    try:
-        torch.set_num_threads(2)
-        together = kernels.skinny(x, weight)
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(alone, together)
+@pytest.mark.parametrize("N, K", SHAPES)
+def test_the_same_bits_whatever_the_threads_and_the_other_tokens(N, K):
+    x, packed = normal(8, K, seed=1), panels.pack(normal(N, K, seed=2))
+    one_by_one = torch.cat([panels.multiply(token[None], packed, 1) for token in x])
+    for tokens in range(1, 9):
+        for threads in (1, 2, 3):
+            assert torch.equal(panels.multiply(x[:tokens], packed, threads), one_by_one[:tokens])
 
 
 @needs_numba
-@pytest.mark.parametrize("shape", [(2, 40), (1, 5, 40), (2, 4, 40), (8, 1, 40), (2, 2, 2, 40)])
+@pytest.mark.parametrize("shape", [(40,), (2, 40), (1, 5, 40), (2, 4, 40), (8, 1, 40), (2, 2, 2, 40)])
 @pytest.mark.parametrize("biased", [False, True])
 def test_linear_keeps_leading_dimensions_and_adds_the_bias(numba, taken, shape, biased):
     x, weight, bias = normal(*shape), normal(23, 40, seed=1), normal(23, seed=2) if biased else None
@@ -83,12 +85,40 @@ def test_linear_keeps_leading_dimensions_and_adds_the_bias(numba, taken, shape, 
 
 
 @needs_numba
-def test_x_need_not_be_contiguous(numba, taken):
-    weight = normal(12, 30, seed=1)
-    for x in (normal(30, 5).T, normal(5, 60)[:, ::2], normal(4, 2, 30).transpose(0, 1), normal(30).expand(3, 30)):
-        assert not x.is_contiguous()
-        assert_close(kernels.linear(x, weight), x, weight)
-    assert len(taken) == 4
+def test_neither_x_nor_the_weight_need_be_contiguous(numba, taken):
+    for weight in (normal(12, 30, seed=1), normal(30, 12, seed=1).T, normal(24, 30, seed=1)[::2]):
+        for x in (normal(30, 5).T, normal(5, 60)[:, ::2], normal(4, 2, 30).transpose(0, 1), normal(30).expand(3, 30)):
+            assert not x.is_contiguous()
+            assert_close(kernels.linear(x, weight), x, weight)
+    assert len(taken) == 12
+
+
+@needs_numba
+def test_a_changed_weight_is_packed_again(numba, taken):
+    x, weight = normal(3, 20), normal(40, 20, seed=1)
+    first = kernels.linear(x, weight)
+    assert panels.panels_of(weight) is panels.panels_of(weight)
+    weight.mul_(2)
+    torch.testing.assert_close(kernels.linear(x, weight), 2 * first)
+    weight.data = weight.data / 4
+    torch.testing.assert_close(kernels.linear(x, weight), first / 2)
+    assert len(taken) == 3
+
+
+def test_panels_live_as_long_as_their_weight():
+    before = len(panels._known)
+    weight = normal(40, 20)
+    panels.panels_of(weight)
+    assert len(panels._known) == before + 1
+    del weight
+    assert len(panels._known) == before
+
+
+def test_scarce_memory_means_no_panels(monkeypatch, numba, taken):
+    monkeypatch.setattr(panels, "free_memory", lambda: 1000)
+    x, weight = normal(3, 20), normal(40, 20)
+    assert panels.panels_of(weight) is None
+    assert torch.equal(kernels.linear(x, weight), F.linear(x, weight)) and not taken
 
 
 # ---------------------------------------------------------------- when it is not taken
@@ -98,21 +128,25 @@ def test_x_need_not_be_contiguous(numba, taken):
 @pytest.mark.parametrize(
     "x, weight",
     [
-        (normal(1, 20), normal(9, 20)),  # one token: torch reads every weight once already
         (normal(9, 20), normal(9, 20)),  # many tokens: a job for a matrix library
         (normal(0, 20), normal(9, 20)),
-        (normal(5, 20), normal(1, 20)),  # fewer rows than a block
         (normal(5, 20, dtype=torch.float64), normal(9, 20, dtype=torch.float64)),
         (normal(5, 20, dtype=torch.bfloat16), normal(9, 20, dtype=torch.bfloat16)),
-        (normal(5, 20), normal(20, 9).T),
         (torch.empty(5, 20, device="meta"), torch.empty(9, 20, device="meta")),
     ],
-    ids=["one", "nine", "none", "N=1", "float64", "bfloat16", "transposed", "device"],
+    ids=["nine", "none", "float64", "bfloat16", "device"],
 )
 def test_what_does_not_fit_is_torch_s(numba, taken, x, weight):
     y = kernels.linear(x, weight)
     assert not taken
     assert y.device.type == "meta" or torch.equal(y, F.linear(x, weight))
+
+
+@needs_numba
+def test_a_weight_whose_changes_are_not_counted_is_torch_s(numba, taken):
+    with torch.inference_mode():
+        x, weight = normal(5, 20), normal(9, 20)
+        assert torch.equal(kernels.linear(x, weight), F.linear(x, weight)) and not taken
 
 
 @needs_numba
@@ -130,197 +164,292 @@ def test_gradients_are_torch_s(numba, taken):
 
 
 @pytest.fixture
-def fresh():
-    """As if nothing had been loaded or chosen yet."""
+def fresh(monkeypatch, tmp_path):
+    """As if nothing had been loaded or measured yet."""
+    monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
 
-    def forget():
-        kernels._compile.cache_clear()
-        kernels._chosen.clear()
-
-    forget()
+    remembered = (machine._compiled, trials.trials)
+    for cached in remembered:
+        cached.cache_clear()
     yield
-    forget()
+    for cached in remembered:
+        cached.cache_clear()
 
 
 def test_without_numba_torch_does_the_work(monkeypatch, numba, fresh):
     monkeypatch.setitem(sys.modules, "numba", None)  # importing it fails
     x, weight = normal(5, 20), normal(9, 20)
-    assert kernels.compiled() is None
+    assert machine.compiled() is None
     assert torch.equal(kernels.linear(x, weight), F.linear(x, weight))
+    assert "numba" in kernels.why_torch()
+    model = random_model(dtype=torch.float32, head_dim=16)
+    with torch.inference_mode():
+        assert fused.fused(model.transformer, model.transformer.new_cache(1, 8), torch.zeros(1, 1)) is None
 
 
 def test_a_wish_is_obeyed_or_refused(monkeypatch, taken):
     x, weight = normal(5, 20), normal(9, 20)
     monkeypatch.setenv("MINISPEC_LINEAR", "torch")
     assert torch.equal(kernels.linear(x, weight), F.linear(x, weight)) and not taken
+    assert kernels.why_torch() == "MINISPEC_LINEAR=torch"
     monkeypatch.setenv("MINISPEC_LINEAR", "mkl")
     with pytest.raises(ValueError, match="MINISPEC_LINEAR='mkl'"):
         kernels.linear(x, weight)
 
 
-def test_small_models_never_load_numba(monkeypatch, fresh):
+def test_small_matrices_never_load_numba(monkeypatch, fresh):
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
-    monkeypatch.setattr(kernels, "choose", lambda *key: "numba")
     loaded = []
-    monkeypatch.setattr(kernels, "compiled", lambda: loaded.append(1))  # and nothing comes of it
-    for shape in ((288, 288), (768, 288), (2048, 288), (8192, 576)):
-        assert kernels.product_for(shape, 5) == "torch"
+    monkeypatch.setattr(machine, "compiled", lambda: loaded.append(1))  # and nothing comes of it
+    for rows, columns in ((288, 288), (768, 288), (2048, 288), (8192, 576)):
+        assert not kernels.ours(rows * columns)
     assert not loaded
-    kernels.product_for((49152, 576), 5)
+    kernels.ours(49152 * 576)
     assert loaded
 
 
-@needs_numba
-def test_once_loaded_the_smaller_matrices_follow(monkeypatch, fresh):
+@pytest.mark.parametrize("ours, torch_s, expected", [(1.0, 2.0, True), (2.0, 1.0, False)])
+def test_the_faster_product_is_taken(monkeypatch, fresh, ours, torch_s, expected):
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
-    monkeypatch.setattr(kernels, "choose", lambda *key: "numba")
-    assert kernels.product_for((192, 576), 5) == "torch"
-    assert kernels.product_for((49152, 576), 5) == "numba"
-    assert kernels.product_for((192, 576), 5) == "numba"
-    assert kernels.product_for((64, 64), 5) == "torch"  # the call would be most of the work
-
-
-# ---------------------------------------------------------------- the choice
-
-
-class Clock:
-    """A clock on which torch's product and ours take given times, and which counts how often it is read."""
-
-    def __init__(self, monkeypatch, **seconds: list[float]):
-        self.now, self.reads = 0.0, 0
-        for owner, name, times in ((kernels.F, "linear", seconds["torch"]), (kernels, "skinny", seconds["numba"])):
-            monkeypatch.setattr(owner, name, self.taking(times))
-
-    def taking(self, times):
-        times = iter(times)
-
-        def product(x, weight):
-            self.now += next(times)
-
-        return product
-
-    def __call__(self) -> float:
-        self.reads += 1
-        return self.now
-
-
-N_TRIES = kernels.TRIES
-
-
-@pytest.mark.parametrize(
-    "torch_s, numba_s, winner",
-    [
-        ([2.0] * N_TRIES, [1.0] * N_TRIES, "numba"),
-        ([1.0] * N_TRIES, [2.0] * N_TRIES, "torch"),
-        ([2.0] * N_TRIES, [9.0] * (N_TRIES - 1) + [1.0], "numba"),  # a disturbed try does not count: the best does
-        ([9.0] + [1.0] * (N_TRIES - 1), [2.0] * N_TRIES, "torch"),  # nor does the first, which warms up
-        ([1.0] * N_TRIES, [1.0] * N_TRIES, "torch"),
-    ],
-)
-def test_the_clock_chooses_once(monkeypatch, fresh, torch_s, numba_s, winner):
-    clock = Clock(monkeypatch, torch=torch_s, numba=numba_s)
-    assert kernels.choose(600, 500, 5, 1, clock) == winner
-    assert clock.reads == 4 * N_TRIES
-    assert kernels.choose(600, 500, 5, 1, clock) == winner and clock.reads == 4 * N_TRIES  # remembered
-
-
-def test_each_shape_token_count_and_thread_count_is_tried_by_itself(monkeypatch, fresh):
-    for key in ((600, 500, 5, 1), (601, 500, 5, 1), (600, 501, 5, 1), (600, 500, 4, 1), (600, 500, 5, 2)):
-        clock = Clock(monkeypatch, torch=[1.0] * N_TRIES, numba=[2.0] * N_TRIES)
-        kernels.choose(*key, clock)
-        assert clock.reads == 4 * N_TRIES
-
-
-def test_tries_read_different_weights_of_the_right_shape(monkeypatch, fresh):
-    seen = []
-    for owner, name in ((kernels.F, "linear"), (kernels, "skinny")):
-        monkeypatch.setattr(owner, name, lambda x, weight: seen.append((x.shape, weight.shape, weight.data_ptr())))
-    for N, K in ((192, 576), (1536, 576), (49152, 576), (4096, 14336)):
-        seen.clear()
-        kernels.choose(N, K, 5, 1)
-        [(x_shape, shape)] = {(x, weight) for x, weight, _ in seen}
-        assert x_shape == (5, K) and shape[1] == K and kernels.ROWS <= shape[0] <= N
-        assert len({address for *_, address in seen}) >= kernels.TRIES
+    monkeypatch.setattr(machine, "is_loaded", lambda: True)
+    monkeypatch.setattr(machine, "compiled", lambda: "something")
+    monkeypatch.setattr(trials, "trials", lambda: {"ours": ours, "torch": torch_s})
+    assert kernels.ours(192 * 576) is expected
+    assert not kernels.ours(64 * 64)  # the call would be most of the work
+    assert not kernels.ours(192 * 576, tokens=1)  # torch, too, reads every weight once
+    assert kernels.ours(49152 * 576, tokens=1) is expected
 
 
 # ---------------------------------------------------------------- threads and processes
 
 
+def test_the_number_of_threads(monkeypatch):
+    monkeypatch.setattr(trials, "trials", lambda: {"seconds": {"1": 3.0, "2": 2.0, "4": 1.0, "8": 1.5}})
+    for allowed, size, expected in ((8, 2**30, 4), (2, 2**30, 2), (1, 2**30, 1), (8, 2**20, 1)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda n=allowed: n)
+        assert trials.threads_for(size) == expected
+
+
 @needs_numba
-def test_first_use_by_many_threads_at_once(numba, fresh, monkeypatch):
-    compilations, compile_it = [], kernels._compile.__wrapped__
-    monkeypatch.setattr(kernels, "_compile", kernels.lru_cache(1)(lambda: compilations.append(1) or compile_it()))
+def test_what_was_measured_is_found_again(monkeypatch, fresh):
+    monkeypatch.setattr(trials, "SCRATCH", (64, 32))
+    found = trials.trials()
+    assert set(found) == {"seconds", "torch", "ours"} and set(found["seconds"]) >= {"1"}
+    trials.trials.cache_clear()
+    monkeypatch.setattr(trials, "try_out", lambda: pytest.fail("measured again"))
+    assert trials.trials() == found
+    [kept] = json.loads((machine.home() / "cpu.json").read_text()).values()
+    assert kept == found
+
+
+@needs_numba
+def test_nowhere_to_keep_what_was_measured(monkeypatch, fresh, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(trials, "SCRATCH", (64, 32))
+    assert trials.trials()["ours"] > 0
+    assert machine.compiled() is not None
+
+
+def test_a_team_returns_when_the_caller_is_done():
+    """A helper that never gets to run holds up nobody: what it would have done, the caller has done."""
+    team, release, helped = machine.Team(), threading.Event(), threading.Event()
+
+    def work(me):
+        if me:
+            release.wait()
+            helped.set()
+
+    team.run(work, (), [(0,), (1,)])
+    assert team.helpers == 1 and not helped.is_set()
+    release.set()
+    assert helped.wait(10)
+
+
+@needs_numba
+def test_many_threads_may_call_at_once(numba):
     weight, together = normal(64, 96, seed=9), threading.Barrier(8)
 
     def work(seed):
-        x = normal(2 + seed % 7, 96, seed=seed)
+        x = normal(1 + seed, 96, seed=seed)
         together.wait()
         for _ in range(20):
             assert_close(kernels.linear(x, weight), x, weight)
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(8)))
-    assert len(compilations) == 1
 
 
 LIFE = """
 import os, sys, torch
 import minispec
 assert "numba" not in sys.modules
-torch.set_num_threads(1)
-from minispec.kernels import linear
-x, w = torch.randn(5, 40), torch.randn(30, 40)
-y = linear(x, w)
+from minispec.cpu.panels import multiply, pack
+x, w = torch.randn(5, 40), torch.randn(300, 40)
+y, panels = torch.nn.functional.linear(x, w), pack(w)
+assert torch.allclose(multiply(x, panels, 2), y, atol=1e-4)
 assert "numba" in sys.modules
-assert torch.get_num_threads() == 1, "loading numba changed torch's threads"
-assert torch.allclose(y, torch.nn.functional.linear(x, w), atol=1e-4)
 if hasattr(os, "fork"):
     if (child := os.fork()) == 0:
-        os._exit(0 if torch.equal(linear(x, w), torch.nn.functional.linear(x, w)) else 1)
+        os._exit(0 if torch.allclose(multiply(x, panels, 2), y, atol=1e-4) else 1)
     assert os.waitpid(child, 0)[1] == 0, "a forked process cannot use the product"
+assert any(minispec.cpu.machine.home().glob("numba/**/*.nbi")), "what was compiled is not kept"
 """
 
 
 @needs_numba
-@pytest.mark.slow  # a process of its own
-def test_the_life_of_a_process():
-    environment = os.environ | {"MINISPEC_LINEAR": "numba", "OMP_NUM_THREADS": "2"}
+@pytest.mark.slow  # a process of its own, which compiles
+def test_the_life_of_a_process(tmp_path):
+    environment = os.environ | {"MINISPEC_HOME": str(tmp_path), "OMP_NUM_THREADS": "2"}
     subprocess.run([sys.executable, "-c", LIFE], env=environment, check=True)
 
 
-@needs_numba
-def test_nowhere_to_keep_the_compiled_product(monkeypatch, fresh):
-    import numba
-
-    asked = []
-
-    def njit(*signature, cache, **options):
-        asked.append(cache)
-        if cache:
-            raise RuntimeError("cannot cache function: no locator available")  # what numba says in that case
-        return lambda function: function
-
-    monkeypatch.setattr(numba, "njit", njit)
-    assert kernels.compiled() is not None
-    assert asked == [True, False]
+# ---------------------------------------------------------------- the fused pass
 
 
-# ---------------------------------------------------------------- in the model
+@pytest.fixture
+def passes(monkeypatch):
+    """How many tokens every group of a fused pass had."""
+    counts, group = [], fused.Plan.group
+
+    def noted(self, x, *rest):
+        counts.append(len(x))
+        return group(self, x, *rest)
+
+    monkeypatch.setattr(fused.Plan, "group", noted)
+    return counts
 
 
-@needs_numba
-@pytest.mark.parametrize("bias", [False, True])
-def test_a_model_computes_the_same_with_either_product(monkeypatch, taken, bias):
-    model = random_model(dtype=torch.float32, qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-    exact = random_model(qkv_bias=bias, out_bias=bias, mlp_bias=bias)
-    tokens = torch.arange(5)[None]
-    logits = {}
+KINDS = {
+    "plain": {},
+    "biases": dict(qkv_bias=True, out_bias=True, mlp_bias=True),
+    "qk_norm": dict(qk_norm=True),
+    "odd sizes": dict(hidden_size=35, intermediate_size=49, num_heads=3, num_kv_heads=1, head_dim=48),
+}
+
+
+def both(monkeypatch, model, cached, tokens, **options):
+    """The same pass by torch and fused, after the same cached tokens: [(Pass, cache), (Pass, cache)]."""
+    results = []
     with torch.inference_mode():
         for wish in ("torch", "numba"):
+            cache = model.transformer.new_cache(len(tokens), cached.shape[1] + tokens.shape[1] + 3)
+            monkeypatch.setenv("MINISPEC_LINEAR", "torch")
+            if cached.shape[1]:
+                counts = torch.arange(len(cached)) % cached.shape[1] + 1 if len(cached) > 1 else None
+                model.transformer(cached, cache, counts=counts)
             monkeypatch.setenv("MINISPEC_LINEAR", wish)
-            logits[wish] = model.transformer(tokens).logits
-        assert len(taken) == 7 * 2 + 1
-        exact_logits = exact.transformer(tokens).logits  # float64 stays torch's
-    assert len(taken) == 7 * 2 + 1
-    torch.testing.assert_close(logits["numba"], logits["torch"], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(logits["numba"].double(), exact_logits, rtol=1e-4, atol=1e-4)
+            results.append((model.transformer(tokens, cache, **options), cache))
+    return results
+
+
+@needs_numba
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("B, T, past", [(1, 1, 0), (1, 1, 9), (1, 5, 6), (1, 8, 7), (1, 19, 2), (2, 3, 4), (8, 1, 2)])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_fused_pass_equals_the_layers_one_by_one(monkeypatch, passes, kind, B, T, past, masked):
+    model = random_model(dtype=torch.float32, **dict(head_dim=16) | KINDS[kind])
+    generator = torch.Generator().manual_seed(B + T)
+    ids = torch.randint(model.config.vocab_size, (B, past + T), generator=generator)
+    options = dict(hidden_layers=(0, 1, 2))
+    if masked:  # any mask, in which a token attends to itself; and positions of its own
+        options["mask"] = (torch.rand(T, T, generator=generator) < 0.5).tril() | torch.eye(T, dtype=torch.bool)
+        options["positions"] = torch.randint(20, (B, T), generator=generator)
+    (reference, slow), (result, fast) = both(monkeypatch, model, ids[:, :past], ids[:, past:], **options)
+    assert passes == ([8, 8, 3] if T == 19 else [B * T])
+    torch.testing.assert_close(result.logits, reference.logits, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(result.hidden, reference.hidden, rtol=1e-4, atol=1e-4)
+    assert torch.equal(fast.lengths, slow.lengths)
+    torch.testing.assert_close((fast.keys, fast.values), (slow.keys, slow.values), rtol=1e-4, atol=1e-4)
+
+
+@needs_numba
+def test_a_token_s_logits_do_not_depend_on_its_company(numba, passes):
+    """So a draft that is verified in one pass gets exactly the logits that plain decoding gets token by token."""
+    model = random_model(dtype=torch.float32, head_dim=16)
+    ids = torch.randint(64, (1, 14), generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        alone, together = (model.transformer.new_cache(1, 16) for _ in range(2))
+        one_by_one = torch.cat([model.transformer(ids[:, i : i + 1], alone).logits for i in range(14)], 1)
+        for count in (5, 1, 8):
+            end = int(together.lengths) + count
+            logits = model.transformer(ids[:, end - count : end], together).logits
+            assert torch.equal(logits, one_by_one[:, end - count : end])
+
+
+@needs_numba
+def test_two_threads_compute_what_one_does(monkeypatch, numba):
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(6)[None]
+    logits = []
+    with torch.inference_mode():
+        for threads in (1, 2, 3):
+            monkeypatch.setattr(trials, "threads_for", lambda size, n=threads: n)
+            logits.append(model.transformer(ids, model.transformer.new_cache(1, 8)).logits)
+    assert torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+
+
+@needs_numba
+def test_layers_may_be_chosen(monkeypatch, passes):
+    model, ids = random_model(dtype=torch.float32, head_dim=16, num_layers=4), torch.arange(6)[None]
+    for layers in (1, [3, 0, 2], []):
+        (reference, _), (result, _) = both(monkeypatch, model, ids[:, :2], ids[:, 2:], layers=layers)
+        torch.testing.assert_close(result.logits, reference.logits, rtol=1e-4, atol=1e-4)
+    assert passes == [4, 4, 4]
+
+
+@needs_numba
+def test_a_changed_model_is_noticed(monkeypatch, numba, passes):
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(4)[None]
+    layer = model.transformer.layers[1]
+
+    def check(fused_passes):
+        passes.clear()
+        (reference, _), (result, _) = both(monkeypatch, model, ids[:, :0], ids)
+        torch.testing.assert_close(result.logits, reference.logits, rtol=1e-4, atol=1e-4)
+        assert len(passes) == fused_passes
+
+    check(1)
+    with torch.no_grad():
+        layer.mlp.up_proj.weight.mul_(1.5)  # in place
+        layer.input_layernorm.weight.add_(0.5)
+    check(1)
+    layer.self_attn.o_proj.weight = torch.nn.Parameter(normal(32, 64))  # another tensor
+    check(1)
+    layer.mlp.gate_proj = Linear(32, 48)  # another module
+    check(1)
+    layer.mlp.down_proj = torch.nn.Linear(48, 32)  # a module that is not the model's own
+    check(0)
+    layer.mlp.down_proj = Linear(48, 32)
+    check(1)
+    seen = []
+    hook = layer.mlp.register_forward_hook(lambda *_: seen.append(1))
+    check(0)
+    assert len(seen) == 2  # by torch, and by what would have been fused
+    hook.remove()
+    check(1)
+
+
+@needs_numba
+def test_what_cannot_be_fused_is_not(numba, passes):
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(4)[None]
+    model.transformer(ids, model.transformer.new_cache(1, 8))  # somebody may ask for gradients
+    with torch.inference_mode():
+        model.transformer(ids)  # no cache
+        model.transformer(torch.arange(33)[None], model.transformer.new_cache(1, 40))  # a prompt
+        model.transformer(torch.arange(10).view(2, 5), model.transformer.new_cache(2, 8))
+        double = random_model()
+        double.transformer(ids, double.transformer.new_cache(1, 8))
+    assert not passes
+
+
+@needs_numba
+def test_a_small_model_waits_before_it_loads_numba(monkeypatch, fresh, passes):
+    monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
+    monkeypatch.setattr(fused, "PATIENCE", 3)
+    monkeypatch.setattr(machine, "was_compiled", lambda: True)
+    model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(1)[None]
+    with torch.inference_mode():
+        cache = model.transformer.new_cache(1, 8)
+        for expected in (0, 0, 1, 2):
+            model.transformer(ids, cache)
+            assert len(passes) == expected

@@ -19,7 +19,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +29,9 @@ from .. import theory
 from ..files.folder import default_dtype
 from ..files.handle import Model
 from ..generate import generate
+from ..kernels import describe
 from ..trace import synchronize
+from . import quiet
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens a pass, as `verify_curve` tries them
 QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
@@ -295,6 +297,8 @@ class Report:
     plain: Rate  # tokens/s
     context: int  # cached tokens under the curve
     curve: list[Point]
+    products: str | None = None  # on a CPU: whose products, how many threads, and why
+    warning: str | None = None  # why the times are not to be trusted
 
     @property
     def achieved(self) -> float:
@@ -349,6 +353,10 @@ class Report:
             "plain": f"{_spread(self.plain, 'tokens/s')}, so {_short(reads)}B/s of weights: {self.achieved:.0%} of the "
             "bandwidth" + (" (so few weights may stay in the CPU's cache)" if cached else ""),
         }
+        if self.products:
+            about["products"] = self.products
+        if self.warning:
+            about["warning"] = self.warning
         lines = []
         for label, sentence in about.items():
             lines += textwrap.wrap(
@@ -364,7 +372,8 @@ class Report:
         if max(p.tokens for p in self.curve) >= 5:
             pays = theory.break_even(4, 0.0, self.v(4))
             verdict = "even a free draft cannot pay" if pays > 1 else f"a free draft pays once α exceeds {pays:.2f}"
-            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes:", f"{verdict}."]
+            doubt = " (not quiet, see the warning)" if self.warning else ""
+            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes{doubt}:", f"{verdict}."]
         return "\n".join(lines)
 
 
@@ -394,8 +403,8 @@ def measure(model: Model, quick: bool = False) -> Report:
     """Bandwidth, compute, plain speed and verify curve of a model where it lives. About 10 s; `quick`: about 4."""
     length, seconds = model.config.max_length, 1.5 if quick else 5.0
     tokens = [m for m in (QUICK if quick else CURVE) if m <= max(1, length // 2)]
-    context = min(256, length - max(tokens))
-    return Report(
+    context, watch = min(256, length - max(tokens)), quiet.Watch()
+    report = Report(
         machine=machine(),
         model=Path(model.name).name or model.name,  # a model loaded from a folder is called by its path
         parameters=model.num_parameters,
@@ -407,4 +416,8 @@ def measure(model: Model, quick: bool = False) -> Report:
         plain=plain_speed(model, new_tokens=min(16, length - 1), repeat=15, seconds=seconds / 2),
         context=context,
         curve=verify_curve(model, tokens, context, repeat=9 if quick else 25, warmup=1, seconds=seconds),
+        products=describe(weight_bytes(model)) if model.device.type == "cpu" else None,
     )
+    timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
+    spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}
+    return replace(report, warning=quiet.warning(watch.others(), spreads))

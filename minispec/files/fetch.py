@@ -27,6 +27,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tqdm.auto import tqdm
 
+from ..cpu.machine import home
 from . import gguf
 from .hf_config import from_hf
 
@@ -47,13 +48,6 @@ HUB_TIMEOUT = 5  # seconds for the first answer: a hub that is out of reach must
 
 class FetchError(ValueError):
     """A model could not be brought into the cache folder; the message says why and what to do."""
-
-
-def home() -> Path:
-    """The cache folder: MINISPEC_HOME, else XDG_CACHE_HOME/minispec, else ~/.cache/minispec."""
-    if chosen := os.environ.get("MINISPEC_HOME"):
-        return Path(chosen).expanduser().absolute()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "minispec"
 
 
 def folder_of(name: str) -> Path:

@@ -1,0 +1,181 @@
+"""All layers of a model as one call of compiled code, for a pass of up to eight tokens over a contiguous cache.
+
+Thirty layers of a dozen torch calls each cost three to six milliseconds in Python alone, and as many occasions for two
+threads to wait for each other. `fused` says whether a pass can be had in one call, and returns that call; model.py's
+loop over the layers is the reference. Nothing is copied but the matrices (panels.py), so a change of the model, or a
+hook on one of its parts, is noticed at the next pass.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..cache import KVCache
+from . import machine, trials
+from .panels import panels_of
+
+GROUP = 8  # tokens that the compiled pass takes at once
+MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
+REPAYS_LOADING = 2**24  # numbers in the largest matrix of a model that is worth loading numba for at once
+PATIENCE = 200  # passes of a smaller one, before numba is loaded for it, too
+KNOWN = ("minispec.model", "torch.nn.modules.linear", "torch.nn.modules.container")  # whose modules a layer is made of
+
+Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
+
+
+def fused(transformer, cache, tokens: Tensor) -> Fused | None:
+    """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
+    if (
+        type(cache) is not KVCache
+        or tokens.numel() > (MOST_TOKENS if len(tokens) == 1 else GROUP)
+        or cache.keys.device.type != "cpu"
+        or cache.keys.dtype != torch.float32
+        or torch.is_grad_enabled()
+        or torch.compiler.is_compiling()
+    ):
+        return None
+    plan = _plans.get(transformer)
+    if plan is None:
+        plan = _plans[transformer] = Plan()
+    return plan.run if plan.ready(transformer) else None
+
+
+_plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+class Plan:
+    """Where everything is that a pass through a model needs, and what that was read off."""
+
+    def __init__(self):
+        self.passes, self.table, self.facts = 0, None, []
+
+    def ready(self, transformer) -> bool:
+        """Whether the pass can be had, now that it is asked for once more."""
+        if not self.worth_it(transformer):
+            return False
+        if self.table is None or not self.holds():
+            self.table = None
+            self.make(transformer)
+        return self.table is not None and not any(self.hooks)
+
+    def worth_it(self, transformer) -> bool:
+        wish = os.environ.get("MINISPEC_LINEAR", "auto")
+        if wish != "auto":
+            return wish == "numba" and machine.compiled() is not None
+        if not machine.is_loaded():
+            c, self.passes = transformer.config, self.passes + 1
+            large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= REPAYS_LOADING
+            if not large and (self.passes < PATIENCE or not machine.was_compiled()):
+                return False
+        return machine.compiled() is not None
+
+    def holds(self) -> bool:
+        """Whether the model is still made of the same parts, and their numbers lie where they lay, unchanged."""
+        return all(owner.get(name) is part for owner, name, part in self.parts) and self.facts == _facts(self.weights)
+
+    def make(self, transformer) -> None:
+        modules = [module for layer in transformer.layers for module in layer.modules()]
+        self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
+        self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
+        self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
+        self.parts += [(transformer.layers._modules, str(i), layer) for i, layer in enumerate(transformer.layers)]
+        self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
+        usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
+        if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
+            return
+        self.facts = _facts(self.weights)
+        rows = [_addresses(layer) for layer in transformer.layers]
+        if all(address is not None for row in rows for address in row):
+            self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
+            self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
+
+    def run(
+        self, x: Tensor, cache: KVCache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
+        hidden_layers: Sequence[int],
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
+        keys and values are stored in the cache; its lengths stay as they are."""
+        (B, T, d), hidden = x.shape, {0: x} if 0 in hidden_layers else {}
+        mask = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask.bool()
+        seen = mask.expand(B, T, T).reshape(B * T, T)  # which of the new tokens each of them attends to
+        copies = sorted({n for n in hidden_layers if 0 < n <= len(order)})
+        x, rope = x.reshape(B * T, d).clone(), [part.reshape(B * T, -1) for part in rope]
+        kept = torch.empty(len(copies), B * T, d)
+        for at in range(0, B * T, GROUP):  # several of one sequence: a group's keys and values are cached for the next
+            part, end = slice(at, at + GROUP), T if B > 1 else min(T, at + GROUP)
+            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies)
+        return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
+
+    def group(
+        self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], seen: Tensor, cache: KVCache, B: int, at: int,
+        order: Sequence[int], copies: list[int],
+    ) -> None:  # fmt: skip
+        """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`. Tokens
+        attend to the cache, `at` tokens beyond its length included, less the last slots that are not `seen` [M, s]."""
+        M, c, code = len(x), self.config, machine.compiled()
+        threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
+        for i, n in enumerate(copies):
+            wanted[n - 1] = i
+        step = 2 if threads > 1 else 2**40  # panels in a chunk
+        size = (c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step)
+        with machine.team.alone:
+            between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
+            states = torch.empty(len(copies), M, c.hidden_size)
+            shared = (
+                np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
+                np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
+                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(),
+                M // B, seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
+            )  # fmt: skip
+            machine.team.run(code.run, shared, own)
+        kept.copy_(states)
+
+    def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
+        """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
+        c, P = self.config, 4 if M <= 4 else 8
+        if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
+            self.memory = {"slots": slots, "threads": threads}
+        if P not in self.memory:
+            heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+            make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
+            self.memory[P] = (
+                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
+                 make(c.intermediate_size + c.intermediate_size % 2, P)],
+                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
+                  make(2 * c.head_dim + 5 + slots, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
+            )  # fmt: skip
+        between, own = self.memory[P]
+        return tuple(between), own
+
+
+def _plain(weight: Tensor) -> bool:
+    there = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
+    return there and not weight.is_inference()
+
+
+def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
+    return [(weight.data_ptr(), weight._version) for weight in weights]
+
+
+def _addresses(layer) -> list[int | None]:
+    """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
+    attention, mlp = layer.self_attn, layer.mlp
+
+    def product(linear) -> list[int | None]:
+        panels = panels_of(linear.weight)
+        return [panels and panels.data.data_ptr(), 0 if linear.bias is None else linear.bias.data_ptr()]
+
+    def norm(module) -> int:
+        return module.weight.data_ptr() if hasattr(module, "weight") else 0
+
+    return [
+        norm(layer.input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
+        *product(attention.v_proj), norm(attention.q_norm), norm(attention.k_norm), *product(attention.o_proj),
+        norm(layer.post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
+    ]  # fmt: skip

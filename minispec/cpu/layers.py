@@ -1,0 +1,303 @@
+"""A forward pass through all layers for up to eight tokens, as one function that numba compiles and a team runs.
+
+Six phases a layer: q, k and v; rotate and store k; attention; its output projection; gate and up; down. What is small
+(the norm of eight tokens) every thread computes for itself rather than wait for another. model.py is the reference, and
+the names are its names. Imported when it is first needed, like code.py.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray, njit
+
+from .code import (
+    NEVER,
+    ONE,
+    ROWS,
+    ZERO,
+    done,
+    exp,
+    floats_at,
+    key1,
+    key1_few,
+    keys4,
+    keys4_few,
+    options,
+    rows,
+    take,
+    values4,
+    wait,
+)  # fmt: skip
+
+# What a layer's row of the table of addresses holds; 0 is a bias or norm that the model does not have.
+FIELDS = (
+    "input_layernorm q_proj q_bias k_proj k_bias v_proj v_bias q_norm k_norm o_proj o_bias "
+    "post_attention_layernorm gate_proj gate_bias up_proj up_bias down_proj down_bias"
+).split()
+LN1, WQ, BQ, WK, BK, WV, BV, QN, KN, WO, BO, LN2, WG, BG, WU, BU, WD, BD = range(len(FIELDS))
+PHASES = 6  # of a layer
+QUERIES = ROWS  # that a thread attends for at once
+
+
+@njit(**options)
+def normed(x, weight, eps, y):
+    """RMSNorm of the tokens x [M, d], as the next product reads it: y [d, P]."""
+    M, d = x.shape
+    w = carray(floats_at(weight), d)
+    for m in range(M):
+        squares = ZERO
+        for i in range(d):
+            squares += x[m, i] * x[m, i]
+        scale = ONE / np.sqrt(squares / np.float32(d) + eps)
+        for i in range(d):
+            y[i, m] = x[m, i] * scale * w[i]
+
+
+@njit(**options)
+def head_normed(x, weight, eps):
+    """RMSNorm of one head x [D], in place."""
+    if weight:
+        w, squares = carray(floats_at(weight), x.size), ZERO
+        for i in range(x.size):
+            squares += x[i] * x[i]
+        scale = ONE / np.sqrt(squares / np.float32(x.size) + eps)
+        for i in range(x.size):
+            x[i] = x[i] * scale * w[i]
+
+
+@njit(**options)
+def rotated(x, cos, sin, y):
+    """RoPE of one head x [D] at one position: y [D]."""
+    half = x.size // 2
+    for i in range(half):
+        y[i] = x[i] * cos[i] - x[half + i] * sin[i]
+    for i in range(half):
+        y[half + i] = x[half + i] * cos[half + i] + x[i] * sin[half + i]
+
+
+@njit(**options)
+def biased(M, N, n, bias, y):
+    """Add a bias to a block y [M, 16] of the rows n …"""
+    if bias:
+        b = carray(floats_at(bias), N)
+        for m in range(M):
+            for r in range(min(ROWS, N - n)):
+                y[ROWS * m + r] += b[n + r]
+
+
+@njit(**options)
+def row(address, n, D):
+    """Row n of a matrix [·, D] of float32 numbers: an array that nobody counts references to."""
+    return carray(floats_at(address + 4 * n * D), D)
+
+
+@njit(**options)
+def softmaxed(scores, width, seen, tokens, scale, most, total):
+    """exp(score − largest) of up to `width` queries side by side, scores [S, 16] in place, and their sums. Of the last
+    slots only those that a query's token has `seen` count: whatever lies in the others has no part in it."""
+    S, new = len(scores), len(scores) - seen.shape[1]
+    for j in range(width):
+        most[j], total[j] = NEVER, ZERO
+    for j in range(tokens.size):
+        for t in range(seen.shape[1]):
+            if not seen[tokens[j], t]:
+                scores[new + t, j] = NEVER
+    for s in range(S):
+        for j in range(width):
+            most[j] = max(most[j], scores[s, j])
+    for s in range(S):
+        for j in range(width):
+            scores[s, j] = exp((scores[s, j] - most[j]) * scale)
+    for j in range(tokens.size):
+        for t in range(seen.shape[1]):
+            if not seen[tokens[j], t]:
+                scores[new + t, j] = ZERO
+    for s in range(S):
+        for j in range(width):
+            total[j] += scores[s, j]
+
+
+@njit(**options)
+def attend(queries, keys, values, S, D, seen, tokens, scale, scores, contexts, most, total):
+    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over S keys and values [·, D], of which
+    the addresses are given: contexts [16, D]. Query j is that of token tokens[j], which attends to seen[token]."""
+    few, row_bytes = tokens.size <= 8, 4 * D
+    q, k, y, s = queries.ctypes.data, keys, scores.ctypes.data, 0
+    while s + 4 <= S:  # four keys at a time
+        if few:
+            keys4_few(q, k, y, D, row_bytes)
+        else:
+            keys4(q, k, y, D, row_bytes)
+        s, k, y = s + 4, k + 4 * row_bytes, y + 4 * 4 * ROWS
+    while s < S:
+        if few:
+            key1_few(q, k, y, D, row_bytes)
+        else:
+            key1(q, k, y, D, row_bytes)
+        s, k, y = s + 1, k + row_bytes, y + 4 * ROWS
+    softmaxed(scores[:S], 8 if few else 16, seen, tokens, scale, most, total)
+    for j in range(0, tokens.size, 4):  # four queries at a time, sixteen dimensions each
+        for i in range(0, D, ROWS):
+            values4(values + 4 * i, scores.ctypes.data + 4 * j, most.ctypes.data, S, row_bytes)
+            for query in range(j, min(j + 4, tokens.size)):
+                over = ONE / total[query]
+                for r in range(ROWS):
+                    contexts[query, i + r] = most[ROWS * (query - j) + r] * over
+
+
+@njit(**options)
+def swiglu(gate, up):
+    """gate · σ(gate) · up, in place."""
+    for i in range(gate.size):
+        gate[i] = gate[i] / (ONE + exp(-gate[i])) * up[i]
+
+
+vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
+numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
+# Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
+SIGNATURE = ", ".join([
+    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
+    memory, memory, *[matrix] * 6, vector, matrix, pairs,
+])  # fmt: skip
+
+
+@njit(f"void({SIGNATURE})", **options)
+def run(
+    counters, table, order, size, constants,  # which addresses, which layers, how many of everything
+    x, hidden, wanted,  # [M, d] residual stream, in place; [n, M, d] copies of it after `wanted` layers, or −1
+    cos, sin, start, T, seen,  # [M, D]; slot of each sequence's first new token [B]; [M, T] among the new tokens
+    keys, values,  # [L, B, Hkv, S, D]
+    q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
+    xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16]
+):  # fmt: skip
+    M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
+    eps, scale = constants[0], constants[1]
+    X, Y, OUT, HIDDEN = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
+    Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
+    KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
+    queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
+    most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
+    heads, tokens = picked[0], picked[1]
+    panels_q, panels_kv, panels_d = (H * D + ROWS - 1) // ROWS, (Hkv * D + ROWS - 1) // ROWS, (d + ROWS - 1) // ROWS
+    panels_i, kd, ko, ki = (I + ROWS - 1) // ROWS, xn.shape[0], o.shape[0], h.shape[0]
+    for n in range(order.size):
+        layer, phase = table[order[n]], PHASES * n
+
+        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, False
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            if not ready:
+                normed(x, layer[LN1], eps, xn)
+                ready = True
+            for panel in range(chunk * step, min(panels_q + 2 * panels_kv, chunk * step + step)):
+                if panel < panels_q:
+                    at, to, N, w, b = panel, q, H * D, layer[WQ], layer[BQ]
+                elif panel < panels_q + panels_kv:
+                    at, to, N, w, b = panel - panels_q, k, Hkv * D, layer[WK], layer[BK]
+                else:
+                    at, to, N, w, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[BV]
+                rows(M, kd, w + 4 * ROWS * at * kd, X, Y)
+                biased(M, N, ROWS * at, b, y)
+                for m in range(M):
+                    for r in range(min(ROWS, N - ROWS * at)):
+                        to[m, ROWS * at + r] = y[ROWS * m + r]
+            done(counters, phase)
+        wait(counters, phase, chunks)
+
+        phase += 1
+        chunks = M * Hkv
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            m, head = chunk // Hkv, chunk % Hkv
+            slot = ((order[n] * (M // T) + m // T) * Hkv + head) * capacity + start[m // T] + m % T
+            one, new, its_value = row(K, m * Hkv + head, D), row(VALUES, slot, D), row(V, m * Hkv + head, D)
+            head_normed(one, layer[KN], eps)
+            rotated(one, row(COS, m, D), row(SIN, m, D), row(KEYS, slot, D))
+            for i in range(D):
+                new[i] = its_value[i]
+            done(counters, phase)
+        wait(counters, phase, chunks)
+
+        phase += 1
+        sharing = (H // Hkv) * T  # queries of a key/value head
+        groups = (sharing + QUERIES - 1) // QUERIES
+        chunks = (M // T) * Hkv * groups
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            sequence, of, first = chunk // (Hkv * groups), chunk // groups % Hkv, QUERIES * (chunk % groups)
+            count = min(QUERIES, sharing - first)
+            for i in range(count):
+                query = first + i
+                heads[i], tokens[i] = of * (H // Hkv) + query // T, sequence * T + query % T
+                one, other = row(Q, tokens[i] * H + heads[i], D), contexts[i, :D]
+                head_normed(one, layer[QN], eps)
+                rotated(one, row(COS, tokens[i], D), row(SIN, tokens[i], D), other)
+                for j in range(D):
+                    queries[j, i] = other[j]
+            cached = 4 * D * capacity * ((order[n] * (M // T) + sequence) * Hkv + of)  # bytes before it
+            attend(queries, KEYS + cached, VALUES + cached, start[sequence] + T, D, seen, tokens[:count], scale,
+                   scores, contexts, most, total)  # fmt: skip
+            for i in range(count):
+                for j in range(D):
+                    o[heads[i] * D + j, tokens[i]] = contexts[i, j]
+            done(counters, phase)
+        wait(counters, phase, chunks)
+
+        phase += 1
+        chunks = (panels_d + step - 1) // step
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            for panel in range(chunk * step, min(panels_d, chunk * step + step)):
+                rows(M, ko, layer[WO] + 4 * ROWS * panel * ko, OUT, Y)
+                biased(M, d, ROWS * panel, layer[BO], y)
+                for m in range(M):
+                    for r in range(min(ROWS, d - ROWS * panel)):
+                        x[m, ROWS * panel + r] += y[ROWS * m + r]
+            done(counters, phase)
+        wait(counters, phase, chunks)
+
+        phase += 1
+        chunks, ready, half = (panels_i + step - 1) // step, False, ROWS * M
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            if not ready:
+                normed(x, layer[LN2], eps, xn)
+                ready = True
+            for panel in range(chunk * step, min(panels_i, chunk * step + step)):
+                rows(M, kd, layer[WG] + 4 * ROWS * panel * kd, X, Y)
+                biased(M, I, ROWS * panel, layer[BG], y)
+                rows(M, kd, layer[WU] + 4 * ROWS * panel * kd, X, Y + 4 * half)
+                biased(M, I, ROWS * panel, layer[BU], y[half:])
+                swiglu(y[:half], y[half : 2 * half])
+                for r in range(min(ROWS, I - ROWS * panel)):
+                    for m in range(M):
+                        h[ROWS * panel + r, m] = y[ROWS * m + r]
+            done(counters, phase)
+        wait(counters, phase, chunks)
+
+        phase += 1
+        chunks = (panels_d + step - 1) // step
+        while True:
+            chunk = take(counters, phase)
+            if chunk >= chunks:
+                break
+            for panel in range(chunk * step, min(panels_d, chunk * step + step)):
+                rows(M, ki, layer[WD] + 4 * ROWS * panel * ki, HIDDEN, Y)
+                biased(M, d, ROWS * panel, layer[BD], y)
+                for m in range(M):
+                    for r in range(min(ROWS, d - ROWS * panel)):
+                        x[m, ROWS * panel + r] += y[ROWS * m + r]
+                        if wanted[n] >= 0:
+                            hidden[wanted[n], m, ROWS * panel + r] = x[m, ROWS * panel + r]
+            done(counters, phase)
+        wait(counters, phase, chunks)

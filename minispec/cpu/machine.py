@@ -1,0 +1,103 @@
+"""The compiled code, where it is kept between processes, and the team of threads that runs it.
+
+Threads wait in the operating system, not in a loop: a team of two costs nothing while nothing is computed, and beside a
+busy program it is about as fast as one thread (see code.py). How many to use is measured: trials.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from functools import lru_cache
+from pathlib import Path
+from queue import SimpleQueue
+from types import SimpleNamespace
+
+
+def home() -> Path:
+    """The cache folder: MINISPEC_HOME, else XDG_CACHE_HOME/minispec, else ~/.cache/minispec."""
+    if chosen := os.environ.get("MINISPEC_HOME"):
+        return Path(chosen).expanduser().absolute()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "minispec"
+
+
+# ---- the compiled code ----
+
+_importing = threading.RLock()
+
+
+def compiled() -> SimpleNamespace | None:
+    """`product` of code.py and `run` of layers.py; None where there is no numba."""
+    with _importing:
+        return _compiled()
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> SimpleNamespace | None:
+    try:
+        import numba
+    except ImportError:  # not there, or made for another numpy
+        return None
+    before, folder = numba.config.CACHE_DIR, compiled_folder()
+    try:  # compiling takes ten seconds: every later process finds the result here
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        numba.config.CACHE_DIR = str(folder)
+    except OSError:
+        pass  # numba looks for another folder
+    try:
+        from . import code, layers
+    finally:
+        numba.config.CACHE_DIR = before
+    return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
+
+
+def compiled_folder() -> Path:
+    """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
+    would not notice that layers.py was compiled with an older code.py inside."""
+    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "layers.py")]
+    return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
+
+
+def is_loaded() -> bool:
+    return _compiled.cache_info().currsize > 0 and _compiled() is not None
+
+
+def was_compiled() -> bool:
+    """Whether a process on this machine has compiled the pass before: loading is quick then."""
+    return any(compiled_folder().glob("**/layers.run-*.nbi"))
+
+
+# ---- the team ----
+
+
+class Team:
+    """Threads that call one function together. The caller is one of them; the others wait for work."""
+
+    def __init__(self):
+        self.alone = threading.RLock()  # one pass at a time: two would only take turns
+        self.work: SimpleQueue = SimpleQueue()
+        self.helpers = 0
+
+    def run(self, function, shared: tuple, own: list[tuple]) -> None:
+        """function(*shared, *mine) in as many threads as there are in `own`. A helper that comes late finds nothing
+        left to do; the work is done when the caller's own call returns."""
+        while self.helpers < len(own) - 1:
+            threading.Thread(target=self._help, daemon=True, name="minispec").start()
+            self.helpers += 1
+        for mine in own[1:]:
+            self.work.put((function, (*shared, *mine)))
+        function(*shared, *own[0])
+
+    def _help(self) -> None:
+        while True:
+            function, arguments = self.work.get()
+            function(*arguments)
+            del function, arguments  # hold no memory while waiting
+
+
+team = Team()
+if hasattr(os, "register_at_fork"):  # a child inherits the books of the threads but not the threads
+    os.register_at_fork(after_in_child=team.__init__)

@@ -1,0 +1,88 @@
+"""Weights as the product reads them: panels of 16 rows, [N/16, K, 16], so that every step along K is one cache line.
+
+A product of few tokens takes as long as its weights take to arrive. They arrive fastest in one unbroken stream, and a
+row of W, 2 KB of it, is no stream: the next row is elsewhere by the time the processor has learned where this one goes.
+The copy is made once, when a weight is first multiplied with few tokens, and made again if the weight has changed. The
+original stays: prompts go through torch's product, an embedding needs its rows, and a file's pages cost nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import machine
+
+ROWS = 16  # of W in a panel
+SHARE = 0.5  # of the memory that is free: panels that would need more are not made
+
+
+class Panels:
+    """A weight [N, K] in panels, filled up with zeros to whole panels and an even K."""
+
+    def __init__(self, weight: Tensor):
+        self.N, self.K = weight.shape
+        self.version, self.address = _version(weight), weight.data_ptr()
+        self.data = torch.zeros(-(-self.N // ROWS), self.K + self.K % 2, ROWS)  # [N/16, K, 16]
+        whole = self.N // ROWS
+        self.data[:whole, : self.K] = weight[: whole * ROWS].view(whole, ROWS, self.K).transpose(1, 2)
+        if rest := self.N - whole * ROWS:
+            self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
+
+    def fresh(self, weight: Tensor) -> bool:
+        """Whether the weight is still what was copied."""
+        return _version(weight) == self.version and weight.data_ptr() == self.address
+
+
+def _version(weight: Tensor) -> int | None:
+    """How often a weight has been changed in place; tensors made in inference mode are not counted."""
+    return None if weight.is_inference() else weight._version
+
+
+def pack(weight: Tensor) -> Panels:
+    with torch.no_grad():
+        return Panels(weight)
+
+
+_known: dict[int, tuple[weakref.ref, Panels]] = {}
+
+
+def panels_of(weight: Tensor) -> Panels | None:
+    """The panels of a weight, made when they are first asked for; None: memory is too scarce for them."""
+    if (found := _known.get(id(weight))) and found[0]() is weight and found[1].fresh(weight):
+        return found[1]
+    if weight.nbytes > SHARE * free_memory():
+        return None
+    panels, number = pack(weight), id(weight)
+    _known[number] = weakref.ref(weight, lambda _: _known.pop(number, None)), panels
+    return panels
+
+
+def free_memory() -> float:
+    """Bytes that could be had; unknown: no limit."""
+    try:
+        with open("/proc/meminfo", encoding="utf-8") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        pages = {"SC_PHYS_PAGES", "SC_PAGE_SIZE"} <= set(getattr(os, "sysconf_names", ()))
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if pages else math.inf
+
+
+def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:
+    """x Wᵀ for x [M, K], M ≤ 8, in float32: [M, N]. The same bits whatever M and the number of threads."""
+    M, P = len(x), 4 if len(x) <= 4 else 8
+    columns = torch.zeros(panels.data.shape[1], P)  # [K, P]: the tokens side by side
+    columns[: panels.K, :M] = x.T
+    y = torch.empty(M, panels.N)
+    step = ROWS * max(1, panels.data.shape[0] // (16 * threads)) if threads > 1 else panels.N
+    size = np.array([M, panels.N, panels.data.shape[1], step])
+    shared = (np.zeros(32, np.int64), size, panels.data.data_ptr(), columns.numpy(), y.numpy())
+    with machine.team.alone:
+        own = [(torch.empty(8 * ROWS).numpy(),) for _ in range(threads)]
+        machine.team.run(machine.compiled().product, shared, own)
+    return y

@@ -1,0 +1,85 @@
+"""How many threads, and whose product: measured once on every machine, and remembered in the cache folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import tempfile
+import time
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+
+from .machine import home
+from .panels import multiply, pack
+
+LARGE = 2**24  # bytes of weights; below that, to wake a second thread and wait for it takes longer than it saves
+TRIES = 7  # of everything that is timed, in turn
+SCRATCH = (2**15, 576)  # weights to try on, 75 MB: more than most caches hold
+
+
+def threads_for(weight_bytes: int) -> int:
+    """As many as torch may use, but not more than were fastest on this machine; one where there is little to read."""
+    allowed = torch.get_num_threads()
+    return 1 if allowed == 1 or weight_bytes < LARGE else min(allowed, fastest())
+
+
+def fastest() -> int:
+    """The number of threads that read weights fastest when it was measured."""
+    seconds = trials()["seconds"]
+    return int(min(seconds, key=seconds.get))
+
+
+@lru_cache(maxsize=1)
+def trials() -> dict:
+    """What was measured on this machine, now or in an earlier process: seconds for a product of one token by numbers of
+    threads, and for one of five tokens by torch and by ours."""
+    try:
+        return json.loads((home() / "cpu.json").read_text(encoding="utf-8"))[_key()]
+    except (OSError, ValueError, KeyError):
+        return remember(try_out())
+
+
+def remember(found: dict) -> dict:
+    """Keep what `try_out` found for later processes."""
+    file = home() / "cpu.json"
+    try:
+        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    except (OSError, ValueError):
+        known = {}
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+            json.dump(known | {_key(): found}, new, indent=1)
+        os.replace(new.name, file)
+    except OSError:
+        pass  # nowhere to keep it: every process measures for itself, which takes a fifth of a second
+    return found
+
+
+def try_out() -> dict:
+    """Time the products on weights that come from memory. The best of several tries: other programs run, too."""
+    weight, cores = torch.full(SCRATCH, 0.01), _cores()
+    panels = pack(weight)
+    sizes = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if n <= cores]
+    one, five = torch.ones(1, SCRATCH[1]), torch.ones(5, SCRATCH[1])
+    calls = {str(n): lambda n=n: multiply(one, panels, n) for n in sizes}
+    calls |= {"torch": lambda: F.linear(five, weight), "ours": lambda: multiply(five, panels, max(sizes))}
+    best = dict.fromkeys(calls, float("inf"))
+    with torch.inference_mode():
+        for _ in range(TRIES):
+            for name, call in calls.items():
+                start = time.perf_counter()
+                call()
+                best[name] = min(best[name], time.perf_counter() - start)
+    return {"seconds": {str(n): best[str(n)] for n in sizes}, "torch": best["torch"], "ours": best["ours"]}
+
+
+def _key() -> str:
+    return f"{platform.node()}, {_cores()} cores, torch {torch.__version__}"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
