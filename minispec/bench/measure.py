@@ -372,8 +372,8 @@ class Report:
         if max(p.tokens for p in self.curve) >= 5:
             pays = theory.break_even(4, 0.0, self.v(4))
             verdict = "even a free draft cannot pay" if pays > 1 else f"a free draft pays once α exceeds {pays:.2f}"
-            doubt = " (not quiet, see the warning)" if self.warning else ""
-            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes{doubt}:", f"{verdict}."]
+            doubt = ["The machine was not quiet while this was measured."] if self.warning else []
+            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes:", f"{verdict}.", *doubt]
         return "\n".join(lines)
 
 

@@ -36,6 +36,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
         or tokens.numel() > (MOST_TOKENS if len(tokens) == 1 else GROUP)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
+        or not cache.keys.is_contiguous()  # some rows of another cache
         or torch.is_grad_enabled()
         or torch.compiler.is_compiling()
     ):
