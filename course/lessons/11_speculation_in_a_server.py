@@ -144,7 +144,7 @@ print("blocks after the pass:", len(pool.table("A")))
 during.reveal(blocks_during)
 
 # %% [markdown]
-# The five tokens of the pass reach into a second new block, which goes back as soon as the verdict is known.
+# Blocks that hold no kept token go back to the pool as soon as the verdict is known.
 #
 # ## What if memory is short?
 #
