@@ -114,7 +114,7 @@ for kind in ("tensor", "channel", 96, 32):
 # %%
 story = (
     "Ben was a small bear with a big red hat. He lived with his mother in a warm house near the river. One morning, Ben "
-    "could not find his hat. He looked under the bed and behind the door, but the hat was not there. "
+    "could not find his hat. He looked under the bed and in the garden, but the hat was not there. "
     '"Do not be sad," said his mother. "Let us ask our friends." They went to the river and met a duck. '
     '"I saw a red hat on the hill," said the duck. Ben ran up the hill as fast as he could. There he found a little bird '
     'who was sleeping in his hat. Ben smiled. "You can keep it," he said. "It is a good house for you." The bird was very '
@@ -161,9 +161,9 @@ viz.quantisation(target, story, effects)
 # %% [markdown]
 # ## Predict
 #
-# Now the speed. A 4-bit weight has a quarter of the bytes of a 16-bit one. In some server 80 % of the bytes that a decode
+# And what does it do to the speed? A 4-bit weight has a quarter of the bytes of a 16-bit one. In some server 80 % of the bytes that a decode
 # pass reads are weights, and the rest is the cache of keys and values. The weights go to 4 bits and the cache stays as it
-# is. (Ignore the scales here.)
+# is; ignore the scales here.
 
 # %% tags=["nbval-ignore-output"]
 guess_gain = viz.predict("How many times as fast does the pass become?", "×")
@@ -305,7 +305,7 @@ viz.online_softmax_tiles(target, story[:260])
 #
 # 1. Step on until a new maximum appears. All blue bars below shrink by the same factor, which is the rescaling.
 # 2. Go to the last tile and check that every bar ends in its circle.
-# 3. Change the tile size. The intermediate states differ, and the result is the same.
+# 3. Change the tile size, and see that the intermediate states differ while the result is the same.
 
 # %% [markdown]
 # ## And in decoding?
@@ -340,8 +340,8 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # ## In production
 #
 # vLLM recognises quantised checkpoints by their config (`compressed-tensors`, `awq`, `gptq`, `fp8`; `--quantization` names a
-# method explicitly) and runs 4-bit weights through kernels such as Marlin, which unpack in registers. For the cache there is
-# `--kv-cache-dtype fp8`. SGLang has the same two options, and its cache type says which fp8 it is: `fp8_e4m3` or `fp8_e5m2`.
+# method explicitly) and runs 4-bit weights through kernels such as Marlin, which unpack in registers. The option for the
+# cache is `--kv-cache-dtype fp8`. SGLang has the same two options, and its cache type says which fp8 it is: `fp8_e4m3` or `fp8_e5m2`.
 # Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton. Splits over the keys are called split-KV or
 # flash-decoding there too.
 
@@ -357,8 +357,8 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 #
 # <details><summary>The weights are in INT4, but prefill of long prompts is no faster. Is something broken?</summary>
 #
-# No. In prefill each weight that is read serves many tokens, so arithmetic is the limit, and weight-only quantisation does
-# not reduce it. Faster prefill takes matrix units that compute in few bits, with the activations quantised too.
+# No, that is to be expected. In prefill each weight is used for many tokens, so arithmetic is the limit, and weight-only
+# quantisation does not reduce it. Faster prefill takes matrix units that compute in few bits, with the activations quantised too.
 # </details>
 #
 # <details><summary>Why does FlashAttention multiply the old sums by e^(m − m′), and may it skip that when a tile has no new
