@@ -31,11 +31,11 @@ from minispec.course.viz.goodness import chi_square, samples_needed
 #
 # A sampler makes few random decisions per cycle: one to sample each draft token, one to accept or reject it, and one for the
 # token at the end. If the vocabulary is small, all combinations of these decisions can be enumerated.
-# [`exact_distribution`](../minispec/exact.py) does that. It runs the same code once for each branch of its random numbers and
+# [`exact_distribution`](../minispec/exact.py) does that: it runs the same code once for each branch of its random numbers and
 # adds up the probabilities. The result has no sampling error, so it can be compared with the target's distribution to the
 # last digits.
 #
-# Our toy has five tokens. $p$ is the target's distribution and $q$ the draft model's, as in lesson 06.
+# Our toy vocabulary has five tokens. As in lesson 06, $p$ is the target's distribution and $q$ the draft model's.
 
 # %%
 p = torch.tensor([0.40, 0.25, 0.20, 0.10, 0.05], dtype=torch.float64)
@@ -92,7 +92,7 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 # token is accepted, and with it some speed. So a test of single tokens is not enough, and neither is a test of distributions
 # alone: count the tokens too.
 #
-# And look at *accept always*. No other verifier emits more tokens per cycle, so a benchmark alone would call it the best.
+# The line *accept always* is a warning of another kind. No other verifier emits more tokens per cycle, so a benchmark alone would call it the best.
 #
 # ## Does published pseudocode pass?
 #
@@ -110,7 +110,7 @@ print(exactness.pseudocode_table())
 #
 # ## Bugs from the field
 #
-# The mutants above are ours. The following two bugs were found in systems that people use.
+# The mutants above are ours, but the following two bugs were found in systems that people use.
 #
 # **A random number used twice.** Sampling the draft token and sampling its replacement have to be independent. One path of
 # vLLM used the same noise for both, until [#54282](https://github.com/vllm-project/vllm/pull/54282) gave the draft a stream
@@ -145,7 +145,7 @@ print(f"off by {off(two_versions):.4f}")
 # %% [markdown]
 # ## Your own bug
 #
-# Now plant one yourself. Change `mine` below so that it is wrong in a way you consider hard to notice, predict how far off
+# Now it is your turn to plant a bug. Change `mine` below so that it is wrong in a way you consider hard to notice, predict how far off
 # it will be, and run the cell. As it stands it accepts with $p(d)$ instead of $\min(1, p(d)/q(d))$. A good second try: can
 # you find a change that loses speed and nothing else?
 
@@ -184,7 +184,7 @@ guess
 # The χ² test compares how often each token $x$ was seen in $n$ samples with how often it was expected:
 # $\chi^2 = \sum_x (\text{seen}(x) - n p(x))^2 / (n p(x))$. If the samples really come from another distribution $e$, the
 # statistic is larger by $n \sum_x (e(x) - p(x))^2/p(x)$ on average, and this shift has to exceed what chance alone produces.
-# [`samples_needed`](../minispec/course/viz/goodness.py) solves for $n$.
+# [`samples_needed`](../minispec/course/viz/goodness.py) computes the smallest $n$ for which it does.
 
 # %% tags=["spoiler"]
 needed = samples_needed(p, biased, power=0.95, level=0.001)
@@ -300,7 +300,7 @@ for kind, (model, _) in models.items():
 # loads although every kernel is deterministic. According to He (2025, *Defeating nondeterminism in LLM inference*) this is the
 # main reason why servers at temperature 0 do not repeat themselves.
 #
-# **Batch invariance** removes it. A batch-invariant kernel adds up in an order that does not depend on how many other tokens
+# **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on how many other tokens
 # are computed in the same pass: it uses a fixed tile size and a fixed split of every sum, chosen once and not per shape. It
 # costs speed, because the best split for one token is not the best for a thousand. For speculation to be bit-exact, the
 # verification pass over $k + 1$ tokens and the pass over one token have to agree too, and invariance over requests does not
@@ -330,7 +330,7 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # | any dtype, sampled with the same seed | no promise: random numbers are used in another order | yes |
 #
 # The last line surprises people most: with a temperature above 0, outputs with and without speculation differ for the same
-# seed. Their distribution is the same.
+# seed, although both follow the same distribution.
 
 # %% [markdown]
 # ## In production
@@ -359,11 +359,11 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # first?</summary>
 #
 # The gap between the logits of the two tokens at position 40, in bfloat16 and in float32. A gap of about one step of bfloat16
-# means rounding. A large gap means a bug.
+# means rounding, and a large gap means a bug.
 # </details>
 #
-# <details><summary>A server answers the same greedy request differently at noon and at night. All kernels are deterministic. How
-# is that possible?</summary>
+# <details><summary>A server answers the same greedy request differently at noon and at night, although all kernels are
+# deterministic. How is that possible?</summary>
 #
 # The batch has another size at night, so other kernels or other splits of the sums are chosen, and a near-tie between two
 # logits is decided the other way.
