@@ -86,8 +86,8 @@ for part in plan.scheduled:
     print(f"{id}: certain tokens {part.count}, lookahead slots {part.num_lookahead_tokens}, blocks {pool.table(id)}")
 
 # %% [markdown]
-# A has 7 tokens, which makes 11 with its 4 draft tokens, and these take three blocks of four slots. B may emit two more tokens, so
-# it can use one draft token and gets one lookahead slot.
+# A has 7 tokens, which makes 11 with its 4 draft tokens, and these take three blocks of four slots. B may emit two more
+# tokens, so it can use one draft token and gets one lookahead slot.
 #
 # ## What happens to the slots of rejected tokens?
 #
@@ -295,13 +295,14 @@ for batch in (1, 32, 64, 96, 128, 256):
 # %% [markdown]
 # ## Do long contexts bring the gain back?
 #
-# They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its own, and a verification
-# pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the longer the pass stays
-# memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec, arXiv:2408.11049).
+# They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
+# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
+# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
+# arXiv:2408.11049).
 #
 # This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
-# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token against 128 KiB of the
-# 8B target, and compute $c$ from the bytes and FLOPs of both.
+# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
+# against 128 KiB of the 8B target, and compute $c$ from the bytes and FLOPs of both.
 
 # %%
 large = dict(kv_bytes=theory.kv_bytes_per_token(32, 8, 128), attention_width=32 * 32 * 128)
@@ -340,10 +341,10 @@ print(viz.batch_table(dots))
 # it exceeds 1 already at batch 1. Whether it then rises smoothly depends on which matrix kernel the library
 # picks for each shape, and on this machine it often does not.
 #
-# For a GPU there is a recorded run of the same engine on an H200 (`minispec bench batch`, median and range of five rounds),
-# after 500 tokens of context. The target has the shape of an 8B model, and the draft model consists of its first two layers and its
-# LM head. The weights are random: one setting of the benchmark, ε, controls how well the two agree. So $\alpha$ is chosen
-# here and says nothing about real draft models, while the times do not depend on what the weights are.
+# For a GPU there is a recorded run of the same engine on an H200 (`minispec bench batch`, median and range of five
+# rounds), after 500 tokens of context. The target has the shape of an 8B model, and the draft model consists of its first
+# two layers and its LM head. The weights are random: one setting of the benchmark, ε, controls how well the two agree. So
+# $\alpha$ is chosen here and says nothing about real draft models, while the times do not depend on what the weights are.
 
 # %%
 print(viz.batch_table(viz.BatchDot.recorded()))
@@ -422,12 +423,13 @@ print("and longer drafts as requests leave:     ", max(map(max, drafted)), "at t
 # ## In production
 #
 # **vLLM**'s scheduler counts as ours does: `num_tokens_with_spec` less `num_computed_tokens`, with the draft tokens in
-# `spec_token_ids`. The order differs: vLLM drafts at the end of a step, so the next plan already knows the draft, while our
-# engine drafts between plan and pass, which is easier to follow. In vLLM the tokens to verify are therefore ordinary
+# `spec_token_ids`. The order differs: vLLM drafts at the end of a step, so the next plan already knows the draft, while
+# our engine drafts between plan and pass, which is easier to follow. In vLLM the tokens to verify are therefore ordinary
 # new tokens, and `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache of its own. The settings
 # come as `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and
-# `num_speculative_tokens`, our $k$; `num_speculative_tokens_per_batch_size` makes $k$ depend on the batch size. Its metrics count drafts, draft tokens, accepted tokens, and accepted tokens per
-# position. Look at these before you believe any speed-up.
+# `num_speculative_tokens`, our $k$; `num_speculative_tokens_per_batch_size` makes $k$ depend on the batch size. Its
+# metrics count drafts, draft tokens, accepted tokens, and accepted tokens per position. Look at these before you believe
+# any speed-up.
 #
 # **SGLang** sets `speculative_algorithm`, `speculative_num_steps`, `speculative_eagle_topk` and
 # `speculative_num_draft_tokens`: the depth, the branching and the size of a draft tree. In **TensorRT-LLM** the draft length

@@ -161,9 +161,9 @@ viz.quantisation(target, story, effects)
 # %% [markdown]
 # ## Predict
 #
-# And what does it do to the speed? A 4-bit weight has a quarter of the bytes of a 16-bit one. In some server 80 % of the bytes that a decode
-# pass reads are weights, and the rest is the cache of keys and values. The weights go to 4 bits and the cache stays as it
-# is; ignore the scales here.
+# And what does it do to the speed? A 4-bit weight has a quarter of the bytes of a 16-bit one. In some server 80 % of the
+# bytes that a decode pass reads are weights, and the rest is the cache of keys and values. The weights go to 4 bits and
+# the cache stays as it is; ignore the scales here.
 
 # %% tags=["nbval-ignore-output"]
 guess_gain = viz.predict("How many times as fast does the pass become?", "×")
@@ -339,11 +339,11 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # %% [markdown]
 # ## In production
 #
-# vLLM recognises quantised checkpoints by their config (`compressed-tensors`, `awq`, `gptq`, `fp8`; `--quantization` names a
-# method explicitly) and runs 4-bit weights through kernels such as Marlin, which unpack in registers. The option for the
-# cache is `--kv-cache-dtype fp8`. SGLang has the same two options, and its cache type says which fp8 it is: `fp8_e4m3` or `fp8_e5m2`.
-# Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton. Splits over the keys are called split-KV or
-# flash-decoding there too.
+# vLLM recognises quantised checkpoints by their config (`compressed-tensors`, `awq`, `gptq`, `fp8`; `--quantization`
+# names a method explicitly) and runs 4-bit weights through kernels such as Marlin, which unpack in registers. The option
+# for the cache is `--kv-cache-dtype fp8`. SGLang has the same two options, and its cache type says which fp8 it is:
+# `fp8_e4m3` or `fp8_e5m2`. Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton. Splits over the keys
+# are called split-KV or flash-decoding there too.
 
 # %% [markdown]
 # ## Check yourself
@@ -358,7 +358,8 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # <details><summary>The weights are in INT4, but prefill of long prompts is no faster. Is something broken?</summary>
 #
 # No, that is to be expected. In prefill each weight is used for many tokens, so arithmetic is the limit, and weight-only
-# quantisation does not reduce it. Faster prefill takes matrix units that compute in few bits, with the activations quantised too.
+# quantisation does not reduce it. Faster prefill takes matrix units that compute in few bits, with the activations
+# quantised too.
 # </details>
 #
 # <details><summary>Why does FlashAttention multiply the old sums by e^(m − m′), and may it skip that when a tile has no new

@@ -92,7 +92,8 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 # token is accepted, and with it some speed. So a test of single tokens is not enough, and neither is a test of distributions
 # alone: count the tokens too.
 #
-# The line *accept always* is a warning of another kind. No other verifier emits more tokens per cycle, so a benchmark alone would call it the best.
+# The line *accept always* is a warning of another kind. No other verifier emits more tokens per cycle, so a benchmark
+# alone would call it the best.
 #
 # ## Does published pseudocode pass?
 #
@@ -145,9 +146,9 @@ print(f"off by {off(two_versions):.4f}")
 # %% [markdown]
 # ## Your own bug
 #
-# Now it is your turn to plant a bug. Change `mine` below so that it is wrong in a way you consider hard to notice, predict how far off
-# it will be, and run the cell. As it stands it accepts with $p(d)$ instead of $\min(1, p(d)/q(d))$. A good second try: can
-# you find a change that loses speed and nothing else?
+# Now it is your turn to plant a bug. Change `mine` below so that it is wrong in a way you consider hard to notice,
+# predict how far off it will be, and run the cell. As it stands it accepts with $p(d)$ instead of $\min(1, p(d)/q(d))$. A
+# good second try: can you find a change that loses speed and nothing else?
 
 
 # %% tags=["nbval-ignore-output"]
@@ -300,11 +301,11 @@ for kind, (model, _) in models.items():
 # loads although every kernel is deterministic. According to He (2025, *Defeating nondeterminism in LLM inference*) this is the
 # main reason why servers at temperature 0 do not repeat themselves.
 #
-# **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on how many other tokens
-# are computed in the same pass: it uses a fixed tile size and a fixed split of every sum, chosen once and not per shape. It
-# costs speed, because the best split for one token is not the best for a thousand. For speculation to be bit-exact, the
-# verification pass over $k + 1$ tokens and the pass over one token have to agree too, and invariance over requests does not
-# imply that ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506) discusses it).
+# **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on how many
+# other tokens are computed in the same pass: it uses a fixed tile size and a fixed split of every sum, chosen once and
+# not per shape. It costs speed, because the best split for one token is not the best for a thousand. For speculation to
+# be bit-exact, the verification pass over $k + 1$ tokens and the pass over one token have to agree too, and invariance
+# over requests does not imply that ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506) discusses it).
 #
 # The idea can be shown with padding. Decode one sequence as a batch of eight copies of itself: whatever the load is, the shape
 # is that of a batch of eight.

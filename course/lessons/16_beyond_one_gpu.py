@@ -37,8 +37,9 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
     print(f"one token in {alone:5.1f} ms if one GPU could hold it")
 
 # %% [markdown]
-# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter. If each of eight
-# GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and all of them read at the same time.
+# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter. If
+# each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and all of them read at the
+# same time.
 
 # %% [markdown]
 # ## Tensor parallelism: how do you split one layer?
@@ -78,10 +79,10 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 # An operation that sums a tensor over all ranks and leaves the sum on every rank is called an **all-reduce**. It is the price
 # of the second split.
 #
-# The shapes show how to pay it once for two layers. The first split *leaves* its result divided among the ranks, and the second split *needs* its
-# input divided among the ranks. So if one follows the other, nothing has to be exchanged in between, as long as the operation
-# between them works on each number alone, as an activation function does, or on each head alone, as attention does. You will
-# build this pair in the exercises.
+# The shapes show how to pay it once for two layers. The first split *leaves* its result divided among the ranks, and the
+# second split *needs* its input divided among the ranks. So if one follows the other, nothing has to be exchanged in
+# between, as long as the operation between them works on each number alone, as an activation function does, or on each
+# head alone, as attention does. You will build this pair in the exercises.
 #
 # A transformer layer therefore needs two all-reduces, one after attention and one after the MLP.
 # [`parallelize`](../minispec/parallel/tensor.py) splits all of its matrices this way:
@@ -167,10 +168,10 @@ for stages in (2, 4, 8):
     print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
 
 # %% [markdown]
-# In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline does
-# not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time. Prefill is
-# different, because a long prompt that is processed in chunks can fill the stages with its own chunks, so a pipeline can shorten the
-# time to the first token.
+# In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline
+# does not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time.
+# Prefill is different, because a long prompt that is processed in chunks can fill the stages with its own chunks, so a
+# pipeline can shorten the time to the first token.
 #
 # Here is a real pipeline. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes, each of which computes half
 # of `micro`'s layers for four micro-batches. The logits have to be those of the whole model.
@@ -295,8 +296,8 @@ print(handover.sglang(order))
 # is two collective operations instead of one.
 # </details>
 #
-# <details><summary>A pipeline has four stages and twelve micro-batches. What share of the time is a stage idle, and how much faster does
-# one single request decode than on one GPU?</summary>
+# <details><summary>A pipeline has four stages and twelve micro-batches. What share of the time is a stage idle, and how
+# much faster does one single request decode than on one GPU?</summary>
 #
 # Each stage is idle for $3/15$, a fifth of the time. A single request does not decode faster at all, and sending makes it a
 # little slower.

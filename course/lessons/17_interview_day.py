@@ -3,7 +3,7 @@
 #
 # *Time:* 75 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
 #
-# You know the material. Now you explain it aloud, to somebody who asks back, with a clock running. That is a skill of its
+# You know the material, and now you explain it aloud, to somebody who asks back, with a clock running. That is a skill of its
 # own, and it improves with practice. So this lesson asks what an interviewer listens for, and lets you grade three answers
 # before you give your own.
 #
@@ -62,32 +62,33 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # %% [markdown]
 # ## Three answers
 #
-# Three candidates answer this question. Read slowly, because you will grade them.
+# Three candidates answer this question. Read their answers slowly, because you will grade them.
 #
 # **Ada.** "Large models are slow because they have to read all their weights from memory for every token. So you take a small
 # model and a large one. The small one proposes a few tokens, and the large one checks all of them in one forward pass. Tokens
 # it agrees with are kept, and the first one it disagrees with is replaced by its own. So you get the large model's output with
 # fewer of its passes. Medusa does it without a second model, I think."
 #
-# **Ben.** "A decode step reads every weight from memory and uses it for one multiplication and one addition per sequence, so
-# it takes as long as the reading. A forward pass over five tokens reads the weights once too, so it takes about as long.
-# That gap is what we use. A cheap drafter, which can be a small model, an n-gram lookup or heads on the target, proposes $k$
-# tokens. The target runs on them in a single pass and gives its distribution $p$ at every position. Draft token $x$ is accepted
-# with probability $\min(1, p(x)/q(x))$, where $q$ is the distribution it was sampled from. At the first rejection I sample
-# from the residual, $p - q$ clipped at zero and normalised, and stop. If all are accepted, I sample one bonus token. It is
-# exact: a token is emitted as an accepted one with probability $\min(p, q)$ or as a replacement with $[p - q]_+$, and these
-# add up to $p$. If each draft token is accepted with probability $\alpha$, a cycle emits $1 + \alpha + \dots + \alpha^k$
-# tokens on average, which is $(1 - \alpha^{k+1})/(1 - \alpha)$."
+# **Ben.** "A decode step reads every weight from memory and uses it for one multiplication and one addition per sequence,
+# so it takes as long as the reading. A forward pass over five tokens reads the weights once too, so it takes about as
+# long. So I can have several tokens checked for the price of one. A cheap drafter, which can be a small model, an n-gram
+# lookup or heads on the target, proposes $k$ tokens. The target runs on them in a single pass and gives its distribution
+# $p$ at every position. Draft token $x$ is accepted with probability $\min(1, p(x)/q(x))$, where $q$ is the distribution
+# it was sampled from. At the first rejection I sample from the residual, $p - q$ clipped at zero and normalised, and
+# stop. If all are accepted, I sample one bonus token. It is exact: a token is emitted as an accepted one with probability
+# $\min(p, q)$ or as a replacement with $[p - q]_+$, and these add up to $p$. If each draft token is accepted with
+# probability $\alpha$, a cycle emits $1 + \alpha + \dots + \alpha^k$ tokens on average, which is $(1 - \alpha^{k+1})/(1 -
+# \alpha)$."
 #
-# **Cleo** says what Ben says, and goes on. "So the speed-up is $E[N] / (k c + v)$, where $c$ is the cost of a draft step and
-# $v$ that of verification, both in plain decode steps. With $\alpha = 0.7$, $k = 4$ and $c = 0.1$ that is about two, as long as
-# $v$ is one. Once the batch makes verification compute-bound, $v$ rises. For eight billion parameters on an H200 and short
-# contexts the roofline says break-even at a batch of about a hundred for this $k$; I would measure that, and let the server
-# shorten drafts under load. After a rejection both caches are rolled back to the last kept token. In a paged server that means
-# lookahead slots before the pass, and surplus blocks returned after it. I would monitor acceptance by position. Drafters differ
-# in what they cost and how often they are right: n-grams cost almost nothing and work where the output copies the input, a draft
-# model is general but expensive, Medusa is cheap and gets worse with depth, and EAGLE uses the target's hidden states and is
-# accepted more often for little more."
+# **Cleo** says what Ben says, and goes on. "So the speed-up is $E[N] / (k c + v)$, where $c$ is the cost of a draft step
+# and $v$ that of verification, both in plain decode steps. With $\alpha = 0.7$, $k = 4$ and $c = 0.1$ that is about two,
+# as long as $v$ is one. Once the batch makes verification compute-bound, $v$ rises. For eight billion parameters on an
+# H200 and short contexts the roofline says break-even at a batch of about a hundred for this $k$; I would measure that,
+# and let the server shorten drafts under load. After a rejection both caches are rolled back to the last kept token. In a
+# paged server that means lookahead slots before the pass, and surplus blocks returned after it. I would monitor
+# acceptance by position. Drafters differ in what they cost and how often they are right: n-grams cost almost nothing and
+# work where the output copies the input, a draft model is general but expensive, Medusa is cheap and gets worse with
+# depth, and EAGLE uses the target's hidden states and is accepted more often for little more."
 
 # %% [markdown]
 # ## Grade them
@@ -156,7 +157,7 @@ print(f"  GPT-3's compute, spent best: {n / 1e9:.0f} B parameters on {d / 1e12:.
 # %% [markdown]
 # ## Predict
 #
-# Do this one in your head. LLaMA-2-70B has 80 layers and 8 KV heads of width 128, in bf16. How much cache do 32 requests of
+# Do this one in your head: LLaMA-2-70B has 80 layers and 8 KV heads of width 128, in bf16. How much cache do 32 requests of
 # 4,096 tokens need?
 
 # %% tags=["nbval-ignore-output"]
@@ -186,14 +187,14 @@ gigabytes.reveal(total)
 # rounded. The following ones are worth knowing by heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page
 # with the formulas, the drafters and what sinks a candidate. Print it, learn it, and leave it at home.
 
-# %%
+# %% tags=["spoiler"]
 print(numbers_table(bank, 12))
 
 # %% [markdown]
 # ## The drill
 #
 # Choose topics, levels and minutes, and start. You are shown a question and answer it **aloud** (or type key words). Then you
-# see the rubric and tick what you really said. Numbers are graded for you. Questions that went badly come back soon, and those
+# see the rubric and tick what you really said; numbers are graded for you. Questions that went badly come back soon, and those
 # that went well come back late. Your progress stays in a file on this machine. In a terminal the drill is `minispec drill`.
 
 # %% tags=["nbval-ignore-output"]
@@ -202,7 +203,7 @@ ms.interview.drill(topics=["speed"], minutes=10)
 # %% [markdown]
 # Things to try
 #
-# - Speak before you look. Once you have read a rubric, every answer feels familiar.
+# - Speak before you look, because once you have read a rubric, every answer feels familiar.
 # - Tick a point only if a stranger would have heard it. What you meant to say does not count.
 # - Answer the follow-ups before you reveal anything, because they are what separates the levels.
 
@@ -256,7 +257,7 @@ Markdown(topics_table(bank))
 # <details><summary>You are asked how speculative decoding works. What is your first sentence?</summary>
 #
 # One about the bottleneck: a decode pass is limited by reading the weights from memory, so a forward pass over several tokens
-# takes about as long as a pass over one. The method follows from that.
+# takes about as long as a pass over one. The rest of the method follows from that.
 # </details>
 #
 # <details><summary>Your answer makes two thirds of the L4 points, one third of the L5 points and all L6 points. Which level is
@@ -282,7 +283,7 @@ Markdown(topics_table(bank))
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
 #   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): the second one.
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
-#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the arithmetic behind most capacity questions.
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): how most capacity questions are computed.
 #
 # All papers of the course are in [the references](../docs/references.md).
 
@@ -293,4 +294,5 @@ Markdown(topics_table(bank))
 #   `capacity-plan`, `cost-per-million`, `explain-to-a-manager`.
 # - `minispec mock`, once per day until the interview. The [syllabus](../docs/syllabus.md) has a plan for a week.
 # - The [glossary](../docs/glossary.md), for words that you have forgotten, and the [cheat sheet](../docs/cheatsheet.md).
-# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, in which you build speculative decoding once more, on your own.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, in which you build speculative decoding once more, on
+#   your own.
