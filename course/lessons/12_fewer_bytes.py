@@ -275,7 +275,7 @@ full = scores.softmax(0) @ values
 print("equal to the full softmax:", torch.allclose(states[-1].answer, full, rtol=1e-12, atol=1e-12))
 
 # %% [markdown]
-# The state of a query is `2 + 48` numbers ($m$, $\ell$ and the 48 of $o$), however long the sequence is.
+# The state of a query is `2 + 48` numbers ($m$, $\ell$, and one per dimension of $o$), however long the sequence is.
 #
 # Now the same for every head, against [`flash_decode_torch`](../minispec/gpu/attention.py), which does in plain PyTorch what
 # our kernel does:

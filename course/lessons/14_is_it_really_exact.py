@@ -298,8 +298,8 @@ for kind, (model, _) in models.items():
 # %% [markdown]
 # The size of the batch changes the logits. The content of the other sequences does not, because each sequence is computed on
 # its own, and with the same shapes the sums have the same order. So the same request can give different bits at different
-# loads although every kernel is deterministic. According to He (2025, *Defeating nondeterminism in LLM inference*) this is the
-# main reason why servers at temperature 0 do not repeat themselves.
+# loads although every kernel is deterministic. That is the main reason why servers at temperature 0 do not repeat
+# themselves (He, 2025, *Defeating nondeterminism in LLM inference*).
 #
 # **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on how many
 # other tokens are computed in the same pass: it uses a fixed tile size and a fixed split of every sum, chosen once and
