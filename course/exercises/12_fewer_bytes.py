@@ -19,7 +19,7 @@ from minispec.course.classroom import check, draw, hint
 #
 # $$s = \frac{\max |w|}{2^{b-1} - 1}, \qquad w_\text{int} = \mathrm{round}(w / s), \qquad \tilde w = s \cdot w_\text{int}$$
 #
-# A group is `group` neighbouring weights in one row of the matrix. With `group` as wide as the row there is one scale per
+# A group is `group` neighbouring weights in one row of the matrix. With `group` as wide as the matrix there is one scale per
 # output channel. Smaller groups cost a few more scales, and an outlier then affects fewer weights.
 #
 # | | | |
