@@ -318,8 +318,8 @@ BATCH_K = exercise(
     hints=(
         "What counts is tokens per second over all sequences. Write it down for one k, as the tokens of all sequences "
         "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
-        "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading and "
-        "computing; reading does not depend on k, computing does. k steps of the draft come before it.",
+        "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
+        "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
         "speed(k) = sum(expected_tokens(a, k) for a in alphas) / (k * draft + max(read, len(alphas) * (k + 1) * "
         "compute)); take the k from 0 to longest with the greatest speed, the first of equals.",
     ),

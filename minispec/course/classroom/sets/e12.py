@@ -46,8 +46,8 @@ def error_table(answer) -> str:
     """The learner's largest error by bits and group, for a matrix with an outlier in one row."""
     weight = decimals(4, 64, seed=5)
     weight[2, 40] = 12.0
-    lines = ["a matrix of 4 rows of 64 weights up to 2.0, with one outlier of 12.0 in row 2", ""]
-    lines += ["largest error in    row 0   row 2   the rest of row 2", "bits  group"]
+    lines = ["a matrix [4, 64] with weights up to 2.0, and one outlier of 12.0 in row 2", ""]
+    lines += ["largest error in    row 0   row 2   the rest of row 2 of the matrix", "bits  group"]
     for bits in (8, 4):
         for group in (64, 16):
             _, _, restored = answer(weight.clone(), bits, group)
@@ -97,8 +97,8 @@ SYMMETRIC = exercise(
 
 @SYMMETRIC.mutant
 def one_scale_for_all(weight, bits, group):
-    """You use one scale for the whole matrix. Its largest weight then sets the step for all others, and rows of the
-    matrix with small weights are rounded to almost nothing. Use one scale for each group of each row."""
+    """You use one scale for the whole matrix. Its largest weight then sets the step for all others, and channels with
+    small weights are rounded to almost nothing. Use one scale for each group."""
     largest = weight.abs().max() / (2 ** (bits - 1) - 1)
     return grid(weight, group, lambda blocks: largest.expand(blocks.shape[:2]))
 
@@ -106,7 +106,7 @@ def one_scale_for_all(weight, bits, group):
 @SYMMETRIC.mutant
 def one_scale_a_row(weight, bits, group):
     """You use one scale for a whole row of the matrix, whatever `group` says. One outlier then makes the step coarse
-    for the whole row; with groups it affects only its own group. Reshape to [out, in / group, group] first."""
+    for its whole channel, and with groups only for its own group. Reshape to [out, in / group, group] first."""
     return symmetric(weight, bits, weight.shape[1])
 
 

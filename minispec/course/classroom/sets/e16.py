@@ -73,7 +73,7 @@ COLUMN_ROW = exercise(
     points=3,
     hints=(
         "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, the "
-        "activation included? Which rows of `down` are these entries multiplied with?",
+        "activation included? Which rows of the matrix `down` are they multiplied with?",
         "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes "
         "relu(x @ up_r) @ down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the "
         "ranks.",
@@ -191,9 +191,9 @@ KV_PER_RANK = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads on 4 ranks? And "
-        "with 8 heads on 16 ranks, when every rank has query heads that need keys?",
-        "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Every rank has all layers. "
+        "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads "
+        "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
+        "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Each rank has all layers. "
         "The weights are divided as well, and what they leave of a rank's memory is for its part of the cache.",
         "per_token = 2 · layers · max(1, kv_heads // ranks) · head_dim · bits / 8; tokens = (memory − weight_bytes / "
         "ranks) // per_token, and 0 where the weights do not fit.",
