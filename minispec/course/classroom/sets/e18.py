@@ -108,7 +108,7 @@ def zero_is_one(logits, q, drafted, temperature, random):
 @SAMPLER.mutant
 def tempers_the_draft_too(logits, q, drafted, temperature, random):
     """You apply the temperature to q as well. q is the distribution that the draft tokens were really sampled from,
-    with whatever temperature the drafter used. Leave it as it is."""
+    with whatever temperature the drafter used, so leave it as it is."""
     return emit(law(logits, temperature), None if q is None else law(q.log(), temperature), drafted, random)
 
 
@@ -143,7 +143,7 @@ def one_row_late(logits, q, drafted, temperature, random):
 @SAMPLER.mutant
 def goes_on_after_a_rejection(logits, q, drafted, temperature, random):
     """You replace a rejected draft token and go on. All later logits were computed after the rejected token, so they do
-    not belong to your output. Stop there."""
+    not belong to your output: stop at the first rejection."""
     return emit(law(logits, temperature), q, drafted, random, stop=False)
 
 
@@ -189,7 +189,7 @@ DRAFTER = exercise(
     points=3,
     hints=(
         "One draft token takes three steps: run the model on the tokens that are not in its cache, turn the last "
-        "logits into a distribution, sample from it. Which tokens are missing before the first draft token, and which later?",
+        "logits into a distribution, sample from it. Which tokens are missing at first, and which later?",
         "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
         "token before. Only the last logits matter. Keep the distribution that you sampled from.",
         "k times: logits = model.read([*text, *drafted][model.length:])[-1]; q_i = softmax(logits / temperature), or "
@@ -263,7 +263,7 @@ def takes_the_best(model, text, k, temperature, random):
 @DRAFTER.mutant
 def without_temperature(model, text, k, temperature, random):
     """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
-    samples like its target is accepted more often. Divide the logits by the temperature."""
+    samples like its target is accepted more often, so divide the logits by the temperature."""
     return drafter(model, text, k, 1.0, random)
 
 
@@ -387,22 +387,22 @@ LOOP = exercise(
 
 @LOOP.mutant
 def target_keeps_rejected_drafts(*parts):
-    """You do not rewind the target. Its cache keeps rejected tokens, so everything after them is computed for a
-    sequence that is not yours. Rewind it to len(text) − 1."""
+    """You do not rewind the target's cache. It keeps rejected tokens, so everything after them is computed for a
+    sequence that is not yours: rewind it to len(text) − 1."""
     return flawed_loop(*parts, rewinds=("draft",))
 
 
 @LOOP.mutant
 def draft_keeps_rejected_drafts(*parts):
-    """You do not rewind the draft model. The output stays right, but the draft model continues its own rejected tokens
-    and is hardly ever accepted again. Rewind it too."""
+    """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own rejected
+    tokens and is hardly ever accepted again, so rewind it too."""
     return flawed_loop(*parts, rewinds=("target",))
 
 
 @LOOP.mutant
 def one_token_too_many_in_the_caches(*parts):
-    """You rewind to len(text). The last token was emitted but not processed, and its slot in the cache holds the draft
-    token that it replaced. Rewind to len(text) − 1."""
+    """You rewind one token too few, to len(text). The last token was emitted but not processed, and its slot in the
+    cache holds the draft token that it replaced. Use len(text) − 1 instead."""
     return flawed_loop(*parts, keep=0)
 
 
@@ -422,7 +422,7 @@ def one_draft_too_many_at_the_end(*parts):
 
 @LOOP.mutant
 def writes_past_the_end(*parts):
-    """You do not look for `end`. The output is complete when the target emits it: stop there."""
+    """You do not look for the token `end`. The output is complete when the target emits it, so stop there."""
     return flawed_loop(*parts, finds=lambda emitted: None)
 
 
@@ -650,7 +650,7 @@ def forgets_q(target, draft, prompt, k, count, end, temperature, random):
 @WHOLE.mutant
 def target_at_one(target, draft, prompt, k, count, end, temperature, random):
     """The temperature reaches your drafter, but not your sampler, so the output follows the target's distribution at
-    temperature 1. Pass it to `verify` too."""
+    temperature 1. Give `verify` the temperature as well."""
     verify = partial(sampler, temperature=1.0, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
@@ -658,21 +658,22 @@ def target_at_one(target, draft, prompt, k, count, end, temperature, random):
 @WHOLE.mutant
 def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
     """The temperature reaches your sampler, but not your drafter. The output is right, because q is what was really
-    sampled from, but a draft model that samples unlike its target is accepted less often. Pass it to `propose` too."""
+    sampled from, but a draft model that samples unlike its target is accepted less often. Give `propose` the
+    temperature as well."""
     return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
 
 
 @WHOLE.mutant
 def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
-    """Your drafter always drafts greedily. That is lossless, because its q is one-hot, but the exercise asks it to
-    sample with the same temperature as the target. Pass the temperature on."""
+    """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot, but
+    the exercise asks it to sample with the same temperature as the target."""
     return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
 
 
 @WHOLE.mutant
 def models_exchanged(target, draft, prompt, k, count, end, temperature, random):
     """You have exchanged target and draft model: the output follows the draft model's distribution, and the target only
-    proposes. Swap the two."""
+    proposes. Check the order of the two in your calls."""
     return joined(draft, target, prompt, k, count, end, temperature, random)
 
 
@@ -686,7 +687,8 @@ def never_rejects(target, draft, prompt, k, count, end, temperature, random):
 
 @WHOLE.mutant
 def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
-    """After a rejection your sampler samples from p and not from the residual. Run the check of 18.sampler."""
+    """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell you
+    too."""
     verify = partial(corrects_from_p, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
@@ -701,12 +703,12 @@ def without_the_bonus(target, draft, prompt, k, count, end, temperature, random)
 
 @WHOLE.mutant
 def target_not_rewound(target, draft, prompt, k, count, end, temperature, random):
-    """Your target's cache keeps rejected draft tokens. Run the check of 18.loop."""
+    """Your target's cache keeps rejected draft tokens, as the check of 18.loop will tell you too."""
     return joined(target, draft, prompt, k, count, end, temperature, random, rewinds=("draft",))
 
 
 @WHOLE.mutant
 def one_draft_a_cycle(target, draft, prompt, k, count, end, temperature, random):
-    """You draft one token per cycle, whatever k says. The output is right, but takes more passes than necessary. Pass k
-    on."""
+    """You draft one token per cycle, whatever k says. The output is right, but takes more passes than necessary: pass k
+    on to your loop."""
     return joined(target, draft, prompt, 1, count, end, temperature, random)
