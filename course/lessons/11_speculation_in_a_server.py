@@ -69,7 +69,8 @@ print(
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
 # ([`Request.room`](../minispec/serving/request.py)).
 #
-# The next cell runs a scheduler without any model. Request A may still emit ten tokens, request B only two.
+# The next cell runs a scheduler without any model. It calls the last emitted token of a request *certain*, because this
+# token is processed whatever the drafter proposes. Request A may still emit ten tokens, request B only two.
 
 # %%
 pool = BlockPool(num_blocks=16, block_size=4, enable_prefix_caching=False)
@@ -319,9 +320,10 @@ for batch, context in ((64, 0), (64, 1000), (64, 8000), (128, 0), (128, 1000), (
     print(f"{batch:5d} {context:8,d} {memory:6.0f} GB {found}")
 
 # %% [markdown]
-# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00. The speed-up rises too, but less, because $c$
-# grows from 0.155 to 0.232 at the same time: with long contexts the draft model's time is its cache, a quarter of the
-# target's. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
+# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.12 to 1.50. It
+# does not rise further because $c$ grows too, from 0.155 to 0.232: at long contexts the draft model spends its time on its
+# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
+# falls, from 1.65 to 1.50. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
 
 # %% [markdown]
 # ## What do measurements say?
@@ -339,7 +341,7 @@ print(viz.batch_table(dots))
 # The column *formula* is $E[N]/(kc + v)$ with the $\alpha$, $c$ and $v$ of the same line. Compare it with the measured column
 # first: if they agree, the formula accounts for the time. As for $v$, a CPU core has few FLOPs for each byte it can read, so
 # it exceeds 1 already at batch 1. Whether it then rises smoothly depends on which matrix kernel the library
-# picks for each shape, and on this machine it often does not.
+# picks for each shape, and in some of our runs it did not.
 #
 # For a GPU there is a recorded run of the same engine on an H200 (`minispec bench batch`, median and range of five
 # rounds), after 500 tokens of context. The target has the shape of an 8B model, and the draft model consists of its first
@@ -357,8 +359,8 @@ for batch in (1, 32, 128):
 #
 # - At batch 128 the run still gains, 1.16 times, although the first table above said 0.77. The
 #   conditions differ: 500 tokens of context instead of none, $c = 0.14$ instead of 0.05. And the measured $v$ is 1.90,
-#   where the roofline with these 500 tokens expects 2.27. A plain pass at batch 128 takes longer than its bound, and a
-#   verification pass is larger and uses the GPU better, so the ratio is smaller than the ratio of the bounds. The
+#   where the roofline with these 500 tokens expects 2.27. Real passes take longer than their bounds, and
+#   here the plain pass exceeded its bound by more than the verification pass did, so the ratio came out smaller. The
 #   five rounds at this size ranged from 0.63 to 1.18, though, so this line is the least certain of the table.
 # - At batch 32 it is the other way round. The roofline says that verification is free, and measured $v$ is 1.23.
 # - $c$ is 0.13 to 0.15 at every batch size. Counting bytes predicts about that, as the next cell shows.
@@ -445,8 +447,8 @@ print("and longer drafts as requests leave:     ", max(map(max, drafted)), "at t
 # process for it, and what is in the cache if the second draft token is rejected?</summary>
 #
 # Five: the certain token and four draft tokens. Afterwards 41 tokens are verified and in the cache: the 39, the certain
-# token and the one accepted draft token. The sequence has 42 tokens, because the correction was emitted and has not been
-# processed yet. The other three slots will be overwritten.
+# token and the one accepted draft token. The sequence has 42 tokens, because the correction (the token that replaced the
+# rejected one) was emitted and has not been processed yet. The other three slots will be overwritten.
 # </details>
 #
 # <details><summary>Why does our scheduler reserve slots before it knows the draft?</summary>

@@ -213,9 +213,10 @@ print(f"2 experts per token, width 4,096, 8 ranks: {traffic:,.0f} bytes sent per
 # Experts also need large batches to be efficient. With 8 of 256 experts per token, a batch of 64 gives each expert two tokens
 # on average, so reading its parameters serves only two of them.
 #
-# For speculation that matters at batch 1. There the $k + 1$ tokens of a verification pass choose different experts, so the pass
-# reads more experts than a plain one, and $v$ exceeds 1 although the pass is memory-bound. In a batch of some hundred tokens
-# nearly all experts are read anyway, and the effect is gone. If tokens chose their experts independently:
+# For speculation that matters at small batches. At batch 1 the $k + 1$ tokens of a verification pass choose different
+# experts, so the pass reads more experts than a plain one, and $v$ exceeds 1 although the pass is memory-bound. In a
+# batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose their experts
+# independently:
 
 # %%
 print("tokens per expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
