@@ -106,8 +106,9 @@ print(exactness.pseudocode_table())
 
 # %% [markdown]
 # Guide C samples the replacement from $p$ instead of the residual, and indexes the logits without the length of the prompt.
-# It also keeps only the number $q(d)$ of the draft token, although the residual needs all of $q$. Guide E never appends the
-# emitted tokens to the prompt, so each cycle continues the same sequence: the first token is right, and the second is not.
+# Both guides keep only the number $q(d)$ of the draft token $d$, although the residual needs all of $q$, and both forget the
+# bonus. Guide E never appends the emitted tokens to the prompt, so each cycle continues the same sequence: the first token
+# is right, and the second is not.
 #
 # ## Bugs from the field
 #
