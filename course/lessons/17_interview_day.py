@@ -40,7 +40,7 @@ bank = ms.interview.load()
 # Each level rests on the one below it. An answer about scheduling at scale that gets the acceptance rule wrong is not an L6
 # answer, because the interviewer cannot trust the rest of it.
 #
-# Every question of our bank has a rubric of this kind. Here is that of the question you are most likely to get:
+# Every question of our bank has a rubric of this kind. Here is that of the most general question:
 
 # %%
 question = bank["walk-me-through"]
@@ -233,7 +233,7 @@ ms.interview.mock(seed=14)
 # **Then the limit.** Say when it stops helping, how you would measure that, and what you would do then.
 #
 # If you do not know something, say what you would compute to find out. If the question is vague, ask which of two things is
-# meant. If you notice a slip, correct it aloud. Interviewers count all three in your favour.
+# meant. If you notice a slip, correct it aloud. All three are usually taken as good signs.
 
 # %% [markdown]
 # ## Where to look things up
@@ -278,10 +278,9 @@ Markdown(topics_table(bank))
 # ## Read the papers
 #
 # - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
-#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the paper that is most often asked about; be able to derive
-#   its section 3.
+#   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the paper to know best; be able to derive its section 3.
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
-#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): the second one.
+#   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): the one to know next.
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): how most capacity questions are computed.
 #
