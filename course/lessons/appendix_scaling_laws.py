@@ -19,16 +19,19 @@ from minispec.course import viz
 # %% [markdown]
 # ## How large should a model be?
 #
-# Training costs about 6 FLOPs per parameter and token: 2 in the forward pass, 4 in the backward pass.
+# We need to know what training costs, and which split of that cost gives the lowest loss. Training costs about 6 FLOPs
+# per parameter and token: 2 in the forward pass, 4 in the backward pass.
 #
 # $$C = 6 N D$$
 #
-# For a fixed $C$, a larger model sees fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022,
-# arXiv:2203.15556) found the lowest loss near 20 tokens per parameter, $D = 20 N$. Then $C = 120 N^2$, and
+# Here $C$ is the training compute in FLOPs, $N$ the number of parameters and $D$ the number of training tokens. For a fixed
+# $C$, a larger model can be trained on fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556)
+# found the lowest loss near 20 tokens per parameter, $D = 20 N$. It follows that $C = 120 N^2$, so
 #
 # $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
 #
-# This is [`compute_optimal`](../minispec/theory.py).
+# [`compute_optimal`](../minispec/theory.py) computes both. The ratio of 20 is an empirical fit: it depends on the data and on
+# how the fit is made, and near the optimum the loss changes slowly, so treat it as a rule of thumb.
 
 # %%
 n, d = theory.compute_optimal(1.0)
@@ -39,7 +42,8 @@ print(f"Chinchilla's own compute: {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T
 # %% [markdown]
 # ## Predict
 #
-# GPT-3 has 175 billion parameters and saw 300 billion tokens. How large would the best model for that compute have been?
+# GPT-3 has 175 billion parameters and was trained on 300 billion tokens. By this rule, how large would the best model for
+# the same compute have been?
 
 # %% tags=["nbval-ignore-output"]
 gpt3 = viz.predict("Best size for GPT-3's compute?", "billion parameters")
@@ -63,10 +67,9 @@ best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
 gpt3.reveal(round(best / 1e9))
 
 # %% [markdown]
-# Two claims of guide E ([the audit](../docs/audit.md) has all of them) do not survive this arithmetic.
-#
-# It gives the best $N$ as $0.05 \sqrt{C}$ *and* 20 tokens per parameter. These cannot both be: with $C = 6 N D$ the first
-# one means another ratio.
+# With this arithmetic you can check what you read. Guide E of [the audit](../docs/audit.md) makes two claims that do not
+# hold. The first is that the best $N$ is $0.05 \sqrt{C}$ *and* that there are 20 tokens per parameter. With $C = 6 N D$ both
+# cannot be true, because the first one implies another ratio:
 
 # %%
 ratio = 1 / (6 * 0.05**2)
@@ -74,8 +77,8 @@ print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
 print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
 
 # %% [markdown]
-# And it gives 70 B on 1.4 T as the best use of GPT-3's compute and of Gopher's, too. One answer cannot fit two budgets.
-# It is Chinchilla's, and costs more than either:
+# The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. One answer
+# cannot fit two different budgets. It is the model that was trained as Chinchilla, and it costs more than either of them:
 
 # %%
 for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9), ("70 B on 1.4 T", 70e9, 1.4e12)):
@@ -83,6 +86,8 @@ for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9)
 
 # %% [markdown]
 # ## The calculator
+#
+# Each dot is a model that was really trained, and the dashed line is the optimum by the rule of 20.
 
 # %% tags=["nbval-ignore-output"]
 viz.compute_optimal()
@@ -90,20 +95,21 @@ viz.compute_optimal()
 # %% [markdown]
 # Things to try
 #
-# - Choose GPT-3, then Chinchilla. On which side of the dashed line do they lie?
-# - Choose Llama-3-8B. It was trained far beyond its optimum. How large would the best model for its compute have been,
-#   and what would each token of *that* cost to serve?
-# - Compute ten times as much. By how much does the best model grow?
+# - Choose GPT-3, then Chinchilla, and see on which side of the dashed line they lie.
+# - Choose Llama-3-8B, which was trained on far more tokens than its optimum. How large would the best model for its compute
+#   have been, and what would each token of *that* model cost to serve?
+# - Raise the compute tenfold. By how much does the best model grow?
 #
-# The last but one is the answer to why small models are trained so long: training is paid once, serving is paid per
-# token. Every lesson before this one was about the second bill. The rule of 20 only knows the first.
+# The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,
+# in proportion to the parameters. The rule of 20 minimises the first bill only, and all lessons of this course are about the
+# second.
 
 # %% [markdown]
 # ## In production
 #
-# A model card usually gives the parameters and the training tokens. Their ratio tells you which bill its makers had in
-# mind: near 20 tokens per parameter, training compute; far above it, the cost of serving. The second kind is what most
-# servers run.
+# A model card usually gives the parameters and the training tokens. Their ratio suggests which cost its makers had in mind: a
+# ratio near 20 tokens per parameter makes the best of the training compute, and a ratio far above it makes a model that is
+# cheaper to serve. Open models that are widely served today are mostly of the second kind.
 
 # %%
 for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9, 15e12)):
@@ -112,9 +118,9 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>Ten times the compute. How do the best model and its data grow?</summary>
+# <details><summary>You get ten times the compute. How do the best model and its data grow?</summary>
 #
-# Both by $\sqrt{10}$, about 3.2 times. Together that is ten.
+# Both grow by $\sqrt{10}$, about 3.2 times, because $C$ is proportional to $N D$ and their ratio is fixed.
 # </details>
 #
 # <details><summary>Where does the 6 in C = 6ND come from?</summary>

@@ -37,9 +37,9 @@ QUOTED: dict[str, dict[float, object]] = {
     "08": {0.6: GIVEN, 0.95: GIVEN},
     "09": {32000: GIVEN},
     "10": {0.8: DECAY, 31: GIVEN},
-    "11": {39: GIVEN, 40: GIVEN, 41: 39 + 1 + 1, 42: 41 + 1},
+    "11": {41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
-    "17": {45: interview.mock_interview.MINUTES},
+    "17": {45: interview.mock_interview.MINUTES, 4.8: GIVEN, 989: theory.H100.flops / 1e12},  # an H200's data sheet
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},
 }
 

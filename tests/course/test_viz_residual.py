@@ -112,16 +112,16 @@ def test_chi_square_is_the_textbooks():
 def test_the_number_of_draws_has_the_power_it_promises():
     """By scipy's non-central χ², 1694 draws have a power just below 0.95 and 1695 just above."""
     p, e = [0.4, 0.25, 0.2, 0.1, 0.05], [0.45, 0.25, 0.15, 0.1, 0.05]
-    assert goodness.draws_needed(p, e, power=0.95, level=0.001) == 1695
+    assert goodness.samples_needed(p, e, power=0.95, level=0.001) == 1695
     counts = np.random.default_rng(0).multinomial(1695, e, size=300)
     assert 0.92 <= np.mean([goodness.chi_square(row, p) < 0.001 for row in counts]) <= 0.98
 
 
 def test_bad_statistics_are_refused():
     with pytest.raises(ValueError, match="equal"):
-        goodness.draws_needed(P, P)
+        goodness.samples_needed(P, P)
     with pytest.raises(ValueError, match="power=1"):
-        goodness.draws_needed(P, Q, power=1)
+        goodness.samples_needed(P, Q, power=1)
     with pytest.raises(ValueError, match="one count per token"):
         goodness.chi_square([1, 2], P)
 

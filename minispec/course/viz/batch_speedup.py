@@ -81,6 +81,7 @@ class BatchDot:
     c: float  # one drafted token, in plain steps
     v: float  # a verifying step without its drafting, in plain steps
     measured: float  # speed-up, the median of the rounds
+    range: tuple[float, float] | None = None  # of the rounds, where there were several
 
     @property
     def predicted(self) -> float:
@@ -92,7 +93,15 @@ class BatchDot:
         """From the result of `minispec bench batch`; without a file: an 8B shape on an H200, after 500 tokens."""
         result = json.loads(Path(file).read_text(encoding="utf-8"))
         return [
-            cls(row["batch"], result["k"], row["acceptance"], row["c"], row["v"], row["speedup"]["median"])
+            cls(
+                row["batch"],
+                result["k"],
+                row["acceptance"],
+                row["c"],
+                row["v"],
+                row["speedup"]["median"],
+                (row["speedup"]["low"], row["speedup"]["high"]),
+            )
             for row in result["speculation"]["results"]
         ]
 
@@ -136,6 +145,17 @@ def measure_batches(
             rounds.append((trace.acceptance_rate, drafting / one / k, (cycle - drafting) / one, tokens * one / cycle))
         dots.append(BatchDot(batch, k, *(median(column) for column in zip(*rounds, strict=True))))
     return dots
+
+
+def batch_table(dots: Sequence[BatchDot]) -> str:
+    """Measurements as a table, one line per batch size."""
+    lines = ["batch      α      c      v   formula   measured"]
+    for dot in dots:
+        lines.append(
+            f"{dot.batch:5d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
+            + ("" if dot.range is None else f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})")
+        )
+    return "\n".join(lines)
 
 
 # ---- the picture -----------------------------------------------------------------------------------------------------

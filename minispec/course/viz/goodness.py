@@ -46,7 +46,7 @@ def chi_square(counts: Sequence[int], law) -> float:
     return _survival(statistic, len(wanted) - 1)
 
 
-def draws_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
+def samples_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
     """How many draws from `other` until a χ² test at this level tells it from `law` with this probability.
 
     The statistic of n draws is then a non-central χ² with non-centrality n·Σ (other − law)²/law.
