@@ -51,7 +51,7 @@ print("small model:", repr(drafting.ask(target, D.Model(draft), "Once upon a")))
 print("n-gram:     ", repr(drafting.ask(target, D.NGram(), "Once upon a")))
 
 # %% [markdown]
-# In "Once upon a" no token occurs twice, so the lookup finds nothing and proposes nothing. The cycle (one draft–verify
+# In the prompt "Once upon a" no token occurs twice, so the lookup finds nothing and proposes nothing. The cycle (one draft–verify
 # iteration) is then an ordinary forward pass of the target over one token, which neither gains nor loses anything.
 #
 # Prompt lookup trusts a single earlier occurrence. **Suffix decoding** (Oliaro et al., 2025, arXiv:2411.04975) counts all
@@ -82,8 +82,8 @@ for turn in ("first", "second"):
 # | [`Cascade`](../minispec/drafters/cascade.py) | a cheap drafter, verified by a small model | the small model, but less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target, in the pass that verifies | nothing extra, but every pass is wider |
 #
-# Early exit as a drafter is studied by Elhoushi et al. (2024, arXiv:2404.16710), staging by Spector and Ré (2023,
-# arXiv:2308.04623), and lookahead by Fu et al. (2024, arXiv:2402.02057). A small model needs the target's tokenizer here;
+# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging (Spector and Ré, 2023,
+# arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the target's tokenizer here;
 # methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads that are
 # trained on the target's hidden states.
 
@@ -200,10 +200,10 @@ viz.drafter_race(race)
 # %% [markdown]
 # Try this:
 #
-# 1. Look at the free story and count *passes of the target*. Which drafter is first? Switch to *measured time*. Is it
-#    still?
-# 2. Switch to "copying". How far up have the two lookups moved, compared with the free story?
-# 3. Compare the lanes of the small model and of the staged drafter, pass by pass. Can you find a difference?
+# 1. Look at the free story and count *passes of the target*. Which drafter is first, and is it still first if you switch to
+#    *measured time*?
+# 2. Switch to "copying" and compare with the free story. How far up have the two lookups moved?
+# 3. Compare the lanes of the small model and of the staged drafter pass by pass, and try to find a difference.
 
 # %% tags=["nbval-ignore-output"]
 viz.drafter_race_figure(race, "seconds")
@@ -285,7 +285,7 @@ guess_int8.reveal(theory.best_speedup(0.9, 0.5))
 # to be that of the 16-bit model.
 #
 # Early exit has the same difficulty, because its cost is the share of layers that it runs, plus the LM head. How many layers
-# should it run?
+# should it run to be worth it?
 
 # %%
 print("layers   c      accepted/tested   speed-up at k = 4")
@@ -423,7 +423,7 @@ print("the higher the target's temperature, the lower the best acceptance:", bes
 #
 # <details><summary>Why can a drafter with α = 0.6 beat one with α = 0.95?</summary>
 #
-# Because of its cost. The speed-up is E[N] / (k·c + v), where E[N] is the mean number of tokens per cycle. A lookup has c ≈ 0
+# Its cost can be lower. The speed-up is E[N] / (k·c + v), where E[N] is the mean number of tokens per cycle. A lookup has c ≈ 0
 # and pays nothing for its draft tokens, whereas an 8-bit copy of the target pays half a forward pass for each.
 # </details>
 #

@@ -170,7 +170,7 @@ print("depths: ", tree.depths(small.parents))
 print("paths:  ", tree.paths(small.parents))
 
 # %% [markdown]
-# Which nodes should the tree have? A node is accepted if every node on its path is right, and it then adds one token. Its
+# Which nodes should a tree of given size have? A node is accepted if every node on its path is right, and it then adds one token. Its
 # value is therefore the product of the accuracies along its path. With $i_k$ for the candidate of head $k$ on that path, and
 # $E[N]$ for the expected number of tokens per cycle,
 #
@@ -247,7 +247,7 @@ for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
 # Look at the last row of this mask. It belongs to node 5 with the path `0 → 2 → 5`, so it has four marks: the last token and
 # these three nodes.
 #
-# Is the mask right? If so, the logits at a node must equal those of a separate forward pass over the prompt followed by that
+# How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass over the prompt followed by that
 # node's path. The next cell compares both. It also tries two plausible mistakes, a causal mask and position ids that count
 # slots.
 
@@ -419,7 +419,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # - **Multi-token prediction** (MTP), as in DeepSeek-V3, trains such modules together with the model. They run in sequence
 #   instead of side by side, so that each is given the token chosen before it (lesson 10).
 #
-# Trees suit small batches. In a large batch a pass has no free tokens left, and servers use chains or switch speculation
+# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or switch speculation
 # off. Lesson 11 measures this.
 
 # %% [markdown]
@@ -428,7 +428,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # <details><summary>The target has processed position 20. Which position does head 3 predict, and which head predicts
 # position 21?</summary>
 #
-# Head 3 predicts position 24. Position 21 is predicted by the LM head.
+# Head 3 predicts position 24, and position 21 is predicted by the LM head.
 # </details>
 #
 # <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
@@ -442,7 +442,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 #
 # After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
 # Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a small
-# p and q, as above, and compare it with p. Greedy tests cannot show it.
+# p and q, as above, and compare it with p. A greedy test cannot show the difference.
 # </details>
 
 # %% [markdown]
