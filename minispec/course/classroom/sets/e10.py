@@ -1,4 +1,4 @@
-"""Set 10, EAGLE and DFlash: which feature goes with which token, what a block sees, and a tree that grows."""
+"""Set 10, EAGLE and DFlash: which feature goes with which token, what a block attends to, and a tree that grows."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FEATURES = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Write the tokens down with their positions. At position t the target has processed x_t and knows what may "
+        "Note every token with its position on paper. At position t the target has processed x_t and knows what may "
         "follow, but not which token was sampled. Which token tells the drafter that?",
         "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
         "distribution there. So the tokens are `text` without its first. Given x_{t+1}, the entry predicts the "
@@ -195,7 +195,7 @@ def draw_block(answer) -> str:
 
 BLOCK_MASK = exercise(
     "10.block_mask",
-    title="What a block sees",
+    title="What a block attends to",
     level="M",
     minutes=25,
     points=3,
