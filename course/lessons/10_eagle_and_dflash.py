@@ -50,7 +50,7 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
 # The hat stands for a normalisation of each stream to size one. EAGLE-3 as published has no hats: it feeds the raw streams
-# to $\text{fc}$. Normalising each stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) in 2026
+# to $\text{fc}$. Normalising each stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1)
 # (`fc_norm` in vLLM), and minispec does it too. The next cell shows why it matters.
 
 # %%
@@ -156,7 +156,8 @@ print("here:     ", "  ".join(f"{a:.2f}" for a in here))
 print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 
 # %% [markdown]
-# It falls slowly over the first three steps and faster after them, where training never went.
+# The accuracy falls with the step, and it falls most after the third step, where training never went. (The story is short,
+# so differences of a few hundredths in the first line mean nothing.)
 
 # %% [markdown]
 # ## A tree that grows where the draft is likely
@@ -317,6 +318,9 @@ for name, drafter in trained.items():
 training_guess.reveal(untrained["EAGLE"])
 
 # %% [markdown]
+# Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
+# different position. Training changes that in minutes.
+#
 # And what does a draft cost with each of them? All three borrow the embedding and the LM head from the target. The next cell counts the parameters
 # that each adds, and the passes for a draft of five tokens, with the small model of lesson 05 for comparison.
 
