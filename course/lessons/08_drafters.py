@@ -118,7 +118,7 @@ print("prompt tokens:", {kind: len(target.encode(prompt)) for kind, prompt in te
 # %% [markdown]
 # ## Can a drafter change the output?
 #
-# We test it with greedy decoding in float64, where rounding cannot decide between two tokens. Every drafter has to end up
+# We test it with greedy decoding in float64, where rounding practically never decides between two tokens. Every drafter has to end up
 # with exactly the tokens of plain autoregressive decoding. The table has one line for each of the seven, with the quantised
 # copy in two widths. The last column is the acceptance rate in the sense of lesson 07, accepted over *tested* draft tokens
 # (vLLM divides by the *drafted* ones, so its figure is lower).
@@ -311,8 +311,8 @@ for layers in (1, 3, 5):
 # result is the draft for the target. Does the target accept more of them?
 #
 # The theorem of lesson 06 answers it. What leaves the small model has exactly the small model's distribution, whatever the
-# n-gram proposed. So $q$ is the small model's distribution, as it was without the n-gram, and the acceptance rate
-# $\alpha = \sum \min(p, q)$ is what it was. What can change is how many forward passes the small model needs for a draft
+# n-gram proposed. So $q$ is the small model's distribution, as it was without the n-gram. The acceptance probability
+# $\sum \min(p, q)$ is therefore the same at every position, and so is its average α. What can change is how many forward passes the small model needs for a draft
 # token. We count them with a forward hook.
 
 # %%
@@ -388,7 +388,8 @@ print("the higher the target's temperature, the lower the best acceptance:", bes
 #   weights and almost no time.
 # - **Many requests resemble each other**: suffix decoding with a memory.
 # - **General prompts, and a small model of the same family exists**: take it. Prefer few layers, because on a GPU the pass
-#   of a small model is limited by its kernel launches, and their number grows with depth. Reserve memory for its KV cache.
+#   of a small model is limited by the latency of its layers, which run one after another, more than by its bytes. Reserve
+#   memory for its KV cache.
 # - **General prompts, and you may train**: heads on hidden states (lessons 09 and 10).
 # - **Neither a small model nor training**: a 4-bit copy with real 4-bit kernels.
 # - **The draft model is expensive**: put an n-gram in front of it.

@@ -131,8 +131,8 @@ shift_guess.reveal(100 * without)
 #
 # A layer that was trained on the target's features alone meets its own features for the first time when it drafts, and its
 # accuracy falls from step to step. The first EAGLE counters this by a second loss that makes $f_t$ similar to the target's
-# true feature. EAGLE-3 drops the feature loss, which also restricted the layer, and instead **unrolls** the draft in
-# training. From every position of a training sequence it drafts a few steps, each on the features of the step before:
+# true feature. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls** the draft in
+# training instead. From every position of a training sequence it drafts a few steps, each on the features of the step before:
 #
 # $$\text{loss} = \sum_{j \ge 0} 0.8^j \; \text{CE}\left(p_{t+1+j},\; \text{step } j \text{ from } t\right)$$
 #
@@ -213,8 +213,8 @@ print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(sha
 # EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains such a
 # layer together with the model, as **multi-token prediction** (MTP). Its module takes the same pair as EAGLE, the hidden
 # state of a position and the embedding of the next token, normalises both, joins them and applies one transformer block.
-# The training signal helps the model itself, and afterwards the module serves as a drafter that needs no training of its
-# own. The report gives an acceptance rate between 85 and 90 % for its one additional token. Used for more than one token,
+# According to the report this extra objective improves the model itself, and afterwards the module serves as a drafter that
+# needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token. Used for more than one token,
 # such a module is applied to its own output like EAGLE's layer, and the acceptance falls with the step.
 
 # %% [markdown]
@@ -227,10 +227,10 @@ print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(sha
 # [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
 # ```
 #
-# and its output is a distribution for every blank at once. All it knows of the sequence is the **context**, the target's
-# fused residual streams of all positions before $n$, which serve as keys and values in each of its layers. Inside the block
-# attention is bidirectional: every position attends to every other. This is the idea of masked diffusion models, applied
-# in a single step.
+# and its output is a distribution for every blank at once. Besides the last token, all it knows of the sequence is the
+# **context**: the target's fused residual streams of all positions before $n$, which serve as keys and values in each
+# of its layers. Inside the block attention is bidirectional: every position attends to every other. This is the idea of
+# masked diffusion models, applied in a single step.
 
 # %%
 blocks = load_head(target)

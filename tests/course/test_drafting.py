@@ -30,7 +30,7 @@ def test_a_lookup_proposes_what_followed(target):
 
 def test_the_table_says_whether_the_tokens_are_the_same(target, capsys):
     traces = drafting.compare(target, {"n-gram": D.NGram()}, "Once upon a time", new_tokens=8)
-    heading, line = capsys.readouterr().out.splitlines()
+    _, line = capsys.readouterr().out.splitlines()
     drafted = sum(len(cycle.drafted) for cycle in traces["n-gram"].cycles)
     accepted = sum(cycle.accepted for cycle in traces["n-gram"].cycles)
     assert line.split()[:5] == ["n-gram", "True", *map(str, (traces["n-gram"].target_passes, drafted, accepted))]
