@@ -2,8 +2,8 @@
 # # Exercises 08: drafters
 #
 # A draft may come from anywhere: from the sequence itself, from counts, from the target's own lower layers, or from a
-# drafter that has a drafter. The target verifies all of them in the same way. In this set you write four of these sources.
-# The exercises are independent of one another.
+# drafter that has a drafter. The target verifies all of them in the same way. In this set you write four of these
+# sources. The exercises are independent of one another.
 #
 # Fill in a function, run its cell, then run the check below it.
 
@@ -18,13 +18,13 @@ from minispec.verify import accept_probability, pick, residual
 # %% [markdown] exercise="08.ngram"
 # ## 1. Look it up
 #
-# Code, quotations and summaries often repeat what stands a few lines above. Prompt lookup (Saxena, 2023) exploits this: take
-# the last tokens, find where they occurred before, and propose the tokens that followed there. It needs no model and no
-# training, and it costs almost nothing.
+# Code, quotations and summaries often repeat what stands a few lines above. Prompt lookup (Saxena, 2023) exploits this:
+# take the last tokens, find where they occurred before, and propose the tokens that followed there. It needs no model
+# and no training, and it costs almost nothing.
 #
 # Take the longest suffix of `text`, of at most `n_max` tokens, that also occurs **earlier**, so that at least one token
-# follows it. Among its earlier occurrences take the **latest**. The draft is what follows there, up to `k` tokens, or fewer
-# if the sequence ends first.
+# follows it. Among its earlier occurrences take the **latest**. The draft is what follows there, up to `k` tokens, or
+# fewer if the sequence ends first.
 #
 # ```
 # n_max = 3, k = 2
@@ -59,9 +59,9 @@ check("08.ngram", lookup)
 # %% [markdown] exercise="08.suffix_walk"
 # ## 2. Walk down the counts
 #
-# Prompt lookup trusts a single occurrence. If all occurrences are counted, we know what *usually* follows and how certain
-# that is, so the draft can be long where the sequence is predictable and short where it is not. This is the idea of suffix
-# decoding (Oliaro et al., 2025, arXiv:2411.04975).
+# Prompt lookup trusts a single occurrence. If all occurrences are counted, we know what *usually* follows and how
+# certain that is, so the draft can be long where the sequence is predictable and short where it is not. This is the
+# idea of suffix decoding (Oliaro et al., 2025, arXiv:2411.04975).
 #
 # 1. Find the longest suffix of the sequence that also occurs earlier, and call it the string $s$. (If there is none, draft
 #    nothing.)
@@ -70,8 +70,8 @@ check("08.ngram", lookup)
 # 3. Multiply: $P(x_1 \dots x_i) = P(x_1 \dots x_{i-1}) \cdot \dfrac{\text{count}(x_i)}{\text{number of these positions}}$
 # 4. Stop before $P$ falls below `floor`, after `k` tokens, or where no token follows.
 #
-# The score $\sum_i P(x_1 \dots x_i)$ estimates how many of the draft tokens will be accepted, because token $i$ is accepted
-# only if all tokens up to it are.
+# The score $\sum_i P(x_1 \dots x_i)$ estimates how many of the draft tokens will be accepted, because token $i$ is
+# accepted only if all tokens up to it are.
 #
 # | | | |
 # |---|---|---|
@@ -116,8 +116,8 @@ check("08.suffix_walk", suffix_walk)
 # ## 3. Leave early
 #
 # Can the target draft for itself? Run only its first $n$ layers and compute the logits there. Every layer adds to the
-# residual stream, so the stream after layer $n$ lies in the same space as the finished one, and the target's own final norm
-# and LM head can be applied to it:
+# residual stream, so the stream after layer $n$ lies in the same space as the finished one, and the target's own final
+# norm and LM head can be applied to it:
 #
 # $$\text{logits} = W_\text{head} \cdot \text{RMSNorm}(x_n), \qquad
 # \text{RMSNorm}(x) = w \odot \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}}$$
@@ -151,17 +151,17 @@ check("08.early_exit", exit_logits)
 # %% [markdown] exercise="08.cascade_distribution"
 # ## 4. A drafter for the drafter
 #
-# A middle-sized draft model is accepted often, but it is slow. So a tiny model guesses for it, and the middle model verifies
-# the guess as a target would. The result is handed to the real target as its draft token. The target then needs what it
-# always needs: *the distribution this token was sampled from*.
+# A middle-sized draft model is accepted often, but it is slow. So a tiny model guesses for it, and the middle model
+# verifies the guess as a target would. The result is handed to the real target as its draft token. The target then
+# needs what it always needs: *the distribution this token was sampled from*.
 #
 # ```
 # tiny   → guess →   middle accepts or replaces it   → draft, q →   target accepts or replaces it   → token
 # ```
 #
 # Write the step in the middle. A guess should be used whenever the rule allows it. The reported $q$ decides two things:
-# exactness, because the output follows $p$ only if $q$ is the distribution that the draft token really follows, and speed,
-# because it determines how often the target accepts.
+# exactness, because the output follows $p$ only if $q$ is the distribution that the draft token really follows, and
+# speed, because it determines how often the target accepts.
 #
 # | | | |
 # |---|---|---|
@@ -170,9 +170,10 @@ check("08.early_exit", exit_logits)
 # | `random` | function | `random()` is a fresh number in [0, 1), to be compared or given to `pick` |
 # | returns | `(draft, q)` | the token for the target, and the distribution it follows over everything that may happen here: a tensor `[V]` |
 #
-# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)` of minispec. The check
-# computes, exactly, everything that follows from your answer for a target with the distribution `p`: how often the guess
-# survives, the distribution of the draft token, how often the target accepts it, and the distribution of the emitted token.
+# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)` of minispec. The
+# check computes, exactly, everything that follows from your answer for a target with the distribution `p`: how often
+# the guess survives, the distribution of the draft token, how often the target accepts it, and the distribution of the
+# emitted token.
 
 
 # %% exercise="08.cascade_distribution"

@@ -1,10 +1,10 @@
 # %% [markdown]
 # # Exercises 09: Medusa
 #
-# Medusa (Cai et al., 2024, arXiv:2401.10774) puts extra heads on the target that predict several tokens ahead. None of them
-# is very certain, so several candidates of each are verified at once, as a tree, in one forward pass. In this set you write
-# all parts of that: the heads, the mask that turns a pass into a tree, the acceptance rule, the shape of the tree, and the
-# bias of a rule that accepts more and is not exact. The exercises are independent of one another.
+# Medusa (Cai et al., 2024, arXiv:2401.10774) puts extra heads on the target that predict several tokens ahead. None of
+# them is very certain, so several candidates of each are verified at once, as a tree, in one forward pass. In this set
+# you write all parts of that: the heads, the mask that turns a pass into a tree, the acceptance rule, the shape of the
+# tree, and the bias of a rule that accepts more and is not exact. The exercises are independent of one another.
 #
 # A tree is a list `parents`: node i is a candidate for the token after node `parents[i]`, and −1 is the root, the last
 # committed token. Parents come before their children.
@@ -21,8 +21,8 @@ from minispec.verify import accept_probability, pick, residual
 # %% [markdown] exercise="09.medusa_head"
 # ## 1. Heads that look ahead
 #
-# The target has processed the token at position $t$. Its LM head turns the last state $h$ into the distribution of position
-# $t + 1$. Head $k$ is given the **same** $h$ and predicts further ahead:
+# The target has processed the token at position $t$. Its LM head turns the last state $h$ into the distribution of
+# position $t + 1$. Head $k$ is given the **same** $h$ and predicts further ahead:
 #
 # $$z_k = h + \text{SiLU}(W_k h + b_k), \qquad \text{logits}_k = W_\text{LM}[\text{head\_ids}]\; z_k, \qquad
 # \text{head } k \text{ predicts position } t + 1 + k$$
@@ -65,8 +65,8 @@ check("09.medusa_head", medusa_guesses)
 # ## 2. A tree in one pass
 #
 # The verify pass processes the last committed token and all nodes as one sequence, `[last, node 0, node 1, …]`, after
-# `prefix` tokens that are in the cache. The mask and the position ids turn this sequence into a tree: each node must attend
-# to exactly the tokens that it would continue, and have the position that it would have there.
+# `prefix` tokens that are in the cache. The mask and the position ids turn this sequence into a tree: each node must
+# attend to exactly the tokens that it would continue, and have the position that it would have there.
 #
 # ```
 # last ── 0 ── 2          node 2 attends to the prefix, last, 0 and itself; not to 1
@@ -102,8 +102,8 @@ def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]
 check("09.tree_mask", tree_mask)
 
 # %% [markdown]
-# Here is your mask of a larger tree. In its head, p is the prefix, L the last token, and the digits are nodes; the names are
-# indented by depth.
+# Here is your mask of a larger tree. In its head, p is the prefix, L the last token, and the digits are nodes; the
+# names are indented by depth.
 
 # %%
 draw("09.tree_mask", tree_mask)
@@ -118,8 +118,8 @@ draw("09.tree_mask", tree_mask)
 # $$r_0 = p; \qquad \text{accept sibling } i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right); \qquad
 # r_{i+1} = \mathrm{norm}([r_i - q_i]_+)$$
 #
-# Here $d_i$ is sibling $i$ and $q_i$ the distribution it was sampled from. If all siblings are rejected, sample from the last
-# $r$. With one sibling this is the rejection sampler of lesson 06.
+# Here $d_i$ is sibling $i$ and $q_i$ the distribution it was sampled from. If all siblings are rejected, sample from
+# the last $r$. With one sibling this is the rejection sampler of lesson 06.
 #
 # | | | |
 # |---|---|---|
@@ -154,16 +154,16 @@ check("09.tree_verify", verify_siblings)
 # ## 4. The best shape of a tree
 #
 # The verify pass has room for a limited number of nodes. Which candidates of which heads should they be? On held-out
-# sequences it has been measured how often candidate $i$ of head $k$ is right, given that everything before it was. Call this
-# accuracy $a_k(i)$.
+# sequences it has been measured how often candidate $i$ of head $k$ is right, given that everything before it was. Call
+# this accuracy $a_k(i)$.
 #
 # A node is a tuple: (1,) is the second candidate of head 1, and (1, 0) the best candidate of head 2 after it. A node is
 # accepted if every node on its path is right, and then adds one token. So the expected number of tokens per cycle is
 #
 # $$E[N] = 1 + \sum_{\text{nodes}} \prod_{k=1}^{\text{depth}} a_k(i_k)$$
 #
-# where $i_k$ is the candidate of head $k$ on the path. Choose the `budget` nodes with the largest $E[N]$. They have to form a
-# tree, so no node may be chosen without its parent.
+# where $i_k$ is the candidate of head $k$ on the path. Choose the `budget` nodes with the largest $E[N]$. They have to
+# form a tree, so no node may be chosen without its parent.
 #
 # | | | |
 # |---|---|---|
@@ -204,14 +204,15 @@ draw("09.tree_tokens", best_shape)
 # %% [markdown] exercise="09.typical"
 # ## 5. What typical acceptance costs
 #
-# Medusa's own acceptance rule does not use the distribution that a draft token came from. A draft token $d$ passes if the
-# target gives it *enough* probability, and the higher the entropy $H(p)$ of the target's distribution, the less is enough:
+# Medusa's own acceptance rule does not use the distribution that a draft token came from. A draft token $d$ passes if
+# the target gives it *enough* probability, and the higher the entropy $H(p)$ of the target's distribution, the less is
+# enough:
 #
 # $$d \text{ passes} \iff p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad H(p) = -\sum_x p(x) \ln p(x)$$
 #
-# A draft token that passes is emitted as it is. One that does not pass is replaced by a token sampled from $p$. More draft
-# tokens are accepted this way, but the emitted token no longer follows $p$. The draft token is sampled from $q$; compute the
-# distribution $e$ of the emitted token, and its total variation distance from $p$:
+# A draft token that passes is emitted as it is. One that does not pass is replaced by a token sampled from $p$. More
+# draft tokens are accepted this way, but the emitted token no longer follows $p$. The draft token is sampled from $q$;
+# compute the distribution $e$ of the emitted token, and its total variation distance from $p$:
 #
 # $$\text{distance} = \frac{1}{2} \sum_x |e(x) - p(x)|$$
 #

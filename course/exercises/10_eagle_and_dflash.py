@@ -1,9 +1,10 @@
 # %% [markdown]
 # # Exercises 10: EAGLE and DFlash
 #
-# EAGLE and DFlash draft from the target's hidden states instead of its tokens alone. EAGLE drafts token by token and grows a
-# tree; DFlash fills a whole block of blanks in one forward pass. Most mistakes in such drafters are off by one position:
-# which state belongs to which token, and which position may attend to which. The exercises are independent of one another.
+# EAGLE and DFlash draft from the target's hidden states instead of its tokens alone. EAGLE drafts token by token and
+# grows a tree; DFlash fills a whole block of blanks in one forward pass. Most mistakes in such drafters are off by one
+# position: which state belongs to which token, and which position may attend to which. The exercises are independent of
+# one another.
 #
 # Fill in a function, run its cell, then run the check below it.
 
@@ -15,15 +16,16 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="10.features"
 # ## 1. Which feature goes with which token
 #
-# At every position $t$ that the target has processed, EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three of its residual
-# streams, from a low, a middle and a high layer, and fuses them into one feature. Streams tend to grow with the depth of the
-# layer, so each is normalised first (as in EAGLE-3.1; EAGLE-3 itself uses them raw):
+# At every position $t$ that the target has processed, EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three of its
+# residual streams, from a low, a middle and a high layer, and fuses them into one feature. Streams tend to grow with
+# the depth of the layer, so each is normalised first (as in EAGLE-3.1; EAGLE-3 itself uses them raw):
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr],
 # \qquad \widehat{h} = \frac{h}{\sqrt{\operatorname{mean}(h^2) + \varepsilon}}$$
 #
-# The feature $g_t$ knows which tokens the target considers likely next, but not which of them was *sampled*. So entry $t$ of
-# the drafter's input is $g_t$ together with the token that came **after** it, and the entry predicts the token after that.
+# The feature $g_t$ knows which tokens the target considers likely next, but not which of them was *sampled*. So entry
+# $t$ of the drafter's input is $g_t$ together with the token that came **after** it, and the entry predicts the token
+# after that.
 #
 # ```
 # position     0     1     2     3
@@ -60,9 +62,9 @@ check("10.features", eagle_entries)
 # %% [markdown] exercise="10.block_mask"
 # ## 2. What a block attends to
 #
-# DFlash (Chen et al., 2026, arXiv:2602.06036) drafts from a position $n$, the *anchor*: token $x_n$ is known, but the target
-# has not processed it. The input is a block, `[x_n, blank, blank, …]`, at positions $n, n+1, \dots$, and all blanks are filled
-# at once. The target's states of earlier positions are the *context*.
+# DFlash (Chen et al., 2026, arXiv:2602.06036) drafts from a position $n$, the *anchor*: token $x_n$ is known, but the
+# target has not processed it. The input is a block, `[x_n, blank, blank, …]`, at positions $n, n+1, \dots$, and all
+# blanks are filled at once. The target's states of earlier positions are the *context*.
 #
 # - Each position of a block attends to the context strictly **before** its anchor: the target's states at $t < n$.
 # - Each position attends to **all** of its own block, in both directions.
@@ -110,9 +112,9 @@ draw("10.block_mask", block_mask)
 # ## 3. A tree that grows where it is likely
 #
 # A tree of fixed shape spends as many nodes on an obvious continuation as on a doubtful one. EAGLE-2 (Li et al., 2024,
-# arXiv:2406.16858) uses the draft's own probabilities instead: the tree grows deep where the draft is certain and wide where
-# it is not. The value of a node is the probability that its whole path is right, its **joint** probability, the product
-# along the path.
+# arXiv:2406.16858) uses the draft's own probabilities instead: the tree grows deep where the draft is certain and wide
+# where it is not. The value of a node is the probability that its whole path is right, its **joint** probability, the
+# product along the path.
 #
 # 1. In the first pass, expand the root with `expand([()])`. Its children are depth 1.
 # 2. In each further pass expand the `width` nodes of the newest depth with the largest joint probability, all in **one

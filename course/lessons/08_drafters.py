@@ -3,11 +3,11 @@
 #
 # *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
 #
-# Where should the draft tokens come from? The rejection sampler of lesson 06 needs only the tokens and the distribution $q$
-# they were sampled from, so any source will do: a search in the prompt, a small model, the first layers of the target, a
-# quantised copy of it, two drafters in sequence, or the target itself. In this lesson seven such drafters feed the same
-# verifier. Since the verifier fixes the output, only two things are left to compare: how often the target accepts a
-# drafter's tokens, and what it costs to produce them.
+# Where should the draft tokens come from? The rejection sampler of lesson 06 needs only the tokens and the distribution
+# $q$ they were sampled from, so any source will do: a search in the prompt, a small model, the first layers of the
+# target, a quantised copy of it, two drafters in sequence, or the target itself. In this lesson seven such drafters
+# feed the same verifier. Since the verifier fixes the output, only two things are left to compare: how often the target
+# accepts a drafter's tokens, and what it costs to produce them.
 #
 # You will be able to
 #
@@ -32,14 +32,15 @@ D = ms.drafters
 # %% [markdown]
 # ## What is a drafter?
 #
-# A drafter implements one method, [`propose`](../minispec/drafters/base.py). It is given the tokens so far and returns a
-# `Draft`: up to $k$ tokens, together with the distribution $q$ that each was sampled from. Many drafters do not sample:
-# they look a token up, or take the most probable one. Such a drafter leaves $q$ out, because it is **one-hot**: all of its
-# probability lies on the token that was proposed.
+# A drafter implements one method, [`propose`](../minispec/drafters/base.py). It is given the tokens so far and returns
+# a `Draft`: up to $k$ tokens, together with the distribution $q$ that each was sampled from. Many drafters do not
+# sample: they look a token up, or take the most probable one. Such a drafter leaves $q$ out, because it is **one-hot**:
+# all of its probability lies on the token that was proposed.
 #
-# The cheapest drafter needs no model. **Prompt lookup** (Saxena, 2023) takes the last few tokens, searches for an earlier
-# occurrence of them, and proposes the tokens that followed it there. In minispec, as in vLLM, it is called
-# [`NGram`](../minispec/drafters/ngram.py). Below it drafts four tokens for two prompts, with a small model for comparison.
+# The cheapest drafter needs no model. **Prompt lookup** (Saxena, 2023) takes the last few tokens, searches for an
+# earlier occurrence of them, and proposes the tokens that followed it there. In minispec, as in vLLM, it is called
+# [`NGram`](../minispec/drafters/ngram.py). Below it drafts four tokens for two prompts, with a small model for
+# comparison.
 
 # %%
 target = ms.load("micro", device="cpu")
@@ -51,8 +52,9 @@ print("small model:", repr(drafting.ask(target, D.Model(draft), "Once upon a")))
 print("n-gram:     ", repr(drafting.ask(target, D.NGram(), "Once upon a")))
 
 # %% [markdown]
-# In the prompt "Once upon a" no token occurs twice, so the lookup finds nothing and proposes nothing. The cycle (one draft–verify
-# iteration) is then an ordinary forward pass of the target over one token, which neither gains nor loses anything.
+# In the prompt "Once upon a" no token occurs twice, so the lookup finds nothing and proposes nothing. The cycle (one
+# draft–verify iteration) is then an ordinary forward pass of the target over one token, which neither gains nor loses
+# anything.
 #
 # Prompt lookup trusts a single earlier occurrence. **Suffix decoding** (Oliaro et al., 2025, arXiv:2411.04975) counts all
 # of them: [`Suffix`](../minispec/drafters/suffix.py) keeps a trie of the tokens so far, follows the most frequent
@@ -82,10 +84,10 @@ for turn in ("first", "second"):
 # | [`Cascade`](../minispec/drafters/cascade.py) | a cheap drafter, verified by a small model | the small model, but less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target, in the pass that verifies | nothing extra, but every pass is wider |
 #
-# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging (Spector and Ré, 2023,
-# arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the target's tokenizer here;
-# methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads that are
-# trained on the target's hidden states.
+# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging (Spector and Ré,
+# 2023, arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the target's tokenizer
+# here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads
+# that are trained on the target's hidden states.
 
 
 # %%
@@ -111,17 +113,17 @@ texts = {
 print("prompt tokens:", {kind: len(target.encode(prompt)) for kind, prompt in texts.items()})
 
 # %% [markdown]
-# The three prompts differ in how predictable their continuation is. `micro` was trained on stories only, so the prompt for
-# "copying" repeats a verse three times, after which the model keeps repeating it. Large models copy in the same way when
-# they edit code, quote a source or fill in a form.
+# The three prompts differ in how predictable their continuation is. `micro` was trained on stories only, so the prompt
+# for "copying" repeats a verse three times, after which the model keeps repeating it. Large models copy in the same way
+# when they edit code, quote a source or fill in a form.
 
 # %% [markdown]
 # ## Can a drafter change the output?
 #
-# We test it with greedy decoding in float64, where rounding practically never decides between two tokens. Every drafter has to end up
-# with exactly the tokens of plain autoregressive decoding. The table has one line for each of the seven, with the quantised
-# copy in two widths. The last column is the acceptance rate in the sense of lesson 07, accepted over *tested* draft tokens
-# (vLLM divides by the *drafted* ones, so its figure is lower).
+# We test it with greedy decoding in float64, where rounding practically never decides between two tokens. Every drafter
+# has to end up with exactly the tokens of plain autoregressive decoding. The table has one line for each of the seven,
+# with the quantised copy in two widths. The last column is the acceptance rate in the sense of lesson 07, accepted over
+# *tested* draft tokens (vLLM divides by the *drafted* ones, so its figure is never higher).
 
 # %%
 exact = {name: ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft")}
@@ -158,8 +160,9 @@ print("accepted draft tokens:", sum(cycle.accepted for cycle in run.trace.cycles
 # %% [markdown]
 # ## Predict
 #
-# Now let the n-gram drafter continue the copied verse for 30 tokens, with up to four draft tokens per cycle. Plain decoding
-# takes 30 forward passes. A chain of four draft tokens emits at most five tokens per pass, so it needs at least 6.
+# Now let the n-gram drafter continue the copied verse for 30 tokens, with up to four draft tokens per cycle. Plain
+# decoding takes 30 forward passes. A chain of four draft tokens emits at most five tokens per pass, so it needs at
+# least 6.
 
 # %% tags=["nbval-ignore-output"]
 guess_copy = viz.predict("How many passes does the n-gram drafter need for 30 copied tokens?", "passes")
@@ -168,8 +171,8 @@ guess_copy
 # %% [markdown]
 # ## Run
 #
-# [`run_race`](../minispec/course/viz/race.py) runs all drafters on the three prompts, in turns, and keeps the median of three
-# runs of each, with the time of every cycle.
+# [`run_race`](../minispec/course/viz/race.py) runs all drafters on the three prompts, in turns, and keeps the median of
+# three runs of each, with the time of every cycle.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 race = viz.run_race(target, make_drafters(target, draft), texts, k=4, new_tokens=30, repeat=3)
@@ -191,8 +194,8 @@ guess_copy.reveal(race.runners["copying"]["n-gram"].finish("passes"))
 # %% [markdown]
 # ## Play: the drafter race
 #
-# Each cell is a token, and each gap between cells is a forward pass of the target. Press play, or focus the slider and use
-# the arrow keys.
+# Each cell is a token, and each gap between cells is a forward pass of the target. Press play, or focus the slider and
+# use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.drafter_race(race)
@@ -210,9 +213,10 @@ viz.drafter_race_figure(race, "seconds")
 
 # %% [markdown]
 # The two clocks give two orders, because they measure different things. The number of passes shows how well a drafter
-# agrees with the target. The time also contains what the drafter itself spends. But these times say little about a GPU: on
-# a CPU with a model as small as `micro`, Python takes a large part of every pass, and our quantised copies compute in
-# floating point, so their acceptance is real and their speed is not. For a large model on a GPU we count bytes instead.
+# agrees with the target. The time also contains what the drafter itself spends. But these times say little about a GPU:
+# on a CPU with a model as small as `micro`, Python takes a large part of every pass, and our quantised copies compute
+# in floating point, so their acceptance is real and their speed is not. For a large model on a GPU we count bytes
+# instead.
 
 # %% [markdown]
 # ## What does each drafter cost?
@@ -223,8 +227,8 @@ viz.drafter_race_figure(race, "seconds")
 # $$c = \frac{\text{bytes for one draft token}}{\text{bytes for one pass of the target}}$$
 #
 # The next cell computes $c$ for a target that is stored with 16 bits per parameter
-# ([`draft_cost`](../minispec/theory.py)), and combines it with the acceptance lengths measured above on the free story. The
-# verify cost is taken as $v = 1$, which means that a pass over five tokens takes as long as a pass over one.
+# ([`draft_cost`](../minispec/theory.py)), and combines it with the acceptance lengths measured above on the free story.
+# The verify cost is taken as $v = 1$, which means that a pass over five tokens takes as long as a pass over one.
 
 # %%
 print("free story, k = 4, v = 1")
@@ -237,12 +241,12 @@ for name, c in drafting.byte_costs(target, draft).items():
 # The int8 copy has every one of its draft tokens accepted, and yet its speed-up is far below that of the small model. Its
 # problem is not acceptance but cost: each draft token takes half as long as a pass of the target.
 #
-# (Why every one? `micro` is stored in 8 bits with one scale per channel, so its int8 copy is the very same model. Lesson 12
-# shows the rounding.)
+# (Why every one? `micro` is stored in 8 bits with one scale per channel, so its int8 copy is the very same model.
+# Lesson 12 shows the rounding.)
 #
-# For lookahead, $c = 0$ leaves something out. It drafts inside the target's own pass and makes that pass wider, by a window
-# of guesses and by the candidate branches that are being verified. The question is then whether $v$ is still 1. With the
-# compute and bandwidth we measured on an H200 (lesson 01), a pass stays memory-bound up to this many tokens:
+# For lookahead, $c = 0$ leaves something out. It drafts inside the target's own pass and makes that pass wider, by a
+# window of guesses and by the candidate branches that are being verified. The question is then whether $v$ is still 1.
+# With the compute and bandwidth we measured on an H200 (lesson 01), a pass stays memory-bound up to this many tokens:
 
 # %%
 lookahead = D.Lookahead(target)
@@ -257,8 +261,8 @@ print(f"memory-bound on an H200, 16 requests: up to {theory.free_tokens(theory.H
 # %% [markdown]
 # ## Predict
 #
-# Is a quantised copy a good draft model for a large target? Take INT8, which reads half the bytes: $c = 0.5$. Suppose that
-# 90 % of its tokens are accepted, and that you choose the best draft length.
+# Is a quantised copy a good draft model for a large target? Take INT8, which reads half the bytes: $c = 0.5$. Suppose
+# that 90 % of its tokens are accepted, and that you choose the best draft length.
 
 # %% tags=["nbval-ignore-output"]
 guess_int8 = viz.predict("What is the best speed-up with an INT8 copy as draft (α = 0.9, c = 0.5)?", "×")
@@ -279,13 +283,13 @@ for name, c in (("INT8", 0.5), ("INT4", 0.25), ("a tenth of the size", 0.1)):
 guess_int8.reveal(theory.best_speedup(0.9, 0.5))
 
 # %% [markdown]
-# A quantised copy is sometimes said to make decoding two to three times as fast. At α = 0.9 the formula gives that for INT4
-# at best, and only with kernels that really read a quarter of the bytes. The copy also occupies memory of its own. And if
-# its quality is acceptable, serving the INT4 model alone is faster still. Speculation with it makes sense if the output has
-# to be that of the 16-bit model.
+# A quantised copy is sometimes said to make decoding two to three times as fast. At α = 0.9 the formula gives that for
+# INT4 at best, and only with kernels that really read a quarter of the bytes. The copy also occupies memory of its own.
+# And if its quality is acceptable, serving the INT4 model alone is faster still. Speculation with it makes sense if the
+# output has to be that of the 16-bit model.
 #
-# Early exit has the same difficulty, because its cost is the share of layers that it runs, plus the LM head. How many layers
-# should it run to be worth it?
+# Early exit has the same difficulty, because its cost is the share of layers that it runs, plus the LM head. How many
+# layers should it run to be worth it?
 
 # %%
 print("layers   c      accepted/tested   speed-up at k = 4")
@@ -297,23 +301,23 @@ for layers in (1, 3, 5):
     print(f"{layers:<7} {c:.2f}   {trace.acceptance_rate:15.2f}   {gain:.2f}")
 
 # %% [markdown]
-# No choice pays here: all three speed-ups are below 1. With few layers the exit is cheap and mostly wrong. With many layers
-# it is right more often and too expensive. The reason is that the final norm and the LM head were trained on the finished
-# residual stream, and the stream after a few layers looks different. A small trained module between the two helps
-# ([`train_exit`](../minispec/drafters/early_exit.py)), and LayerSkip (Elhoushi et al., 2024) trains the whole model so that
-# its early layers predict well. LayerSkip also lets verification continue from the states of the exit layers, which our
-# implementation computes a second time.
+# No choice pays here: all three speed-ups are below 1. With few layers the exit is cheap and mostly wrong. With many
+# layers it is right more often and too expensive. The reason is that the final norm and the LM head were trained on the
+# finished residual stream, and the stream after a few layers looks different. A small trained module between the two
+# helps ([`train_exit`](../minispec/drafters/early_exit.py)), and LayerSkip (Elhoushi et al., 2024) trains the whole
+# model so that its early layers predict well. LayerSkip also lets verification continue from the states of the exit
+# layers, which our implementation computes a second time.
 
 # %% [markdown]
 # ## What does staging improve?
 #
-# A **cascade** gives the drafter a drafter. The n-gram proposes tokens, the small model verifies and corrects them, and the
-# result is the draft for the target. Does the target accept more of them?
+# A **cascade** gives the drafter a drafter. The n-gram proposes tokens, the small model verifies and corrects them, and
+# the result is the draft for the target. Does the target accept more of them?
 #
-# The theorem of lesson 06 answers it. What leaves the small model has exactly the small model's distribution, whatever the
-# n-gram proposed. So $q$ is the small model's distribution, as it was without the n-gram. The acceptance probability
-# $\sum \min(p, q)$ is therefore the same at every position, and so is its average α. What can change is how many forward passes the small model needs for a draft
-# token. We count them with a forward hook.
+# The theorem of lesson 06 answers it. What leaves the small model has exactly the small model's distribution, whatever
+# the n-gram proposed. So $q$ is the small model's distribution, as it was without the n-gram. The acceptance
+# probability $\sum \min(p, q)$ is therefore the same at every position, and so is its average α. What can change is how
+# many forward passes the small model needs for a draft token. We count them with a forward hook.
 
 # %%
 for kind in ("free story", "copying"):
@@ -326,8 +330,8 @@ for kind in ("free story", "copying"):
         print(f"{kind:<11} {name:<12} {rate}   small model's passes per draft token {len(passes) / drafted:.2f}")
 
 # %% [markdown]
-# The acceptance rate is the same to the last digit. The cost falls a little in the free story and by more than half where the
-# output is copied, because there the n-gram is often right.
+# The acceptance rate is the same to the last digit. The cost falls a little in the free story and by more than half
+# where the output is copied, because there the n-gram is often right.
 #
 # The same can be shown without sampling. Take three distributions over four tokens: $p$ of the target, one of the small
 # model in the middle, and a tiny drafter that always proposes token 3.
@@ -342,9 +346,9 @@ print("target emits:      ", [round(x, 3) for x in emitted.tolist()])
 print("accepted by the target:", round(sum(map(min, p, middle)), 3))
 
 # %% [markdown]
-# The middle model emits its own distribution and the target emits $p$, although the tiny drafter proposes nothing but token
-# 3. So staging lowers the cost of a draft token and leaves its acceptance alone. How much that gains depends on how
-# expensive the middle model was. At α = 0.8, with an n-gram that makes the middle model 1.6 times as fast
+# The middle model emits its own distribution and the target emits $p$, although every guess of the tiny drafter is
+# token 3. So staging lowers the cost of a draft token and leaves its acceptance alone. How much that gains depends on
+# how expensive the middle model was. At α = 0.8, with an n-gram that makes the middle model 1.6 times as fast
 # ([`staged_cost`](../minispec/theory.py)):
 
 # %%
@@ -356,9 +360,10 @@ for c in (0.2, 0.02):
 # %% [markdown]
 # ## Which temperature should the draft model have?
 #
-# A target at a low temperature is easy to predict, because most of its probability lies on one token. At a high temperature
-# the probability is spread out. The draft model has a temperature of its own, and it need not be the same: the output
-# follows the target's distribution for any $q$, as long as $q$ is what was sampled from. Only the acceptance depends on it.
+# A target at a low temperature is easy to predict, because most of its probability lies on one token. At a high
+# temperature the probability is spread out. The draft model has a temperature of its own, and it need not be the same:
+# the output follows the target's distribution for any $q$, as long as $q$ is what was sampled from. Only the acceptance
+# depends on it.
 #
 # [`measure`](../minispec/bench/temperature.py) lets the target generate at each of its temperatures and computes
 # $\sum \min(p, q)$ exactly at every token, for every temperature of the draft model.
@@ -376,10 +381,10 @@ print("greedy target: a greedy draft is the best:", zero.index(max(zero)) == 0)
 print("the higher the target's temperature, the lower the best acceptance:", best == sorted(best, reverse=True))
 
 # %% [markdown]
-# The rings mark the best draft temperature of each curve. They sit at or near the target's own temperature, and the curves
-# are flat around them, so the target's temperature is a good start. The left end of each curve is a greedy draft. It costs
-# acceptance when the target samples at a high temperature, and it is what several servers do by default (see below). For
-# exactness nothing has to match; a match is worth something for acceptance only.
+# The rings mark the best draft temperature of each curve. They sit at or near the target's own temperature, and the
+# curves are flat around them, so the target's temperature is a good start. The left end of each curve is a greedy
+# draft. It costs acceptance when the target samples at a high temperature, and it is what several servers do by default
+# (see below). For exactness nothing has to match; a match is worth something for acceptance only.
 
 # %% [markdown]
 # ## How to choose
@@ -409,23 +414,24 @@ print("the higher the target's temperature, the lower the best acceptance:", bes
 # By default vLLM and SGLang draft greedily, even if the request samples. That is exact, with a one-hot $q$: the target
 # accepts a draft token $d$ with probability $p(d)$.
 #
-# vLLM and transformers use one verify path for all drafters, as minispec does. A new drafter is a new proposer in vLLM and a
-# new `CandidateGenerator` in transformers.
+# vLLM and transformers use one verify path for all drafters, as minispec does. A new drafter is a new proposer in vLLM
+# and a new `CandidateGenerator` in transformers.
 
 # %% [markdown]
 # ## Check yourself
 #
 # <details><summary>After an update of the draft model its acceptance rate doubles. Does the output change?</summary>
 #
-# No. With greedy decoding the tokens are the same, up to rounding; with sampling their distribution is. Only the number of
-# forward passes changes. (With sampling, a given seed may lead to other tokens of the same distribution, because the random
-# numbers are used up differently.)
+# No. With greedy decoding the tokens are the same, up to rounding; with sampling their distribution is. Only the number
+# of forward passes changes. (With sampling, a given seed may lead to other tokens of the same distribution, because the
+# random numbers are used up differently.)
 # </details>
 #
 # <details><summary>Why can a drafter with α = 0.6 beat one with α = 0.95?</summary>
 #
-# Its cost can be lower. The speed-up is E[N] / (k·c + v), where E[N] is the mean number of tokens per cycle. A lookup has c ≈ 0
-# and pays nothing for its draft tokens, whereas an 8-bit copy of the target pays half a forward pass for each.
+# Its cost can be lower. The speed-up is E[N] / (k·c + v), where E[N] is the mean number of tokens per cycle. A lookup
+# has c ≈ 0 and pays nothing for its draft tokens, whereas an 8-bit copy of the target pays half a forward pass for
+# each.
 # </details>
 #
 # <details><summary>In a cascade, which distribution does the target need for its acceptance test: that of the tiny drafter,

@@ -40,10 +40,10 @@ target = ms.load("micro", device="cpu", dtype=torch.float64)
 # $$z_k = h + \text{SiLU}(W_k h + b_k), \qquad \text{logits}_k = W_2\, z_k, \qquad
 # \text{head } k \text{ predicts position } t + 1 + k$$
 #
-# Some explanations let head 1 predict position $t + 1$. That would be useless, because the LM head already predicts this
-# position, and exactly. $W_2$ is a matrix like the LM head. In the paper every head has its own; minispec's
-# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_k = 0$ and $b_k = 0$, so
-# that $z_k = h$.
+# Some explanations let head 1 predict position $t + 1$. That would be useless, because the LM head already predicts
+# this position, and exactly. $W_2$ is a matrix like the LM head. In the paper every head has its own; minispec's
+# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_k = 0$ and $b_k =
+# 0$, so that $z_k = h$.
 
 
 # %%
@@ -92,13 +92,13 @@ print(f"share of W₂: {1 - shared / full:.0%}")
 parameters_guess.reveal(full / 1e9)
 
 # %% [markdown]
-# Five full heads are about a tenth of the model, and nearly all of it is $W_2$. Stored weights are also weights that have to
-# be read from memory in every cycle, so sharing the LM head saves both.
+# Five full heads are about a tenth of the model, and nearly all of it is $W_2$. Stored weights are also weights that
+# have to be read from memory in every cycle, so sharing the LM head saves both.
 #
-# A second way to save is a **reduced vocabulary**: the heads score only frequent tokens, listed in `head_ids`, and use only
-# these rows of the LM head matrix. A token outside the list can never be proposed, but the target can still emit it, so the
-# output stays exact. It pays for vocabularies of a hundred thousand tokens. The heads that ship with `micro` score all of
-# its 2,048 tokens; the ones that you train below score 512.
+# A second way to save is a **reduced vocabulary**: the heads score only frequent tokens, listed in `head_ids`, and use
+# only these rows of the LM head matrix. A token outside the list can never be proposed, but the target can still emit
+# it, so the output stays exact. It pays for vocabularies of a hundred thousand tokens. The heads that ship with `micro`
+# score all of its 2,048 tokens; the ones that you train below score 512.
 
 # %% [markdown]
 # ## How are the heads trained?
@@ -130,13 +130,13 @@ print("the loss fell:", curve[-1]["loss"] < curve[0]["loss"])
 print("the target is unchanged:", all(torch.equal(a, b) for a, b in zip(before, after, strict=True)))
 
 # %% [markdown]
-# The paper calls this **Medusa-1**: the base model is frozen, so its output cannot change. **Medusa-2** trains the base model
-# together with the heads. The heads get better, but the base model becomes a different model, whose quality has to be
-# evaluated again.
+# The paper calls this **Medusa-1**: the base model is frozen, so its output cannot change. **Medusa-2** trains the base
+# model together with the heads. The heads get better, but the base model becomes a different model, whose quality has
+# to be evaluated again.
 #
-# The rest of the lesson uses heads that were trained on more stories
-# ([how](../minispec/data/micro-medusa/README.md)). Their accuracies cannot be compared with those above: they were measured
-# on stories sampled at higher temperatures, which are harder to predict.
+# The rest of the lesson uses heads that were trained on more stories ([how](../minispec/data/micro-medusa/README.md)).
+# Their accuracies cannot be compared with those above: they were measured on stories sampled at higher temperatures,
+# which are harder to predict.
 
 # %%
 heads = MedusaHeads.load(target)
@@ -158,9 +158,9 @@ for k, accuracy in enumerate(heads.accuracy, start=1):
 # ## A tree of candidates
 #
 # A tree of draft tokens is stored as a list of tokens and a list of parents. Node $i$ is a candidate for the token that
-# follows node `parents[i]`. The parent −1 stands for the **root**, the last committed token. Siblings are alternatives for
-# one position. In Medusa's tree a node is named by a **choice**: `(1, 0)` means the second candidate of head 1, followed by
-# the best candidate of head 2.
+# follows node `parents[i]`. The parent −1 stands for the **root**, the last committed token. Siblings are alternatives
+# for one position. In Medusa's tree a node is named by a **choice**: `(1, 0)` means the second candidate of head 1,
+# followed by the best candidate of head 2.
 
 # %%
 candidates = heads.candidates(state_after(prompt[:-1]))  # [4, 10]; the target has not processed the last token yet
@@ -170,21 +170,21 @@ print("depths: ", tree.depths(small.parents))
 print("paths:  ", tree.paths(small.parents))
 
 # %% [markdown]
-# Which nodes should a tree of given size have? A node is accepted if every node on its path is right, and it then adds one token. Its
-# value is therefore the product of the accuracies along its path. With $i_k$ for the candidate of head $k$ on that path, and
-# $E[N]$ for the expected number of tokens per cycle,
+# Which nodes should a tree of given size have? A node is accepted if every node on its path is right, and it then adds
+# one token. Its value is therefore the product of the accuracies along its path. With $i_k$ for the candidate of head
+# $k$ on that path, and $E[N]$ for the expected number of tokens per cycle,
 #
 # $$E[N] = 1 + \sum_{\text{nodes}} \prod_{k=1}^{\text{depth}} a_k(i_k)$$
 #
-# The 1 is the token that the target adds in any case, the correction or the bonus. A child is never more probable than its
-# parent. So it is optimal to add, again and again, the most probable node whose parent is already in the tree. This is
-# [`best_tree`](../minispec/tree.py), and [`expected_tokens`](../minispec/tree.py) computes the sum.
+# The 1 is the token that the target adds in any case, the correction or the bonus. A child is never more probable than
+# its parent. So it is optimal to add, again and again, the most probable node whose parent is already in the tree. This
+# is [`best_tree`](../minispec/tree.py), and [`expected_tokens`](../minispec/tree.py) computes the sum.
 
 # %% [markdown]
 # ## Predict
 #
-# A chain takes the best candidate of each head, which makes four nodes. A tree of 24 nodes makes the forward pass five times
-# as wide, 25 tokens instead of 5. How many more tokens does it bring?
+# A chain takes the best candidate of each head, which makes four nodes. A tree of 24 nodes makes the forward pass five
+# times as wide, 25 tokens instead of 5. How many more tokens does it bring?
 
 # %%
 chain = [(0,) * depth for depth in (1, 2, 3, 4)]
@@ -211,12 +211,12 @@ for nodes in (1, 4, 8, 16, 24, 32, 64):
 tree_guess.reveal(tree.expected_tokens(heads.accuracy, tree.best_tree(heads.accuracy, 24)))
 
 # %% [markdown]
-# The first nodes bring much, and each further one less. With these heads even four nodes are better spent on a tree than on
-# a chain: since head 1 is uncertain, a second candidate for the first position is worth more than a third token after the
-# first candidate.
+# The first nodes bring much, and each further one less. With these heads even four nodes are better spent on a tree
+# than on a chain: since head 1 is uncertain, a second candidate for the first position is worth more than a third token
+# after the first candidate.
 #
-# More nodes are free only while the pass is memory-bound, and that depends on how many requests share it. With the compute
-# and bandwidth that we measured on an H200 (lesson 01), a pass stays memory-bound up to
+# More nodes are free only while the pass is memory-bound, and that depends on how many requests share it. With the
+# compute and bandwidth that we measured on an H200 (lesson 01), a pass stays memory-bound up to
 # ([`free_tokens`](../minispec/theory.py)):
 
 # %%
@@ -244,12 +244,12 @@ for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
     print(f"{position:8}   {' '.join('#' if seen else '.' for seen in row)}")
 
 # %% [markdown]
-# Look at the last row of this mask. It belongs to node 5 with the path `0 → 2 → 5`, so it has four marks: the last token and
-# these three nodes.
+# Look at the last row of this mask. It belongs to node 5 with the path `0 → 2 → 5`, so it has four marks: the last
+# token and these three nodes.
 #
-# How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass over the prompt followed by that
-# node's path. The next cell compares both. It also tries two plausible mistakes, a causal mask and position ids that count
-# slots.
+# How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass
+# over the prompt followed by that node's path. The next cell compares both. It also tries two plausible mistakes, a
+# causal mask and position ids that count slots.
 
 
 # %%
@@ -277,8 +277,8 @@ print("causal mask:              ", torch.allclose(in_one_pass(causal, positions
 print("positions count slots:    ", torch.allclose(in_one_pass(mask, by_slot), expected, atol=1e-9))
 
 # %% [markdown]
-# One pass gives the same logits as seven separate ones. It needs no CUDA kernel of its own, because attention accepts a mask
-# and this is a mask. A kernel that skips the masked part can be faster, and it computes the same thing.
+# One pass gives the same logits as seven separate ones. It needs no CUDA kernel of its own, because attention accepts a
+# mask and this is a mask. A kernel that skips the masked part can be faster, and it computes the same thing.
 #
 # After a path has been accepted, its keys and values lie between those of rejected nodes. They are moved into consecutive
 # slots ([`gather`](../minispec/cache.py)), and the cache is rewound (cropped) after them.
@@ -294,9 +294,9 @@ print("positions count slots:    ", torch.allclose(in_one_pass(mask, by_slot), e
 # $$r_0 = p, \qquad \text{accept } d_i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
 # r_{i+1} = \text{norm}\left([r_i - q_i]_+\right)$$
 #
-# If all siblings are rejected, the token is sampled from the last $r$. This is the multi-candidate rule of SpecInfer (Miao
-# et al., 2024); SpecTr (Sun et al., 2023, arXiv:2310.15141) treats the same problem as optimal transport. In minispec it is
-# [`verify.tree`](../minispec/verify.py), and with one sibling it is the sampler of lesson 06.
+# If all siblings are rejected, the token is sampled from the last $r$. This is the multi-candidate rule of SpecInfer
+# (Miao et al., 2024); SpecTr (Sun et al., 2023, arXiv:2310.15141) treats the same problem as optimal transport. In
+# minispec it is [`verify.tree`](../minispec/verify.py), and with one sibling it is the sampler of lesson 06.
 #
 # The next cell computes the distribution of the emitted token exactly, for three ways to choose three siblings, and
 # compares it with a tempting shortcut that tests every sibling against $p$.
@@ -334,14 +334,14 @@ for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tre
 # ## Typical acceptance
 #
 # Can a tree be accepted more generously? The authors of Medusa also propose **typical acceptance**. A draft token $d$
-# passes if the target gives it enough probability, and the higher the entropy $H(p)$ of the target's distribution, the less
-# is enough:
+# passes if the target gives it enough probability, and the higher the entropy $H(p)$ of the target's distribution, the
+# less is enough:
 #
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #
 # The longest path of passing tokens is kept ([`typical`](../minispec/verify.py)). The rule uses no random number. Which
-# distribution does the emitted token have? [`exact_distribution`](../minispec/exact.py) enumerates all outcomes of a rule,
-# so we can compute it for both rules. The target's $p$ is the one from above, and the draft tokens are given.
+# distribution does the emitted token have? [`exact_distribution`](../minispec/exact.py) enumerates all outcomes of a
+# rule, so we can compute it for both rules. The target's $p$ is the one from above, and the draft tokens are given.
 
 
 # %%
@@ -369,10 +369,11 @@ for tokens in ([1, 2], [3], [2, 0]):
 # Lossless means that the draft leaves no trace in the distribution of the output. Under typical acceptance, a draft token
 # that passes *is* the output. With this $p$ even a token of probability 0.1 passes, and it is then emitted every time.
 #
-# At temperature 0 the target's distribution is one-hot, only its own choice passes, and the two rules agree. So greedy tests
-# do not reveal the difference. At higher temperatures typical acceptance accepts longer runs and changes the distribution.
-# Whether the outputs are worse is a question for an evaluation of the product; that they are no longer samples of the
-# target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every trace says so.
+# At temperature 0 the target's distribution is one-hot, only its own choice passes, and the two rules agree. So greedy
+# tests do not reveal the difference. At higher temperatures typical acceptance accepts longer runs and changes the
+# distribution. Whether the outputs are worse is a question for an evaluation of the product; that they are no longer
+# samples of the target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every
+# trace says so.
 
 # %%
 greedy = ms.speculate(target, prompt, Medusa(target, heads, lossless=False), k=4, max_new_tokens=48)
@@ -393,9 +394,9 @@ for keep in (True, False):
 # %% [markdown]
 # ## Play: tree and mask
 #
-# These are real greedy cycles of `micro`. The accepted path is green, the node you look at is orange, and the size of a dot
-# shows how often such a node is accepted. Beside it is the mask, with one row for each token of the pass and its position
-# after the @. Hover over a node to see its path.
+# These are real greedy cycles of `micro`. The accepted path is green, the node you look at is orange, and the size of a
+# dot shows how often such a node is accepted. Beside it is the mask, with one row for each token of the pass and its
+# position after the @. Hover over a node to see its path.
 
 # %% tags=["nbval-ignore-output"]
 viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(storyteller))
@@ -419,8 +420,8 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # - **Multi-token prediction** (MTP), as in DeepSeek-V3, trains such modules together with the model. They run in sequence
 #   instead of side by side, so that each is given the token chosen before it (lesson 10).
 #
-# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or switch speculation
-# off. Lesson 11 measures this.
+# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or
+# switch speculation off. Lesson 11 measures this.
 
 # %% [markdown]
 # ## Check yourself
@@ -433,16 +434,16 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 #
 # <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
 #
-# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other node
-# has that depth, so no node shares its position.
+# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other
+# node has that depth, so no node shares its position.
 # </details>
 #
 # <details><summary>A colleague tests every sibling against p and takes the first that passes. The output looks fine. What is
 # wrong, and how would you show it?</summary>
 #
 # After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
-# Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a small
-# p and q, as above, and compare it with p. A greedy test cannot show the difference.
+# Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a
+# small p and q, as above, and compare it with p. A greedy test cannot show the difference.
 # </details>
 
 # %% [markdown]

@@ -3,11 +3,11 @@
 #
 # *Time:* 50 minutes · *Before this:* [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
-# Medusa's heads predict several positions side by side, and none of them knows which token another one chose. So the second
-# token of a draft may not fit the first. How can a drafter use the target's hidden states, as Medusa does, and still draft
-# tokens that fit together? This lesson shows two ways. **EAGLE** drafts token by token: every step is given the token that the
-# step before has chosen. **DFlash** drafts a whole block in one forward pass, in which the positions of the block attend to
-# one another.
+# Medusa's heads predict several positions side by side, and none of them knows which token another one chose. So the
+# second token of a draft may not fit the first. How can a drafter use the target's hidden states, as Medusa does, and
+# still draft tokens that fit together? This lesson shows two ways. **EAGLE** drafts token by token: every step is given
+# the token that the step before has chosen. **DFlash** drafts a whole block in one forward pass, in which the positions
+# of the block attend to one another.
 #
 # You will be able to
 #
@@ -39,18 +39,18 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 # %% [markdown]
 # ## What does EAGLE start from?
 #
-# A separate draft model has to work out from the tokens alone what the sequence is about. The target has already done that
-# work: at every position it has processed, each of its layers has left a residual stream, a vector of $d$ numbers that
-# leads from the token to a prediction of the next one. EAGLE uses these vectors, which it calls **features**.
+# A separate draft model has to work out from the tokens alone what the sequence is about. The target has already done
+# that work: at every position it has processed, each of its layers has left a residual stream, a vector of $d$ numbers
+# that leads from the token to a prediction of the next one. EAGLE uses these vectors, which it calls **features**.
 #
 # The first EAGLE (Li et al., 2024, arXiv:2401.15077) takes one feature per position, the state just before the LM head.
-# EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three residual streams, from a low, a middle and a high layer, joins them
-# and multiplies with a trained matrix called $\text{fc}$:
+# EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three residual streams, from a low, a middle and a high layer, joins
+# them and multiplies with a trained matrix called $\text{fc}$:
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
-# The hat stands for a normalisation of each stream to size one. EAGLE-3 as published has no hats: it feeds the raw streams
-# to $\text{fc}$. Normalising each stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1)
+# The hat stands for a normalisation of each stream to size one. EAGLE-3 as published has no hats: it feeds the raw
+# streams to $\text{fc}$. Normalising each stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1)
 # (`fc_norm` in vLLM), and minispec does it too. The next cell shows why it matters.
 
 # %%
@@ -97,8 +97,8 @@ print("fuse computes the formula:", torch.allclose(by_hand, g))
 # %% [markdown]
 # ## Predict
 #
-# Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing crashes,
-# since all shapes are right. With the shift, about half of the layer's first guesses in this story are right.
+# Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing
+# crashes, since all shapes are right. With the shift, about half of the layer's first guesses in this story are right.
 
 # %% tags=["nbval-ignore-output"]
 shift_guess = viz.predict("Without the shift: at how many positions of 100 is its first guess right?", "positions")
@@ -125,30 +125,31 @@ shift_guess.reveal(100 * without)
 # %% [markdown]
 # ## What does the second step start from?
 #
-# For the first draft token the target's feature is there. The second step would need $g_{t+1}$, which only the target could
-# compute. EAGLE uses its own output $f_t$ instead. Every further step is given the token just chosen and the feature
-# just computed.
+# For the first draft token the target's feature is there. The second step would need $g_{t+1}$, which only the target
+# could compute. EAGLE uses its own output $f_t$ instead. Every further step is given the token just chosen and the
+# feature just computed.
 #
-# A layer that was trained on the target's features alone meets its own features for the first time when it drafts, and its
-# accuracy falls from step to step. The first EAGLE counters this by a second loss that makes $f_t$ similar to the target's
-# true feature. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls** the draft in
-# training instead. From every position of a training sequence it drafts a few steps, each on the features of the step before:
+# A layer that was trained on the target's features alone meets its own features for the first time when it drafts, and
+# its accuracy falls from step to step. The first EAGLE counters this by a second loss that makes $f_t$ similar to the
+# target's true feature. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls**
+# the draft in training instead. From every position of a training sequence it drafts a few steps, each on the features
+# of the step before:
 #
 # $$\text{loss} = \sum_{j \ge 0} 0.8^j \; \text{CE}\left(p_{t+1+j},\; \text{step } j \text{ from } t\right)$$
 #
 # CE is the cross-entropy to the target's distribution $p$, as in lesson 09. The authors call it **training-time test**,
-# because the layer is trained in the conditions in which it will be used. In [`unroll`](../minispec/train/eagle.py) the draft
-# from position $t$ attends to the true entries up to $t$ and to its own later steps, and to no other draft. Is this what
-# the drafter computes when it drafts? We let both guess five tokens from the same position.
+# because the layer is trained in the conditions in which it will be used. In [`unroll`](../minispec/train/eagle.py) the
+# draft from position $t$ attends to the true entries up to $t$ and to its own later steps, and to no other draft. Is
+# this what the drafter computes when it drafts? We let both guess five tokens from the same position.
 
 # %%
 drafted, unrolled = drafting.drafted_and_unrolled(target, head, story, position=len(prompt) + 10, k=5)
 print("drafted and unrolled guesses agree:", drafted == unrolled)
 
 # %% [markdown]
-# How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The second
-# line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a later step
-# is given the story's true tokens and the layer's own features.
+# How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The
+# second line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a
+# later step is given the story's true tokens and the layer's own features.
 
 # %%
 here = drafting.step_accuracy(target, head, story, len(prompt), steps=5)
@@ -156,24 +157,24 @@ print("here:     ", "  ".join(f"{a:.2f}" for a in here))
 print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 
 # %% [markdown]
-# The accuracy falls with the step, and it falls most after the third step, where training never went. (The story is short,
-# so differences of a few hundredths in the first line mean nothing.)
+# The accuracy falls with the step, and it falls most after the third step, where training never went. (The story is
+# short, so differences of a few hundredths in the first line mean nothing.)
 
 # %% [markdown]
 # ## A tree that grows where the draft is likely
 #
 # Medusa's tree has the same shape in every cycle, because its shape is chosen before. EAGLE-2 (Li et al., 2024,
-# arXiv:2406.16858) observes that the draft's own probabilities predict quite well which tokens will be accepted, and lets
-# the tree follow them. Where the draft is certain the tree grows deep, where it is not it grows wide. The value of a node is
-# the probability of its whole path, the product from the root.
+# arXiv:2406.16858) observes that the draft's own probabilities predict quite well which tokens will be accepted, and
+# lets the tree follow them. Where the draft is certain the tree grows deep, where it is not it grows wide. The value of
+# a node is the probability of its whole path, the product from the root.
 #
 # 1. Expand the root: its most probable children are depth 1.
 # 2. Of the newest depth, expand the `width` most probable nodes, all in one pass of the layer. Repeat until the tree is `k`
 #    deep.
 # 3. Of all nodes of all depths, keep the `nodes` most probable ones.
 #
-# [`grow`](../minispec/drafters/growth.py) does this for any draft. A toy draft with two tokens, which is more certain after
-# token 0 than after token 1, shows it:
+# [`grow`](../minispec/drafters/growth.py) does this for any draft. A toy draft with two tokens, which is more certain
+# after token 0 than after token 1, shows it:
 
 # %%
 after = {None: (0.7, 0.3), 0: (0.9, 0.1), 1: (0.5, 0.5)}  # the draft's distribution after each token
@@ -204,18 +205,19 @@ print("forward passes:", out.trace.target_passes, "· more than three shapes:", 
 print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(shapes))
 
 # %% [markdown]
-# The tree consists of the most probable tokens; nothing is sampled. So every $q$ is one-hot, and the multi-candidate rule of
-# lesson 09 keeps the output exact at any temperature.
+# The tree consists of the most probable tokens; nothing is sampled. So every $q$ is one-hot, and the multi-candidate
+# rule of lesson 09 keeps the output exact at any temperature.
 
 # %% [markdown]
 # ## Multi-token prediction: a drafter that comes with the model
 #
-# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains such a
-# layer together with the model, as **multi-token prediction** (MTP). Its module takes the same pair as EAGLE, the hidden
-# state of a position and the embedding of the next token, normalises both, joins them and applies one transformer block.
-# According to the report this extra objective improves the model itself, and afterwards the module serves as a drafter that
-# needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token. Used for more than one token,
-# such a module is applied to its own output like EAGLE's layer, and the acceptance falls with the step.
+# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
+# such a layer together with the model, as **multi-token prediction** (MTP). Its module takes the same pair as EAGLE,
+# the hidden state of a position and the embedding of the next token, normalises both, joins them and applies one
+# transformer block. According to the report this extra objective improves the model itself, and afterwards the module
+# serves as a drafter that needs no further training. The report gives an acceptance rate between 85 and 90 % for its
+# one additional token. Used for more than one token, such a module is applied to its own output like EAGLE's layer, and
+# the acceptance falls with the step.
 
 # %% [markdown]
 # ## DFlash: a block of blanks
@@ -246,15 +248,16 @@ for name, drafter, layer in (
 # %% [markdown]
 # ## How is a block trained?
 #
-# A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter stood
-# there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one pass of the
-# drafter. A mask keeps them apart:
+# A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
+# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
+# pass of the drafter. A mask keeps them apart:
 #
 # - a position attends to the context strictly **before** its anchor;
 # - a position attends to all of its **own** block, and to no other block.
 #
-# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state does
-# not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will not have.
+# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
+# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
+# not have.
 
 # %%
 anchors, length, B = [2, 5], 7, 3
@@ -266,8 +269,9 @@ for number, anchor in enumerate(anchors):
         print(f"position {anchor + j}   {' '.join(context)}    {'     '.join(own)}")
 
 # %% [markdown]
-# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a block among others gives the
-# same logits as the drafter alone at that position. And a change of the tokens after an anchor must not reach its block.
+# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a block among others gives
+# the same logits as the drafter alone at that position. And a change of the tokens after an anchor must not reach its
+# block.
 
 # %%
 together = drafting.blocks_together(target, blocks, story, [10, 20, 40])  # [3 blocks, blanks, V]
@@ -281,21 +285,22 @@ print(
 )
 
 # %% [markdown]
-# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach it to
-# copy the answer.
+# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
+# it to copy the answer.
 #
-# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$ with a constant $\tau$. The first blanks count most, as they
-# did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
+# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$ with a constant $\tau$. The first blanks count most, as
+# they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
 #
-# The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one pass
-# yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no further
-# pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
+# The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
+# pass yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no
+# further pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
 
 # %% [markdown]
 # ## What does training add?
 #
-# None of the three starts from random weights. A new Medusa head repeats the LM head, EAGLE's layer starts as a copy of the
-# target's last layer, and DFlash's two layers as copies of its first and last. So how well do they draft before training?
+# None of the three starts from random weights. A new Medusa head repeats the LM head, EAGLE's layer starts as a copy of
+# the target's last layer, and DFlash's two layers as copies of its first and last. So how well do they draft before
+# training?
 
 # %% tags=["nbval-ignore-output"]
 training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens per forward pass?", "tokens")
@@ -321,8 +326,9 @@ training_guess.reveal(untrained["EAGLE"])
 # Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
 # different position. Training changes that in minutes.
 #
-# And what does a draft cost with each of them? All three borrow the embedding and the LM head from the target. The next cell counts the parameters
-# that each adds, and the passes for a draft of five tokens, with the small model of lesson 05 for comparison.
+# And what does a draft cost with each of them? All three borrow the embedding and the LM head from the target. The next
+# cell counts the parameters that each adds, and the passes for a draft of five tokens, with the small model of lesson
+# 05 for comparison.
 
 # %%
 draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
@@ -338,12 +344,13 @@ for name, module, passes in (
     )
 
 # %% [markdown]
-# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a few
-# percent.
+# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
+# few percent.
 #
-# Before comparing them with the small model, look at how much training each has had. These are steps times tokens per step,
-# from the cards of [micro-draft](../minispec/data/micro-draft/README.md), [micro-medusa](../minispec/data/micro-medusa/README.md),
-# [micro-eagle](../minispec/data/micro-eagle/README.md) and [micro-dflash](../minispec/data/micro-dflash/README.md).
+# Before comparing them with the small model, look at how much training each has had. These are steps times tokens per
+# step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
+# [micro-dflash](../minispec/data/micro-dflash/README.md).
 
 # %%
 taught = {"small model": 8000 * 32_000, "Medusa": 1500 * 1500, "EAGLE": 800 * 512, "DFlash": 800 * 512}
@@ -357,23 +364,23 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 # contain it, which is why minutes on a CPU bring them so far. Published heads are trained far longer, on the target's
 # answers to hundreds of thousands of prompts.
 #
-# So do not take the order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's
-# chain accepts more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports higher speed-ups
-# than EAGLE-3. What carries over is the shape of the curves below, not their height.
+# So do not take the order of the drafters here as a result about the methods. On `micro`, after minutes of training,
+# EAGLE's chain accepts more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports
+# higher speed-ups than EAGLE-3. What carries over is the shape of the curves below, not their height.
 #
-# `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`, and
-# see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
+# `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
+# and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
 
 # %% [markdown]
 # ## Play: acceptance by position
 #
 # Every drafter drafts five deep on the same prompts. On the left is the probability that a draft token is accepted at a
-# position, given that all before it were; small marks are positions that few cycles reached. On the right are the tokens per
-# forward pass, and how many were drafted for them.
+# position, given that all before it were; small marks are positions that few cycles reached. On the right are the
+# tokens per forward pass, and how many were drafted for them.
 #
-# One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those are the
-# predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no better
-# (survivorship), and the size of the marks shows when that may be the case.
+# One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those
+# are the predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no
+# better (survivorship), and the size of the marks shows when that may be the case.
 
 # %% tags=["nbval-ignore-output"]
 quick = ms.load("micro", device="cpu")
@@ -411,8 +418,8 @@ viz.positions(runs)
 # - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
 # - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what that costs.
 #
-# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less often.
-# Nothing breaks, so the acceptance rate has to be monitored.
+# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
+# often. Nothing breaks, so the acceptance rate has to be monitored.
 
 # %% [markdown]
 # ## Check yourself
@@ -425,8 +432,9 @@ viz.positions(runs)
 #
 # <details><summary>Why does DFlash's acceptance tend to fall faster with the position than EAGLE's?</summary>
 #
-# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are likely
-# there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass instead of five.
+# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are
+# likely there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass
+# instead of five.
 # </details>
 #
 # <details><summary>A head reaches an accuracy of 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
