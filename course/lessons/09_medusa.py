@@ -104,8 +104,8 @@ parameters_guess.reveal(full / 1e9)
 # ## How are the heads trained?
 #
 # Head $k$ should predict what the target itself will predict $k$ positions later, because that is what the target will
-# accept. So the target generates some stories, and at every position $t$ the loss compares head $k$ with the target's
-# distribution $p_{t+k}$ at the later position by cross-entropy (CE):
+# accept. So the target generates some stories. Let $p_s$ be the distribution that it computes at position $s$ for the token
+# after it. At every position $t$ the loss compares head $k$ with $p_{t+k}$ by cross-entropy (CE):
 #
 # $$\text{loss} = \sum_k 0.8^k \; \text{CE}\left(p_{t+k},\; \text{head } k \text{ at } t\right)$$
 #

@@ -131,13 +131,14 @@ shift_guess.reveal(100 * without)
 #
 # A layer that was trained on the target's features alone meets its own features for the first time when it drafts, and
 # its accuracy falls from step to step. The first EAGLE counters this by a second loss that makes $f_t$ similar to the
-# target's true feature. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls**
+# target's true feature at position $t + 1$. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls**
 # the draft in training instead. From every position of a training sequence it drafts a few steps, each on the features
 # of the step before:
 #
 # $$\text{loss} = \sum_{j \ge 0} 0.8^j \; \text{CE}\left(p_{t+1+j},\; \text{step } j \text{ from } t\right)$$
 #
-# CE is the cross-entropy to the target's distribution $p$, as in lesson 09. The authors call it **training-time test**,
+# As in lesson 09, CE is the cross-entropy, and $p_s$ is the distribution that the target computes at position $s$ for the
+# token after it. The authors call it **training-time test**,
 # because the layer is trained in the conditions in which it will be used. In [`unroll`](../minispec/train/eagle.py) the
 # draft from position $t$ attends to the true entries up to $t$ and to its own later steps, and to no other draft. Is
 # this what the drafter computes when it drafts? We let both guess five tokens from the same position.
@@ -366,7 +367,8 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 #
 # So do not take the order of the drafters here as a result about the methods. On `micro`, after minutes of training,
 # EAGLE's chain accepts more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports
-# higher speed-ups than EAGLE-3. What carries over is the shape of the curves below, not their height.
+# higher speed-ups than EAGLE-3. In the curves below, look at how acceptance changes with the position rather than at its
+# height.
 #
 # `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
 # and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
@@ -401,8 +403,8 @@ viz.positions(runs)
 # 1. Bring out the DFlash chain and the EAGLE chain in turn. Which curve falls faster with the position, and why?
 # 2. Compare EAGLE's chain with its tree, then DFlash's. What does a tree add at position 1, and how many more tokens does
 #    the target have to process for it?
-# 3. Set the temperature to 1, where the target samples. Trees and blocks propose the most probable tokens, whereas the small model and EAGLE's chain sample
-#    theirs. Which of them loses most?
+# 3. Set the temperature to 1, where the target samples. Trees and blocks propose the most probable tokens, whereas the
+#    small model and EAGLE's chain sample theirs. Which of them loses most?
 # 4. Change the kind of prompt. Is the order of the drafters the same?
 
 # %% [markdown]

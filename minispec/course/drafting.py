@@ -49,7 +49,7 @@ def compare(
 
 
 def byte_costs(target: Model, draft: Model) -> dict[str, float]:
-    """c of the drafters of lesson 08, as bytes read per draft token over the bytes of a pass of a 16-bit target."""
+    """c of the drafters of lesson 08, as bytes for one draft token over the bytes for one pass of a 16-bit target."""
     parameters = weight_bytes(target) / target.dtype.itemsize
     bits = lambda bits, group: theory.quantized_bytes(parameters, bits=bits, group=group)  # noqa: E731
     exit_bytes = weight_bytes(EarlyExit(target).draft)
