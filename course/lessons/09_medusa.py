@@ -42,8 +42,8 @@ target = ms.load("micro", device="cpu", dtype=torch.float64)
 #
 # Some explanations let head 1 predict position $t + 1$. That would be useless, because the LM head already predicts
 # this position, and exactly. $W_2$ is a matrix like the LM head. In the paper every head has its own; minispec's
-# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_k = 0$ and $b_k =
-# 0$, so that $z_k = h$.
+# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_k = 0$ and
+# $b_k = 0$, so that $z_k = h$.
 
 
 # %%
@@ -92,7 +92,7 @@ print(f"share of W₂: {1 - shared / full:.0%}")
 parameters_guess.reveal(full / 1e9)
 
 # %% [markdown]
-# Five full heads are about a tenth of the model, and nearly all of it is $W_2$. Stored weights are also weights that
+# Five full heads are about a tenth of the model, and most of that is $W_2$. Stored weights are also weights that
 # have to be read from memory in every cycle, so sharing the LM head saves both.
 #
 # A second way to save is a **reduced vocabulary**: the heads score only frequent tokens, listed in `head_ids`, and use
@@ -339,7 +339,7 @@ for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tre
 #
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #
-# The longest path of passing tokens is kept ([`typical`](../minispec/verify.py)). The rule uses no random number. Which
+# The longest path of passing tokens is kept ([`typical`](../minispec/verify.py)). It accepts or refuses without a random number. Which
 # distribution does the emitted token have? [`exact_distribution`](../minispec/exact.py) enumerates all outcomes of a
 # rule, so we can compute it for both rules. The target's $p$ is the one from above, and the draft tokens are given.
 

@@ -158,7 +158,8 @@ def numbers_of_the_reduced(h, t, weight, bias, lm_head, head_ids):
 
 @MEDUSA_HEAD.mutant
 def first_rows(h, t, weight, bias, lm_head, head_ids):
-    """You take the first v rows of the LM head matrix. Take the rows of that matrix that head_ids lists: lm_head[head_ids]."""
+    """You take the first v rows of the LM head matrix. Take the rows of this matrix that head_ids lists:
+    lm_head[head_ids]."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
 
 
