@@ -59,9 +59,9 @@ check("08.ngram", lookup)
 # %% [markdown] exercise="08.suffix_walk"
 # ## 2. Walk down the counts
 #
-# Prompt lookup trusts a single occurrence. If all occurrences are counted, we know what *usually* follows and how
-# certain that is, so the draft can be long where the sequence is predictable and short where it is not. This is the
-# idea of suffix decoding (Oliaro et al., 2025, arXiv:2411.04975).
+# Prompt lookup trusts a single occurrence, although there may be many. If all occurrences are counted, we know what
+# *usually* follows and how certain that is, so the draft can be long where the sequence is predictable and short where
+# it is not. This is the idea of suffix decoding (Oliaro et al., 2025, arXiv:2411.04975).
 #
 # 1. Find the longest suffix of the sequence that also occurs earlier, and call it the string $s$. (If there is none, draft
 #    nothing.)
@@ -115,9 +115,9 @@ check("08.suffix_walk", suffix_walk)
 # %% [markdown] exercise="08.early_exit"
 # ## 3. Leave early
 #
-# Can the target draft for itself? Run only its first $n$ layers and compute the logits there. Every layer adds to the
-# residual stream, so the stream after layer $n$ lies in the same space as the finished one, and the target's own final
-# norm and LM head can be applied to it:
+# Can the target draft for itself, without a second model? Run only its first $n$ layers and compute the logits there.
+# Every layer adds to the residual stream, so the stream after layer $n$ lies in the same space as the finished one, and
+# the target's own final norm and LM head can be applied to it:
 #
 # $$\text{logits} = W_\text{head} \cdot \text{RMSNorm}(x_n), \qquad
 # \text{RMSNorm}(x) = w \odot \frac{x}{\sqrt{\operatorname{mean}(x^2) + \varepsilon}}$$
@@ -159,9 +159,9 @@ check("08.early_exit", exit_logits)
 # tiny   → guess →   middle accepts or replaces it   → draft, q →   target accepts or replaces it   → token
 # ```
 #
-# Write the step in the middle. A guess should be used whenever the rule allows it. The reported $q$ decides two things:
-# exactness, because the output follows $p$ only if $q$ is the distribution that the draft token really follows, and
-# speed, because it determines how often the target accepts.
+# Write the step of the middle model. A guess should be used whenever the rule allows it. The reported $q$ decides two
+# things: exactness, because the output follows $p$ only if $q$ is the distribution that the draft token really follows,
+# and speed, because it determines how often the target accepts.
 #
 # | | | |
 # |---|---|---|
