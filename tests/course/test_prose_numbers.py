@@ -36,7 +36,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "07": {1.75: theory.expected_tokens(0.5, 2)},
     "08": {0.6: GIVEN, 0.95: GIVEN},
     "09": {32000: GIVEN},
-    "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN, 90: GIVEN},  # 85 and 90: DeepSeek-V3's report
+    "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
     "11": {39: GIVEN, 40: GIVEN, 41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
     "17": {45: interview.mock_interview.MINUTES},
