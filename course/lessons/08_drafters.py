@@ -84,10 +84,10 @@ for turn in ("first", "second"):
 # | [`Cascade`](../minispec/drafters/cascade.py) | a cheap drafter, verified by a small model | the small model, but less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target, in the pass that verifies | nothing extra, but every pass is wider |
 #
-# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging
-# (Spector and Ré, 2023, arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the
-# target's tokenizer here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09
-# and 10 add heads that are trained on the target's hidden states.
+# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging (Spector and Ré,
+# 2023, arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the target's tokenizer
+# here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads
+# that are trained on the target's hidden states.
 
 
 # %%
