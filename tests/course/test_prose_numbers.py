@@ -21,7 +21,7 @@ LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipy
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
 NOT_PROSE = re.compile(
     r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |^\| \d\d \| |[Ll]essons? \d+(?:(?:,| to| and) \d+)*"
-    r"|, (?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
+    r"|,\s(?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
     re.M,
 )
 
@@ -36,7 +36,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "07": {1.75: theory.expected_tokens(0.5, 2)},
     "08": {0.6: GIVEN, 0.95: GIVEN},
     "09": {32000: GIVEN},
-    "10": {0.8: DECAY, 31: GIVEN},
+    "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
     "11": {41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
     "17": {45: interview.mock_interview.MINUTES, 4.8: GIVEN, 989: theory.H100.flops / 1e12},  # an H200's data sheet
