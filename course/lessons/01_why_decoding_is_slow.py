@@ -3,14 +3,14 @@
 #
 # *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
-# A GPU can do hundreds of trillions of operations per second, and yet a large model generates only some hundred tokens per
-# second for one user. This lesson finds out what the GPU is waiting for. The answer decides which of the later techniques
+# A GPU can do hundreds of trillions of operations per second, and yet a model of a few billion parameters generates at
+# most a few hundred tokens per second for one user. This lesson finds out what the GPU is waiting for. The answer decides which of the later techniques
 # can help, and when.
 #
 # You will be able to
 #
 # - tell prefill from decode by one number, the arithmetic intensity;
-# - draw the roofline of your own machine and find both phases on it;
+# - plot the roofline of your own machine and find both phases on it;
 # - say how long a forward pass of a dense model takes at best, on a given machine;
 # - say when verifying a draft costs no extra time, and when that ends.
 
@@ -50,7 +50,7 @@ print("tokens processed in each pass:", *passes)
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# Is that true of a real pass? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the linear layers and
+# Does a real pass agree with the formula? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the linear layers and
 # counts what they multiply.
 
 # %%
@@ -333,7 +333,7 @@ viz.timing(here)
 # ## What can be done about it
 #
 # Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one can
-# either read fewer bytes or share each reading among more tokens.
+# either read fewer bytes or let more tokens share them.
 #
 # | technique | what it changes | lesson |
 # |---|---|---|
