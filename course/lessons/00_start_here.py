@@ -13,10 +13,6 @@
 # - name the one fact on which all fast decoding rests;
 # - watch a small model guess and a larger one check its guesses;
 # - choose your way through the course.
-#
-# **How to use a lesson.** Run the cells from top to bottom with Shift+Enter. Where you are asked for a guess, type it and
-# press *commit* before you run the next cell. The answers are not shown in the stored notebook; they appear when you run
-# it.
 
 # %%
 import torch

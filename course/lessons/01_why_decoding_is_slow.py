@@ -258,7 +258,8 @@ print(f"it becomes compute-bound at a batch size of {theory.balance_point(H200) 
 
 # %%
 for batch in (1, 8, 32, 128):
-    print(f"batch size {batch:3d}: {theory.free_tokens(H200, batch=batch):6.1f} tokens per sequence are free on an H200")
+    free = theory.free_tokens(H200, batch=batch)
+    print(f"batch size {batch:3d}: {free:6.1f} tokens per sequence are free on an H200")
 
 # %% [markdown]
 # These numbers count the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
@@ -271,7 +272,8 @@ print("batch size 64, Llama-3-8B, H200")
 for context in (0, 1024, 4096, 8192):
     read = theory.pass_bytes(N, batch=64, context=context, kv_bytes=kv_bytes)
     one, five = (theory.pass_time(H200, tokens=tokens, context=context, **shape) for tokens in (1, 5))
-    print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}")
+    times = f"{1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}"
+    print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
 
 # %% [markdown]
 # So "speculation stops paying at large batches" is true for short contexts, and less and less true as contexts grow.
