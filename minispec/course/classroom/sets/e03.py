@@ -60,8 +60,8 @@ def one_long_run(table, block_size, start, stop):
 
 @SLOTS.mutant
 def block_from_the_remainder(table, block_size, start, stop):
-    """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and p %
-    block_size how far into that block: neighbouring tokens should be neighbours in a block."""
+    """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and
+    p % block_size how far into that block: neighbouring tokens should be neighbours in a block."""
     return [table[p % block_size] * block_size + p // block_size for p in range(start, stop)]
 
 
