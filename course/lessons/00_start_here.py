@@ -174,7 +174,7 @@ print("the target's own output:", [*spoiled[:right], correction] == greedy.token
 # This is **speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318). A cheap
 # **drafter** guesses a few tokens, the **draft**. The target processes all of them in one pass and keeps those that it
 # agrees with, which are called **accepted**. It replaces the first wrong token by its own choice and discards everything
-# after it. A bad guess therefore costs some time, but the output is still the target's own.
+# after it. A bad guess therefore costs some time, but it does not change the output.
 #
 # Here the target was greedy, but the method works with sampling as well, and then the promise is that the output follows
 # exactly the target's distribution; lesson 06 proves this. Both statements hold in exact arithmetic. Real hardware rounds,
@@ -195,8 +195,9 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # %% [markdown]
 # ## Watch it run
 #
-# `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens at a time and `micro` verifies
-# them.
+# `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens and `micro` verifies them in one
+# forward pass, and this is repeated until the output is complete. One such iteration of drafting and verifying is called a
+# **cycle** in this course.
 
 # %%
 draft = ms.load("micro-draft", device="cpu")

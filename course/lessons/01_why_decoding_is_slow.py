@@ -188,8 +188,8 @@ viz.roofline(here)
 #    below the roof, because it shows what could be reached, and no real pass reaches it.
 # 2. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the weights
 #    in int4: the same pass moves to the right, because fewer bytes are read for the same work.
-# 3. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because every sequence has a KV
-#    cache of its own (lesson 02) that must be read and that no other sequence can use.
+# 3. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
+#    the stored keys and values of every sequence (its KV cache, lesson 02), and no other sequence can use them.
 
 # %% [markdown]
 # ## Why prefill is compute-bound
@@ -238,7 +238,7 @@ print(f"then {1e3 * later:.2f} ms per output token, so a prompt token costs {lat
 # ## Verification lies in between
 #
 # Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill, and
-# therefore compute-bound, as one can read? Put it on the roofline, for $k = 4$ and growing batch sizes. Let $t(M)$ be the
+# therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. Let $t(M)$ be the
 # time of a pass with $M$ tokens per sequence.
 
 # %%
@@ -357,8 +357,8 @@ viz.timing(here)
 #   the time from the first to the last token, divided by the number of tokens after the first. **ITL** (inter-token latency)
 #   is each single gap between two deliveries to the user. Under speculation one delivery may carry several tokens, so TPOT
 #   falls while the gaps stay as long as a cycle of drafting and verifying.
-# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. A prompt that is longer is cut into
-#   pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024, arXiv:2403.02310). In SGLang
+# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. By default a prompt that does not fit is
+#   cut into pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024, arXiv:2403.02310). In SGLang
 #   `--chunked-prefill-size` cuts the prompt, and with `--enable-mixed-chunk` the pieces share passes with decode.
 # - Some services run prefill and decode on different machines, since their needs differ. This is called **disaggregated
 #   prefill** in vLLM and **PD disaggregation** in SGLang.

@@ -35,8 +35,8 @@ target = ms.load("micro", device="cpu")
 # the reservation that the sequence does not fill stays empty, and no other request can use it. This is **internal
 # fragmentation**.
 #
-# We call a **slot** the memory for the keys and values of one token, and measure waste as the share of the reserved slots
-# that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
+# A **slot** is the memory for the keys and values of one token. We measure waste as the share of the reserved slots that
+# hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
 #
 # $$\text{waste} = \frac{R - L}{R} = 1 - \frac{L}{R}$$
 
