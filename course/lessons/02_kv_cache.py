@@ -9,7 +9,7 @@
 #
 # You will be able to
 #
-# - say what the cache keeps and what work it saves: per token, attention falls from O(n²) to O(n) and the linear layers from
+# - say what the cache keeps and what work it saves: per output token, attention falls from O(n²) to O(n) and the linear layers from
 #   O(n) to O(1);
 # - compute its size for a model with multi-head or grouped-query attention;
 # - rewind it, and show that a rewound cache is as good as a fresh one.
@@ -32,7 +32,7 @@ print(f"{config.num_kv_heads} key/value heads of {config.head_dim} numbers")
 # ## The same output, twice
 #
 # In each layer a token compares its **query** with the **keys** of all tokens up to and including itself, and sums their
-# **values** accordingly. The keys and values of a token depend only on that token and on those before it, so they never
+# **values**, weighted by the result. The keys and values of a token depend only on that token and on those before it, so they never
 # change once they are computed. They are stored in a **KV cache**, and every later token can use them.
 #
 # The whole idea fits into one loop. Without a cache, every forward pass processes the sequence from its beginning. With a

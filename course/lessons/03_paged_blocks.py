@@ -61,7 +61,7 @@ reserved_and_empty
 # ## Run
 #
 # [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one token per
-# step, and looks at every tenth step how many slots hold a token.
+# step, and counts at every tenth step how many of the reserved slots hold a token.
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
@@ -84,7 +84,7 @@ reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 # %% [markdown]
 # ## Exact reservations do not solve it
 #
-# Suppose that every request announced how much it needs and got exactly that. Would all be well? Here is a memory of 12
+# Suppose that every request announced how much it needs and got exactly that. Would this solve the problem? Here is a memory of 12
 # slots. Four requests take 3 slots each, and then the first and the third finish.
 
 # %%
