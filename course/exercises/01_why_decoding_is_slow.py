@@ -1,16 +1,17 @@
 # %% [markdown]
 # # Exercises 01: why decoding is slow
 #
-# In every forward pass a model reads all its weights, even if it generates only one token, and its arithmetic units wait
-# meanwhile. Here you compute how long they wait, and how many draft tokens fit into that time. Each exercise stands alone:
-# the later ones use our version of the earlier.
+# In every forward pass a model reads all its weights, even if it generates only one token, and its arithmetic units
+# wait meanwhile. Here you compute how long they wait, and how many draft tokens fit into that time. Each exercise
+# stands alone: the later ones use our version of the earlier.
 #
-# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest case
-# that proves it. Its numbers are often very small (a model of 1000 parameters), so that you can follow them by hand.
+# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest
+# case that proves it. Its numbers are often very small (a model of 1000 parameters), so that you can follow them by
+# hand.
 #
 # One multiplication or one addition is a FLOP. A forward pass (*pass* from here on) takes a batch of `batch` sequences
-# through the model, with `tokens` tokens each. Each sequence has a KV cache with `context` earlier tokens, of `kv_bytes`
-# bytes each (exercises 02 compute them).
+# through the model, with `tokens` tokens each. Each sequence has a KV cache with `context` earlier tokens, of
+# `kv_bytes` bytes each (exercises 02 compute them).
 
 # %%
 import math
@@ -20,17 +21,17 @@ from minispec.course.classroom import check, draw, hint, reference
 # %% [markdown] exercise="01.intensity"
 # ## 1. FLOPs per byte
 #
-# How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the one number that
-# tells prefill from decode, and every technique of this course either raises it or reduces the bytes.
+# How much work does a pass do with a byte once it has arrived from memory? This arithmetic intensity is the one number
+# that tells prefill from decode, and every technique of this course either raises it or reduces the bytes.
 #
-# With $N$ parameters of $b$ bits, batch size $B$, $M$ tokens per sequence in this pass, $L$ cached tokens per sequence and
-# $c$ bytes for each of those:
+# With $N$ parameters of $b$ bits, batch size $B$, $M$ tokens per sequence in this pass, $L$ cached tokens per sequence
+# and $c$ bytes for each of those:
 #
 # $$I = \frac{\text{FLOPs}}{\text{bytes}} = \frac{2 \, N \, B \, M}{N \, b / 8 + B \, L \, c}$$
 #
-# Before you type it, make sure you can say why $M$ does not appear in the denominator, and why $B$ appears there in only one
-# of the two terms. (The model is dense, and attention's own FLOPs are left out: with 8 billion parameters and 2000 tokens of
-# context they are about 7 % of the others.)
+# Before you type it, make sure you can say why $M$ does not appear in the denominator, and why $B$ appears there in
+# only one of the two terms. (The model is dense, and attention's own FLOPs are left out: with 8 billion parameters and
+# 2000 tokens of context they are about 7 % of the others.)
 #
 # | | | |
 # |---|---|---|
@@ -57,8 +58,8 @@ check("01.intensity", intensity)
 # %% [markdown] exercise="01.roofline"
 # ## 2. The roofline
 #
-# How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it computes
-# (`peak`). Both go on at the same time, so the slower one decides (Williams et al., 2009):
+# How long does a pass take at best? A machine has two speeds: how fast bytes arrive (`bandwidth`) and how fast it
+# computes (`peak`). Both go on at the same time, so the slower one decides (Williams et al., 2009):
 #
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 #
@@ -83,30 +84,31 @@ def roofline(bytes_read: float, flops: float, bandwidth: float, peak: float) -> 
 check("01.roofline", roofline)
 
 # %% [markdown]
-# The next cell shows where the roofline has its name from: it plots the FLOP/s that your function allows an H200 to reach, as
-# a pass carries more tokens. Before you run it, say which part of the curve is limited by memory and where one token per
-# pass lies.
+# The next cell shows where the roofline has its name from: it plots the FLOP/s that your function allows an H200 to
+# reach, as a pass carries more tokens. Before you run it, say which part of the curve is limited by memory and where
+# one token per pass lies.
 
 # %%
 draw("01.roofline", roofline)
 
 # %% [markdown]
-# On the slope memory decides, and on the flat part the peak of the GPU. One token per pass is at the far left and uses half a
-# percent of the peak.
+# On the slope memory decides, and on the flat part the peak of the GPU. One token per pass is at the far left and uses
+# half a percent of the peak.
 
 # %% [markdown] exercise="01.ridge"
 # ## 3. How many draft tokens are free
 #
-# On the slope a pass takes the same time however much it computes, and speculative decoding uses that. It puts $k$ draft
-# tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**, and the
-# target judges all of them in the time of one. How long may a draft be until the pass takes longer?
+# On the slope a pass takes the same time however much it computes, and speculative decoding uses that. It puts $k$
+# draft tokens into the pass together with the last token of the output, so there are **$k + 1$ tokens per sequence**,
+# and the target judges all of them in the time of one. How long may a draft be until the pass takes longer?
 #
-# The slope ends at the *ridge point*, the intensity at which both times are equal. Intensity grows in proportion to $M$, so
+# The slope ends at the *ridge point*, the intensity at which both times are equal. Intensity grows in proportion to
+# $M$, so
 #
 # $$I_\text{ridge} = \frac{\text{peak}}{\text{bandwidth}}, \qquad M^* = \frac{I_\text{ridge}}{I(M = 1)}$$
 #
-# and up to $M^*$ tokens per sequence are free. Only whole tokens count, and where even one token per sequence is beyond the
-# ridge point, no draft token is free.
+# and up to $M^*$ tokens per sequence are free. Only whole tokens count, and where even one token per sequence is beyond
+# the ridge point, no draft token is free.
 #
 # | | | |
 # |---|---|---|
@@ -136,13 +138,14 @@ def free_drafts(
 check("01.ridge", free_drafts)
 
 # %% [markdown]
-# The next cell applies your function to an 8B model on an H200. Before you run it, guess: what does a larger batch do to the
-# number of free draft tokens without any context, and what does it do with 4000 tokens of context?
+# The next cell applies your function to an 8B model on an H200. Before you run it, guess: what does a larger batch do
+# to the number of free draft tokens without any context, and what does it do with 4000 tokens of context?
 
 # %%
 draw("01.ridge", free_drafts)
 
 # %% [markdown]
-# Without context a larger batch uses up the free draft tokens, and at batch size 128 none is left. With long contexts the KV
-# caches outweigh the weights. They grow with the batch just as the FLOPs do, so the number of free draft tokens levels off, at
-# 5 in the last column. (Attention's own FLOPs, which are left out here, would take about 12 % of that column away.)
+# Without context a larger batch uses up the free draft tokens, and at batch size 128 none is left. With long contexts
+# the KV caches outweigh the weights. They grow with the batch just as the FLOPs do, so the number of free draft tokens
+# levels off, at 5 in the last column. (Attention's own FLOPs, which are left out here, would take about 12 % of that
+# column away.)

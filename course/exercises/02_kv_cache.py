@@ -2,11 +2,11 @@
 # # Exercises 02: the KV cache
 #
 # Attention needs a key and a value of every earlier token in every layer, so a model keeps them in a KV cache. Here you
-# compute what that costs, let one new token attend to the cache, and decide what each token may see when the sequences of a
-# batch have different lengths. Each exercise stands alone, without the others.
+# compute what that costs, let one new token attend to the cache, and decide what each token may see when the sequences
+# of a batch have different lengths. Each exercise stands alone, without the others.
 #
-# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest case
-# that proves it. If you are stuck, `hint` helps in three steps.
+# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest
+# case that proves it. If you are stuck, `hint` helps in three steps.
 
 # %%
 import math
@@ -18,11 +18,11 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="02.kv_bytes"
 # ## 1. The size of a cache
 #
-# How many sequences fit on a GPU? Once the weights are loaded, the size of the KV cache decides, and interviewers like to ask
-# for it. Most wrong answers are off by a factor that has a name.
+# How many sequences fit on a GPU? Once the weights are loaded, the size of the KV cache decides, and interviewers like
+# to ask for it. Most wrong answers are off by a factor that has a name.
 #
-# Each token leaves in each layer one key and one value per *key/value head*, of $D$ numbers each. For $B$ sequences of $L$
-# tokens:
+# Each token leaves in each layer one key and one value per *key/value head*, of $D$ numbers each. For $B$ sequences of
+# $L$ tokens:
 #
 # $$\text{bytes} = \underbrace{2}_{\text{key, value}} \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \frac{\text{bits}}{8}
 # \cdot B \cdot L$$
@@ -52,18 +52,19 @@ check("02.kv_bytes", kv_gib)
 # %% [markdown] exercise="02.cached_attention"
 # ## 2. One token attends to the cache
 #
-# With a cache, decoding a token needs the attention of that one token only. Its result is the *last row* of the matrix that
-# full attention over the whole sequence would give, up to rounding, so the cache saves work without approximating anything.
+# With a cache, decoding a token needs the attention of that one token only. Its result is the *last row* of the matrix
+# that full attention over the whole sequence would give, up to rounding, so the cache saves work without approximating
+# anything.
 #
-# There are $H$ query heads, and $G = H / H_{kv}$ of them share each key/value head. Query head $h$ therefore uses key/value
-# head $g = \lfloor h / G \rfloor$. With $s = 0 \dots \text{length} - 1$:
+# There are $H$ query heads, and $G = H / H_{kv}$ of them share each key/value head. Query head $h$ therefore uses
+# key/value head $g = \lfloor h / G \rfloor$. With $s = 0 \dots \text{length} - 1$:
 #
 # $$w_{h,s} = \operatorname{softmax}_s\left(\frac{q_h \cdot k_{g,s}}{\sqrt{D}}\right), \qquad
 # o_h = \sum_s w_{h,s} \, v_{g,s}$$
 #
-# The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have just been
-# stored in the last of these, slot `length − 1`. The slots after them may hold anything, such as draft tokens that were
-# rejected.
+# The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have
+# just been stored in the last of these, slot `length − 1`. The slots after them may hold anything, such as draft tokens
+# that were rejected.
 #
 # | | | |
 # |---|---|---|
@@ -89,8 +90,9 @@ def cached_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 check("02.cached_attention", cached_attention)
 
 # %% [markdown]
-# Below, your function processes a sequence of six tokens one by one, and every step is compared with the same row of the
-# matrix of full attention. The middle columns count scores: how many this step needs with the cache, and how many without.
+# Below, your function processes a sequence of six tokens one by one, and every step is compared with the same row of
+# the matrix of full attention. The middle columns count scores: how many this step needs with the cache, and how many
+# without.
 
 # %%
 draw("02.cached_attention", cached_attention)
@@ -98,14 +100,14 @@ draw("02.cached_attention", cached_attention)
 # %% [markdown] exercise="02.ragged"
 # ## 3. Sequences of different lengths
 #
-# A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each sequence
-# keeps a different number of draft tokens. Yet nothing has to be moved or padded: each sequence has its length, and a mask
-# says which slots count.
+# A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each
+# sequence keeps a different number of draft tokens. Yet nothing has to be moved or padded: each sequence has its
+# length, and a mask says which slots count.
 #
 # A forward pass brings `count` new tokens to every sequence. New token $t$ of sequence $b$ is stored in slot
-# $\text{lengths}_b + t$. It may see the past of its sequence, the new tokens before it, and itself. Here is the mask of a
-# sequence of length 2 in a pass of 2 new tokens, where another sequence makes the batch 3 slots longer (`p` past, `n` new,
-# `-` stale, `#` seen):
+# $\text{lengths}_b + t$. It may see the past of its sequence, the new tokens before it, and itself. Here is the mask of
+# a sequence of length 2 in a pass of 2 new tokens, where another sequence makes the batch 3 slots longer (`p` past, `n`
+# new, `-` stale, `#` seen):
 #
 # ```
 # slots      p p n n - - -
@@ -137,8 +139,9 @@ def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
 check("02.ragged", visible)
 
 # %% [markdown]
-# Look at the mask that your function makes. For each sequence the seen part should be a staircase that begins right after the past and ends before the
-# stale slots. To *rewind* a sequence is now simply to lower its length: nothing is erased, because the mask hides it.
+# Look at the mask that your function makes. For each sequence the seen part should be a staircase that begins right
+# after the past and ends before the stale slots. To *rewind* a sequence is now simply to lower its length: nothing is
+# erased, because the mask hides it.
 
 # %%
 draw("02.ragged", visible)

@@ -35,7 +35,8 @@ print(f"{target.config.num_layers} layers, {target.num_parameters / 1e6:.1f} mil
 print(f"a vocabulary of {target.config.vocab_size} tokens")
 
 # %% [markdown]
-# We call it the **target model**, or target for short: the model whose output we want. Give it the beginning of a story.
+# We call it the **target model**, or target for short: the model whose output we want. Give it the beginning of a
+# story.
 
 # %% tags=["nbval-ignore-output"]
 story = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
@@ -43,8 +44,8 @@ print("Once upon a time" + story.text)
 
 # %% [markdown]
 # At each step the model computes a probability for every token of its vocabulary. With a temperature above 0, the next
-# token is *sampled* from this distribution. The seed fixes the random numbers, so the same seed gives the same story and
-# another seed gives a different one. Change the seed above and try it.
+# token is *sampled* from this distribution. The seed fixes the random numbers, so the same seed gives the same story
+# and another seed gives a different one. Change the seed above and try it.
 
 # %%
 same = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
@@ -55,8 +56,8 @@ print("seed 1, same tokens:", other.tokens == story.tokens)
 # %% [markdown]
 # ## What goes in and what comes out
 #
-# A model sees neither letters nor words. It sees **tokens**, which are numbers that stand for pieces of text. This is how
-# the prompt looks to the model:
+# A model sees neither letters nor words. It sees **tokens**, which are numbers that stand for pieces of text. This is
+# how the prompt looks to the model:
 
 # %%
 prompt = target.encode("Once upon a time")
@@ -67,8 +68,8 @@ for token in prompt:
 # ## One forward pass, one token
 #
 # How many forward passes does an output take, and how many tokens go through the model in each? A forward hook, which
-# PyTorch calls after every pass, can count them. This time the temperature is 0, so the model always takes the token with
-# the highest probability. That is called **greedy decoding**.
+# PyTorch calls after every pass, can count them. This time the temperature is 0, so the model always takes the token
+# with the highest probability. That is called **greedy decoding**.
 
 # %%
 passes = []
@@ -91,9 +92,9 @@ print("tokens processed in each pass:", *passes)
 # token, the one that was generated last, and gives the distribution of the next one. This second phase is called
 # **decode**.
 #
-# Decode cannot run ahead, because the second new token depends on the first and the third depends on the second. So forty
-# tokens take forty passes, one after the other. The loop is short enough to read now: [`Decoder.next`](../minispec/generate.py)
-# is one step of it, and `decode` repeats the step until the output ends.
+# Decode cannot run ahead, because the second new token depends on the first and the third depends on the second. So
+# forty tokens take forty passes, one after the other. The loop is short enough to read now:
+# [`Decoder.next`](../minispec/generate.py) is one step of it, and `decode` repeats the step until the output ends.
 
 # %% [markdown]
 # ## Predict
@@ -108,8 +109,8 @@ guess
 # %% [markdown]
 # ## Run
 #
-# [`verify_curve`](../minispec/bench/measure.py) runs the two passes in alternation and takes the median of each, because a
-# single timing says little on a machine that also does other things.
+# [`verify_curve`](../minispec/bench/measure.py) runs the two passes in alternation and takes the median of each,
+# because a single timing says little on a machine that also does other things.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)
@@ -127,12 +128,12 @@ print("on this machine:", measure.machine()["cpu"])
 
 # %% [markdown]
 # Five tokens cost much less than five times as much as one. The reason is that a pass has costs which it pays once,
-# however many tokens it processes. Above all, every weight must travel from memory to the arithmetic units. For a model as
-# small as this one, the Python code around the arithmetic counts as well. A single token bears these costs alone, while
-# five tokens share them.
+# however many tokens it processes. Above all, every weight must travel from memory to the arithmetic units. For a model
+# as small as this one, the Python code around the arithmetic counts as well. A single token bears these costs alone,
+# while five tokens share them.
 #
-# For a large model on a GPU, reading the weights is nearly the whole cost of a decode pass, and more than a hundred tokens
-# can share it. Lesson 01 computes how many. This is the one fact on which the rest of the course rests.
+# For a large model on a GPU, reading the weights is nearly the whole cost of a decode pass, and more than a hundred
+# tokens can share it. Lesson 01 computes how many. This is the one fact on which the rest of the course rests.
 
 # %% [markdown]
 # ## What a cheap extra token is good for
@@ -171,17 +172,17 @@ print(f"{right} right, then a correction: {right + 1} tokens from one pass")
 print("the target's own output:", [*spoiled[:right], correction] == greedy.tokens[: right + 1])
 
 # %% [markdown]
-# This is **speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318). A cheap
-# **drafter** guesses a few tokens, the **draft**. The target processes all of them in one pass and keeps those that it
-# agrees with, which are called **accepted**. It replaces the first wrong token by its own choice and discards everything
-# after it. A bad guess therefore costs some time, but it does not change the output.
+# This is **speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318). A
+# cheap **drafter** guesses a few tokens, the **draft**. The target processes all of them in one pass and keeps those
+# that it agrees with, which are called **accepted**. It replaces the first wrong token by its own choice and discards
+# everything after it. A bad guess therefore costs some time, but it does not change the output.
 #
-# Here the target was greedy, but the method works with sampling as well, and then the promise is that the output follows
-# exactly the target's distribution; lesson 06 proves this. Both statements hold in exact arithmetic. Real hardware rounds,
-# and lesson 14 shows what rounding can change.
+# Here the target was greedy, but the method works with sampling as well, and then the promise is that the output
+# follows exactly the target's distribution; lesson 06 proves this. Both statements hold in exact arithmetic. Real
+# hardware rounds, and lesson 14 shows what rounding can change.
 #
-# How much is there to gain? Suppose that each of four draft tokens is accepted with probability α, whatever came before it.
-# Then one pass of the target gives this many tokens on average:
+# How much is there to gain? Suppose that each of four draft tokens is accepted with probability α, whatever came before
+# it. Then one pass of the target gives this many tokens on average:
 
 # %%
 for alpha in (0.2, 0.4, 0.6, 0.8):
@@ -195,9 +196,9 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # %% [markdown]
 # ## Watch it run
 #
-# `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens and `micro` verifies them in one
-# forward pass, and this is repeated until the output is complete. One such iteration of drafting and verifying is called a
-# **cycle** in this course.
+# `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens and `micro` verifies them
+# in one forward pass, and this is repeated until the output is complete. One such iteration of drafting and verifying
+# is called a **cycle** in this course.
 
 # %%
 draft = ms.load("micro-draft", device="cpu")
@@ -214,9 +215,9 @@ print("the same output:", fast.tokens == slow.tokens)
 viz.cycle_stepper(target, draft, question, fast)
 
 # %% [markdown]
-# Press play and watch the marks. A token marked ✓ was drafted and accepted, → replaced a wrong draft token, ✗ was discarded, and + was added
-# by the target in a cycle in which every draft token was accepted. *Your task:* find a cycle in which nothing was accepted,
-# and say how many tokens it still gave. Lesson 05 takes this loop apart.
+# Press play and watch the marks. A token marked ✓ was drafted and accepted, → replaced a wrong draft token, ✗ was
+# discarded, and + was added by the target in a cycle in which every draft token was accepted. *Your task:* find a cycle
+# in which nothing was accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
 
 # %% [markdown]
 # ## Where the course goes
@@ -247,9 +248,11 @@ viz.cycle_stepper(target, draft, question, fast)
 # %% [markdown]
 # ## Choose a path
 #
-# **On your own.** Take the lessons in order, one per sitting, and commit to every prediction before you run the next cell.
+# **On your own.** Take the lessons in order, one per sitting, and commit to every prediction before you run the next
+# cell.
 #
-# **With an interview in a week.** Start with 01, 02 and 05. Then take 06, and write its proof on paper once without looking.
+# **With an interview in a week.** Start with 01, 02 and 05. Then take 06, and write its proof on paper once without
+# looking.
 #
 # **With a class.** The course fills six weeks with two lessons per week, and its homework checks itself.
 #
@@ -259,9 +262,9 @@ viz.cycle_stepper(target, draft, question, fast)
 # ## In production
 #
 # Speculative decoding is part of the servers you may have used. In vLLM it is switched on with `speculative_config`, in
-# SGLang with `--speculative-algorithm`, and in TensorRT-LLM again with a `speculative_config`. Hugging Face transformers
-# calls it assisted generation: `generate(…, assistant_model=draft)`. The names prefill and decode are used nearly
-# everywhere; TensorRT-LLM says context phase and generation phase.
+# SGLang with `--speculative-algorithm`, and in TensorRT-LLM again with a `speculative_config`. Hugging Face
+# transformers calls it assisted generation: `generate(…, assistant_model=draft)`. The names prefill and decode are used
+# nearly everywhere; TensorRT-LLM says context phase and generation phase.
 
 # %% [markdown]
 # ## Check yourself
@@ -269,20 +272,21 @@ viz.cycle_stepper(target, draft, question, fast)
 # <details><summary>An output of 200 tokens follows a prompt of 50 tokens. How many forward passes does plain
 # autoregressive decoding take?</summary>
 #
-# It takes 200. The first pass processes the whole prompt and gives the first new token, and each later pass gives one more.
+# It takes 200. The first pass processes the whole prompt and gives the first new token, and each later pass gives one
+# more.
 # </details>
 #
 # <details><summary>Why is a pass over five tokens not five times as slow as a pass over one?</summary>
 #
-# Part of its cost does not depend on the number of tokens. Above all, the weights are read from memory once per pass, and
-# all tokens of the pass share that reading.
+# Part of its cost does not depend on the number of tokens. Above all, the weights are read from memory once per pass,
+# and all tokens of the pass share that reading.
 # </details>
 #
 # <details><summary>A drafter guesses four tokens. The first two are right and the third is wrong. The fourth happens to be
 # what the target prefers at that position of the guess. How many tokens does the pass give?</summary>
 #
-# It gives three: two accepted tokens and the correction. The fourth token was judged as the continuation of a wrong third
-# token, so it has to be discarded.
+# It gives three: two accepted tokens and the correction. The fourth token was judged as the continuation of a wrong
+# third token, so it has to be discarded.
 # </details>
 
 # %% [markdown]
@@ -292,7 +296,8 @@ viz.cycle_stepper(target, draft, question, fast)
 #   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): the idea of this lesson in full; sections 1 and 2 can be
 #   read now. What we call k is γ in this paper.
 # - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
-#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same sampler, found independently and tried on a 70B model.
+#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same sampler, found independently and tried on a 70B
+#   model.
 # - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
 #   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy ancestor of the idea.
 #
@@ -301,6 +306,6 @@ viz.cycle_stepper(target, draft, question, fast)
 # %% [markdown]
 # ## Next
 #
-# - [01 Why decoding is slow](01_why_decoding_is_slow.ipynb): where the time of a forward pass goes, on your machine and on
-#   others.
+# - [01 Why decoding is slow](01_why_decoding_is_slow.ipynb): where the time of a forward pass goes, on your machine and
+#   on others.
 # - In a terminal, `minispec demo` shows the same loop generating a story, with the speed-up predicted and measured.

@@ -4,8 +4,8 @@
 # *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
 # A GPU can do hundreds of trillions of operations per second, and yet a model of a few billion parameters generates at
-# most a few hundred tokens per second for one user. This lesson finds out what the GPU is waiting for. The answer decides which of the later techniques
-# can help, and when.
+# most a few hundred tokens per second for one user. This lesson finds out what the GPU is waiting for. The answer
+# decides which of the later techniques can help, and when.
 #
 # You will be able to
 #
@@ -30,8 +30,8 @@ print(f"{target.num_parameters:,} parameters, {4 * target.num_parameters:,} byte
 # %% [markdown]
 # ## Two kinds of forward pass
 #
-# Lesson 00 found that generating takes two kinds of forward pass. Count once more how many tokens go through the model in
-# each of them, with a longer prompt.
+# Lesson 00 found that generating takes two kinds of forward pass. Count once more how many tokens go through the model
+# in each of them, with a longer prompt.
 
 # %%
 passes = []
@@ -43,15 +43,16 @@ print("tokens processed in each pass:", *passes)
 # %% [markdown]
 # The first pass is **prefill**, which takes the whole prompt at once. The others are **decode**, with one token each.
 #
-# Both kinds use the same weights, and all of them. What differs is how much work is done with a weight once it has arrived
-# from memory. In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be the number
-# of parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number of tokens that
-# each sequence brings to the pass. Counting a multiplication and an addition as one FLOP each, the pass costs
+# Both kinds use the same weights, and all of them. What differs is how much work is done with a weight once it has
+# arrived from memory. In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be
+# the number of parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number
+# of tokens that each sequence brings to the pass. Counting a multiplication and an addition as one FLOP each, the pass
+# costs
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# Does a real pass agree with the formula? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the linear layers and
-# counts what they multiply.
+# Does a real pass agree with the formula? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the
+# linear layers and counts what they multiply.
 
 # %%
 for tokens in (1, 5, 64):
@@ -78,8 +79,9 @@ for tokens in (1, 5, 32, 256):
     print(f"{tokens:3d} tokens in the pass: {experts:5.1f} of 256 experts are read")
 
 # %% [markdown]
-# So verifying four draft tokens at batch size 1 makes such a model read nearly five times as many experts. Everything in
-# the rest of this lesson is about dense models; keep this exception in mind when somebody says "the weights are read once".
+# So verifying four draft tokens at batch size 1 makes such a model read nearly five times as many experts. Everything
+# in the rest of this lesson is about dense models; keep this exception in mind when somebody says "the weights are read
+# once".
 
 # %% [markdown]
 # ## Arithmetic intensity
@@ -89,8 +91,8 @@ for tokens in (1, 5, 32, 256):
 #
 # $$I = \frac{2 \, N \, B \, M}{N \cdot \text{bytes per parameter}} = \frac{2 \, B \, M}{\text{bytes per parameter}}$$
 #
-# In bf16 a parameter has two bytes, so the intensity is simply $B \cdot M$, the number of tokens in the pass. The size of
-# the model has cancelled. The function is [`arithmetic_intensity`](../minispec/theory.py).
+# In bf16 a parameter has two bytes, so the intensity is simply $B \cdot M$, the number of tokens in the pass. The size
+# of the model has cancelled. The function is [`arithmetic_intensity`](../minispec/theory.py).
 
 # %%
 print("tokens in the pass   float32   bf16   int4     (FLOP per byte)")
@@ -101,8 +103,8 @@ for tokens in (1, 5, 64, 2048):
 # %% [markdown]
 # ## Predict
 #
-# A GPU reads from memory and computes at the same time. How fast it does both can be taken from the data sheet, or it can
-# be measured with a large copy and a large matrix product, which gives less. Here are both for an H200 in bf16:
+# A GPU reads from memory and computes at the same time. How fast it does both can be taken from the data sheet, or it
+# can be measured with a large copy and a large matrix product, which gives less. Here are both for an H200 in bf16:
 
 # %%
 H200 = theory.H200
@@ -110,8 +112,8 @@ for gpu in (H200, theory.H200_SHEET):
     print(f"{gpu.bandwidth / 1e12:.1f} TB/s   {gpu.flops / 1e12:.0f} TFLOP/s   {gpu.name}")
 
 # %% [markdown]
-# Wherever this lesson says H200 without more, it uses the measured pair, 4.2 TB/s and 790 TFLOP/s. Now let this GPU decode
-# with a model of 8 billion parameters in bf16, at batch size 1, one token per pass.
+# Wherever this lesson says H200 without more, it uses the measured pair, 4.2 TB/s and 790 TFLOP/s. Now let this GPU
+# decode with a model of 8 billion parameters in bf16, at batch size 1, one token per pass.
 
 # %% tags=["nbval-ignore-output"]
 used = viz.predict("Which share of its arithmetic does the H200 use?", "%")
@@ -138,10 +140,10 @@ print(f"the pass takes           {1e3 * theory.pass_time(H200, 8e9):.2f} ms at b
 used.reveal(round(100 * flops / theory.pass_time(H200, 8e9) / H200.flops, 2))
 
 # %% [markdown]
-# The arithmetic units wait nearly all of the time. The same holds for decoding with any large dense model at a small batch
-# size, and such a pass is called **memory-bound**. The cause is not that generation is sequential, which is a separate
-# problem, and not that attention is slow. The cause is that each byte is used for a single operation, while the GPU could
-# do far more with it in the time that the next byte takes to arrive.
+# The arithmetic units wait nearly all of the time. The same holds for decoding with any large dense model at a small
+# batch size, and such a pass is called **memory-bound**. The cause is not that generation is sequential, which is a
+# separate problem, and not that attention is slow. The cause is that each byte is used for a single operation, while
+# the GPU could do far more with it in the time that the next byte takes to arrive.
 #
 # How much more? There is an intensity at which reading and computing take equally long. It is the peak divided by the
 # bandwidth, a property of the machine alone, and it is called the **ridge point** (or ops:byte ratio; our function is
@@ -158,9 +160,9 @@ for hardware in (theory.H200, theory.H200_SHEET, theory.H100, theory.A100, theor
 # %% [markdown]
 # ## Your machine
 #
-# What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large block
-# of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random ones will do,
-# because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds.
+# What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
+# block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
+# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here()
@@ -174,9 +176,9 @@ print(f"so a pass in float32 should be memory-bound up to {free:.0f} tokens")
 # ## Play: the roofline explorer
 #
 # The roof is the most that a machine can do at each intensity. To the left of the ridge it is a slope, because memory
-# decides, and each additional FLOP per byte costs no time. To the right it is flat, because arithmetic decides. The rings
-# show a decode pass and a prefill of 512 tokens, and the dot is the pass that you set. With the model `40M` in float32 on
-# this machine you also see the passes that were just timed.
+# decides, and each additional FLOP per byte costs no time. To the right it is flat, because arithmetic decides. The
+# rings show a decode pass and a prefill of 512 tokens, and the dot is the pass that you set. With the model `40M` in
+# float32 on this machine you also see the passes that were just timed.
 
 # %% tags=["nbval-ignore-output"]
 viz.roofline(here)
@@ -184,23 +186,23 @@ viz.roofline(here)
 # %% [markdown]
 # Three tasks:
 #
-# 1. On this machine, raise the number of tokens from 1 upwards. Do the timed passes flatten where the roof does? They lie
-#    below the roof, because it shows what could be reached, and no real pass reaches it.
-# 2. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the weights
-#    in int4: the same pass moves to the right, because fewer bytes are read for the same work.
+# 1. On this machine, raise the number of tokens from 1 upwards. Do the timed passes flatten where the roof does? They
+#    lie below the roof, because it shows what could be reached, and no real pass reaches it.
+# 2. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the
+#    weights in int4: the same pass moves to the right, because fewer bytes are read for the same work.
 # 3. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
 #    the stored keys and values of every sequence (its KV cache, lesson 02), and no other sequence can use them.
 
 # %% [markdown]
 # ## Why prefill is compute-bound
 #
-# A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the prompt. Is
-# that the reason?
+# A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the
+# prompt. Is that the reason?
 #
-# Attention computes a score for every pair of a token and a token before it (or itself), and then sums as many values. That
-# is $4 \cdot \text{pairs}$ FLOPs per layer for each dimension of its heads, while the linear layers do $2 N$ FLOPs per
-# token. So attention grows with the square of the prompt length and the linear layers in proportion to it. At which prompt
-# length are the two equal, for Llama-3-8B?
+# Attention computes a score for every pair of a token and a token before it (or itself), and then sums as many values.
+# That is $4 \cdot \text{pairs}$ FLOPs per layer for each dimension of its heads, while the linear layers do $2 N$ FLOPs
+# per token. So attention grows with the square of the prompt length and the linear layers in proportion to it. At which
+# prompt length are the two equal, for Llama-3-8B?
 
 # %% tags=["nbval-ignore-output"]
 meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
@@ -222,9 +224,9 @@ meet.reveal(round(N / width, -3))  # 2·N·L = 4·width·L²/2
 
 # %% [markdown]
 # At ordinary prompt lengths attention is a small part of the work, so the explanation cannot be right. Without any
-# attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$ tokens of the
-# prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. For the same reason a
-# prompt that is shorter than the ridge point is memory-bound, quadratic attention or not.
+# attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$ tokens of
+# the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. For the same
+# reason a prompt that is shorter than the ridge point is memory-bound, quadratic attention or not.
 #
 # This also says what the first token costs: the time to the first token is a matter of FLOPs, and the time per further
 # token a matter of bytes.
@@ -237,9 +239,9 @@ print(f"then {1e3 * later:.2f} ms per output token, so a prompt token costs {lat
 # %% [markdown]
 # ## Verification lies in between
 #
-# Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill, and
-# therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. Let $t(M)$ be the
-# time of a pass with $M$ tokens per sequence.
+# Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill,
+# and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. Let
+# $t(M)$ be the time of a pass with $M$ tokens per sequence.
 
 # %%
 print("batch size   FLOP per byte   bound by   t(5) / t(1)")
@@ -251,10 +253,10 @@ for batch in (1, 8, 32, 64, 128):
 print(f"it becomes compute-bound at a batch size of {theory.balance_point(H200) / 5:.0f}")
 
 # %% [markdown]
-# At a small batch size verification is as memory-bound as decode, and **that is why it costs no extra time**. If arithmetic
-# were the limit, five tokens would cost five times as much as one, and drafting could not pay. At a large batch size
-# arithmetic does become the limit, and the gain of speculation shrinks. [`free_tokens`](../minispec/theory.py) computes how
-# many tokens per sequence fit below the ridge point:
+# At a small batch size verification is as memory-bound as decode, and **that is why it costs no extra time**. If
+# arithmetic were the limit, five tokens would cost five times as much as one, and drafting could not pay. At a large
+# batch size arithmetic does become the limit, and the gain of speculation shrinks.
+# [`free_tokens`](../minispec/theory.py) computes how many tokens per sequence fit below the ridge point:
 
 # %%
 for batch in (1, 8, 32, 128):
@@ -281,8 +283,8 @@ for context in (0, 1024, 4096, 8192):
 # %% [markdown]
 # ## Predict, run, reveal: your own $t(5) / t(1)$
 #
-# The roofline has promised a number of free tokens on your machine. How much longer does a real pass over five tokens take
-# there than a pass over one?
+# The roofline has promised a number of free tokens on your machine. How much longer does a real pass over five tokens
+# take there than a pass over one?
 
 # %% tags=["nbval-ignore-output"]
 five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1)?", "times")
@@ -296,12 +298,13 @@ print(f"the roofline says: {max(1, 5 / roof):.2f} times")
 five_for_one.reveal(at[5].ratio)
 
 # %% [markdown]
-# A CPU is a hard case for two reasons. Its ridge point is low, and its matrix library may be made for large products only:
-# some libraries rearrange all weights before they multiply, which is additional reading. [`kernels`](../minispec/kernels.py)
-# therefore has a product that reads each weight once for all tokens, and the model uses it where it is faster.
+# A CPU is a hard case for two reasons. Its ridge point is low, and its matrix library may be made for large products
+# only: some libraries rearrange all weights before they multiply, which is additional reading.
+# [`kernels`](../minispec/kernels.py) therefore has a product that reads each weight once for all tokens, and the model
+# uses it where it is faster.
 #
-# Small models have a third cost that the roofline does not know, the start of each operation. Compare what a pass of `micro`
-# takes with what reading its weights would take:
+# Small models have a third cost that the roofline does not know, the start of each operation. Compare what a pass of
+# `micro` takes with what reading its weights would take:
 
 # %% tags=["nbval-ignore-output"]
 [one] = measure.verify_curve(target, tokens=(1,), context=64, repeat=25)
@@ -310,14 +313,14 @@ print(f"micro, one token: {1e3 * one.time.median:.2f} ms; reading its weights: {
 
 # %% [markdown]
 # If the pass took much longer than the reading, it is **overhead-bound**: neither memory nor arithmetic limits it, but
-# Python and the start of some hundred small operations. (If it took less, the weights stayed in the CPU's cache and were
-# not read from memory at all.)
+# Python and the start of some hundred small operations. (If it took less, the weights stayed in the CPU's cache and
+# were not read from memory at all.)
 
 # %% [markdown]
 # ## Play: memory-bound timing
 #
-# The lines are rooflines, the dots are measurements, and the dotted line is what the tokens would cost if each paid alone.
-# The distance between the dotted line and the dots is what speculation can use.
+# The lines are rooflines, the dots are measurements, and the dotted line is what the tokens would cost if each paid
+# alone. The distance between the dotted line and the dots is what speculation can use.
 
 # %% tags=["nbval-ignore-output"]
 viz.timing(here)
@@ -328,14 +331,14 @@ viz.timing(here)
 # 1. Compare the dots with the line of the same colour. At which $M$ do they leave it, and in which direction?
 # 2. Choose `Llama-3-8B` in bf16 and find the $M$ at which the H200's line rises above 1. Double the batch size, and it
 #    rises at half that $M$.
-# 3. Change the model and nothing else. The H200's line hardly moves, because the size of a model sets the time and not the
-#    ratio.
+# 3. Change the model and nothing else. The H200's line hardly moves, because the size of a model sets the time and not
+#    the ratio.
 
 # %% [markdown]
 # ## What can be done about it
 #
-# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one can
-# either read fewer bytes or let more tokens share them.
+# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one
+# can either read fewer bytes or let more tokens share them.
 #
 # | technique | what it changes | lesson |
 # |---|---|---|
@@ -351,19 +354,20 @@ viz.timing(here)
 # %% [markdown]
 # ## In production
 #
-# - Servers report **TTFT** (time to first token: waiting in the queue, then prefill) separately from the speed of decode,
-#   because different resources limit the two.
-# - For decode there are two metrics that are often confused. **TPOT** (time per output token) is an average over a request:
-#   the time from the first to the last token, divided by the number of tokens after the first. **ITL** (inter-token latency)
-#   is each single gap between two deliveries to the user. Under speculation one delivery may carry several tokens, so TPOT
-#   falls while the gaps stay as long as a cycle of drafting and verifying.
-# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. By default a prompt that does not fit is
-#   cut into pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024, arXiv:2403.02310). In SGLang
-#   `--chunked-prefill-size` cuts the prompt, and with `--enable-mixed-chunk` the pieces share passes with decode.
+# - Servers report **TTFT** (time to first token: waiting in the queue, then prefill) separately from the speed of
+#   decode, because different resources limit the two.
+# - For decode there are two metrics that are often confused. **TPOT** (time per output token) is an average over a
+#   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
+#   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
+#   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
+# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. By default a prompt that does
+#   not fit is cut into pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024,
+#   arXiv:2403.02310). In SGLang `--chunked-prefill-size` cuts the prompt, and with `--enable-mixed-chunk` the pieces
+#   share passes with decode.
 # - Some services run prefill and decode on different machines, since their needs differ. This is called **disaggregated
 #   prefill** in vLLM and **PD disaggregation** in SGLang.
-# - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them off,
-#   together with `torch.compile`, and so shows what both were worth.
+# - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
+#   off, together with `torch.compile`, and so shows what both were worth.
 
 # %% [markdown]
 # ## Check yourself
@@ -371,8 +375,8 @@ viz.timing(here)
 # <details><summary>A model is stored in int4 instead of bf16. Its decode pass is memory-bound before and after. What
 # happens to its time, to its intensity, and to the number of free tokens?</summary>
 #
-# The time falls to about a quarter, provided that the kernel really reads a quarter of the bytes. The intensity becomes four
-# times as high, so only a quarter as many tokens are free.
+# The time falls to about a quarter, provided that the kernel really reads a quarter of the bytes. The intensity becomes
+# four times as high, so only a quarter as many tokens are free.
 # </details>
 #
 # <details><summary>Why does the arithmetic intensity not depend on the size of the model?</summary>
@@ -383,7 +387,8 @@ viz.timing(here)
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>
 #
-# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge point, so it takes about as long as decoding one token.
+# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge point, so it takes about as long as decoding one
+# token.
 # </details>
 
 # %% [markdown]
@@ -395,8 +400,8 @@ viz.timing(here)
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the same accounting for models of 540B parameters.
 # - Shazeer, 2019: *Fast transformer decoding: one write-head is all you need*
 #   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): an early analysis of decoding as a problem of bandwidth.
-# - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative decoding*
-#   ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): what long contexts do to the last table above.
+# - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative
+#   decoding* ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): what long contexts do to the last table above.
 #
 # All papers of the course are in [the references](../docs/references.md).
 

@@ -3,14 +3,15 @@
 #
 # *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
-# In lesson 01 every decode step processed a single token, although attention needs all tokens before it. That works only
-# because the model keeps something of each token it has processed. This lesson asks what is kept, why that is allowed, how
-# much work it saves, how much memory it takes, and how part of it can be undone, which speculative decoding needs.
+# In lesson 01 every decode step processed a single token, although attention needs all tokens before it. That works
+# only because the model keeps something of each token it has processed. This lesson asks what is kept, why that is
+# allowed, how much work it saves, how much memory it takes, and how part of it can be undone, which speculative
+# decoding needs.
 #
 # You will be able to
 #
-# - say what the cache keeps and what work it saves: per output token, attention falls from O(n²) to O(n) and the linear layers from
-#   O(n) to O(1);
+# - say what the cache keeps and what work it saves: per output token, attention falls from O(n²) to O(n) and the linear
+#   layers from O(n) to O(1);
 # - compute its size for a model with multi-head or grouped-query attention;
 # - rewind it, and show that a rewound cache is as good as a fresh one.
 
@@ -31,12 +32,13 @@ print(f"{config.num_kv_heads} key/value heads of {config.head_dim} numbers")
 # %% [markdown]
 # ## The same output, twice
 #
-# In each layer a token compares its **query** with the **keys** of all tokens up to and including itself, and sums their
-# **values**, weighted by the result. The keys and values of a token depend only on that token and on those before it, so they never
-# change once they are computed. They are stored in a **KV cache**, and every later token can use them.
+# In each layer a token compares its **query** with the **keys** of all tokens up to and including itself, and sums
+# their **values**, weighted by the result. The keys and values of a token depend only on that token and on those before
+# it, so they never change once they are computed. They are stored in a **KV cache**, and every later token can use
+# them.
 #
-# The whole idea fits into one loop. Without a cache, every forward pass processes the sequence from its beginning. With a
-# cache, it processes only the tokens that the cache does not hold yet.
+# The whole idea fits into one loop. Without a cache, every forward pass processes the sequence from its beginning. With
+# a cache, it processes only the tokens that the cache does not hold yet.
 
 
 # %%
@@ -63,9 +65,9 @@ print("the same 40 tokens:", with_cache == without)
 # %% [markdown]
 # ## Why it is allowed
 #
-# How do we know that old keys and values stay valid when new tokens arrive? Attention is causal: a token sees what comes
-# before it and nothing that comes after it. So if we change the end of a sequence, the keys and values of its beginning must
-# stay as they were. Test this with two sequences that agree in their first 12 tokens:
+# How do we know that old keys and values stay valid when new tokens arrive? Attention is causal: a token sees what
+# comes before it and nothing that comes after it. So if we change the end of a sequence, the keys and values of its
+# beginning must stay as they were. Test this with two sequences that agree in their first 12 tokens:
 
 # %%
 one = torch.tensor([[*prompt[:12], 100, 200, 300]])
@@ -82,9 +84,9 @@ print("slots whose keys agree:", [slot for slot in range(15) if gap[slot] < 1e-4
 # %% [markdown]
 # ## Count the work
 #
-# A clock would show that the cache is faster, but counting shows why. [`CountWork`](../minispec/course/counting.py) watches
-# every linear layer and every attention of a real pass. We let it count the one step that gives the next token after $n$
-# others, and compare with the formula, [`step_work`](../minispec/theory.py).
+# A clock would show that the cache is faster, but counting shows why. [`CountWork`](../minispec/course/counting.py)
+# watches every linear layer and every attention of a real pass. We let it count the one step that gives the next token
+# after $n$ others, and compare with the formula, [`step_work`](../minispec/theory.py).
 
 
 # %%
@@ -121,8 +123,8 @@ for length in (50, 100, 200, 400):
 # %% [markdown]
 # ## Predict
 #
-# So far we looked at a single step. Now take a whole request: a prompt of 100 tokens, then an output of 100 tokens. How much
-# more goes through the linear layers without a cache, summed over all passes?
+# So far we looked at a single step. Now take a whole request: a prompt of 100 tokens, then an output of 100 tokens. How
+# much more goes through the linear layers without a cache, summed over all passes?
 
 # %% tags=["nbval-ignore-output"]
 saved = viz.predict("How many times as many tokens go through the linear layers without a cache?", "times")
@@ -150,15 +152,15 @@ once = theory.step_work(199, cached=False)
 print("one single pass over 199 tokens:", once, "- the same as with the cache:", once == counts["with"])
 
 # %% [markdown]
-# With a cache, generating an output is exactly as much work as one single pass over the finished sequence, only cut into
-# slices. All repeated work is gone. But the slices still are a hundred passes, one after the other: **the cache makes each
-# pass cheap, it does not make them fewer**. Making them fewer is what speculative decoding is for.
+# With a cache, generating an output is exactly as much work as one single pass over the finished sequence, only cut
+# into slices. All repeated work is gone. But the slices still are a hundred passes, one after the other: **the cache
+# makes each pass cheap, it does not make them fewer**. Making them fewer is what speculative decoding is for.
 
 # %% [markdown]
 # ## Play: the race
 #
-# Does the clock agree with the counts? Each pass of `micro` is timed both ways, in alternation, on your machine, and the race
-# replays these times.
+# Does the clock agree with the counts? Each pass of `micro` is timed both ways, in alternation, on your machine, and
+# the race replays these times.
 
 # %% tags=["nbval-ignore-output"]
 race = viz.measure_race(target, "Once upon a time, a small bear found a red boat.", new_tokens=64)
@@ -194,14 +196,15 @@ print(f"{allocated:,} bytes for {3 * 256} tokens: {allocated // (3 * 256):,} eac
 # %% [markdown]
 # ## Fewer key/value heads
 #
-# In the first transformers each query head had keys and values of its own. This is multi-head attention, **MHA** (Vaswani et
-# al., 2017, arXiv:1706.03762). But only keys and values are cached, so one can save memory by having many query heads and
-# few key/value heads. If a single key/value head serves all query heads, it is called multi-query attention, **MQA**
-# (Shazeer, 2019, arXiv:1911.02150). If each group of query heads shares one, it is called grouped-query attention, **GQA**
-# (Ainslie et al., 2023, arXiv:2305.13245).
+# In the first transformers each query head had keys and values of its own. This is multi-head attention, **MHA**
+# (Vaswani et al., 2017, arXiv:1706.03762). But only keys and values are cached, so one can save memory by having many
+# query heads and few key/value heads. If a single key/value head serves all query heads, it is called multi-query
+# attention, **MQA** (Shazeer, 2019, arXiv:1911.02150). If each group of query heads shares one, it is called
+# grouped-query attention, **GQA** (Ainslie et al., 2023, arXiv:2305.13245).
 #
-# LLaMA-2-7B has 32 layers, 32 query heads of 128 numbers and as many key/value heads, so it keeps 512 KiB per token in bf16.
-# LLaMA-2-70B has ten times as many parameters, in 80 layers with 64 query heads of 128 numbers, but only 8 key/value heads.
+# LLaMA-2-7B has 32 layers, 32 query heads of 128 numbers and as many key/value heads, so it keeps 512 KiB per token in
+# bf16. LLaMA-2-70B has ten times as many parameters, in 80 layers with 64 query heads of 128 numbers, but only 8
+# key/value heads.
 
 # %% tags=["nbval-ignore-output"]
 large = viz.predict("How much does LLaMA-2-70B keep per token?", "KiB")
@@ -219,16 +222,18 @@ for name in ("micro", "smollm2", "Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
 large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 
 # %% [markdown]
-# The larger model keeps less per token. Many texts compute the size with the number of *query* heads. For LLaMA-2-7B that is
-# right, but for LLaMA-2-70B it is wrong by the ratio of the last two columns. So always look for `num_key_value_heads`.
+# The larger model keeps less per token. Many texts compute the size with the number of *query* heads. For LLaMA-2-7B
+# that is right, but for LLaMA-2-70B it is wrong by the ratio of the last two columns. So always look for
+# `num_key_value_heads`.
 #
-# GQA saves memory and bytes to read, but it does not save FLOPs in the scores, because each query head still scores every key.
+# GQA saves memory and bytes to read, but it does not save FLOPs in the scores, because each query head still scores
+# every key.
 
 # %% [markdown]
 # ## Play: the size calculator
 #
-# The thick line is the model as it is, and the thin lines are the designs it did not choose. Where the thick line crosses the
-# level of the weights, a pass reads more cache than weights.
+# The thick line is the model as it is, and the thin lines are the designs it did not choose. Where the thick line
+# crosses the level of the weights, a pass reads more cache than weights.
 
 # %% tags=["nbval-ignore-output"]
 viz.cache_size()
@@ -238,16 +243,17 @@ viz.cache_size()
 #
 # 1. Take `Llama-2-7B` with 16 sequences of 4,096 tokens and compare the cache with the weights. What changes with
 #    `Llama-3-8B`, which has GQA?
-# 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8 bits.
-# 3. Compare one sequence of 131,072 tokens with 32 sequences of 4,096. The size depends on the number of tokens, not on the
-#    number of users.
+# 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8
+#    bits.
+# 3. Compare one sequence of 131,072 tokens with 32 sequences of 4,096. The size depends on the number of tokens, not on
+#    the number of users.
 
 # %% [markdown]
 # ## When the cache outweighs the weights
 #
-# Why does this matter for speed, and not only for memory? Every pass reads the whole cache of a sequence, for that sequence
-# alone, while the weights serve all sequences of the batch. So a larger batch makes the weights cheaper per token, but never
-# the cache. The two are equally expensive at this many cached tokens in the whole batch:
+# Why does this matter for speed, and not only for memory? Every pass reads the whole cache of a sequence, for that
+# sequence alone, while the weights serve all sequences of the batch. So a larger batch makes the weights cheaper per
+# token, but never the cache. The two are equally expensive at this many cached tokens in the whole batch:
 
 # %%
 llama = presets.SHAPES["Llama-3-8B"]
@@ -258,12 +264,12 @@ print(f"Llama-3-8B in bf16: {equal:,.0f} tokens; at batch size 32 that is {equal
 # %% [markdown]
 # ## Rewind
 #
-# When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. They have
-# to be removed, and nothing before them may change. We call that to **rewind** the cache (transformers says *crop*, and vLLM
-# speaks of discarding the rejected slots).
+# When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. They
+# have to be removed, and nothing before them may change. We call that to **rewind** the cache (transformers says
+# *crop*, and vLLM speaks of discarding the rejected slots).
 #
-# Our function is [`KVCache.rewind`](../minispec/cache.py). The cache has a length for each sequence. Attention ignores the slots past
-# this length, so they may hold anything, and the next pass overwrites them.
+# Our function is [`KVCache.rewind`](../minispec/cache.py). The cache has a length for each sequence. Attention ignores
+# the slots past this length, so they may hold anything, and the next pass overwrites them.
 
 # %% tags=["nbval-ignore-output"]
 changed = viz.predict("A cache of 50 tokens drops the last 20. How many bytes change?", "bytes")
@@ -290,8 +296,8 @@ print("keys untouched:", torch.equal(rewound.keys, before), "- the slots past th
 changed.reveal(rewound.lengths.nbytes)
 
 # %% [markdown]
-# The only thing that changes is one integer, the length. To test whether that is enough, we take a fresh cache that has never held the wrong
-# tokens, and process the same four tokens after both.
+# The only thing that changes is one integer, the length. To test whether that is enough, we take a fresh cache that has
+# never held the wrong tokens, and process the same four tokens after both.
 
 # %%
 fresh = target.transformer.new_cache(1, 64)
@@ -304,8 +310,8 @@ print("same keys and values, bit for bit:", kept)
 print("same logits, bit for bit:", same)
 
 # %% [markdown]
-# And what if a program forgets to rewind? Then the model continues a sequence that contains the rejected tokens. Nothing
-# crashes, and no error is raised, but the distribution of the next token is that of another prompt.
+# And what if a program forgets to rewind? Then the model continues a sequence that contains the rejected tokens.
+# Nothing crashes, and no error is raised, but the distribution of the next token is that of another prompt.
 
 # %%
 careless = target.transformer.new_cache(1, 64)
@@ -329,18 +335,18 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # ## In production
 #
 # - In a model's `config.json` the number to look for is `num_key_value_heads`.
-# - vLLM takes a share of the card's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses the
-#   rest for the cache. Its log then says how many tokens fit, by the division you did above. In SGLang the share is set with
-#   `--mem-fraction-static`.
+# - vLLM takes a share of the card's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses
+#   the rest for the cache. Its log then says how many tokens fit, by the division you did above. In SGLang the share is
+#   set with `--mem-fraction-static`.
 # - `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache in both servers.
 # - Neither keeps the cache of a sequence in one piece, as we do here. They cut it into blocks, which is the subject of
 #   lesson 03.
-# - A rewind is a change of a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by the number
-#   of rejected tokens.
-# - DeepSeek's multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), keeps one compressed vector per
-#   token and layer (512 numbers) plus one small key that carries the rotary position (64 numbers). At decode it does not
-#   rebuild keys and values from the compressed vector. The matrices that would do so are multiplied into the query and output
-#   projections (*weight absorption*), so that attention works on the compressed vectors directly.
+# - A rewind is a change of a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by the
+#   number of rejected tokens.
+# - DeepSeek's multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), keeps one compressed vector
+#   per token and layer (512 numbers) plus one small key that carries the rotary position (64 numbers). At decode it
+#   does not rebuild keys and values from the compressed vector. The matrices that would do so are multiplied into the
+#   query and output projections (*weight absorption*), so that attention works on the compressed vectors directly.
 
 # %% [markdown]
 # ## Check yourself
@@ -358,8 +364,8 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # <details><summary>A layer keeps a running state, like a state-space model, instead of keys and values. Can you rewind
 # it by changing a length?</summary>
 #
-# No. The state has mixed all tokens into one, so going back needs a copy from before, or processing the tokens again. A KV
-# cache can be rewound because each token has a slot of its own.
+# No. The state has mixed all tokens into one, so going back needs a copy from before, or processing the tokens again. A
+# KV cache can be rewound because each token has a slot of its own.
 # </details>
 
 # %% [markdown]
@@ -370,8 +376,8 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # - Ainslie et al., 2023: *GQA: training generalized multi-query transformer models from multi-head checkpoints*
 #   ([arXiv:2305.13245](https://arxiv.org/abs/2305.13245)): how many key/value heads are enough.
 # - DeepSeek-AI, 2024: *DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model*
-#   ([arXiv:2405.04434](https://arxiv.org/abs/2405.04434)): a cache of compressed vectors instead of fewer heads, and weight
-#   absorption.
+#   ([arXiv:2405.04434](https://arxiv.org/abs/2405.04434)): a cache of compressed vectors instead of fewer heads, and
+#   weight absorption.
 # - Su et al., 2021: *RoFormer: enhanced transformer with rotary position embedding*
 #   ([arXiv:2104.09864](https://arxiv.org/abs/2104.09864)): why a cached key belongs to one position.
 #

@@ -4,7 +4,8 @@
 # *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
 # A server keeps the KV caches of many requests in one memory. How many requests fit decides how many of them share a
-# forward pass, and that decides what a token costs. So this lesson asks where the memory goes, and how to waste little of it.
+# forward pass, and that decides what a token costs. So this lesson asks where the memory goes, and how to waste little
+# of it.
 #
 # You will be able to
 #
@@ -30,13 +31,13 @@ target = ms.load("micro", device="cpu")
 # %% [markdown]
 # ## One contiguous piece per request
 #
-# The obvious way is to give every request one contiguous piece of memory. But how large should the piece be? How long an
-# output becomes is known only when it ends, so a careful server reserves room for the longest sequence it allows. The part of
-# the reservation that the sequence does not fill stays empty, and no other request can use it. This is **internal
-# fragmentation**.
+# The obvious way is to give every request one contiguous piece of memory. But how large should the piece be? How long
+# an output becomes is known only when it ends, so a careful server reserves room for the longest sequence it allows.
+# The part of the reservation that the sequence does not fill stays empty, and no other request can use it. This is
+# **internal fragmentation**.
 #
-# A **slot** is the memory for the keys and values of one token. We measure waste as the share of the reserved slots that
-# hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
+# A **slot** is the memory for the keys and values of one token. We measure waste as the share of the reserved slots
+# that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
 #
 # $$\text{waste} = \frac{R - L}{R} = 1 - \frac{L}{R}$$
 
@@ -47,9 +48,9 @@ for length in (2048, 1024, 512, 300):
 # %% [markdown]
 # ## Predict
 #
-# Now take a whole server. It has 32,768 slots and reserves 2,048 of them for each request. The prompts have 100 to 1,024
-# tokens and so do the outputs, with all lengths equally likely. Sequences grow while they run, so a reservation is emptiest
-# at its start.
+# Now take a whole server. It has 32,768 slots and reserves 2,048 of them for each request. The prompts have 100 to
+# 1,024 tokens and so do the outputs, with all lengths equally likely. Sequences grow while they run, so a reservation
+# is emptiest at its start.
 #
 # What share of the reserved slots holds no token, on average over the whole run?
 
@@ -60,8 +61,8 @@ reserved_and_empty
 # %% [markdown]
 # ## Run
 #
-# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one token per
-# step, and counts at every tenth step how many of the reserved slots hold a token.
+# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one
+# token per step, and counts at every tenth step how many of the reserved slots hold a token.
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
@@ -77,15 +78,15 @@ print(f"steps until all served: {contiguous['steps']:,}")
 reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 
 # %% [markdown]
-# More than half of the reserved memory is kept for tokens that never come. What this costs is not so much the memory as the
-# batch size. A request that gets no memory has to wait, so fewer requests share each reading of the weights, and every token
-# becomes more expensive.
+# More than half of the reserved memory is kept for tokens that never come. What this costs is not so much the memory as
+# the batch size. A request that gets no memory has to wait, so fewer requests share each reading of the weights, and
+# every token becomes more expensive.
 
 # %% [markdown]
 # ## Exact reservations do not solve it
 #
-# Suppose that every request announced how much it needs and got exactly that. Would this solve the problem? Here is a memory of 12
-# slots. Four requests take 3 slots each, and then the first and the third finish.
+# Suppose that every request announced how much it needs and got exactly that. Would this solve the problem? Here is a
+# memory of 12 slots. Four requests take 3 slots each, and then the first and the third finish.
 
 # %%
 pool = ContiguousPool(num_blocks=12, block_size=1, max_length=12)
@@ -99,17 +100,18 @@ print("a request for 4 contiguous slots:", "refused" if pool.start("E", reserve=
 
 # %% [markdown]
 # Six slots are free, and yet a request for four is refused, because no gap is wide enough. This is **external
-# fragmentation**: it lies between the reservations, while internal fragmentation lies inside them. If all reservations have
-# the same size, there are no useless gaps, but then the waste inside is largest. One could move the requests together
-# (compaction), but that would copy gigabytes while users wait.
+# fragmentation**: it lies between the reservations, while internal fragmentation lies inside them. If all reservations
+# have the same size, there are no useless gaps, but then the waste inside is largest. One could move the requests
+# together (compaction), but that would copy gigabytes while users wait.
 
 # %% [markdown]
 # ## Blocks and tables
 #
-# Operating systems had the same problem with the memory of processes, and they solved it with pages. The same idea for the KV
-# cache is called PagedAttention (Kwon et al., 2023, arXiv:2309.06180). The memory is cut into small **blocks** of equal size,
-# and blocks are handed out one at a time, wherever they lie. Each request has a **block table**, which lists its blocks in
-# order. A request takes another block when its last one is full, and returns all of them when it ends.
+# Operating systems had the same problem with the memory of processes, and they solved it with pages. The same idea for
+# the KV cache is called PagedAttention (Kwon et al., 2023, arXiv:2309.06180). The memory is cut into small **blocks**
+# of equal size, and blocks are handed out one at a time, wherever they lie. Each request has a **block table**, which
+# lists its blocks in order. A request takes another block when its last one is full, and returns all of them when it
+# ends.
 
 # %%
 pool = BlockPool(num_blocks=6, block_size=4)
@@ -123,8 +125,8 @@ for name in "AB":
     print(f"{name}: {pool.tables[name].length} tokens in blocks {pool.table(name)}")
 
 # %% [markdown]
-# The blocks of A are not neighbours, and they need not be, because the table finds every token with one lookup. With $s$ slots
-# per block, the token at position $p$ is in
+# The blocks of A are not neighbours, and they need not be, because the table finds every token with one lookup. With
+# $s$ slots per block, the token at position $p$ is in
 #
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
@@ -135,11 +137,12 @@ print("position:", *(f"{p:3d}" for p in range(9)))
 print("slot:    ", *(f"{slot:3d}" for slot in pool.slots("A", 0, 9)))
 
 # %% [markdown]
-# External fragmentation is gone, because any free block serves any request. What remains is the empty end of each last block.
+# External fragmentation is gone, because any free block serves any request. What remains is the empty end of each last
+# block.
 #
-# Attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, stores new keys and
-# values in their slots and gathers the old ones from theirs. Does it compute the same as the contiguous cache of lesson 02?
-# Here the same tokens go through both, once contiguously and once in scattered blocks:
+# Attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, stores new
+# keys and values in their slots and gathers the old ones from theirs. Does it compute the same as the contiguous cache
+# of lesson 02? Here the same tokens go through both, once contiguously and once in scattered blocks:
 
 # %%
 tokens = torch.tensor([target.encode("The old dog was tired. He went to the")])
@@ -154,8 +157,8 @@ print("same logits:", torch.allclose(found, expected, atol=1e-3))
 print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()))
 
 # %% [markdown]
-# Paging does not make a single attention faster; following the table even costs a little. What it gives is room. Here are the
-# same requests as above in the same memory, but in blocks of 16 slots:
+# Paging does not make a single attention faster; following the table even costs a little. What it gives is room. Here
+# are the same requests as above in the same memory, but in blocks of 16 slots:
 
 # %%
 paged = memory.serve(BlockPool(2048, 16, enable_prefix_caching=False), requests)
@@ -167,8 +170,8 @@ print(f"{'steps until all served':24}{contiguous['steps']:>12,}{paged['steps']:>
 # %% [markdown]
 # ## What paging wastes
 #
-# How much is the waste that remains? A sequence of $L$ tokens leaves $-L \bmod s$ slots of its last block empty, which is
-# anything from 0 to $s - 1$. Over sixteen consecutive lengths, every remainder occurs once:
+# How much is the waste that remains? A sequence of $L$ tokens leaves $-L \bmod s$ slots of its last block empty, which
+# is anything from 0 to $s - 1$. Over sixteen consecutive lengths, every remainder occurs once:
 
 # %%
 empty = [theory.wasted_slots(length, block=16) for length in range(100, 116)]
@@ -176,13 +179,13 @@ print("empty slots:", *empty)
 print("on average: ", sum(empty) / len(empty))
 
 # %% [markdown]
-# So a sequence leaves $e = (s - 1)/2$ slots empty on average, whatever its length. We measure waste as before, as the share of
-# the reserved slots that hold no token:
+# So a sequence leaves $e = (s - 1)/2$ slots empty on average, whatever its length. We measure waste as before, as the
+# share of the reserved slots that hold no token:
 #
 # $$\text{waste} = \frac{e}{L + e}, \qquad e = \frac{s - 1}{2}$$
 #
-# This is [`theory.block_waste`](../minispec/theory.py). The post with which vLLM was launched in June 2023 says that paging
-# wastes under 4 % in practice, and the figure is often quoted without a condition. For which lengths is it true?
+# This is [`theory.block_waste`](../minispec/theory.py). The post with which vLLM was launched in June 2023 says that
+# paging wastes under 4 % in practice, and the figure is often quoted without a condition. For which lengths is it true?
 
 # %% [markdown]
 # ## Predict
@@ -207,29 +210,30 @@ for length in (20, 50, 100, 200, 500, 1000, 4000):
 long_enough.reveal(next(length for length in range(1, 1000) if theory.block_waste(length) <= 0.04))
 
 # %% [markdown]
-# So "under 4 %" is a statement about lengths as much as about paging. A server of short chats wastes more, and one of long
-# documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a slightly larger
-# number. Either is fine, as long as both sides of a comparison use the same one.) The block size matters as well:
+# So "under 4 %" is a statement about lengths as much as about paging. A server of short chats wastes more, and one of
+# long documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a
+# slightly larger number. Either is fine, as long as both sides of a comparison use the same one.) The block size
+# matters as well:
 
 # %%
 print("waste at L = 200:", {block: f"{theory.block_waste(200, block):.1%}" for block in (1, 8, 16, 32, 128)})
 
 # %% [markdown]
-# Why not take blocks of one slot, then? The tables would become long, each lookup would jump to another address, and a GPU
-# reads contiguous memory best. Large blocks have another disadvantage besides waste, which the next section shows: they share
-# less.
+# Why not take blocks of one slot, then? The tables would become long, each lookup would jump to another address, and a
+# GPU reads contiguous memory best. Large blocks have another disadvantage besides waste, which the next section shows:
+# they share less.
 
 # %% [markdown]
 # ## Prefix caching
 #
-# Many requests begin alike, with the same instructions, the same document or the same conversation so far. Their first blocks
-# would hold the very same keys and values. Since requests find their blocks by a table, two of them can simply list the same
-# block. A **reference count** per block says in how many tables it is. Reusing the blocks of an equal beginning is called
-# **prefix caching**.
+# Many requests begin alike, with the same instructions, the same document or the same conversation so far. Their first
+# blocks would hold the very same keys and values. Since requests find their blocks by a table, two of them can simply
+# list the same block. A **reference count** per block says in how many tables it is. Reusing the blocks of an equal
+# beginning is called **prefix caching**.
 #
-# How does a new request find such blocks? Each full block is registered under a hash of its tokens *and of the hash of the
-# block before it*. The hash then stands for all tokens up to the end of the block. That is necessary, because keys and values
-# depend on all tokens before them.
+# How does a new request find such blocks? Each full block is registered under a hash of its tokens *and of the hash of
+# the block before it*. The hash then stands for all tokens up to the end of the block. That is necessary, because keys
+# and values depend on all tokens before them.
 
 # %%
 one = block_hash(b"", [1, 2, 3, 4])
@@ -254,11 +258,11 @@ print("tokens of B that need not be computed:", known)
 print("tokens of both:", pool.stats().tokens, "· slots that hold them:", pool.stats().tokens_stored)
 
 # %% [markdown]
-# The instructions have 10 tokens, but only 8 of them are shared, because only **full** blocks are registered. Smaller blocks
-# follow the common beginning more closely.
+# The instructions have 10 tokens, but only 8 of them are shared, because only **full** blocks are registered. Smaller
+# blocks follow the common beginning more closely.
 #
-# Prefix caching saves memory, and it saves work. Below, the real engine serves eight prompts with a common beginning, first
-# without and then with prefix caching. It processes fewer tokens and generates the same outputs.
+# Prefix caching saves memory, and it saves work. Below, the real engine serves eight prompts with a common beginning,
+# first without and then with prefix caching. It processes fewer tokens and generates the same outputs.
 
 # %%
 beginning = "One day, a little girl named Lily went to the park with her mother and her small dog. "
@@ -274,15 +278,15 @@ for caching in (False, True):
 print("the same outputs:", outputs[0] == outputs[1])
 
 # %% [markdown]
-# Only two of the eight requests ran at a time, so the later ones found blocks whose requests had already finished. A block
-# that no request uses keeps its hash until its memory is needed for something else, and the least recently used block is
-# reused first. Such a block is free and cached at the same time.
+# Only two of the eight requests ran at a time, so the later ones found blocks whose requests had already finished. A
+# block that no request uses keeps its hash until its memory is needed for something else, and the least recently used
+# block is reused first. Such a block is free and cached at the same time.
 
 # %% [markdown]
 # ## Copy on write
 #
-# Sharing has one danger. Suppose you want two outputs for one prompt. The second request is forked from the first: it gets a
-# table of its own with the same blocks, and nothing is copied.
+# Sharing has one danger. Suppose you want two outputs for one prompt. The second request is forked from the first: it
+# gets a table of its own with the same blocks, and nothing is copied.
 
 # %%
 pool = BlockPool(num_blocks=6, block_size=4)
@@ -293,9 +297,9 @@ pool.fork("A", "B")
 print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.refcount)
 
 # %% [markdown]
-# The second block is half full, and both requests are about to store their own seventh token in the same slot. Therefore a
-# request that wants to change a shared block first gets a copy of it. This is **copy on write**. `allocate` returns the copies
-# that the tensors must make before the pass, as pairs (from, to).
+# The second block is half full, and both requests are about to store their own seventh token in the same slot.
+# Therefore a request that wants to change a shared block first gets a copy of it. This is **copy on write**. `allocate`
+# returns the copies that the tensors must make before the pass, as pairs (from, to).
 
 # %%
 print("B needs its next slot, copies:", pool.allocate("B", total=7))
@@ -303,13 +307,13 @@ print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.ref
 print("A needs its next slot, copies:", pool.allocate("A", total=7))
 
 # %% [markdown]
-# B got a block of its own. After that, A was the only request with the old block and could change it in place. The full block
-# before it stays shared for good, because nothing is ever stored in a full block again. So a fork costs one block at most,
-# however long the prompt is.
+# B got a block of its own. After that, A was the only request with the old block and could change it in place. The full
+# block before it stays shared for good, because nothing is ever stored in a full block again. So a fork costs one block
+# at most, however long the prompt is.
 #
-# If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another user's
-# tokens. That is why [`check_pool`](../minispec/serving/integrity.py) recounts all references and blocks, and why the tests
-# call it after every step.
+# If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another
+# user's tokens. That is why [`check_pool`](../minispec/serving/integrity.py) recounts all references and blocks, and
+# why the tests call it after every step.
 
 # %%
 pool.commit("B", [*prompt, 60])
@@ -320,9 +324,9 @@ print("all counts agree:", pool.stats().used_blocks, "blocks used,", pool.stats(
 # %% [markdown]
 # ## Play: the memory map
 #
-# The map shows both kinds of memory side by side at every step. Requests, scheduler and pools are the real ones. Only the
-# model is left out, because it has no influence on which request gets which block; a test compares the map with the real
-# engine, step by step. Press play, or use the arrow keys.
+# The map shows both kinds of memory side by side at every step. Requests, scheduler and pools are the real ones. Only
+# the model is left out, because it has no influence on which request gets which block; a test compares the map with the
+# real engine, step by step. Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
@@ -330,8 +334,8 @@ viz.memory_map()
 # %% [markdown]
 # Three tasks:
 #
-# 1. Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free in
-#    sum. The sentence below the map says when that happens.
+# 1. Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free
+#    in sum. The sentence below the map says when that happens.
 # 2. Switch prefix caching off, and find a step at which a request is preempted, that is, loses its blocks to another.
 #    (Lesson 04 says what becomes of it.)
 # 3. Compare block sizes 4 and 16 at the same step: how much is wasted, and how many blocks are shared?
@@ -339,43 +343,45 @@ viz.memory_map()
 # %% [markdown]
 # ## In production
 #
-# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs, `gpu_memory_utilization` says how
-# much memory the pool may take, and `max_model_len` is our `max_length`. Its pool is called `BlockPool` as well, and
-# `enable_prefix_caching` uses chained hashes as we do here. Its block tables only ever grow at the end. Several samples of one
-# prompt are requests that find each other's full blocks by hash, so the current version needs no copy on write; the version of
-# the paper had it.
+# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs, `gpu_memory_utilization`
+# says how much memory the pool may take, and `max_model_len` is our `max_length`. Its pool is called `BlockPool` as
+# well, and `enable_prefix_caching` uses chained hashes as we do here. Its block tables only ever grow at the end.
+# Several samples of one prompt are requests that find each other's full blocks by hash, so the current version needs no
+# copy on write; the version of the paper had it.
 #
 # **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104), by default with a
 # `page_size` of one token. So it shares prefixes to the last token and leaves no slots empty at the end. Some attention
 # backends need larger pages.
 #
-# **TensorRT-LLM** calls the block size `tokens_per_block`. Attention kernels take the table as an argument (`block_table` in
-# FlashAttention, page indices in FlashInfer), so they need no separate gather, unlike our plain version.
+# **TensorRT-LLM** calls the block size `tokens_per_block`. Attention kernels take the table as an argument
+# (`block_table` in FlashAttention, page indices in FlashInfer), so they need no separate gather, unlike our plain
+# version.
 #
 # Prefix caching between customers has a side channel: the response time reveals whether somebody else has sent the same
-# beginning before. vLLM therefore lets a request bring a `cache_salt`, which goes into the first hash, so that only requests
-# with the same salt share blocks.
+# beginning before. vLLM therefore lets a request bring a `cache_salt`, which goes into the first hash, so that only
+# requests with the same salt share blocks.
 
 # %% [markdown]
 # ## Check yourself
 #
 # <details><summary>Which kind of fragmentation does paging remove, and which does it only reduce?</summary>
 #
-# External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of each
-# request, $(s - 1)/2$ slots on average.
+# External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of
+# each request, $(s - 1)/2$ slots on average.
 # </details>
 #
 # <details><summary>Blocks have 16 slots and two prompts have a common beginning of 100 tokens. How many tokens can the second
 # request share?</summary>
 #
-# It can share 96, which are six full blocks. The other four tokens are in a block that continues differently in each request.
+# It can share 96, which are six full blocks. The other four tokens are in a block that continues differently in each
+# request.
 # </details>
 #
 # <details><summary>A prompt of exactly 32 tokens is sent twice, with blocks of 16. Why does the second request share
 # 16 tokens and not 32?</summary>
 #
-# The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to be
-# computed. Blocks are shared as a whole, so the whole last block is computed again.
+# The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to
+# be computed. Blocks are shared as a whole, so the whole last block is computed again.
 # </details>
 
 # %% [markdown]
@@ -396,4 +402,5 @@ viz.memory_map()
 #
 # - [Exercises 03](../exercises/03_paged_blocks.ipynb): find a slot, allocate for a pass, copy on write, match a prefix.
 # - `minispec drill` asks `fragmentation`, `paged-attention`, `block-waste`, `copy-on-write`, `prefix-caching`.
-# - [04 Continuous batching](04_continuous_batching.ipynb): now that many requests fit, which of them run in the next pass?
+# - [04 Continuous batching](04_continuous_batching.ipynb): now that many requests fit, which of them run in the next
+#   pass?
