@@ -68,7 +68,7 @@ check("03.slot", slots)
 #
 # (The token that the target emits at the end of the pass has no slot yet, because only the next pass processes it.)
 # Keep the blocks that are in the table and append new ones. Take those from the **end** of `free`, one after the other.
-# If there are too few of them, take none and return None.
+# If there are too few of them, take none, and the answer is None.
 #
 # | | | |
 # |---|---|---|
