@@ -54,7 +54,7 @@ def one_flop_per_weight(weights, bits, batch, tokens, context, kv_bytes):
 
 @INTENSITY.mutant
 def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
-    """You take bits for bytes. A parameter of 16 bits has 2 bytes, so divide `bits` by 8."""
+    """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
     return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
 
 
@@ -76,8 +76,9 @@ def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
 
 @INTENSITY.mutant
 def forgets_the_cache(weights, bits, batch, tokens, context, kv_bytes):
-    """You count the weights only. Attention also reads the keys and values of every sequence's context, and with many
-    sequences or long contexts these are more bytes than the weights. Add batch · context · kv_bytes."""
+    """You count the bytes of the weights and nothing else. Attention also reads the keys and values of every sequence's
+    context, and with many sequences or long contexts these are more bytes than the weights. Add batch · context ·
+    kv_bytes to the bytes."""
     return intensity(weights, bits, batch, tokens, 0, 0)
 
 
@@ -91,7 +92,7 @@ def one_cache_for_all_rows(weights, bits, batch, tokens, context, kv_bytes):
 @INTENSITY.mutant
 def cache_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
     """You read a sequence's cache again for each of its tokens. The tokens of a sequence attend to the same keys and
-    values, so one reading serves them all, and a longer draft reads no more. Take tokens out of the bytes."""
+    values, so one reading serves them all, a longer draft reads no more, and tokens does not belong in the bytes."""
     return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
 
 
@@ -174,8 +175,8 @@ ROOFLINE = exercise(
 
 @ROOFLINE.mutant
 def adds_both(bytes_read, flops, bandwidth, peak):
-    """You add the two times, as if the machine first read and then computed. It does both at once, so the shorter time
-    does not show, and that is what makes extra tokens free. Take the longer of the two times."""
+    """You add the two times, as if the machine first read and then computed. It does both at once, so only the longer
+    of the two times counts, and that is what makes extra tokens free."""
     return bytes_read / bandwidth + flops / peak, roofline(bytes_read, flops, bandwidth, peak)[1]
 
 
@@ -207,14 +208,14 @@ def compares_amounts(bytes_read, flops, bandwidth, peak):
 def always_memory(bytes_read, flops, bandwidth, peak):
     """You call every pass limited by memory. That is usually right for decoding one token, but FLOPs grow with the
     tokens of a pass and bytes hardly do, so a long prefill or a large batch reaches the other limit. Compare the two
-    times."""
+    times before you name the limit."""
     return bytes_read / bandwidth, "memory"
 
 
 @ROOFLINE.mutant
 def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
     """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s, and
-    FLOPs are done at the peak, in FLOP/s. Exchange the two divisors."""
+    FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
     return roofline(bytes_read, flops, peak, bandwidth)
 
 
@@ -273,37 +274,37 @@ RIDGE = exercise(
 @RIDGE.mutant
 def counts_the_last_token(weights, bits, batch, context, kv_bytes, bandwidth, peak):
     """You return the number of tokens in the pass. One of them is the last token of the output, which has to be
-    processed in any case, so M tokens verify M − 1 draft tokens. Subtract 1."""
+    processed in any case, so M tokens verify M − 1 draft tokens: subtract 1."""
     ridge = peak / bandwidth
     return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
 
 
 @RIDGE.mutant
 def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You count for a single sequence. Every sequence of the batch brings draft tokens of its own and their FLOPs add
-    up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
+    """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
+    their FLOPs add up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
     return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
 
 
 @RIDGE.mutant
 def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You leave the KV cache out. Reading it takes time as well, more for longer contexts, and in that time more draft
-    tokens can be verified. Hand `context` and `kv_bytes` on to the intensity."""
+    """You leave the KV cache out of the bytes. Reading it takes time as well, more for longer contexts, and in that
+    time more draft tokens can be verified. Hand `context` and `kv_bytes` on to the intensity."""
     return free_drafts(weights, bits, batch, 0, 0, bandwidth, peak)
 
 
 @RIDGE.mutant
 def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You round up. The last of those draft tokens lies beyond the ridge point, so the pass would take longer for it.
-    Round down with math.floor."""
+    """You round up, so the last of those draft tokens lies beyond the ridge point and the pass takes longer for it.
+    Round down with math.floor instead of rounding up."""
     ridge = peak / bandwidth
     return max(0, math.ceil(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
 
 
 @RIDGE.mutant
 def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free, and
-    the answer is 0. Use max(0, …)."""
+    """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free, so
+    the answer has to be 0: use max(0, …)."""
     ridge = peak / bandwidth
     return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
 

@@ -45,7 +45,7 @@ KV_BYTES = exercise(
 @KV_BYTES.mutant
 def query_heads(layers, heads, kv_heads, head_dim, bits, batch, length):
     """You count the query heads. Only keys and values are kept, and under grouped-query attention there are fewer of
-    those, because several query heads share one key/value head. Use kv_heads."""
+    those, because several query heads share one key/value head, so use kv_heads."""
     return kv_gib(layers, heads, heads, head_dim, bits, batch, length)
 
 
@@ -57,28 +57,28 @@ def keys_only(layers, heads, kv_heads, head_dim, bits, batch, length):
 
 @KV_BYTES.mutant
 def bits_for_bytes(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You take bits for bytes, so your cache is eight times too large. Divide `bits` by 8."""
+    """You take bits for bytes, so your cache is eight times too large. Divide `bits` by 8 to get bytes."""
     return kv_gib(layers, heads, kv_heads, head_dim, 8 * bits, batch, length)
 
 
 @KV_BYTES.mutant
 def decimal_gigabytes(layers, heads, kv_heads, head_dim, bits, batch, length):
     """You divide by 10⁹, which gives GB. A GiB is 2³⁰ bytes, 7 % more, and that is enough to run out of memory that
-    seemed to be there. Divide by 2**30."""
+    seemed to be there. Divide by 2**30 instead."""
     return kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length) * 2**30 / 1e9
 
 
 @KV_BYTES.mutant
 def one_row(layers, heads, kv_heads, head_dim, bits, batch, length):
     """You compute the cache of one sequence. The weights are shared by a batch, but every sequence needs a cache of its
-    own. Multiply by batch."""
+    own, so multiply by batch."""
     return kv_gib(layers, heads, kv_heads, head_dim, bits, 1, length)
 
 
 @KV_BYTES.mutant
 def one_layer(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You compute the cache of one layer. Every layer attends with keys and values of its own and keeps them all.
-    Multiply by layers."""
+    """You compute the cache of one layer. Every layer attends with keys and values of its own and keeps them all, so
+    multiply by layers."""
     return kv_gib(1, heads, kv_heads, head_dim, bits, batch, length)
 
 
@@ -188,13 +188,14 @@ def misses_itself(q, keys, values, length):
 @CACHED_ATTENTION.mutant
 def divides_by_d(q, keys, values, length):
     """You divide the scores by D. A sum of D products grows like √D, so √D keeps the scores at the same size for every
-    D, while D makes the softmax nearly flat. Divide by √D."""
+    D, while D makes the softmax nearly flat: divide by √D."""
     return flawed_attention(q, keys, values, length, scale=1 / q.shape[-1])
 
 
 @CACHED_ATTENTION.mutant
 def no_scale(q, keys, values, length):
-    """You leave the scores unscaled, so the softmax puts nearly all weight on one slot. Divide them by √D."""
+    """You leave the scores unscaled, so the softmax puts nearly all weight on one slot. Divide the scores by √D before
+    the softmax."""
     return flawed_attention(q, keys, values, length, scale=1.0)
 
 
@@ -215,7 +216,7 @@ def one_kv_head_for_all(q, keys, values, length):
 @CACHED_ATTENTION.mutant
 def softmax_over_heads(q, keys, values, length):
     """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among the
-    tokens it attends to. Take the softmax over the last dimension."""
+    tokens it attends to, so take the softmax over the last dimension."""
     H, D = q.shape
     owner = torch.arange(H) // (H // len(keys))
     scores = torch.einsum("hd,hsd->hs", q, keys[owner, :length]) / D**0.5
