@@ -82,7 +82,7 @@ def counts_from_start(table, block_size, start, stop):
 @SLOTS.mutant
 def one_slot_too_many(table, block_size, start, stop):
     """You include position stop. The range ends before it, like every range in Python, because the next pass begins at
-    stop. Use range(start, stop)."""
+    stop, so use range(start, stop)."""
     return slots(table, block_size, start, stop + 1)
 
 
@@ -205,7 +205,7 @@ def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
 @ALLOCATOR.mutant
 def forgets_the_last_token(table, free, block_size, length, drafts, accepted):
     """You forget the last token of the output. It was emitted but not processed yet, so it has no slot: the pass stores
-    1 + drafts tokens and keeps 1 + accepted. Add 1 to both counts."""
+    1 + drafts tokens and keeps 1 + accepted, so both counts need 1 more."""
     keep = ceil_div(length + accepted, block_size)
     return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + drafts, keep=keep)
 
@@ -243,7 +243,7 @@ def never_gives_back(table, free, block_size, length, drafts, accepted):
 @ALLOCATOR.mutant
 def loses_blocks(table, free, block_size, length, drafts, accepted):
     """You cut the table, but the blocks that you cut off do not return to the free list. No request has them now, so
-    the pool shrinks with every rejection until nothing is left. Append them to free."""
+    the pool shrinks with every rejection until nothing is left. Append what you cut off to free."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, leaks=True)
 
 
@@ -373,7 +373,7 @@ def copies_everything(table, refcount, block_size, length):
 @COPY_ON_WRITE.mutant
 def source_still_counted(table, refcount, block_size, length):
     """You leave the reference count of the old block as it was, although it is in one table fewer. It will never reach
-    0 again, so the block is lost. Lower the count by 1."""
+    0 again, so the block is lost: lower the count by 1."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     for source, _ in copies:
         counts[source] += 1
@@ -382,8 +382,8 @@ def source_still_counted(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def source_freed(table, refcount, block_size, length):
-    """You set the reference count of the old block to 0, as if only this request had used it. It is still in other
-    tables. Lower the count by 1."""
+    """You set the reference count of the old block to 0, as if only this request had used it. The block is still in
+    other tables, so lower the count by 1 only."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     for source, _ in copies:
         counts[source] = 0
@@ -393,7 +393,7 @@ def source_freed(table, refcount, block_size, length):
 @COPY_ON_WRITE.mutant
 def new_block_not_counted(table, refcount, block_size, length):
     """Your new block keeps a reference count of 0, which means free, so the next request would be given the same block.
-    Set the count to 1."""
+    Set the count of the new block to 1."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     if len(after) > len(table) or copies:
         counts[after[-1]] = 0
@@ -476,7 +476,7 @@ def without_the_parent(prompt, block_size, block_of):
 @PREFIX_HASH.mutant
 def the_whole_prompt(prompt, block_size, block_of):
     """You reuse the whole prompt where it ends with a full block. Then no token is left to compute, but the
-    distribution of the first new token comes from the pass over the last prompt token. Leave at least one token."""
+    distribution of the first new token comes from the pass over the last prompt token, so leave at least one token."""
     found, parent = [], b""
     for end in range(block_size, len(prompt) + 1, block_size):
         parent = block_hash(parent, prompt[end - block_size : end])
