@@ -57,6 +57,7 @@ class Hardware:
 
 
 H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
+H200_SHEET = Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
 H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
 A100 = Hardware("A100 80 GB, bf16, data sheet", 2.0e12, 312e12)
 NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
@@ -236,14 +237,15 @@ def wasted_slots(length: int, block: int = 16) -> int:
 
 
 def block_waste(length: float, block: int = 16) -> float:
-    """Empty slots per token stored, on average over lengths around L: (block − 1)/2 / L.
+    """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
-    >>> block_waste(187.5)  # under 4 % only from here on
+    >>> block_waste(180)  # under 4 % only from here on
     0.04
     """
     _positive(length=length)
     _count(block=block)
-    return (block - 1) / 2 / length
+    empty = (block - 1) / 2
+    return empty / (length + empty)
 
 
 def contiguous_waste(length: int, reserved: int) -> float:

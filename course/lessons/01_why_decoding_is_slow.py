@@ -1,14 +1,18 @@
 # %% [markdown]
 # # 01 Why decoding is slow
 #
-# *Time:* 35 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
+# *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
+#
+# A GPU can do hundreds of trillions of operations per second, and yet a model of a few billion parameters generates at
+# most a few hundred tokens per second for one user. This lesson finds out what the GPU is waiting for. The answer
+# decides which of the later techniques can help, and when.
 #
 # You will be able to
 #
 # - tell prefill from decode by one number, the arithmetic intensity;
-# - draw the roofline of your own machine and place both on it;
-# - say how long a pass takes at best, for any model on any machine;
-# - say when verifying a draft is free, and what ends it.
+# - plot the roofline of your own machine and find both phases on it;
+# - say how long a forward pass of a dense model takes at best, on a given machine;
+# - say when verifying a draft costs no extra time, and when that ends.
 
 # %%
 import torch
@@ -17,71 +21,81 @@ import minispec as ms
 from minispec import theory
 from minispec.bench import measure
 from minispec.course import viz
+from minispec.course.counting import CountWork
 from minispec.course.viz import presets
 
 target = ms.load("micro", device="cpu")
-print(f"{target.num_parameters:,} weights, {measure.weight_bytes(target):,} bytes")
+print(f"{target.num_parameters:,} parameters, {4 * target.num_parameters:,} bytes in float32")
 
 # %% [markdown]
-# ## Two kinds of pass
+# ## Two kinds of forward pass
 #
-# Writing a text takes two kinds of pass. Listen to the model again, and note how many tokens each pass reads.
+# Lesson 00 found that generating takes two kinds of forward pass. Count once more how many tokens go through the model
+# in each of them, with a longer prompt.
 
 # %%
 passes = []
-listener = target.transformer.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].shape[1]))
+hook = target.transformer.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].shape[1]))
 out = ms.generate(target, "Once upon a time there was a little fox who could not sleep.", max_new_tokens=12)
-listener.remove()
-print("tokens read in each pass:", *passes)
+hook.remove()
+print("tokens processed in each pass:", *passes)
 
 # %% [markdown]
-# The first pass is **prefill**: the whole prompt at once. The others are **decode**: one token each.
+# The first pass is **prefill**, which takes the whole prompt at once. The others are **decode**, with one token each.
 #
-# Both kinds use the same weights, all of them. What differs is how much is *done* with a weight once it is there.
-# Every weight is multiplied and added once for each token that goes by. So a pass of $M$ tokens in each of $B$ rows
-# through $N$ weights costs
+# Both kinds use the same weights, and all of them. What differs is how much work is done with a weight once it has
+# arrived from memory. In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be
+# the number of parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number
+# of tokens that each sequence brings to the pass. Counting a multiplication and an addition as one FLOP each, the pass
+# costs
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# That is a claim about real passes, so we count in real passes. Each linear layer reports what it multiplies.
+# Does a real pass agree with the formula? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the
+# linear layers and counts what they multiply.
 
 # %%
-counted = 0
-
-
-def count(linear, inputs, output):
-    global counted
-    rows, tokens, _ = inputs[0].shape  # [B, T, d]
-    counted += 2 * linear.weight.numel() * rows * tokens
-
-
-linears = [module for module in target.transformer.modules() if isinstance(module, torch.nn.Linear)]
-listeners = [linear.register_forward_hook(count) for linear in linears]
 for tokens in (1, 5, 64):
-    counted = 0
-    target.transformer(torch.zeros(1, tokens, dtype=torch.long))
+    with CountWork(target) as counted:
+        target.transformer(torch.zeros(1, tokens, dtype=torch.long))
     formula = theory.pass_flops(target.num_parameters, tokens=tokens)
-    print(f"{tokens:3d} tokens: counted {counted:>13,} FLOP, formula {formula:>13,.0f}, ratio {counted / formula:.4f}")
-for listener in listeners:
-    listener.remove()
+    ratio = counted.flops / formula
+    print(f"{tokens:3d} tokens: counted {counted.flops:>13,} FLOP, formula {formula:>13,.0f}, ratio {ratio:.4f}")
 
 # %% [markdown]
-# The missing trace are the norms: they have weights, but no matrix. (Attention adds FLOPs of its own. We come to those.)
+# The formula counts slightly too much, because the norms have parameters but no matrix to multiply with. (Attention has
+# FLOPs of its own, which do not involve weights. We come to those below.)
 #
-# The bytes are simpler still. The weights are read once, whatever $M$ is.
+# And the bytes? In a **dense** model, which uses all of its weights for every token, one pass reads each weight once,
+# however many tokens it processes. That is why $M$ will be missing from the denominator of the next formula.
+#
+# A mixture of experts is different, because each token uses only some of the experts, and further tokens choose further
+# ones. With 256 experts per layer, of which every token uses 8, the number of experts that must be read grows with the
+# tokens in the pass. If the choices were independent and uniform, it would grow like this:
+
+# %%
+for tokens in (1, 5, 32, 256):
+    experts = 256 * (1 - (1 - 8 / 256) ** tokens)
+    print(f"{tokens:3d} tokens in the pass: {experts:5.1f} of 256 experts are read")
+
+# %% [markdown]
+# So verifying four draft tokens at batch size 1 makes such a model read nearly five times as many experts. Everything
+# in the rest of this lesson is about dense models; keep this exception in mind when somebody says "the weights are read
+# once".
 
 # %% [markdown]
 # ## Arithmetic intensity
 #
-# FLOPs divided by bytes: what a pass does with each byte it has waited for.
+# How much work does a pass do with each byte that it has waited for? This ratio of FLOPs to bytes is called the
+# **arithmetic intensity**:
 #
-# $$I = \frac{2 \, N \, B \, M}{N \cdot \text{bytes per weight}} = \frac{2 \, B \, M}{\text{bytes per weight}}$$
+# $$I = \frac{2 \, N \, B \, M}{N \cdot \text{bytes per parameter}} = \frac{2 \, B \, M}{\text{bytes per parameter}}$$
 #
-# In bf16 a weight has two bytes, and the intensity is simply $B \cdot M$, the tokens in the pass. The size of the model
-# has dropped out. The function is [`arithmetic_intensity`](../minispec/theory.py).
+# In bf16 a parameter has two bytes, so the intensity is simply $B \cdot M$, the number of tokens in the pass. The size
+# of the model has cancelled. The function is [`arithmetic_intensity`](../minispec/theory.py).
 
 # %%
-print("tokens in the pass   float32   bf16   int4")
+print("tokens in the pass   float32   bf16   int4     (FLOP per byte)")
 for tokens in (1, 5, 64, 2048):
     row = [theory.arithmetic_intensity(tokens=tokens, bytes_per_weight=size) for size in (4, 2, 0.5)]
     print(f"{tokens:18d} {row[0]:9.1f} {row[1]:6.0f} {row[2]:6.0f}")
@@ -89,8 +103,17 @@ for tokens in (1, 5, 64, 2048):
 # %% [markdown]
 # ## Predict
 #
-# A GPU reads from memory and computes at the same time. An H200 was measured at 4.2 TB/s of reading and 790 TFLOP/s of
-# arithmetic in bf16. It decodes with an 8 B model, one row, one token a pass.
+# A GPU reads from memory and computes at the same time. How fast it does both can be taken from the data sheet, or it
+# can be measured with a large copy and a large matrix product, which gives less. Here are both for an H200 in bf16:
+
+# %%
+H200 = theory.H200
+for gpu in (H200, theory.H200_SHEET):
+    print(f"{gpu.bandwidth / 1e12:.1f} TB/s   {gpu.flops / 1e12:.0f} TFLOP/s   {gpu.name}")
+
+# %% [markdown]
+# Wherever this lesson says H200 without more, it uses the measured pair, 4.2 TB/s and 790 TFLOP/s. Now let this GPU
+# decode with a model of 8 billion parameters in bf16, at batch size 1, one token per pass.
 
 # %% tags=["nbval-ignore-output"]
 used = viz.predict("Which share of its arithmetic does the H200 use?", "%")
@@ -99,78 +122,87 @@ used
 # %% [markdown]
 # ## Run
 #
-# Two times run side by side, and the longer one decides. That is the whole **roofline** model:
+# Reading and computing go on side by side, so the slower of the two decides how long the pass takes. This is the whole
+# **roofline** model (Williams et al., 2009):
 #
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 
 # %% tags=["spoiler"]
-H200 = theory.H200
 read, flops = theory.pass_bytes(8e9), theory.pass_flops(8e9)
 print(f"reading {read / 1e9:.0f} GB takes      {1e3 * read / H200.bandwidth:.2f} ms")
 print(f"computing {flops / 1e9:.0f} GFLOP takes {1e3 * flops / H200.flops:.2f} ms")
-print(f"the pass takes           {1e3 * theory.roofline_time(read, flops, H200):.2f} ms at best")
+print(f"the pass takes           {1e3 * theory.pass_time(H200, 8e9):.2f} ms at best")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-used.reveal(round(100 * theory.attainable_flops(theory.arithmetic_intensity(), H200) / H200.flops, 2))
+used.reveal(round(100 * flops / theory.pass_time(H200, 8e9) / H200.flops, 2))
 
 # %% [markdown]
-# The arithmetic units wait almost all of the time. They do so in every decode pass of every large model with few rows:
-# such a pass is **memory-bound**. Not because the model is sequential (it is, and that is another problem), and not
-# because attention is slow. Each byte is used for one operation and the machine could do far more.
+# The arithmetic units wait nearly all of the time. The same holds for decoding with any large dense model at a small
+# batch size, and such a pass is called **memory-bound**. The cause is not that generation is sequential, which is a
+# separate problem, and not that attention is slow. The cause is that each byte is used for a single operation, while
+# the GPU could do far more with it in the time that the next byte takes to arrive.
 #
-# How many more? At the **balance point** both times are equal: peak divided by bandwidth. It is a property of the machine
-# alone.
+# How much more? There is an intensity at which reading and computing take equally long. It is the peak divided by the
+# bandwidth, a property of the machine alone, and it is called the **ridge point** (or ops:byte ratio; our function is
+# `balance_point`). Below the ridge point a pass is memory-bound, above it **compute-bound**.
 
 # %%
-for hardware in (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1):
+for hardware in (theory.H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVERSE_N1):
     print(f"{theory.balance_point(hardware):6.1f} FLOP per byte   {hardware.name}")
+
+# %% [markdown]
+# If you quote a ridge point in an interview, say which of the two you quote: the data sheet of an H200 gives 206, our
+# measurements give 188.
 
 # %% [markdown]
 # ## Your machine
 #
-# Two of these lines are data sheets, two are measurements. Now measure yours. [`measure_here`](../minispec/course/viz/timing.py)
-# reads a large block of memory, multiplies large matrices, and times passes of a model with 40 million random weights.
-# What a pass costs depends on shapes, not on what the weights say. It takes ten seconds or so.
+# What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
+# block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
+# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here()
-print(f"reads     {presets.si(here.hardware.bandwidth, 'B/s')}")
-print(f"computes  {presets.si(here.hardware.flops, 'FLOP/s')} in float32")
-print(f"balance   {theory.balance_point(here.hardware):.1f} FLOP per byte")
-print(f"so a pass in float32 should be memory-bound up to "
-      f"{theory.free_tokens(here.hardware, bytes_per_weight=4):.0f} tokens")  # fmt: skip
+free = theory.free_tokens(here.hardware, bytes_per_weight=4)
+print(f"reads        {here.hardware.bandwidth / 1e9:.1f} GB/s")
+print(f"computes     {here.hardware.flops / 1e9:.1f} GFLOP/s in float32")
+print(f"ridge point  {theory.balance_point(here.hardware):.1f} FLOP per byte")
+print(f"so a pass in float32 should be memory-bound up to {free:.0f} tokens")
 
 # %% [markdown]
 # ## Play: the roofline explorer
 #
-# The roof is the most a machine can do at each intensity. Left of the ridge it is a slope: memory decides, and every
-# further FLOP per byte is a gift. Right of it the roof is flat. Rings show a decode pass and a prefill of 512 tokens,
-# the dot is your own pass. With the model `40M` in float32 on this machine you also see the passes that were just timed.
+# The roof is the most that a machine can do at each intensity. To the left of the ridge it is a slope, because memory
+# decides, and each additional FLOP per byte costs no time. To the right it is flat, because arithmetic decides. The
+# rings show a decode pass and a prefill of 512 tokens, and the dot is the pass that you set. With the model `40M` in
+# float32 on this machine you also see the passes that were just timed.
 
 # %% tags=["nbval-ignore-output"]
 viz.roofline(here)
 
 # %% [markdown]
-# Three things to try:
+# Three tasks:
 #
-# 1. Move *tokens a row* from 1 upwards on this machine. Do the timed passes bend where the roof does? They lie below it:
-#    a roof is what could be reached, and no real pass reaches it.
-# 2. Choose the H200, `Llama-3-8B` and bf16. How many rows does it take to get a decode pass to the ridge? Then store the
-#    weights in int4: the same pass moves to the right, and fewer tokens are free.
-# 3. At 64 rows, raise the cached tokens. Decode moves back to the left. Every row brings its own cache to read, and no
-#    other row can use it.
+# 1. On this machine, raise the number of tokens from 1 upwards. Do the timed passes flatten where the roof does? They
+#    lie below the roof, because it shows what could be reached, and no real pass reaches it.
+# 2. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the
+#    weights in int4: the same pass moves to the right, because fewer bytes are read for the same work.
+# 3. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
+#    the stored keys and values of every sequence (its KV cache, lesson 02), and no other sequence can use them.
 
 # %% [markdown]
 # ## Why prefill is compute-bound
 #
-# Guide A says that prefill is compute-bound because attention is quadratic in the length of the prompt. Check it.
+# A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the
+# prompt. Is that the reason?
 #
-# Attention scores every pair of a token and one before it, and sums as many values: $4 \cdot \text{pairs}$ FLOPs per layer
-# for each dimension of its heads. The linear layers do $2 N$ per token. At which prompt length do the two meet, for
-# Llama-3-8B?
+# Attention computes a score for every pair of a token and a token before it (or itself), and then sums as many values.
+# That is $4 \cdot \text{pairs}$ FLOPs per layer for each dimension of its heads, while the linear layers do $2 N$ FLOPs
+# per token. So attention grows with the square of the prompt length and the linear layers in proportion to it. At which
+# prompt length are the two equal, for Llama-3-8B?
 
 # %% tags=["nbval-ignore-output"]
 meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
@@ -182,7 +214,7 @@ N, width = presets.weights_read(llama), llama.num_layers * llama.num_heads * lla
 print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
 for length in (128, 512, 2048, 8192):
     linear = theory.pass_flops(N, tokens=length) / 1e12
-    attention = 4 * width * theory.step_work(length, cached=False).pairs / 1e12
+    attention = 4 * width * (length * (length + 1) // 2) / 1e12
     share = attention / (linear + attention)
     intensity = theory.arithmetic_intensity(tokens=length)
     print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
@@ -191,155 +223,172 @@ for length in (128, 512, 2048, 8192):
 meet.reveal(round(N / width, -3))  # 2·N·L = 4·width·L²/2
 
 # %% [markdown]
-# Take the attention away entirely and the picture stays. Prefill is compute-bound because **each weight that is read
-# serves $L$ tokens**. The intensity is $L$, and beyond the balance point of the machine arithmetic decides. A prompt
-# shorter than that is memory-bound as well, quadratic attention or not.
+# At ordinary prompt lengths attention is a small part of the work, so the explanation cannot be right. Without any
+# attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$ tokens of
+# the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. For the same
+# reason a prompt that is shorter than the ridge point is memory-bound, quadratic attention or not.
 #
-# It also tells you what a first token costs. Time to first token is a matter of FLOPs, time per further token one of
-# bytes.
+# This also says what the first token costs: the time to the first token is a matter of FLOPs, and the time per further
+# token a matter of bytes.
 
 # %%
 first, later = (theory.pass_time(H200, N, tokens=tokens) for tokens in (2048, 1))
-print(
-    f"Llama-3-8B on an H200: {1e3 * first:.1f} ms for a prompt of 2048 tokens, {1e3 * later:.2f} ms a token after that"
-)
-print(f"a token of the prompt costs {later / (first / 2048):.0f} times less than a token of the answer")
+print(f"Llama-3-8B on an H200, at best: {1e3 * first:.1f} ms for a prompt of 2048 tokens,")
+print(f"then {1e3 * later:.2f} ms per output token, so a prompt token costs {later / (first / 2048):.0f} times less")
 
 # %% [markdown]
 # ## Verification lies in between
 #
-# Speculative decoding puts a token and $K$ drafted ones into one pass: $M = K + 1$. Guide B calls that a small prefill,
-# compute-bound. Where does it lie?
+# Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill,
+# and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. Let
+# $t(M)$ be the time of a pass with $M$ tokens per sequence.
 
 # %%
-print("rows   FLOP per byte   bound by   t(5) / t(1)")
-for rows in (1, 8, 32, 64, 128):
-    intensity = theory.arithmetic_intensity(batch=rows, tokens=5)
+print("batch size   FLOP per byte   bound by   t(5) / t(1)")
+for batch in (1, 8, 32, 64, 128):
+    intensity = theory.arithmetic_intensity(batch=batch, tokens=5)
     limit = "memory" if intensity < theory.balance_point(H200) else "compute"
-    ratio = theory.pass_time(H200, N, batch=rows, tokens=5) / theory.pass_time(H200, N, batch=rows)
-    print(f"{rows:4d} {intensity:15.0f} {limit:>10} {ratio:13.2f}")
-print(f"the turn comes at {theory.balance_point(H200) / 5:.0f} rows")
+    ratio = theory.pass_time(H200, N, batch=batch, tokens=5) / theory.pass_time(H200, N, batch=batch)
+    print(f"{batch:10d} {intensity:15.0f} {limit:>10} {ratio:13.2f}")
+print(f"it becomes compute-bound at a batch size of {theory.balance_point(H200) / 5:.0f}")
 
 # %% [markdown]
-# With few rows it is as memory-bound as decode. **That is why it is free.** Were arithmetic the limit already, five tokens
-# would cost five times as much as one, and nobody would bother to draft. With many rows arithmetic does become the limit,
-# and the gain of speculation ends. [`free_tokens`](../minispec/theory.py) gives the edge: the tokens a row that fit under
-# the ridge.
+# At a small batch size verification is as memory-bound as decode, and **that is why it costs no extra time**. If
+# arithmetic were the limit, five tokens would cost five times as much as one, and drafting could not pay. At a large
+# batch size arithmetic does become the limit, and the gain of speculation shrinks.
+# [`free_tokens`](../minispec/theory.py) computes how many tokens per sequence fit below the ridge point:
 
 # %%
-for rows in (1, 8, 32, 128):
-    print(f"{rows:4d} rows: {theory.free_tokens(H200, batch=rows):6.1f} tokens a row are free on an H200")
+for batch in (1, 8, 32, 128):
+    free = theory.free_tokens(H200, batch=batch)
+    print(f"batch size {batch:3d}: {free:6.1f} tokens per sequence are free on an H200")
 
 # %% [markdown]
-# One more turn. The weights are shared by all rows; a cache belongs to its row. With long contexts the caches outweigh
-# the weights. The $M$ tokens of a row share the reading of its cache, so verification becomes free again.
+# These numbers count the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
+# answer again, because the $M$ tokens of a sequence share the reading of its cache just as they share the weights.
 
 # %%
-kept = theory.kv_bytes_per_token(llama.num_layers, llama.num_kv_heads, llama.head_dim)
-shape = dict(weights=N, batch=64, kv_bytes=kept, attention_width=width)
-print("64 rows, Llama-3-8B, H200")
+kv_bytes = 128 * 1024  # per cached token of Llama-3-8B in bf16: lesson 02 computes it
+shape = dict(weights=N, batch=64, kv_bytes=kv_bytes, attention_width=width)
+print("batch size 64, Llama-3-8B, H200")
 for context in (0, 1024, 4096, 8192):
-    read = theory.pass_bytes(N, batch=64, context=context, kv_bytes=kept)
+    read = theory.pass_bytes(N, batch=64, context=context, kv_bytes=kv_bytes)
     one, five = (theory.pass_time(H200, tokens=tokens, context=context, **shape) for tokens in (1, 5))
-    print(
-        f"context {context:6d}: {read / 1e9:5.0f} GB read, {1e3 * one:5.1f} ms a pass, t(5) / t(1) = {five / one:.2f}"
-    )
+    times = f"{1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}"
+    print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
+
+# %% [markdown]
+# So "speculation stops paying at large batches" is true for short contexts, and less and less true as contexts grow.
 
 # %% [markdown]
 # ## Predict, run, reveal: your own $t(5) / t(1)$
 #
-# On your machine the roofline promised so many free tokens. A real pass over five tokens, relative to one?
+# The roofline has promised a number of free tokens on your machine. How much longer does a real pass over five tokens
+# take there than a pass over one?
 
 # %% tags=["nbval-ignore-output"]
-five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1)?", "× a pass of one")
+five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1)?", "times")
 five_for_one
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 at = {point.tokens: point for point in here.curve}
 roof = theory.free_tokens(here.hardware, bytes_per_weight=here.bytes_per_weight)
-print(f"1 token: {presets.duration(at[1].time.median)}, 5 tokens: {presets.duration(at[5].time.median)}")
-print(f"the roofline says: {max(1, 5 / roof):.2f} ×")
+print(f"1 token: {1e3 * at[1].time.median:.1f} ms, 5 tokens: {1e3 * at[5].time.median:.1f} ms")
+print(f"the roofline says: {max(1, 5 / roof):.2f} times")
 five_for_one.reveal(at[5].ratio)
 
 # %% [markdown]
-# A CPU is a hard case. Its balance point is low, and its matrix library may be made for large products only: some
-# rearrange all weights before they multiply, which is more reading. [`kernels`](../minispec/kernels.py) has a product that
-# reads each weight once for all tokens, and the model takes it where it is faster. Small models pay a third price that
-# the roofline does not know: starting each operation.
+# A CPU is a hard case for two reasons. Its ridge point is low, and its matrix library may be made for large products
+# only: some libraries rearrange all weights before they multiply, which is additional reading.
+# [`kernels`](../minispec/kernels.py) therefore has a product that reads each weight once for all tokens, and the model
+# uses it where it is faster.
+#
+# Small models have a third cost that the roofline does not know, the start of each operation. Compare what a pass of
+# `micro` takes with what reading its weights would take:
 
 # %% tags=["nbval-ignore-output"]
 [one] = measure.verify_curve(target, tokens=(1,), context=64, repeat=25)
 least = theory.pass_time(here.hardware, target.num_parameters, bytes_per_weight=4)
-print(f"micro, one token: {presets.duration(one.time.median)}; its weights alone: {presets.duration(least)}")
+print(f"micro, one token: {1e3 * one.time.median:.2f} ms; reading its weights: {1e3 * least:.2f} ms")
 
 # %% [markdown]
-# If your pass took much longer than its weights, it is **overhead-bound**: neither memory nor arithmetic, but Python and
-# the start of some hundred small operations. (If it took less, the weights stayed in the CPU's cache.)
+# If the pass took much longer than the reading, it is **overhead-bound**: neither memory nor arithmetic limits it, but
+# Python and the start of some hundred small operations. (If it took less, the weights stayed in the CPU's cache and
+# were not read from memory at all.)
 
 # %% [markdown]
 # ## Play: memory-bound timing
 #
-# Lines are rooflines, dots are measurements, the dotted line is what each token would pay alone. The distance between
-# the dotted line and the dots is what speculation can use.
+# The lines are rooflines, the dots are measurements, and the dotted line is what the tokens would cost if each paid
+# alone. The distance between the dotted line and the dots is what speculation can use.
 
 # %% tags=["nbval-ignore-output"]
 viz.timing(here)
 
 # %% [markdown]
-# Three things to try:
+# Three tasks:
 #
-# 1. Compare the dots with the line of the same colour. Where do they leave it, and which way?
-# 2. Choose `Llama-3-8B` in bf16 and find the $M$ at which the H200's line leaves 1. Double the batch: it moves by half.
-# 3. Change the model and nothing else. The H200's line hardly moves: the size of a model sets the time, not the ratio.
+# 1. Compare the dots with the line of the same colour. At which $M$ do they leave it, and in which direction?
+# 2. Choose `Llama-3-8B` in bf16 and find the $M$ at which the H200's line rises above 1. Double the batch size, and it
+#    rises at half that $M$.
+# 3. Change the model and nothing else. The H200's line hardly moves, because the size of a model sets the time and not
+#    the ratio.
 
 # %% [markdown]
 # ## What can be done about it
 #
-# The bottleneck sorts the remedies. Decode reads too much for what it does, so either read less or share the reading.
+# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one
+# can either read fewer bytes or let more tokens share them.
 #
-# | remedy | what it changes | where |
+# | technique | what it changes | lesson |
 # |---|---|---|
-# | KV cache | computes nothing twice | [02](02_kv_cache.ipynb) |
-# | batching | more rows share a weight | 04 |
-# | paged blocks | room for more rows | 03 |
-# | speculation | more tokens of one row share a weight | 05 to 11 |
-# | quantisation | fewer bytes per weight | 12 |
+# | KV cache | no token is computed twice | [02](02_kv_cache.ipynb) |
+# | paged blocks | more sequences fit into memory | 03 |
+# | continuous batching | more sequences share each reading of the weights | 04 |
+# | speculation | more tokens of one sequence share it | 05 to 11 |
+# | quantisation | fewer bytes per parameter | 12 |
 # | several GPUs | more bandwidth | 16 |
 #
-# Batching and speculation spend the same idle arithmetic. What one has used, the other cannot have.
+# Batching and speculation use the same idle arithmetic, so what one of them has used is not there for the other.
 
 # %% [markdown]
 # ## In production
 #
-# - vLLM and SGLang report **TTFT** (time to first token: queue and prefill) and **TPOT** or **ITL** (time per output
-#   token: decode) apart, because different resources limit them.
-# - `max_num_batched_tokens` in vLLM caps the tokens $B \cdot M$ of a step. A long prompt is cut into pieces that ride along
-#   with decode: **chunked prefill**. Compute-bound and memory-bound work share a pass. In SGLang `--chunked-prefill-size`
-#   cuts the prompt, and with `--enable-mixed-chunk` its pieces share passes with decode.
-# - Large services run prefill and decode on different machines: **disaggregated prefill** in vLLM, **PD disaggregation**
-#   in SGLang.
-# - Overhead is fought with CUDA graphs: a whole pass is one launch. `--enforce-eager` in vLLM turns them off, together
-#   with `torch.compile`, and shows what both were worth.
+# - Servers report **TTFT** (time to first token: waiting in the queue, then prefill) separately from the speed of
+#   decode, because different resources limit the two.
+# - For decode there are two metrics that are often confused. **TPOT** (time per output token) is an average over a
+#   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
+#   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
+#   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
+# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. By default a prompt that does
+#   not fit is cut into pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024,
+#   arXiv:2403.02310). In SGLang `--chunked-prefill-size` cuts the prompt, and with `--enable-mixed-chunk` the pieces
+#   share passes with decode.
+# - Some services run prefill and decode on different machines, since their needs differ. This is called **disaggregated
+#   prefill** in vLLM and **PD disaggregation** in SGLang.
+# - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
+#   off, together with `torch.compile`, and so shows what both were worth.
 
 # %% [markdown]
 # ## Check yourself
 #
 # <details><summary>A model is stored in int4 instead of bf16. Its decode pass is memory-bound before and after. What
-# happens to its time, its intensity, and the number of free tokens?</summary>
+# happens to its time, to its intensity, and to the number of free tokens?</summary>
 #
-# The time falls to about a quarter, if the kernel really reads a quarter of the bytes. The intensity is four times as
-# high. The free tokens are a quarter as many.
+# The time falls to about a quarter, provided that the kernel really reads a quarter of the bytes. The intensity becomes
+# four times as high, so only a quarter as many tokens are free.
 # </details>
 #
-# <details><summary>Why is the size of the model not in the arithmetic intensity?</summary>
+# <details><summary>Why does the arithmetic intensity not depend on the size of the model?</summary>
 #
-# Twice the weights are twice the bytes and twice the FLOPs. The ratio is a matter of how many tokens share a weight, and
-# of the bytes of one.
+# Twice as many parameters are twice as many bytes and twice as many FLOPs, so the ratio stays. It depends on how many
+# tokens share a parameter and on how many bytes a parameter has.
 # </details>
 #
 # <details><summary>A prompt has 20 tokens. Is its prefill compute-bound on an H200?</summary>
 #
-# No. Its intensity in bf16 is 20, far below the balance point. It takes as long as decoding one token.
+# No. Its intensity in bf16 is 20 FLOP per byte, far below the ridge point, so it takes about as long as decoding one
+# token.
 # </details>
 
 # %% [markdown]
@@ -350,7 +399,9 @@ viz.timing(here)
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the same accounting for models of 540B parameters.
 # - Shazeer, 2019: *Fast transformer decoding: one write-head is all you need*
-#   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): the first analysis of decoding as a problem of bandwidth.
+#   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): an early analysis of decoding as a problem of bandwidth.
+# - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative
+#   decoding* ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): what long contexts do to the last table above.
 #
 # All papers of the course are in [the references](../docs/references.md).
 

@@ -263,8 +263,7 @@ def test_memory_is_predicted_from_the_lengths_alone():
     predicted = serving.memory_predictions(result)
     work = memory.workload(60, 20, 200, 3)
     length = sum(new * (prompt + new / 2) for prompt, new in work) / sum(new for _, new in work)
-    slots_for_one = 1 + theory.block_waste(length, 16)
-    assert predicted["paged", "waste"] == pytest.approx(1 - 1 / slots_for_one)
+    assert predicted["paged", "waste"] == pytest.approx(7.5 / (length + 7.5))
     assert predicted["contiguous", "waste"] == theory.contiguous_waste(round(length), 400)
     assert predicted["contiguous", "most_running"] == 256 * 16 // 400 == result["contiguous"]["most_running"]
     assert predicted["contiguous", "waste"] == pytest.approx(result["contiguous"]["waste"], rel=0.1)  # and it is so

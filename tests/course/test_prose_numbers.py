@@ -28,9 +28,8 @@ NOT_PROSE = re.compile(
 GIVEN = None
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
-    "01": {4.2: theory.H200.bandwidth / 1e12, 790: theory.H200.flops / 1e12},
     "02": {4096: GIVEN, 8192: GIVEN, 131072: 32 * 4096},
-    "03": {32768: 2048 * 16, 96: 100 // 16 * 16},
+    "03": {32768: 2048 * 16, 96: 100 // 16 * 16, 2023: GIVEN},
     "04": {2022: GIVEN, 40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},

@@ -48,10 +48,9 @@ def memory_predictions(result: dict) -> dict[tuple[str, str], float]:
     work = memory.workload(result["requests"], *result["lengths"], result["seed"])
     steps = sum(new for _, new in work)  # a long answer is met more often
     length = sum(new * (prompt + new / 2) for prompt, new in work) / steps
-    empty = theory.block_waste(length, result["block_size"])  # slots for each one that holds a token
     slots = result["num_blocks"] * result["block_size"]
     return {
-        ("paged", "waste"): empty / (1 + empty),
+        ("paged", "waste"): theory.block_waste(length, result["block_size"]),
         ("contiguous", "waste"): theory.contiguous_waste(round(length), result["max_length"]),
         ("contiguous", "most_running"): slots // result["max_length"],
     }
