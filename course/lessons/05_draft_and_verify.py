@@ -252,7 +252,7 @@ for alpha in (0.5, 0.8, 1.0):
 # Nothing crashes, and no shape is wrong. For how many tokens is the output still the target's own?
 
 # %% tags=["nbval-ignore-output"]
-diverge_guess = viz.predict("The cache keeps one token too many: how many of the 60 tokens are right at first?", "tokens")
+diverge_guess = viz.predict("The cache keeps one token too many: how many tokens are right before the first wrong one?")
 diverge_guess
 
 # %% tags=["spoiler"]

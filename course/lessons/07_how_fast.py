@@ -118,8 +118,8 @@ even_guess.reveal(theory.break_even(4, 0.1))
 # %%
 print("best k, and the speed-up there (v = 1)")
 for alpha in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9):
-    line = [f"c = {c}: k = {theory.best_k(alpha, c):2d}, {theory.best_speedup(alpha, c):.2f}×" for c in (0.02, 0.1, 0.3)]
-    print(f"α = {alpha:<5}", *line, sep="   ")
+    best = [(c, theory.best_k(alpha, c), theory.best_speedup(alpha, c)) for c in (0.02, 0.1, 0.3)]
+    print(f"α = {alpha:<5}", *(f"c = {c}: k = {k:2d}, {gain:.2f}×" for c, k, gain in best), sep="   ")
 
 # %% [markdown]
 # ## Measure the three numbers
@@ -293,7 +293,7 @@ print(f"from one α = {wide.acceptance_rate:.2f}:               {theory.expected
 # %%
 for alpha in (0.4, 0.7, 0.9):
     tokens = theory.expected_tokens(alpha, 4)
-    print(f"α = {alpha}: {5 / tokens:.1f} times the target's arithmetic per token, {1 - tokens / 5:.0%} of it discarded")
+    print(f"α = {alpha}: {5 / tokens:.1f} times the target's arithmetic per token, {1 - tokens / 5:.0%} discarded")
 
 # %% [markdown]
 # This additional arithmetic is free only while the arithmetic units are idle. In a large batch they are busy, and $v$ rises towards
