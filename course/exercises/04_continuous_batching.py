@@ -3,7 +3,7 @@
 #
 # Many requests share the forward passes of one model. A scheduler decides which of them take part in the next pass, with how
 # many tokens each, and which one has to give way when memory runs out. All of this is bookkeeping without a single tensor.
-# You write its three decisions. Each exercise stands alone.
+# In these exercises you write its three decisions, each of which stands alone.
 #
 # Fill in the function, run its cell, and run the check below it.
 
@@ -117,7 +117,7 @@ draw("04.token_budget", plan_step)
 # - if it needs a new block and none is free, the **last request that still runs** is preempted, and all its blocks become
 #   free. Look again, unless that was the request itself.
 #
-# Why the last one? Because then no request is ever preempted for one that comes later in the order. So the first request
+# It is the last one because then no request is ever preempted for one that comes later in the order. So the first request
 # always continues, and in the end every request finishes.
 #
 # A preempted request loses all its keys and values. How many tokens have to be processed when it comes back, before its next
@@ -130,7 +130,7 @@ draw("04.token_budget", plan_step)
 # | `block_size` | whole number ≥ 1 | slots of a block |
 # | returns | `(running, preempted)` | the numbers of the requests that run in this step; a list of pairs (request, tokens to process when it comes back), in the order in which they were preempted |
 #
-# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any one request alone would fit.
+# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into memory alone.
 
 
 # %% exercise="04.preemption"
