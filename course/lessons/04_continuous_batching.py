@@ -41,8 +41,9 @@ print("tokens to generate:", sum(lengths))
 
 # %% [markdown]
 # **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
-# request that finishes early leaves its slot empty until the whole batch is done. With output lengths $L_1 \dots L_B$ in a
-# batch of $B$ slots, the share of slot-steps that stay empty is
+# request that finishes early leaves its slot empty until the whole batch is done. A *step* is one
+# forward pass over the batch, and in each step every slot yields one token or stays empty. With output lengths
+# $L_1 \dots L_B$ in a batch of $B$ slots, the share of slots that stay empty, over all steps, is
 #
 # $$1 - \frac{\text{mean}(L)}{\max(L)}$$
 
@@ -52,8 +53,7 @@ for first in (0, 4, 8):
     print(f"{batch!s:18} {max(batch):2d} steps, {theory.static_batch_idle(batch):.0%} of the slots empty")
 
 # %% [markdown]
-# Our engine has this policy too, so that we can compare with it. A *step* is one forward pass of the model over the
-# current batch.
+# Our engine has this policy too, so that we can compare with it.
 
 
 # %%
@@ -322,8 +322,8 @@ for name, result in (("here", here), ("recorded", recorded)):
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. Which share of the slot-steps is
-# empty?</summary>
+# <details><summary>Outputs of 100, 20, 40 and 40 tokens run in one static batch. Which share of the slots is empty,
+# over all steps?</summary>
 #
 # Half of them, because the mean length is 50 and the longest is 100.
 # </details>

@@ -267,8 +267,8 @@ print("plain:     ", PROMPT + target.decode(plain.tokens))
 print("off by one:", PROMPT + target.decode(off_by_one))
 
 # %% [markdown]
-# The second story is fluent. A reader who does not know the first one has no reason to doubt it, although the target on its own
-# would never have told it. So **fluent output is no evidence of a correct loop**. Compare with plain decoding, in float64,
+# The second story is fluent, and repetitions like those at its end are common for small models anyway. A reader who does not
+# know the first one has no reason to doubt it, although the target on its own would never have told it. So **fluent output is no evidence of a correct loop**. Compare with plain decoding, in float64,
 # token for token; or assert after every cycle that the cache holds exactly one token less than the sequence.
 #
 # With larger errors the damage becomes visible, at least with a small model. Without any rewind at all:

@@ -76,8 +76,8 @@ for alpha in (0.2, 0.5, 0.6, 0.8, 0.9):
 #
 # $$S = \frac{E[N]}{k c + v}$$
 #
-# Many texts set $v = 1$, as if a pass over $k + 1$ tokens always took as long as a pass over one. Lesson 01 showed that it often
-# takes longer, so we keep $v$ in the formula. The next cell shows what difference it makes:
+# Many texts set $v = 1$, as if a pass over $k + 1$ tokens always took as long as a pass over one. Lesson 01 showed that it can
+# take longer, so we keep $v$ in the formula. The next cell shows what difference it makes:
 
 # %%
 for v in (1.0, 1.3, 2.5):
@@ -268,7 +268,7 @@ print("cycles:  ", *(f"{count:5d}" for count in reached))
 
 # %% [markdown]
 # The acceptance rises along the draft. Does the draft model get better as it runs ahead? It does not: look at the number of cycles. All 96
-# reach position 1, but only 13 reach position 10, and those 13 are cycles in which the text was easy to predict. This is
+# reach position 1, but only 13 reach position 10, and those 13 are mostly cycles in which the text was easy to predict. This is
 # **survivorship**: a late position is measured only in the cycles that got so far. A separate draft model has no reason to get
 # worse with depth either, as long as everything before was accepted, because its input is then the same as the target's. With some
 # other drafters the depth does matter: a Medusa head for a late position does not see the draft tokens before it (lesson 09), and
