@@ -65,8 +65,8 @@ check("04.static_waste", batching_steps)
 # 2. to requests that **run and are still in their prompt**, in order of arrival;
 # 3. to **new requests**, in order of arrival, while there are free slots in the batch.
 #
-# In rounds 2 and 3 each request gets a chunk that is as large as possible: at most its uncomputed tokens, at most what is left
-# of the budget, and at most `max_chunk`. No request is passed over in favour of one that arrived later.
+# In rounds 2 and 3 each request gets a chunk that is as large as possible: at most its uncomputed tokens, at most what
+# is left of the budget, and at most `max_chunk`. No request is passed over in favour of one that arrived later.
 #
 # | | | |
 # |---|---|---|
@@ -130,7 +130,8 @@ draw("04.token_budget", plan_step)
 # | `block_size` | whole number ≥ 1 | slots of a block |
 # | returns | `(running, preempted)` | the numbers of the requests that run in this step; a list of pairs (request, tokens to process when it comes back), in the order in which they were preempted |
 #
-# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into memory alone.
+# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into
+# memory alone.
 
 
 # %% exercise="04.preemption"

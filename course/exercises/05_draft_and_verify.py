@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Exercises 05: draft and verify
 #
-# You write the loop of speculative decoding for a greedy target: first the decision on one draft, then the bookkeeping of the
-# two caches, and then the loop around both. Each exercise stands alone, because the later ones use our version of the earlier.
+# You write the loop of speculative decoding for a greedy target: first the decision on one draft, then the bookkeeping
+# of the two caches, and then the loop around both. Each exercise stands alone, because the later ones use our version
+# of the earlier.
 #
 # Fill in the function, run its cell, and run the check below it. A check says *what* is wrong and shows the smallest case
 # that proves it. (It calls your function many times and does not show what you print. To look inside, call the function
@@ -19,8 +20,8 @@ from minispec.course.classroom import check, draw, hint, reference
 # The target has processed the last token of the sequence and $k$ draft tokens in a single forward pass. (Leviathan's paper
 # writes γ for $k$.) Your function decides which draft tokens are accepted, and which token follows them.
 #
-# The logits are a tensor `[k + 1, V]`. Counted from 0, row $i$ of this tensor says what the target chooses *after* the $i$-th token of the
-# input. So it judges draft token $i$ of the list:
+# The logits are a tensor `[k + 1, V]`. Counted from 0, row $i$ of this tensor says what the target chooses *after* the
+# $i$-th token of the input. So it judges draft token $i$ of the list:
 #
 # ```
 # input             last    d[0]    d[1]    d[2]
@@ -105,9 +106,9 @@ check("05.rewind", rewind)
 # | `model.length` | how many tokens the cache holds |
 # | `model.rewind(length)` | removes everything after the first `length` |
 #
-# Both have processed the prompt except its last token. In every cycle the draft model proposes exactly k tokens, greedily, in
-# **k passes**; the target verifies them in **one pass**; both are rewound. Continue until there are `count` new tokens, and cut
-# off what the last cycle emitted beyond that.
+# Both have processed the prompt except its last token. In every cycle the draft model proposes exactly k tokens,
+# greedily, in **k passes**; the target verifies them in **one pass**; both are rewound. Continue until there are
+# `count` new tokens, and cut off what the last cycle emitted beyond that.
 #
 # One detail is easy to miss: after a cycle in which all k draft tokens were accepted, *two* tokens are missing in the draft
 # model's cache, namely its own last draft token, which it never processed, and the bonus. One pass can process the two.
@@ -148,8 +149,8 @@ def loop(target, draft, prompt: list[int], k: int, count: int) -> list[int]:
 check("05.loop", loop)
 
 # %% [markdown]
-# What did your target process? Each line is one forward pass: how many tokens its cache held before, and which tokens were its
-# input. The first token of a line is the last one of the sequence, and the others are draft tokens.
+# What did your target process? Each line is one forward pass: how many tokens its cache held before, and which tokens
+# were its input. The first token of a line is the last one of the sequence, and the others are draft tokens.
 
 # %%
 draw("05.loop", loop)

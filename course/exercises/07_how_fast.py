@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 07: how fast
 #
-# Five short functions answer most questions of the kind "how much faster is it?": how many tokens a cycle emits, what it costs,
-# how many tokens to draft, and when not to speculate at all. Each exercise stands alone.
+# Five short functions answer most questions of the kind "how much faster is it?": how many tokens a cycle emits, what
+# it costs, how many tokens to draft, and when not to speculate at all. Each exercise stands alone.
 #
-# Throughout, $k$ is the number of draft tokens per cycle (γ in Leviathan's paper), and $\alpha$ is the probability that a draft
-# token is accepted, given that all before it were. Times are measured in plain forward passes of the target: drafting one token
-# costs $c$, and the forward pass that verifies all $k$ draft tokens costs $v$.
+# Throughout, $k$ is the number of draft tokens per cycle (γ in Leviathan's paper), and $\alpha$ is the probability that
+# a draft token is accepted, given that all before it were. Times are measured in plain forward passes of the target:
+# drafting one token costs $c$, and the forward pass that verifies all $k$ draft tokens costs $v$.
 
 # %%
 import math
@@ -17,9 +17,9 @@ from minispec.theory import expected_tokens
 # %% [markdown] exercise="07.expected_tokens"
 # ## 1. The tokens of a cycle
 #
-# Draft tokens are accepted one after the other, up to the first rejection. Then one token of the target's own follows, a
-# correction or the bonus. Let $N$ be the number of tokens that the cycle emits. It exceeds $i$ exactly when the first $i$ draft
-# tokens are accepted, so
+# Draft tokens are accepted one after the other, up to the first rejection. Then one token of the target's own follows,
+# a correction or the bonus. Let $N$ be the number of tokens that the cycle emits. It exceeds $i$ exactly when the first
+# $i$ draft tokens are accepted, so
 #
 # $$E[N] = \sum_{i=0}^{k} \Pr[N > i] = 1 + \alpha + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}$$
 #
@@ -31,7 +31,8 @@ from minispec.theory import expected_tokens
 # | `k` | whole number ≥ 0 | draft tokens per cycle; 0 is plain decoding |
 # | returns | number ≥ 1 | $E[N]$ |
 #
-# (Please keep the name of the function. The later exercises use `expected_tokens(alpha, k)` of minispec, whatever you enter here.)
+# (Please keep the name of the function. The later exercises use `expected_tokens(alpha, k)` of minispec, whatever you
+# enter here.)
 
 
 # %% exercise="07.expected_tokens"
@@ -76,8 +77,8 @@ check("07.position_acceptance", tokens_by_position)
 # %% [markdown] exercise="07.speedup"
 # ## 3. The speed-up of a cycle
 #
-# More tokens per cycle do not help if the cycle takes too long. Plain decoding needs one forward pass, time 1, for each token. A
-# cycle drafts $k$ tokens one after the other and then verifies all of them in a single pass:
+# More tokens per cycle do not help if the cycle takes too long. Plain decoding needs one forward pass, time 1, for each
+# token. A cycle drafts $k$ tokens one after the other and then verifies all of them in a single pass:
 #
 # ```
 # plain      1      1      1      …                 one token each
@@ -86,8 +87,8 @@ check("07.position_acceptance", tokens_by_position)
 #
 # $$S = \frac{E[N]}{k \cdot c + v}$$
 #
-# Many texts set $v = 1$. In our measurements it is close to 1 on a GPU at small batch sizes, and well above 1 on most CPUs and in
-# large batches.
+# Many texts set $v = 1$. In our measurements it is close to 1 on a GPU at small batch sizes, and well above 1 on most
+# CPUs and in large batches.
 #
 # | | | |
 # |---|---|---|
@@ -120,9 +121,9 @@ draw("07.speedup", speedup)
 # %% [markdown] exercise="07.best_k"
 # ## 4. How many to draft
 #
-# A draft that is too short misses tokens that would have been accepted, and one that is too long costs time for tokens that are
-# discarded. On a real machine $v$ depends on $k$ as well, often in steps: a pass over 8 tokens may cost as much as one over 5,
-# and a pass over 9 much more.
+# A draft that is too short misses tokens that would have been accepted, and one that is too long costs time for tokens
+# that are discarded. On a real machine $v$ depends on $k$ as well, often in steps: a pass over 8 tokens may cost as
+# much as one over 5, and a pass over 9 much more.
 #
 # $$k^* = \arg\max_{k \ge 0} \frac{E[N]}{k \cdot c + v_k}, \qquad S = 1 \text{ for } k = 0$$
 #
@@ -158,8 +159,8 @@ check("07.best_k", best_k)
 #
 # $$1 + \alpha + \dots + \alpha^k = k \cdot c + v$$
 #
-# For $k = 1$ and $v = 1$ the answer is $\alpha = c$. For longer drafts there is no simple formula, but $E[N]$ grows with α, so the
-# solution can be found by bisection: halve the interval that contains it again and again.
+# For $k = 1$ and $v = 1$ the answer is $\alpha = c$. For longer drafts there is no simple formula, but $E[N]$ grows
+# with α, so the solution can be found by bisection: halve the interval that contains it again and again.
 #
 # | | | |
 # |---|---|---|
@@ -191,5 +192,5 @@ def break_even(k: int, c: float, v: float) -> float:
 check("07.when_it_pays", break_even)
 
 # %% [markdown]
-# Try your function on an example from practice. How good must a draft model be that costs a tenth of the target, if verifying four draft tokens
-# costs 1.3 plain passes? `break_even(4, 0.1, 1.3)`
+# Try your function on an example from practice. How good must a draft model be that costs a tenth of the target, if
+# verifying four draft tokens costs 1.3 plain passes? `break_even(4, 0.1, 1.3)`

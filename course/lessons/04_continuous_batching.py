@@ -94,8 +94,9 @@ fewer_steps.reveal(steps)
 print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 
 # %% [markdown]
-# Two bounds hold for every schedule, whatever its order. The longest output needs one step for each of its tokens, and four slots yield at
-# most four tokens per step. Here the schedule meets the larger of the two bounds, so no other order could be faster.
+# Two bounds hold for every schedule, whatever its order. The longest output needs one step for each of its tokens, and
+# four slots yield at most four tokens per step. Here the schedule meets the larger of the two bounds, so no other order
+# could be faster.
 #
 # The outputs are the same as before, because the requests of a batch share the weights but do not attend to one another.
 # This equality is exact here, on a CPU in float32. On a GPU in bfloat16 it can fail: the batch size may change which
@@ -266,10 +267,10 @@ viz.gantt(target)
 # %% [markdown]
 # ## How much faster is it?
 #
-# Fewer steps do not have to mean less time by the same factor, so we measure. [`bench.batching`](../minispec/bench/batching.py)
-# serves the same requests in three ways. `padded` calls `generate` on whole batches, where a finished sequence is computed
-# along until the batch ends; `static` and `continuous` are the two policies of the engine. The three ways take turns, so
-# that other load on the machine disturbs all of them alike.
+# Fewer steps do not have to mean less time by the same factor, so we measure.
+# [`bench.batching`](../minispec/bench/batching.py) serves the same requests in three ways. `padded` calls `generate` on
+# whole batches, where a finished sequence is computed along until the batch ends; `static` and `continuous` are the two
+# policies of the engine. The three ways take turns, so that other load on the machine disturbs all of them alike.
 
 # %% tags=["nbval-ignore-output"]
 prompts = [target.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]

@@ -141,9 +141,9 @@ print("tokens in the cache:", int(cache.lengths[0]))
 print("tokens that the cache should hold:", len(sequence) - 1)
 
 # %% [markdown]
-# We call this step **rewind** (transformers says *crop*, other systems *roll back*). It is cheap: a cache is a piece of memory
-# and a length, and [`rewind`](../minispec/cache.py) only changes the length. The numbers of the rejected tokens stay in memory
-# until the next pass overwrites them.
+# We call this step **rewind** (transformers says *crop*, other systems *roll back*). It is cheap: a cache is a piece of
+# memory and a length, and [`rewind`](../minispec/cache.py) only changes the length. The numbers of the rejected tokens
+# stay in memory until the next pass overwrites them.
 
 # %%
 keys_before = cache.keys.clone()
@@ -209,9 +209,9 @@ for k in (1, 2, 4, 8):
 # %% [markdown]
 # ## The bonus token
 #
-# Look at the table of the verify pass again. Its last line had no draft token beside it. If all draft tokens are accepted, this
-# line holds the target's choice for the position after them. It has been computed anyway, with the same read of the weights,
-# so it is emitted too, and is called the **bonus**.
+# Look at the table of the verify pass again. Its last line had no draft token beside it. If all draft tokens are
+# accepted, this line holds the target's choice for the position after them. It has been computed anyway, with the same
+# read of the weights, so it is emitted too, and is called the **bonus**.
 #
 # To see what it is worth, let the target draft for itself. Then every draft token is right, and each cycle drafts four.
 
@@ -247,9 +247,10 @@ for alpha in (0.5, 0.8, 1.0):
 # %% [markdown]
 # ## A cache that is wrong by one token
 #
-# The rewind is the other half of the bookkeeping. Suppose that the cache is cut back one token too late. After a rejection it
-# then still holds the first rejected draft token, and the correction is processed after it, one position too far to the right.
-# Nothing crashes, and no shape is wrong. For how many tokens is the output still the target's own?
+# The rewind is the other half of the bookkeeping. Suppose that the cache is cut back one token too late. After a
+# rejection it then still holds the first rejected draft token, and the correction is processed after it, one position
+# too far to the right. Nothing crashes, and no shape is wrong. For how many tokens is the output still the target's
+# own?
 
 # %% tags=["nbval-ignore-output"]
 diverge_guess = viz.predict("The cache keeps one token too many: how many tokens are right before the first wrong one?")
@@ -267,9 +268,10 @@ print("plain:     ", PROMPT + target.decode(plain.tokens))
 print("off by one:", PROMPT + target.decode(off_by_one))
 
 # %% [markdown]
-# The second story is fluent, and repetitions like those at its end are common for small models anyway. A reader who does not
-# know the first one has no reason to doubt it, although the target on its own would never have told it. So **fluent output is no evidence of a correct loop**. Compare with plain decoding, in float64,
-# token for token; or assert after every cycle that the cache holds exactly one token less than the sequence.
+# The second story is fluent, and repetitions like those at its end are common for small models anyway. A reader who
+# does not know the first one has no reason to doubt it, although the target on its own would never have told it. So
+# **fluent output is no evidence of a correct loop**. Compare with plain decoding, in float64, token for token; or
+# assert after every cycle that the cache holds exactly one token less than the sequence.
 #
 # With larger errors the damage becomes visible, at least with a small model. Without any rewind at all:
 
@@ -280,9 +282,9 @@ print("no rewind:", PROMPT + target.decode(no_rewind))
 # %% [markdown]
 # ## The draft model has a cache too
 #
-# Our draft model ran on the whole sequence for every draft token. A real one keeps a cache, processes only the tokens that are
-# not in it yet, and is rewound like the target: see [`DraftModel`](../minispec/drafters/model.py). The complete loop, with stop
-# tokens, batches and a record of what happened, is [`speculate`](../minispec/speculate.py).
+# Our draft model ran on the whole sequence for every draft token. A real one keeps a cache, processes only the tokens
+# that are not in it yet, and is rewound like the target: see [`DraftModel`](../minispec/drafters/model.py). The
+# complete loop, with stop tokens, batches and a record of what happened, is [`speculate`](../minispec/speculate.py).
 
 # %%
 out = ms.speculate(target, prompt, drafters.Model(draft), k=4, max_new_tokens=60)
@@ -308,8 +310,8 @@ print("how each came about:", first.kinds)
 # The widget shows every cycle in three stages: **draft**, **verify**, **rewind**. Press play, or focus the slider and use the
 # arrow keys. Signs and borders say the same as the colours: ✓ accepted, → corrected, + bonus, ✗ rejected.
 #
-# The bars on the right are the two distributions at a position, p of the target and q of the draft model. Both decode greedily
-# here, so each takes the token with its longest bar.
+# The bars on the right are the two distributions at a position, p of the target and q of the draft model. Both decode
+# greedily here, so each takes the token with its longest bar.
 
 # %% tags=["nbval-ignore-output"]
 viz.cycle_stepper(target, draft, prompt, out)
@@ -350,12 +352,12 @@ for bonus in (False, True):
 # | rewind | `num_computed_tokens` goes back by the number rejected; their slots are overwritten | transformers: `DynamicCache.crop` |
 # | tokens per forward pass | *mean acceptance length*, in the metrics: the bonus is counted | *accept length* in SGLang |
 #
-# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps a length
-# for every sequence, and rewinding subtracts a vector. Lesson 11 puts this into a scheduler.
+# A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps
+# a length for every sequence, and rewinding subtracts a vector. Lesson 11 puts this into a scheduler.
 #
-# In bfloat16, one pass over five tokens and five passes over one token round differently. Where two tokens are nearly tied, the
-# output of a greedy server may therefore diverge from plain decoding. That is rounding and not a bug in the loop.
-# [Lesson 14](14_is_it_really_exact.ipynb) shows how to tell the two apart.
+# In bfloat16, one pass over five tokens and five passes over one token round differently. Where two tokens are nearly
+# tied, the output of a greedy server may therefore diverge from plain decoding. That is rounding and not a bug in the
+# loop. [Lesson 14](14_is_it_really_exact.ipynb) shows how to tell the two apart.
 
 # %% [markdown]
 # ## Check yourself

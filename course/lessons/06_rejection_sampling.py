@@ -3,10 +3,11 @@
 #
 # *Time:* 45 minutes · *Before this:* [05 draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
-# In lesson 05 the target decoded greedily. It had one right token at each position, so verifying a draft token meant comparing
-# it with that one. A target that samples has no single right token. Speculative sampling (Leviathan et al., 2023, arXiv:2211.17192; Chen et
-# al., 2023, arXiv:2302.01318) accepts a draft token with a certain probability instead, and replaces it otherwise, in such
-# a way that what is emitted has exactly the target's distribution. This lesson builds that sampler and proves it.
+# In lesson 05 the target decoded greedily. It had one right token at each position, so verifying a draft token meant
+# comparing it with that one. A target that samples has no single right token. Speculative sampling (Leviathan et al.,
+# 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318) accepts a draft token with a certain probability instead,
+# and replaces it otherwise, in such a way that what is emitted has exactly the target's distribution. This lesson
+# builds that sampler and proves it.
 #
 # You will be able to
 #
@@ -105,9 +106,9 @@ print("residual =", [round(x, 3) for x in verify.residual(p, q).tolist()])
 #
 # ## The sampler in five lines
 #
-# A cycle drafts $k$ tokens, and lesson 05 showed what the target's forward pass then gives: $k + 1$ distributions, one for each
-# draft token and one for the position after the last. The sampler goes through the draft tokens in order and stops at the first rejection. If nothing is
-# rejected, the last distribution gives one more token, the **bonus**.
+# A cycle drafts $k$ tokens, and lesson 05 showed what the target's forward pass then gives: $k + 1$ distributions, one
+# for each draft token and one for the position after the last. The sampler goes through the draft tokens in order and
+# stops at the first rejection. If nothing is rejected, the last distribution gives one more token, the **bonus**.
 
 
 # %%
@@ -136,15 +137,16 @@ print(f"the same tokens in {same} of 500 cycles")
 # %% [markdown]
 # ## The proof, in three lines
 #
-# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$. The green part is what both have. The orange part is
-# what the target has more of, the hatched part what the draft model has more of.
+# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$. The green part is what both
+# have. The orange part is what the target has more of, the hatched part what the draft model has more of.
 
 # %%
 viz.overlap_figure(p, q)
 
 # %% [markdown]
-# A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled from
-# the residual. Accepting gives exactly the green part. So what is emitted is $p$ if the residual adds exactly the orange part.
+# A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled
+# from the residual. Accepting gives exactly the green part. So what is emitted is $p$ if the residual adds exactly the
+# orange part.
 #
 # $$
 # \begin{aligned}
@@ -154,9 +156,10 @@ viz.overlap_figure(p, q)
 # \end{aligned}
 # $$
 #
-# The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the picture: the
-# orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a rejection is the
-# normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was really sampled from it.
+# The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the
+# picture: the orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a
+# rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
+# really sampled from it.
 #
 # Here are the same three lines with the numbers of our example:
 
@@ -167,8 +170,8 @@ for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + 
     print([round(x, 6) for x in line.tolist()])
 
 # %% [markdown]
-# One example is a check of the algebra and no more. [`emitted_distribution`](../minispec/exact.py) computes the distribution of the emitted token
-# for any $p$ and $q$, without sampling. Three hundred pairs, many of them with zeros:
+# One example is a check of the algebra and no more. [`emitted_distribution`](../minispec/exact.py) computes the
+# distribution of the emitted token for any $p$ and $q$, without sampling. Three hundred pairs, many of them with zeros:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -256,13 +259,15 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 # %% [markdown]
 # ## More than one token
 #
-# So far the proof covers one token, but a cycle emits several. At position $i$ the proof holds for $p_i$ and $q_i$, which are the distributions *given what was
-# emitted before*. So the first token follows the target, the second follows the target given the first, and so on, by
-# induction. Two conditions make the induction work. A draft token that comes after a rejected one must not be looked at,
-# because it was sampled for a context that does not exist. And each position needs a fresh random number.
+# So far the proof covers one token, but a cycle emits several. At position $i$ the proof holds for $p_i$ and $q_i$,
+# which are the distributions *given what was emitted before*. So the first token follows the target, the second follows
+# the target given the first, and so on, by induction. Two conditions make the induction work. A draft token that comes
+# after a rejected one must not be looked at, because it was sampled for a context that does not exist. And each
+# position needs a fresh random number.
 #
-# With acceptance β at every position, the mean number of emitted tokens is $E[N] = (1 - \beta^{k+1})/(1 - \beta)$, which lesson
-# 07 derives. Here it is for $k = 2$, once by the formula and once from the exact distribution of what a cycle emits:
+# With acceptance β at every position, the mean number of emitted tokens is $E[N] = (1 - \beta^{k+1})/(1 - \beta)$,
+# which lesson 07 derives. Here it is for $k = 2$, once by the formula and once from the exact distribution of what a
+# cycle emits:
 
 # %%
 cycle = exact.chain_distribution(lambda prefix: p, lambda prefix: q, 2)  # the same p and q after every prefix
@@ -308,9 +313,9 @@ for one, other in (([0.6, 0.4], [0.6, 0.4]), ([0.8, 0.2], [0.55, 0.45])):
 #
 # ### "Temperature and top-p must match"
 #
-# The proof requires less than that. $p$ is the distribution that plain autoregressive decoding would sample from, after the target's
-# temperature and truncation. $q$ is the distribution the draft token was *really* sampled from, after whatever the drafter
-# applied. The two may differ in any way.
+# The proof requires less than that. $p$ is the distribution that plain autoregressive decoding would sample from, after
+# the target's temperature and truncation. $q$ is the distribution the draft token was *really* sampled from, after
+# whatever the drafter applied. The two may differ in any way.
 #
 # We take real distributions: both models run on the same story, one forward pass each.
 
@@ -335,8 +340,9 @@ for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.
     print(f"draft: {parameters}: accepted {accept:.2f}, exact: {off < 1e-9}")
 
 # %% [markdown]
-# The output is exact in every line. The parameters decide only how much is accepted, so the drafter's may be tuned for acceptance alone;
-# [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) shows how it depends on both temperatures.
+# The output is exact in every line. The parameters decide only how much is accepted, so the drafter's may be tuned for
+# acceptance alone; [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) shows how it depends on both
+# temperatures.
 #
 # ### What must be consistent
 #
@@ -356,10 +362,10 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # In minispec one function turns logits into distributions, for both models and for plain decoding:
 # [`Sampling.probs`](../minispec/sampling.py). So there is no second place where truncation could be forgotten.
 #
-# One more rule concerns drafts of variable length: **a draft token that was sampled has to be verified**. Stopping a draft early
-# is allowed for any reason, also because the token just sampled had a low probability $q(d)$, as long as this token itself stays
-# in the draft. Dropping it biases the output: the draft tokens that remain were selected by their value, so they no longer
-# follow the $q$ that is reported.
+# One more rule concerns drafts of variable length: **a draft token that was sampled has to be verified**. Stopping a
+# draft early is allowed for any reason, also because the token just sampled had a low probability $q(d)$, as long as
+# this token itself stays in the draft. Dropping it biases the output: the draft tokens that remain were selected by
+# their value, so they no longer follow the $q$ that is reported.
 
 # %% [markdown]
 # ## In production
@@ -373,9 +379,10 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # | greedy target | compares with the argmax, no coin | the same |
 # | a lossy rule, like `typical` | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
 #
-# Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in bfloat16. vLLM
-# samples the recovered token of every position in advance, and takes its random numbers in float64, because in float32 a
-# number of exactly 0 is too common. Its documentation promises what you can now read precisely: lossless up to the numerics of the hardware.
+# Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in
+# bfloat16. vLLM samples the recovered token of every position in advance, and takes its random numbers in float64,
+# because in float32 a number of exactly 0 is too common. Its documentation promises what you can now read precisely:
+# lossless up to the numerics of the hardware.
 #
 # There are also rules that accept more tokens by changing the distribution, and they are used on purpose. Lesson 09 has one
 # of them.

@@ -35,7 +35,8 @@ from minispec.course import demo, viz
 #
 # $$E[N] = 1 + \alpha + \alpha^2 + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}$$
 #
-# [`expected_tokens`](../minispec/theory.py) computes this sum. The measured value is what vLLM calls the *mean acceptance length*.
+# [`expected_tokens`](../minispec/theory.py) computes this sum. The measured value is what vLLM calls the *mean
+# acceptance length*.
 
 # %% tags=["nbval-ignore-output"]
 tokens_guess = viz.predict("k = 4, and each draft token is accepted with α = 0.7. How many tokens per cycle?", "tokens")
@@ -54,8 +55,8 @@ tokens_guess.reveal(theory.expected_tokens(0.7, 4))
 #
 # $$\lim_{k \to \infty} E[N] = \frac{1}{1 - \alpha}$$
 #
-# Every cycle takes at least one forward pass of the target. So this is also the ceiling of the speed-up, which only a draft that
-# costs nothing could reach.
+# Every cycle takes at least one forward pass of the target. So this is also the ceiling of the speed-up, which only a
+# draft that costs nothing could reach.
 
 # %%
 for alpha in (0.2, 0.5, 0.6, 0.8, 0.9):
@@ -64,8 +65,8 @@ for alpha in (0.2, 0.5, 0.6, 0.8, 0.9):
 # %% [markdown]
 # ## What is the speed-up?
 #
-# Tokens per cycle are not yet time, because a cycle takes longer than a plain decoding step. We measure all times in units of one
-# plain forward pass of the target, that is, a pass over a single token:
+# Tokens per cycle are not yet time, because a cycle takes longer than a plain decoding step. We measure all times in
+# units of one plain forward pass of the target, that is, a pass over a single token:
 #
 # | | time, in plain passes |
 # |---|---|
@@ -76,8 +77,8 @@ for alpha in (0.2, 0.5, 0.6, 0.8, 0.9):
 #
 # $$S = \frac{E[N]}{k c + v}$$
 #
-# Many texts set $v = 1$, as if a pass over $k + 1$ tokens always took as long as a pass over one. Lesson 01 showed that it can
-# take longer, so we keep $v$ in the formula. The next cell shows what difference it makes:
+# Many texts set $v = 1$, as if a pass over $k + 1$ tokens always took as long as a pass over one. Lesson 01 showed that
+# it can take longer, so we keep $v$ in the formula. The next cell shows what difference it makes:
 
 # %%
 for v in (1.0, 1.3, 2.5):
@@ -110,10 +111,10 @@ even_guess.reveal(theory.break_even(4, 0.1))
 #
 # ## Which draft length is best?
 #
-# One more draft token adds $\alpha^{k+1}$ tokens on average and costs $c$. It raises the speed-up as long as what it yields for
-# its cost, $\alpha^{k+1} / c$, exceeds the current speed-up $E[N] / (k c + v)$. It is not enough that it yields more than plain
-# decoding does. (This assumes that $v$ does not change with $k$.) [`best_k`](../minispec/theory.py) simply tries all lengths;
-# 0 means that it is best not to speculate.
+# One more draft token adds $\alpha^{k+1}$ tokens on average and costs $c$. It raises the speed-up as long as what it
+# yields for its cost, $\alpha^{k+1} / c$, exceeds the current speed-up $E[N] / (k c + v)$. It is not enough that it
+# yields more than plain decoding does. (This assumes that $v$ does not change with $k$.)
+# [`best_k`](../minispec/theory.py) simply tries all lengths; 0 means that it is best not to speculate.
 
 # %%
 print("best k, and the speed-up there (v = 1)")
@@ -124,9 +125,9 @@ for alpha in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9):
 # %% [markdown]
 # ## Measure the three numbers
 #
-# The formula needs α, c and v, so we measure them. In this run `micro` is the target, `micro-draft` is the draft model, and each
-# cycle drafts four tokens. Its [`Trace`](../minispec/trace.py) records what was accepted, and how many seconds drafting and
-# verifying took.
+# The formula needs α, c and v, so we measure them. In this run `micro` is the target, `micro-draft` is the draft model,
+# and each cycle drafts four tokens. Its [`Trace`](../minispec/trace.py) records what was accepted, and how many seconds
+# drafting and verifying took.
 
 # %%
 target = ms.load("micro", device="cpu")
@@ -143,8 +144,8 @@ print("fewer forward passes than tokens:", out.trace.target_passes < len(out.tok
 # - Accepted over *drafted* counts all draft tokens, so it is lower, and it falls with $k$ although the draft model is the same.
 #   This is what vLLM logs as the acceptance rate.
 #
-# The formula needs the first, and our [`acceptance_rate`](../minispec/trace.py) is the first. Under the model of one α, the second
-# follows from it:
+# The formula needs the first, and our [`acceptance_rate`](../minispec/trace.py) is the first. Under the model of one α,
+# the second follows from it:
 
 # %%
 for k in (2, 4, 8):
@@ -152,8 +153,8 @@ for k in (2, 4, 8):
     print(f"α = 0.8, k = {k}: {accepted / k:.2f} of all draft tokens are accepted")
 
 # %% [markdown]
-# **c** and **v** come from a clock. [`demo`](../minispec/course/demo.py) times plain and speculative runs in turn, takes medians,
-# and divides by the time of one plain pass. Before you look, commit to a number.
+# **c** and **v** come from a clock. [`demo`](../minispec/course/demo.py) times plain and speculative runs in turn,
+# takes medians, and divides by the time of one plain pass. Before you look, commit to a number.
 
 # %% tags=["nbval-ignore-output"]
 speedup_guess = viz.predict(
@@ -176,13 +177,14 @@ speedup_guess.reveal(here.measured)
 # %% [markdown]
 # ### You may have lost
 #
-# A measured speed-up below 1 is a likely result here, and the three numbers say why. The acceptance is fine for such a small
-# draft model. But $c$ is large, because a model this small does not spend its time on reading weights. And $v$ is well above 1 on
-# most CPUs, because a pass over five tokens uses other kernels than a pass over one. Both numbers stand in the denominator of $S$.
+# A measured speed-up below 1 is a likely result here, and the three numbers say why. The acceptance is fine for such a
+# small draft model. But $c$ is large, because a model this small does not spend its time on reading weights. And $v$ is
+# well above 1 on most CPUs, because a pass over five tokens uses other kernels than a pass over one. Both numbers stand
+# in the denominator of $S$.
 #
-# The one thing that we can choose is $k$. With your own α and $c$, and with $v$ measured for every length, the formula says which $k$ is best on
-# this machine. If it says 0, it expects a loss at every length. The rerun then takes $k = 1$, and a result below 1 is what the
-# formula predicts.
+# The one thing that we can choose is $k$. With your own α and $c$, and with $v$ measured for every length, the formula
+# says which $k$ is best on this machine. If it says 0, it expects a loss at every length. The rerun then takes $k = 1$,
+# and a result below 1 is what the formula predicts.
 
 # %% tags=["nbval-ignore-output"]
 curve = measure.measure(target, quick=True)  # v for every k, on this machine
@@ -192,25 +194,27 @@ print(f"best k: {best}" + ("" if best else ", so do not speculate; k = 1 below")
 print(f"speed-up: predicted {again.predicted:.2f}, measured {again.measured:.2f}; at k = 4 it was {here.measured:.2f}")
 
 # %% [markdown]
-# On a quiet machine the predicted and the measured speed-up are close but not equal. The formula leaves out the sampler and the
-# Python code between the passes, and it takes one α for all positions.
+# On a quiet machine the predicted and the measured speed-up are close but not equal. The formula leaves out the sampler
+# and the Python code between the passes, and it takes one α for all positions.
 #
-# Why is $c$ so large on a CPU? If only bytes mattered, the draft model would be far cheaper, because it reads about a tenth of what the
-# target reads:
+# Why is $c$ so large on a CPU? If only bytes mattered, the draft model would be far cheaper, because it reads about a
+# tenth of what the target reads:
 
 # %%
 by_bytes = measure.weight_bytes(draft) / measure.weight_bytes(target)
 print(f"c by bytes: {by_bytes:.2f}")
 
 # %% [markdown]
-# Models as small as these are not limited by bytes. Each layer costs a few calls whatever its width, and the draft model has two
-# layers where the target has six, which is nearer to the measured $c$. On a GPU the same effect comes from kernel launches.
+# Models as small as these are not limited by bytes. Each layer costs a few calls whatever its width, and the draft
+# model has two layers where the target has six, which is nearer to the measured $c$. On a GPU the same effect comes
+# from kernel launches.
 #
 # ### A large model on a GPU
 #
-# For comparison, here is a recorded run on an H200 (`minispec bench speculate`). The target has the shape of an 8B model, its
-# first two layers are the draft model, and a whole cycle is one CUDA graph, so that launches cost next to nothing. The weights
-# are random, which changes neither the times nor the formula, so the acceptance says nothing about real models.
+# For comparison, here is a recorded run on an H200 (`minispec bench speculate`). The target has the shape of an 8B
+# model, its first two layers are the draft model, and a whole cycle is one CUDA graph, so that launches cost next to
+# nothing. The weights are random, which changes neither the times nor the formula, so the acceptance says nothing about
+# real models.
 
 # %%
 h200 = viz.Dot.recorded()
@@ -218,16 +222,16 @@ print(f"α = {h200.alpha:.2f}, c = {h200.c:.3f}, v = {h200.v:.2f}, k = {h200.k}"
 print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 
 # %% [markdown]
-# Here $v$ is nearly 1, as the simple formula assumes, because five tokens per pass are far below the ridge point of the machine
-# (lesson 01).
+# Here $v$ is nearly 1, as the simple formula assumes, because five tokens per pass are far below the ridge point of the
+# machine (lesson 01).
 
 # %% [markdown]
 # ## The surface
 #
-# The widget shows the whole formula at once. On the left is the speed-up over α and $k$, with the line where nothing is gained
-# and, for every α, the best $k$. On the right is a cut at the α of the slider. A filled mark is a measured speed-up, and the open
-# mark beside it is its prediction, each with the c and v of its own run. If you choose a set-up, the sliders
-# move there.
+# The widget shows the whole formula at once. On the left is the speed-up over α and $k$, with the line where nothing is
+# gained and, for every α, the best $k$. On the right is a cut at the α of the slider. A filled mark is a measured
+# speed-up, and the open mark beside it is its prediction, each with the c and v of its own run. If you choose a set-up,
+# the sliders move there.
 
 # %% tags=["nbval-ignore-output"]
 sound = slower.cases()[slower.SOUND]
@@ -240,8 +244,8 @@ viz.surface([viz.Dot.of(here, "micro, here"), h200, viz.Dot.of(sound, "micro, re
 # 2. Choose *8b on H200* as the set-up. Would a longer draft have been faster there?
 # 3. Raise v, first by the same amount for every $k$, then so that it grows with $k$. Which of the two changes the best $k$?
 #
-# The first task is a common idea: a quantised copy of the target is a tempting draft model, because it agrees with the target so
-# often. The formula shows what that is worth, with c estimated from the bytes:
+# The first task is a common idea: a quantised copy of the target is a tempting draft model, because it agrees with the
+# target so often. The formula shows what that is worth, with c estimated from the bytes:
 
 # %%
 for bits, c in ((8, 8 / 16), (4, 4 / 16)):
@@ -251,8 +255,8 @@ for bits, c in ((8, 8 / 16), (4, 4 / 16)):
 # %% [markdown]
 # ## One α is a simplification
 #
-# The acceptance differs from position to position. [`acceptance_by_position`](../minispec/trace.py) measures $\beta_i$, the share
-# of draft tokens accepted at position $i$ of the draft among the cycles that reached it. With these,
+# The acceptance differs from position to position. [`acceptance_by_position`](../minispec/trace.py) measures $\beta_i$,
+# the share of draft tokens accepted at position $i$ of the draft among the cycles that reached it. With these,
 #
 # $$E[N] = 1 + \sum_{i=1}^{k} \prod_{j \le i} \beta_j$$
 #
@@ -267,12 +271,13 @@ print("β:       ", *(f"{beta:5.2f}" for beta in betas))
 print("cycles:  ", *(f"{count:5d}" for count in reached))
 
 # %% [markdown]
-# The acceptance rises along the draft. Does the draft model get better as it runs ahead? It does not: look at the number of cycles. All 96
-# reach position 1, but only 13 reach position 10, and those 13 are mostly cycles in which the text was easy to predict. This is
-# **survivorship**: a late position is measured only in the cycles that got so far. A separate draft model has no reason to get
-# worse with depth either, as long as everything before was accepted, because its input is then the same as the target's. With some
-# other drafters the depth does matter: a Medusa head for a late position does not see the draft tokens before it (lesson 09), and
-# EAGLE continues from features that it has predicted itself (lesson 10).
+# The acceptance rises along the draft. Does the draft model get better as it runs ahead? It does not: look at the
+# number of cycles. All 96 reach position 1, but only 13 reach position 10, and those 13 are mostly cycles in which the
+# text was easy to predict. This is **survivorship**: a late position is measured only in the cycles that got so far. A
+# separate draft model has no reason to get worse with depth either, as long as everything before was accepted, because
+# its input is then the same as the target's. With some other drafters the depth does matter: a Medusa head for a late
+# position does not see the draft tokens before it (lesson 09), and EAGLE continues from features that it has predicted
+# itself (lesson 10).
 #
 # So the acceptance is not one number. How much does the formula with a single α lose?
 
@@ -282,13 +287,13 @@ print(f"from the β of every position:     {theory.expected_tokens_by_position(b
 print(f"from one α = {wide.acceptance_rate:.2f}:               {theory.expected_tokens(wide.acceptance_rate, 16):.2f}")
 
 # %% [markdown]
-# The second line equals the first by construction, since the β are the same counts in another form. The third line is a model, and
-# it is off. So when you predict the speed-up of another $k$ from a trace, use the β of each position.
+# The second line equals the first by construction, since the β are the same counts in another form. The third line is a
+# model, and it is off. So when you predict the speed-up of another $k$ from a trace, use the β of each position.
 #
 # ## What does it cost?
 #
-# Speculation saves time, but it does not save arithmetic. The target computes $k + 1$ positions for every $E[N]$ tokens that are
-# emitted:
+# Speculation saves time, but it does not save arithmetic. The target computes $k + 1$ positions for every $E[N]$ tokens
+# that are emitted:
 
 # %%
 for alpha in (0.4, 0.7, 0.9):
@@ -308,15 +313,15 @@ for batch in (1, 32, 64, 128, 256):
     print(f"batch {batch:3d}: v = {v[4]:.2f} for k = 4; at α = 0.7 and c = 0.1 the best k is {best}")
 
 # %% [markdown]
-# **Temperature** enters the formula through α alone. At a higher temperature the target's distribution is spread over more tokens,
-# and a small draft model usually matches it less well. At temperature 0 the draft model only has to find the most likely token.
-# Lesson 08 measures how α depends on both temperatures.
+# **Temperature** enters the formula through α alone. At a higher temperature the target's distribution is spread over
+# more tokens, and a small draft model usually matches it less well. At temperature 0 the draft model only has to find
+# the most likely token. Lesson 08 measures how α depends on both temperatures.
 
 # %% [markdown]
 # ## Why is it slower?
 #
-# Now use the formula in the other direction. Here are five set-ups, all of them real runs of the same pair of models, and all of
-# them slower than plain decoding. Each has one of these faults:
+# Now use the formula in the other direction. Here are five set-ups, all of them real runs of the same pair of models,
+# and all of them slower than plain decoding. Each has one of these faults:
 #
 # - **mismatched draft**: the draft model does not fit this target;
 # - **k too large**: late draft tokens cost as much as early ones and are rarely accepted;
@@ -324,8 +329,8 @@ for batch in (1, 32, 64, 128, 256):
 # - **full batch**: a pass has no idle arithmetic left;
 # - **wrong kernel**: the verify pass does more than read each weight once.
 #
-# You get the numbers of their traces and those of a sound run, and nothing else. Make your own diagnosis for each of them before
-# you open the menu.
+# You get the numbers of their traces and those of a sound run, and nothing else. Make your own diagnosis for each of
+# them before you open the menu.
 
 # %%
 runs = slower.cases()
@@ -336,12 +341,12 @@ print(slower.table([runs[slower.SOUND], *(runs[name] for name in order)], named=
 viz.diagnose(runs)
 
 # %% [markdown]
-# There is a method for such a table. Each fault moves one number away from the sound run. Set that number right, leave the others
-# as they are, and predict again. If the predicted speed-up now exceeds 1, you have found the fault. This
-# is all that [`suspects`](../minispec/course/viz/diagnose.py) does.
+# There is a method for such a table. Each fault moves one number away from the sound run. Set that number right, leave
+# the others as they are, and predict again. If the predicted speed-up now exceeds 1, you have found the fault. This is
+# all that [`suspects`](../minispec/course/viz/diagnose.py) does.
 #
-# The times in the table were recorded on one CPU core. The next cell runs one of the faults live, after the sound run. The times on
-# your machine are different, but the same number is out of line.
+# The times in the table were recorded on one CPU core. The next cell runs one of the faults live, after the sound run.
+# The times on your machine are different, but the same number is out of line.
 
 # %% tags=["nbval-ignore-output"]
 print(
@@ -349,8 +354,8 @@ print(
 )
 
 # %% [markdown]
-# The command `minispec bench slower` runs all six. The code of each fault is a few lines in [`set_up`](../minispec/bench/slower.py), which you
-# should look at only after you have your five diagnoses.
+# The command `minispec bench slower` runs all six. The code of each fault is a few lines in
+# [`set_up`](../minispec/bench/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## Check what you are told
@@ -377,8 +382,9 @@ print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 # | `k="auto"` | fixed, or by batch size: `num_speculative_tokens_per_batch_size` | by acceptance: `--speculative-adaptive` in SGLang |
 # | the cycle as one CUDA graph | a CUDA graph of the target's pass, for *uniform decode* batches | SGLang: graphs for draft and verify |
 #
-# Mind the second line of this table: what vLLM logs as the acceptance rate is accepted over drafted, so it has to be converted before it goes
-# into the formula. To compare systems, use tokens per forward pass of the target, which has only one definition.
+# Mind the second line of this table: what vLLM logs as the acceptance rate is accepted over drafted, so it has to be
+# converted before it goes into the formula. To compare systems, use tokens per forward pass of the target, which has
+# only one definition.
 
 # %% [markdown]
 # ## Check yourself
