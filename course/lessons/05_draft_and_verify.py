@@ -326,7 +326,7 @@ viz.cycle_stepper(target, draft, prompt, out)
 #
 # The third task deserves a closer look, so here is the count:
 
-# %%
+# %% tags=["spoiler"]
 ends = [step for step in stepper.steps(trace) if step.stage == "rewind"]
 for bonus in (False, True):
     gaps = {e.target_cache - e.draft_cache for e, c in zip(ends, trace.cycles, strict=True) if c.bonus == bonus}

@@ -247,7 +247,7 @@ viz.surface([viz.Dot.of(here, "micro, here"), h200, viz.Dot.of(sound, "micro, re
 # The first task is a common idea: a quantised copy of the target is a tempting draft model, because it agrees with the
 # target so often. The formula shows what that is worth, with c estimated from the bytes:
 
-# %%
+# %% tags=["spoiler"]
 for bits, c in ((8, 8 / 16), (4, 4 / 16)):
     k, gain = theory.best_k(0.9, c), theory.best_speedup(0.9, c)
     print(f"INT{bits} copy of bf16: c = {c}, at α = 0.9 the best is k = {k} with {gain:.2f} times")
@@ -366,7 +366,7 @@ print(
 # %% [markdown]
 # Here is one for you to compute. Which α does "2 times as fast" need at $c = 0.1$, with $v = 1$ and the best $k$?
 
-# %%
+# %% tags=["spoiler"]
 needed = next(alpha / 100 for alpha in range(100) if theory.best_speedup(alpha / 100, 0.1) >= 2)
 print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 
@@ -405,7 +405,7 @@ print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 # The batch may be fuller, or the verify pass may run another kernel. The number of requests in the batch tells which.
 # </details>
 
-# %%
+# %% tags=["spoiler"]
 print(f"{theory.speedup(0.5, 2, 0.1):.2f}  {1 / (1 - 0.7):.1f}")
 
 # %% [markdown]
