@@ -22,7 +22,7 @@ from random import Random
 import torch
 
 import minispec as ms
-from minispec import exact, theory, verify
+from minispec import exact, verify
 from minispec.course import viz
 from minispec.course.viz.goodness import claim
 
@@ -271,7 +271,7 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 
 # %%
 cycle = exact.chain_distribution(lambda prefix: p, lambda prefix: q, 2)  # the same p and q after every prefix
-print(f"E[N] = (1 − β³)/(1 − β) = {theory.expected_tokens(beta, k=2):.4f} at β = {beta:.2f}")
+print(f"E[N] = (1 − β³)/(1 − β) = {(1 - beta**3) / (1 - beta):.4f} at β = {beta:.2f}")
 print(f"the real verifier:        {sum(len(run) * chance for run, chance in cycle.items()):.4f}")
 
 # %% [markdown]
