@@ -21,7 +21,7 @@ LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipy
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
 NOT_PROSE = re.compile(
     r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |^\| \d\d \| |[Ll]essons? \d+(?:(?:,| to| and) \d+)*"
-    r"|, (?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
+    r"|,\s(?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
     re.M,
 )
 
