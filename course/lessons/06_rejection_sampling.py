@@ -1,12 +1,13 @@
 # %% [markdown]
-# # Rejection sampling
+# # 06 Rejection sampling
 #
-# *Time:* 40 minutes · *Before this:* [05 draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
+# *Time:* 45 minutes · *Before this:* [05 draft and verify](05_draft_and_verify.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb)
 #
-# A greedy target has one right token at each position, so verifying a draft token means comparing it with that one. A
-# target that samples has no single right token. Speculative sampling (Leviathan et al., 2023, arXiv:2211.17192; Chen et
-# al., 2023, arXiv:2302.01318) accepts a draft token with a certain probability instead, and replaces it otherwise, in such
-# a way that what is emitted has exactly the target's distribution. This lesson builds that sampler and proves it.
+# In lesson 05 the target decoded greedily. It had one right token at each position, so verifying a draft token meant
+# comparing it with that one. A target that samples has no single right token. Speculative sampling (Leviathan et al.,
+# 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318) accepts a draft token with a certain probability instead,
+# and replaces it otherwise, in such a way that what is emitted has exactly the target's distribution. This lesson
+# builds that sampler and proves it.
 #
 # You will be able to
 #
@@ -21,15 +22,15 @@ from random import Random
 import torch
 
 import minispec as ms
-from minispec import exact, theory, verify
+from minispec import exact, verify
 from minispec.course import viz
 from minispec.course.viz.goodness import claim
 
 # %% [markdown]
 # ## Two distributions
 #
-# A vocabulary of three tokens is enough to see everything. The target would sample the next token from $p$. The draft model
-# has already sampled one, from $q$.
+# A vocabulary of three tokens is enough to see everything. At some position the target would sample the next token from its
+# distribution $p$. The draft model has already sampled a token there, from its own distribution $q$.
 
 # %%
 p = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
@@ -38,7 +39,8 @@ print("target p:", p.tolist())
 print("draft  q:", q.tolist())
 
 # %% [markdown]
-# The rule has two parts. First, accept the draft token $d$ with probability
+# Which of the draft model's tokens may we keep, so that what is emitted follows $p$ and not $q$? The rule has two parts. The
+# first one says: accept the draft token $d$ with probability
 #
 # $$\min\left(1, \frac{p(d)}{q(d)}\right)$$
 #
@@ -78,11 +80,12 @@ print(f"accepted: {len(accepted) / len(drafted):.2f} of all draft tokens")
 # $$\beta = \sum_x \min(p(x), q(x)) = 1 - \mathrm{TV}(p, q)$$
 
 # %% tags=["spoiler"]
-print(f"Σ min(p, q)  = {theory.acceptance(p.tolist(), q.tolist()):.2f}")
-print(f"1 − TV(p, q) = {1 - theory.total_variation(p.tolist(), q.tolist()):.2f}")
+beta = float(torch.minimum(p, q).sum())
+print(f"Σ min(p, q)  = {beta:.2f}")
+print(f"1 − TV(p, q) = {1 - exact.total_variation(p, q):.2f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-guess_acceptance.reveal(theory.acceptance(p.tolist(), q.tolist()))
+guess_acceptance.reveal(beta)
 
 # %% [markdown]
 # ## After a rejection
@@ -103,9 +106,9 @@ print("residual =", [round(x, 3) for x in verify.residual(p, q).tolist()])
 #
 # ## The sampler in five lines
 #
-# A cycle drafts $k$ tokens. The target's forward pass gives $k + 1$ distributions: one for each draft token, and one for the
-# position after the last. The sampler goes through the draft tokens in order and stops at the first rejection. If nothing is
-# rejected, the last distribution gives one more token, the **bonus**.
+# A cycle drafts $k$ tokens, and lesson 05 showed what the target's forward pass then gives: $k + 1$ distributions, one
+# for each draft token and one for the position after the last. The sampler goes through the draft tokens in order and
+# stops at the first rejection. If nothing is rejected, the last distribution gives one more token, the **bonus**.
 
 
 # %%
@@ -134,15 +137,16 @@ print(f"the same tokens in {same} of 500 cycles")
 # %% [markdown]
 # ## The proof, in three lines
 #
-# The picture first. Each bar reaches up to the larger of $p$ and $q$. The green part is what both have. The orange part is
-# what the target has more of, the hatched part what the draft model has more of.
+# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$. The green part is what both
+# have. The orange part is what the target has more of, the hatched part what the draft model has more of.
 
 # %%
 viz.overlap_figure(p, q)
 
 # %% [markdown]
-# A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled from
-# the residual. Accepting gives exactly the green part. So what is emitted is $p$ if the residual adds exactly the orange part.
+# A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled
+# from the residual. Accepting gives exactly the green part. So what is emitted is $p$ if the residual adds exactly the
+# orange part.
 #
 # $$
 # \begin{aligned}
@@ -152,11 +156,12 @@ viz.overlap_figure(p, q)
 # \end{aligned}
 # $$
 #
-# The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the picture: the
-# orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a rejection is the
-# normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was really sampled from it.
+# The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the
+# picture: the orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a
+# rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
+# really sampled from it.
 #
-# The same three lines with numbers:
+# Here are the same three lines with the numbers of our example:
 
 # %%
 rejected = 1 - torch.minimum(p, q).sum()
@@ -165,8 +170,8 @@ for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + 
     print([round(x, 6) for x in line.tolist()])
 
 # %% [markdown]
-# One example proves nothing. [`emitted_distribution`](../minispec/exact.py) computes the distribution of the emitted token
-# for any $p$ and $q$, without sampling. Three hundred pairs, many of them with zeros:
+# One example is a check of the algebra and no more. [`emitted_distribution`](../minispec/exact.py) computes the
+# distribution of the emitted token for any $p$ and $q$, without sampling. Three hundred pairs, many of them with zeros:
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -204,7 +209,7 @@ claim("emitted tokens follow p", exact.emitted_distribution(p, q), p)
 #
 # ### "After a rejection, sample from the target"
 #
-# It sounds harmless: $p$ is the distribution we want, after all. Commit to a number first.
+# It sounds harmless, because $p$ is the distribution that we want after all. Commit to a number before you run it.
 
 # %% tags=["nbval-ignore-output"]
 guess_biased = viz.predict(
@@ -244,7 +249,7 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 # %% [markdown]
 # Two tasks:
 #
-# 1. With the real verifier, make $q$ as bad as you can. The acceptance and the tokens per cycle fall; the distribution of the
+# 1. With the real verifier, make $q$ as bad as you can. The acceptance and the tokens per cycle fall, but the distribution of the
 #    emitted token does not move at all.
 # 2. Choose *replace from p* and press play. How many cycles does it take until the χ² test objects? Change to "a good draft"
 #    and try again.
@@ -254,19 +259,19 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 # %% [markdown]
 # ## More than one token
 #
-# A cycle emits several tokens. At position $i$ the proof holds for $p_i$ and $q_i$, which are the distributions *given what was
-# emitted before*. So the first token follows the target, the second follows the target given the first, and so on, by
-# induction. Two conditions make the induction work. A draft token that comes after a rejected one must not be looked at,
-# because it was sampled for a context that does not exist. And each position needs a fresh random number.
+# So far the proof covers one token, but a cycle emits several. At position $i$ the proof holds for $p_i$ and $q_i$,
+# which are the distributions *given what was emitted before*. So the first token follows the target, the second follows
+# the target given the first, and so on, by induction. Two conditions make the induction work. A draft token that comes
+# after a rejected one must not be looked at, because it was sampled for a context that does not exist. And each
+# position needs a fresh random number.
 #
-# With acceptance β at every position, the number of emitted tokens is the formula of lesson 07. Here it is for $k = 2$, once by
-# the formula and once from the exact distribution of what a cycle emits:
+# With acceptance β at every position, the mean number of emitted tokens is $E[N] = (1 - \beta^{k+1})/(1 - \beta)$,
+# which lesson 07 derives. Here it is for $k = 2$, once by the formula and once from the exact distribution of what a
+# cycle emits:
 
 # %%
-fair = viz.toy_place([0.40, 0.25, 0.20, 0.10, 0.05], [0.20, 0.35, 0.15, 0.25, 0.05])
-beta = theory.acceptance(fair.target(()).tolist(), fair.draft(()).tolist())
-cycle = exact.chain_distribution(fair.target, fair.draft, 2)
-print(f"E[N] = (1 − β³)/(1 − β) = {theory.expected_tokens(beta, k=2):.4f} at β = {beta:.2f}")
+cycle = exact.chain_distribution(lambda prefix: p, lambda prefix: q, 2)  # the same p and q after every prefix
+print(f"E[N] = (1 − β³)/(1 − β) = {(1 - beta**3) / (1 - beta):.4f} at β = {beta:.2f}")
 print(f"the real verifier:        {sum(len(run) * chance for run, chance in cycle.items()):.4f}")
 
 # %% [markdown]
@@ -274,7 +279,7 @@ print(f"the real verifier:        {sum(len(run) * chance for run, chance in cycl
 #
 # ### "The draft model must sample: greedy drafting cannot be used"
 #
-# They can. A drafter that could have proposed nothing else has a distribution too: $q(d) = 1$. With it, the acceptance
+# It can be used. A drafter that could have proposed nothing else has a distribution too: $q(d) = 1$. With it, the acceptance
 # probability becomes $p(d)$, and the residual becomes $p$ without $d$, renormalised.
 
 # %%
@@ -292,22 +297,25 @@ claim("greedy draft, q one-hot", exact.emitted_distribution(p, certain), p)
 claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=certain), p)
 
 # %% [markdown]
-# Prompt lookup (lesson 08) rests on this rule. Which of the two is accepted more often? That depends: sampled draft
-# tokens are accepted with $\sum\min(p, q)$, greedy ones with $p(d)$.
+# This rule matters in practice. Prompt lookup (lesson 08) has no probabilities at all and rests on it. And vLLM and SGLang let
+# their draft models propose greedily by default, also when the target samples, so their $q$ is one-hot as well: they accept
+# with probability $p(d)$ and need not store the draft model's probabilities. Is that accepted more often than a sampled draft
+# token? It depends on the two distributions, because a sampled one is accepted with $\sum\min(p, q)$ and a greedy one with
+# $p(d)$:
 
 # %%
-for one, other in (([0.6, 0.4], [0.6, 0.4]), ([0.8, 0.2], [0.5001, 0.4999])):
-    greedy = [1.0, 0.0]
-    print(f"p = {one}: sampled {theory.acceptance(one, other):.2f}, greedy {theory.acceptance(one, greedy):.2f}")
+for one, other in (([0.6, 0.4], [0.6, 0.4]), ([0.8, 0.2], [0.55, 0.45])):
+    sampled = sum(map(min, one, other))
+    print(f"p = {one}, q = {other}: sampled {sampled:.2f}, greedy {one[0]:.2f}")
 
 # %% [markdown]
 # ## Sampling parameters
 #
 # ### "Temperature and top-p must match"
 #
-# The proof asks for less. $p$ is the distribution that plain autoregressive decoding would sample from, after the target's
-# temperature and truncation. $q$ is the distribution the draft token was *really* sampled from, after whatever the drafter
-# applied. The two may differ in any way.
+# The proof requires less than that. $p$ is the distribution that plain autoregressive decoding would sample from, after
+# the target's temperature and truncation. $q$ is the distribution the draft token was *really* sampled from, after
+# whatever the drafter applied. The two may differ in any way.
 #
 # We take real distributions: both models run on the same story, one forward pass each.
 
@@ -332,8 +340,9 @@ for how in (ms.Sampling(0.8, top_p=0.9), ms.Sampling(0.8), ms.Sampling(1.2), ms.
     print(f"draft: {parameters}: accepted {accept:.2f}, exact: {off < 1e-9}")
 
 # %% [markdown]
-# Every line is exact. The parameters decide only how much is accepted, so the drafter's may be tuned for acceptance alone;
-# [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) shows how it depends on both temperatures.
+# The output is exact in every line. The parameters decide only how much is accepted, so the drafter's may be tuned for
+# acceptance alone; [`acceptance_by_temperature`](../minispec/course/viz/temperature.py) shows how it depends on both
+# temperatures.
 #
 # ### What must be consistent
 #
@@ -353,8 +362,10 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # In minispec one function turns logits into distributions, for both models and for plain decoding:
 # [`Sampling.probs`](../minispec/sampling.py). So there is no second place where truncation could be forgotten.
 #
-# One more rule: **decide before you sample**. To stop drafting because $q$ is flat is fine. To drop a token after it was sampled,
-# because it turned out unlikely, is not: the tokens that remain were selected, and no longer follow $q$.
+# One more rule concerns drafts of variable length: **a draft token that was sampled has to be verified**. Stopping a
+# draft early is allowed for any reason, also because the token just sampled had a low probability $q(d)$, as long as
+# this token itself stays in the draft. Dropping it biases the output: the draft tokens that remain were selected by
+# their value, so they no longer follow the $q$ that is reported.
 
 # %% [markdown]
 # ## In production
@@ -368,18 +379,21 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # | greedy target | compares with the argmax, no coin | the same |
 # | a lossy rule, like `typical` | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
 #
-# Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in bfloat16. vLLM
-# samples the recovered token of every position in advance, and takes its random numbers in float64, because in float32 a
-# number of exactly 0 is too common. Its documentation promises what you can now read precisely: lossless up to the numerics of the hardware.
+# Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in
+# bfloat16. vLLM samples the recovered token of every position in advance, and takes its random numbers in float64,
+# because in float32 a number of exactly 0 is too common. Its documentation promises what you can now read precisely:
+# lossless up to the numerics of the hardware.
 #
-# Rules that accept more tokens by changing the distribution exist and are used on purpose. Lesson 09 has one.
+# There are also rules that accept more tokens by changing the distribution, and they are used on purpose. Lesson 09 has one
+# of them.
 
 # %% [markdown]
 # ## Check yourself
 #
 # <details><summary>p = (0.5, 0.5), q = (0.9, 0.1). How often is a draft token accepted, and what replaces it?</summary>
 #
-# Σ min = 0.5 + 0.1 = 0.6. [p − q]₊ = (0, 0.4), so always token 1.
+# It is accepted with probability Σ min(p, q) = 0.5 + 0.1 = 0.6. The positive part of p − q is (0, 0.4), so the correction is
+# always token 1.
 # </details>
 #
 # <details><summary>Where does the proof use that d was sampled from q?</summary>
@@ -413,10 +427,10 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # %% [markdown]
 # ## Next
 #
-# - Write the sampler from its parts: [exercises 06](../exercises/06_rejection_sampling.ipynb). The checks compute its exact
-#   distribution.
+# - Write the sampler from its parts: [exercises 06](../exercises/06_rejection_sampling.ipynb). The checks compute the exact
+#   distribution of what your function emits.
 # - Interview questions (`minispec drill`): `prove-lossless`, `exact-or-approximate`, `residual-not-p`, `acceptance-by-hand`,
 #   `accepted-tokens-law`, `acceptance-is-overlap`, `greedy-draft`, `sampling-parameters`, `residual-edge-cases`,
 #   `drop-unlikely-drafts`, `temperature-and-acceptance`.
-# - [07 how fast](07_how_fast.ipynb): what a given acceptance is worth in seconds.
-# - [14 is it really exact?](14_is_it_really_exact.ipynb): how to test a sampler, and what floating point leaves of the proof.
+# - [07 How fast](07_how_fast.ipynb): what a given acceptance is worth in seconds.
+# - [14 Is it really exact?](14_is_it_really_exact.ipynb): how to test a sampler, and what floating point leaves of the proof.
