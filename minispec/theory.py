@@ -174,7 +174,7 @@ def pass_time(
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float = 2) -> float:
-    """Bytes of one token in the cache: 2 (key and value) · layers · kv_heads · head_dim · bytes. GQA has fewer kv_heads.
+    """Bytes of one token in the cache: 2 (key and value) · layers · kv_heads · head_dim · bytes. GQA shrinks kv_heads.
 
     >>> kv_bytes_per_token(32, 32, 128) / 1024, kv_bytes_per_token(80, 8, 128) / 1024  # LLaMA-2-7B, -70B, KiB
     (512.0, 320.0)
