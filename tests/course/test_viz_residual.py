@@ -16,7 +16,7 @@ import minispec as ms
 from minispec import drafters, exact, theory
 from minispec.course import viz
 from minispec.course.viz import goodness, places, residual, wrong_verifiers
-from minispec.course.viz.distribution_editor import LawEditor
+from minispec.course.viz.distribution_editor import DistributionEditor
 from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
@@ -264,7 +264,7 @@ def test_every_preset_is_exact_with_the_real_verifier():
 
 
 def test_the_editor_keeps_laws_laws():
-    editor = LawEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
+    editor = DistributionEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
     assert editor.value == {"p": [0.25, 0.75], "q": [0.5, 0.5]}
     for bad in ({"p": [0, 0], "q": [1, 0]}, {"p": [1, 0], "q": [1]}, {"p": [1, -1], "q": [1, 0]}, {"p": [1, 0]}):
         with pytest.raises(ValueError, match="as many numbers"):
