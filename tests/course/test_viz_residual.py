@@ -132,13 +132,13 @@ def test_bad_statistics_are_refused():
 def test_the_picture_says_what_was_composed():
     html, words = residual.residual_html(PLACE, WRONG_P, gamma=1, draws=200)
     found = residual.explore(PLACE, WRONG_P, gamma=1)
-    law = re.search(r'aria-label="law of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
+    law = re.search(r'aria-label="distribution of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
     assert [float(x.split()[-1]) for x in law[1].split(",")] == pytest.approx(found.emitted.tolist(), abs=5e-4)
     assert [float(x) for x in law[2].split(",")] == pytest.approx(P, abs=5e-4)
     assert f"off by {found.one_place:.3f}" in html and f"off by {found.two_places:.3f}" in html
     assert "200 cycles" in html and f"{found.tokens:.3f}" in words and f"{found.one_place:.3f}" in words
     right, _ = residual.residual_html(PLACE)
-    assert right.count("✓ exact") == 2 and "✗" not in right and "drawn" not in right
+    assert right.count("✓ exact") == 2 and "✗" not in right and "sampled" not in right
 
 
 def test_bars_are_as_high_as_their_probabilities():

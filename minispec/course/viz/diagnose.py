@@ -1,7 +1,7 @@
 """Why is it slower? The numbers of a run, a menu of faults, and what the numbers say about the one you picked.
 
 A diagnosis is a claim about one number. To test it, put that number alone right and predict again: if speculation
-then pays, the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed, not written.
+then pays, the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class Recording:
 
     @property
     def idle(self) -> float:
-        """The share of the time in which a rank did not compute, averaged over ranks: waiting, talking, not begun, done."""
+        """Share of the time in which a rank did not compute, on average: waiting, communicating, not begun, done."""
         return 1 - self.share(COMPUTE)
 
     def at(self, seconds: float) -> dict[int, str]:

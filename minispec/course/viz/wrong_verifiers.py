@@ -31,7 +31,7 @@ class Verifier:
 
 
 def cycle(target: Model, draft: Model, context: Context, gamma: int, random, verifier: Verifier) -> tuple[str, Context]:
-    """One cycle, as `exact.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all of them."""
+    """One cycle, as `exact.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all."""
     drafted, q = verifier.propose(draft, context, gamma, random)
     p = torch.stack([target(context + drafted[:i]) for i in range(len(drafted) + 1)])  # [γ+1, V]
     path, tokens = verifier.judge(p, q, drafted, random)
@@ -176,7 +176,8 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: replace from q",
-            "After a rejection it samples from q again, so tokens that q underestimates never get the probability they lack.",
+            "After a rejection it samples from q again, so tokens that q underestimates never get "
+            "the probability they lack.",
             ONE,
             partial(by_chain, replace=from_q),
         ),
@@ -188,7 +189,8 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: likeliest of the residual",
-            "It takes the likeliest token of the residual instead of sampling from it, so one token gets all of the residual.",
+            "It takes the likeliest token of the residual instead of sampling from it, so one token "
+            "gets all of the residual.",
             ONE,
             partial(by_chain, replace=argmax_of_residual),
         ),
@@ -218,7 +220,8 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: accept with q/p",
-            "The ratio is upside down: tokens that q underestimates are often rejected, and overestimated ones always accepted.",
+            "The ratio is upside down: tokens that q underestimates are often rejected, and "
+            "overestimated ones always accepted.",
             ONE,
             partial(by_chain, accept=upside_down),
         ),
@@ -230,21 +233,24 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: q before top-p",
-            "It samples with top-p 0.7 and reports q from before truncation, so the real q is higher than the reported one.",
+            "It samples with top-p 0.7 and reports q from before truncation, so the real q is higher "
+            "than the reported one.",
             ONE,
             by_chain,
             q_before_top_p,
         ),
         Verifier(
             "wrong: soft q for a greedy draft",
-            "It takes the likeliest token and reports the softmax, although that token was certain and not just likely.",
+            "It takes the likeliest token and reports the softmax, although that token was certain "
+            "and not just likely.",
             ONE,
             by_chain,
             greedy_called_soft,
         ),
         Verifier(
             "wrong: unlikely draft tokens dropped",
-            "It drops a sampled token if q(d) < 0.25, so the others are selected and do not follow q. (Keep it and stop: exact.)",
+            "It drops a sampled token if q(d) < 0.25, so the others are selected and do not follow "
+            "q. (Keep it and stop: exact.)",
             ONE,
             by_chain,
             drop_unlikely,
@@ -258,7 +264,8 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: one random number for all",
-            "All tests of a cycle use the same number, so acceptances are correlated. It takes two draft tokens to see it.",
+            "All tests of a cycle use the same number, so acceptances are correlated. It takes two "
+            "draft tokens to see it.",
             TWO,
             one_number_for_all,
         ),
@@ -271,7 +278,8 @@ VERIFIERS = {
         ),
         Verifier(
             "wrong: no bonus",
-            "It emits nothing after a fully accepted draft. The distribution is right, but each such cycle is one token short.",
+            "It emits nothing after a fully accepted draft. The distribution is right, but each such "
+            "cycle is one token short.",
             COUNT,
             no_bonus,
         ),
