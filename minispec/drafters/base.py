@@ -74,6 +74,6 @@ class Drafter:
         """The sequence has ended; drop what was kept for it."""
 
     def record(self) -> None:
-        """An engine that records its passes (buckets.py) asks that drafting be recorded, too. Called before any sequence."""
+        """An engine that records its passes (buckets.py) has drafting recorded, too. Called before any sequence."""
         if self.recorded is None and self.for_many is not None and self.for_many.takes(self):
             self.recorded = self.for_many(self)

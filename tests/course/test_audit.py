@@ -59,7 +59,8 @@ def test_known_verdicts(id, verdict, number):
 def test_sound_rules_are_exact_and_wrong_ones_are_not():
     for name in ("sound_rule", "greedy_draft", "other_temperature", "tree_of_residuals"):
         assert audit.compute(name) == pytest.approx(0, abs=1e-9), name
-    for name in ("inconsistent_temperature", "replacement_from_target", "accepted_tokens", "residual_of_one_number", "replacement_without_offset",
+    for name in ("inconsistent_temperature", "replacement_from_target",
+                 "accepted_tokens", "residual_of_one_number", "replacement_without_offset",
                  "prompt_never_advanced", "tree_of_naive_siblings", "typical_acceptance"):  # fmt: skip
         assert audit.compute(name) > 0.02, name
     used = {figure.compute for claim in CLAIMS.values() for figure in claim.numbers}
