@@ -33,7 +33,8 @@ same run.
 *Predicted* is what the formulas of `minispec/theory.py` give for quantities measured in the same run: the bandwidth,
 the cost c of drafting a token, the cost v of a verify pass (both in plain forward passes of one token), and the
 acceptance α (accepted / tested). A prediction from bytes and bandwidth alone is a lower bound on the time, so there a
-ratio of 1 is the best that is possible.
+ratio of 1 is the best that is possible. (A ratio slightly below 1 means that a kernel read memory a little faster than
+our own measurement of the bandwidth.)
 
 Models named by their shape (8b) have random weights. That changes no timing of plain decoding, but the acceptance of
 such a pair is set by construction (ε scales what the layers after the draft's add), so its speed-ups show what the
