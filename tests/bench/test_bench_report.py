@@ -378,8 +378,8 @@ def test_the_readme_quotes_the_results():
         f"decoding | {plain['launch']:.2f} | {share:.0%} of the bandwidth; transformers: "
         f"{plain['transformers eager']:.2f} eager, {plain['transformers static']:.2f} compiled",
         f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast as plain, at α = "
-        f"{CYCLE['acceptance']:.2f}, where the formula predicts {CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
-        f"{1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
+        f"{CYCLE['acceptance']:.2f}, where the formula predicts {CYCLE['predicted_speedup']:.2f}; transformers, "
+        f"assisted: {1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
     )
     for row in rows:
         assert row in table, row
@@ -393,8 +393,8 @@ def test_the_readme_quotes_the_results():
     sentences = (
         f"pass over 16 tokens takes {seconds[16] / seconds[1]:.2f} times as long",
         f"{served['serving']['requests']} requests of 100 to 1,024 tokens in and out at "
-        f"{ours['tokens_per_second']['median']:,.0f} tokens/s (one run), {ours['over_peer']['median']:.1f} times the rate of "
-        "transformers'",
+        f"{ours['tokens_per_second']['median']:,.0f} tokens/s (one run), {ours['over_peer']['median']:.1f} times "
+        "the rate of transformers'",
         f"Four draft tokens per request make the engine {gain[1]} as fast with one request, {gain[32]} with 32 and "
         f"{gain[128]} with 128",
     )
