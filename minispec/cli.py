@@ -130,7 +130,7 @@ def parser() -> Parser:
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
-    train.add_arguments(command("train", None, "train drafts on text that their target wrote"))
+    train.add_arguments(command("train", None, "train draft models and heads on what their target generated"))
 
     sub = command("build", build, "build the course's notebooks from their sources")
     sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")

@@ -107,7 +107,7 @@ def text(result: dict) -> str:
     """The tables for a terminal, 80 columns."""
     how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}"
     lines = textwrap.wrap(
-        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens a prompt; "
+        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens per prompt; "
         f"medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}", 80
     )  # fmt: skip
     for category, table in result["results"].items():

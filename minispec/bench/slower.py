@@ -1,7 +1,7 @@
 """Why is it slower? One sound set-up and five with a single fault each, run for real and kept with their traces.
 
     mismatched draft    the layers of the draft were loaded in the wrong order
-    K too large         sixteen drafts a cycle instead of three
+    K too large         sixteen draft tokens per cycle instead of three
     launch overhead     a draft of many thin layers: few bytes, but every layer has to be started
     full batch          many rows at once, so that a pass has no idle arithmetic left
     wrong kernel        the target's product repacks its weights in every pass of more than one token
@@ -89,7 +89,7 @@ class Case:
             "rows": self.rows,
             "K": self.k,
             "α": self.alpha,
-            "tokens a pass": self.tokens_per_pass,
+            "tokens per pass": self.tokens_per_pass,
             "c": self.c,
             "c by bytes": self.bytes_ratio,
             "v": self.v,

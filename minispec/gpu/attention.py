@@ -517,7 +517,7 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, B: in
         if tensor is not None and (tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device):
             raise ValueError(f"{name}: give whole numbers on {q.device}, contiguous along the last dimension")
     if lengths.shape != (B,):
-        raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each row")
+        raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each sequence")
     if ragged and tables.shape[0] != B:
         raise ValueError(f"tables is {list(tables.shape)}, not [{B}, n]: give one for each sequence")
     if ragged and mask is not None:

@@ -190,7 +190,7 @@ class FastDecoder:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
-            raise ValueError(f"{len(prompts)} prompts for {self.target.batch} rows of memory: give one for each")
+            raise ValueError(f"{len(prompts)} prompts for {self.target.batch} sequences in memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
         if sampling is not None:
             self.set_sampling(sampling)
@@ -256,7 +256,7 @@ class FastDecoder:
 
     def _refuse_more_than(self, tokens: int) -> None:
         if tokens > self.target.capacity:
-            raise ValueError(f"capacity={self.target.capacity}: this may need {tokens} slots a row; make the "
+            raise ValueError(f"capacity={self.target.capacity}: this may need {tokens} slots per sequence; make the "
                              "FastTransformer with more, or start again with a shorter prompt")  # fmt: skip
 
     @on_the_device
@@ -413,8 +413,8 @@ class FastSpeculator(Speculator):
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
         if target.config.vocab_size != draft.config.vocab_size or target.batch != draft.batch:
             raise ValueError(
-                f"draft has {draft.batch} rows and {draft.config.vocab_size} tokens, target {target.batch} and "
-                f"{target.config.vocab_size}: both need the same rows and the same tokenizer"
+                f"draft has batch {draft.batch} and {draft.config.vocab_size} tokens, target {target.batch} and "
+                f"{target.config.vocab_size}: both need the same batch size and the same tokenizer"
             )
         if draft.capacity < target.capacity:
             raise ValueError(f"draft's capacity={draft.capacity}: give it the target's, {target.capacity}, at least")

@@ -199,7 +199,7 @@ def test_a_cycle_is_held_against_its_parts_and_the_formula():
     assert rows["whole cycle, ms"][1] == f"{1e3 * (4 * draft + check):.3f}"
     assert rows["whole cycle, ms"][1] == f"{1e3 * CYCLE['predicted_cycle_seconds']:.3f}"
     tokens = theory.expected_tokens(CYCLE["acceptance"], 4)
-    assert rows["tokens a cycle"][:2] == [f"{CYCLE['tokens_per_cycle']:.3f}", f"{tokens:.3f}"]
+    assert rows["tokens per cycle"][:2] == [f"{CYCLE['tokens_per_cycle']:.3f}", f"{tokens:.3f}"]
     formula = theory.cycle_speedup(CYCLE["tokens_per_cycle"], 4, draft / plain, check / plain)
     assert rows["speed-up"][:3] == [f"{CYCLE['speedup']:.2f}", f"{formula:.2f}", f"{CYCLE['of_predicted']:.2f}"]
 
@@ -243,7 +243,7 @@ def test_tokens_a_pass_are_predicted_for_chains_that_are_always_k_long_only():
     expected = theory.expected_tokens(0.7, 4)
     assert overall["model"] == ["4", "3.9", "0.700", "2.500", f"{expected:.3f}", f"{2.5 / expected:.2f}", "1"]
     assert overall["eagle"][4:6] == overall["ngram:8"][4:6] == ["–", "–"]
-    assert any("1 of 8 texts by eagle" in note for note in section.notes)
+    assert any("1 of 8 outputs by eagle" in note for note in section.notes)
     assert any("1 prompts of qa" in note for note in section.notes)
 
 
@@ -270,7 +270,7 @@ def test_memory_is_predicted_from_the_lengths_alone():
     assert predicted["paged", "waste"] == pytest.approx(result["paged"]["waste"], rel=0.2)
     [rows] = tables(serving.memory_use(result))
     measured, guess = result["contiguous"]["waste"], predicted["contiguous", "waste"]
-    assert rows["slots in use that hold nothing"][3:] == [f"{measured:.1%}", f"{guess:.1%}", f"{measured / guess:.2f}"]
+    assert rows["reserved slots that are empty"][3:] == [f"{measured:.1%}", f"{guess:.1%}", f"{measured / guess:.2f}"]
 
 
 def test_batching_knows_how_long_static_batches_wait():
@@ -296,7 +296,7 @@ def test_a_server_is_held_against_the_formula_with_its_own_c_and_v():
         measured = row["speedup"]["median"]
         assert full[str(row["batch"])][5:] == [said(row["speedup"]), f"{formula:.2f}", f"{measured / formula:.2f}",
                                                "2.40", f"{measured / 2.4:.2f}"]  # fmt: skip
-    assert any("40 rows measured" in note and "none up to 64" in note for note in serving.batch(result).notes)
+    assert any("batch 40 measured" in note and "none up to batch 64" in note for note in serving.batch(result).notes)
 
 
 @pytest.mark.parametrize(("part", "other"), [("serving", "speculation"), ("speculation", "serving")])
@@ -372,13 +372,13 @@ def test_the_readme_quotes_the_results():
     plain = {name: row["seconds_per_token"]["median"] * 1e3 for name, row in decode["results"].items()}
     share = decode["results"]["launch"]["fraction_of_bandwidth"]
     rows = (
-        f"limit | {1e3 * decode['predicted_seconds']:.2f} | {decode['weight_bytes'] / 1e9:.0f} GB of weights at "
+        f"bandwidth | {1e3 * decode['predicted_seconds']:.2f} | {decode['weight_bytes'] / 1e9:.0f} GB of weights at "
         f"{decode['bandwidth']['median'] / 1e9:,.0f} GB/s",
         f"decoding | {plain['launch']:.2f} | {share:.0%} of the bandwidth; transformers: "
         f"{plain['transformers eager']:.2f} eager, {plain['transformers static']:.2f} compiled",
-        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast, where the formula "
-        f"says {CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
-        f"{1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
+        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast as plain, at α = "
+        f"{CYCLE['acceptance']:.2f}, where the formula predicts {CYCLE['predicted_speedup']:.2f}; transformers, "
+        f"assisted: {1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
     )
     for row in rows:
         assert row in table, row
@@ -392,8 +392,10 @@ def test_the_readme_quotes_the_results():
     sentences = (
         f"pass over 16 tokens takes {seconds[16] / seconds[1]:.2f} times as long",
         f"{served['serving']['requests']} requests of 100 to 1,024 tokens in and out at "
-        f"{ours['tokens_per_second']['median']:,.0f} tokens/s, {ours['over_peer']['median']:.1f} times transformers'",
-        f"Four drafts a row make it {gain[1]} as fast with one request, {gain[32]} with 32 and {gain[128]} with 128",
+        f"{ours['tokens_per_second']['median']:,.0f} tokens/s (one run), {ours['over_peer']['median']:.1f} times "
+        "the rate of transformers'",
+        f"Four draft tokens per request make the engine {gain[1]} as fast with one request, {gain[32]} with 32 and "
+        f"{gain[128]} with 128",
     )
     for sentence in sentences:
         assert sentence in " ".join(table.split()), sentence

@@ -511,7 +511,7 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
 
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "s a submission" in done.stdout and f"{size} students" in done.stdout
+    assert "s per submission" in done.stdout and f"{size} students" in done.stdout
     assert journal.read_bytes().startswith(kept) and lines() == 5 * size  # nothing lost, nothing graded twice
     with (tmp_path / "grades.csv").open(newline="") as stream:
         points = {row["student"]: row for row in csv.DictReader(stream)}

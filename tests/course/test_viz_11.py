@@ -121,13 +121,13 @@ def by_name(figure) -> dict:
 def test_the_lines_are_the_formula():
     figure = by_name(batch_speedup_figure(theory.H200, LLAMA, 0.7, 4, 0.05))
     weights = presets.weights_read(LLAMA)
-    for rows, shown, cost in zip(ROWS, figure["K = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
+    for rows, shown, cost in zip(ROWS, figure["k = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
         v = theory.verify_cost(theory.H200, weights, 4, rows)
         assert cost == pytest.approx(v) and shown == pytest.approx(theory.speedup(0.7, 4, 0.05, v))
-    free = figure["the best K for each batch"]
+    free = figure["the best k for each batch"]
     tried = [[gain(theory.H200, LLAMA, 0.7, k, 0.05, rows) for k in range(1, LONGEST + 1)] for rows in ROWS]
     assert list(free.y) == pytest.approx([max(1, *row) for row in tried])
-    assert list(free.customdata) == list(figure["best K"].y) and free.customdata[0] > free.customdata[-1] == 0
+    assert list(free.customdata) == list(figure["best k"].y) and free.customdata[0] > free.customdata[-1] == 0
 
 
 def test_a_long_context_brings_the_gain_back():

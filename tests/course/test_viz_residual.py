@@ -16,7 +16,7 @@ import minispec as ms
 from minispec import drafters, exact, theory
 from minispec.course import viz
 from minispec.course.viz import goodness, places, residual, wrong_verifiers
-from minispec.course.viz.distribution_editor import LawEditor
+from minispec.course.viz.distribution_editor import DistributionEditor
 from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
@@ -132,13 +132,13 @@ def test_bad_statistics_are_refused():
 def test_the_picture_says_what_was_composed():
     html, words = residual.residual_html(PLACE, WRONG_P, gamma=1, draws=200)
     found = residual.explore(PLACE, WRONG_P, gamma=1)
-    law = re.search(r'aria-label="law of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
+    law = re.search(r'aria-label="distribution of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
     assert [float(x.split()[-1]) for x in law[1].split(",")] == pytest.approx(found.emitted.tolist(), abs=5e-4)
     assert [float(x) for x in law[2].split(",")] == pytest.approx(P, abs=5e-4)
     assert f"off by {found.one_place:.3f}" in html and f"off by {found.two_places:.3f}" in html
     assert "200 cycles" in html and f"{found.tokens:.3f}" in words and f"{found.one_place:.3f}" in words
     right, _ = residual.residual_html(PLACE)
-    assert right.count("✓ exact") == 2 and "✗" not in right and "drawn" not in right
+    assert right.count("✓ exact") == 2 and "✗" not in right and "sampled" not in right
 
 
 def test_bars_are_as_high_as_their_probabilities():
@@ -264,7 +264,7 @@ def test_every_preset_is_exact_with_the_real_verifier():
 
 
 def test_the_editor_keeps_laws_laws():
-    editor = LawEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
+    editor = DistributionEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
     assert editor.value == {"p": [0.25, 0.75], "q": [0.5, 0.5]}
     for bad in ({"p": [0, 0], "q": [1, 0]}, {"p": [1, 0], "q": [1]}, {"p": [1, -1], "q": [1, 0]}, {"p": [1, 0]}):
         with pytest.raises(ValueError, match="as many numbers"):

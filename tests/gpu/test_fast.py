@@ -402,7 +402,7 @@ def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
         FastSpeculator(target, draft)
     with pytest.raises(ValueError, match="its own memory"):
         FastSpeculator(target, target)
-    with pytest.raises(ValueError, match="same rows"):
+    with pytest.raises(ValueError, match="same batch size"):
         FastSpeculator(target, FastTransformer(tiny_draft.transformer, 2, 128))
     with pytest.raises(ValueError, match="2 prompts"):
         FastDecoder(target).start([[1], [2]])

@@ -29,8 +29,8 @@ class Variant:
 
 VARIANTS = {
     "01.intensity": Variant(
-        "every row has a system prompt of {system} tokens in front of its context. The cache holds it too, so a pass "
-        "reads it for every row, in addition to `context`.",
+        "every sequence has a system prompt of {system} tokens in front of its context. The cache holds it too, so a "
+        "forward pass reads it for every sequence, in addition to `context`.",
         lambda r: {"system": r.randrange(20, 400)},
         lambda own, weights, bits, batch, tokens, context, kv_bytes: (
             weights,

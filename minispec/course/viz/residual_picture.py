@@ -35,8 +35,8 @@ def checks(found, drawn) -> str:
     beta, tokens = 1 - exact.total_variation(found.p, found.q), found.tokens - found.right_tokens
     boxes = [
         _box("acceptance", f"{found.accepted:.3f}", f"1 − TV(p, q) = {beta:.3f}", None),
-        _box("law of one token", *_distance(found.one_place), found.one_place < 1e-9),
-        _box("law of two tokens", *_distance(found.two_places), found.two_places < 1e-9),
+        _box("distribution of one token", *_distance(found.one_place), found.one_place < 1e-9),
+        _box("distribution of two tokens", *_distance(found.two_places), found.two_places < 1e-9),
         _box(
             "tokens per cycle",
             f"{found.tokens:.3f}",
@@ -47,8 +47,8 @@ def checks(found, drawn) -> str:
     if drawn:
         p_value = drawn.p_value(found.p)
         said = "χ² agrees" if p_value >= 0.001 else "χ² objects"
-        seen = f"{drawn.tokens / drawn.cycles:.3f} tokens a cycle"
-        boxes.append(_box(f"{drawn.cycles:,} cycles drawn", said, seen, p_value >= 0.001))
+        seen = f"{drawn.tokens / drawn.cycles:.3f} tokens per cycle"
+        boxes.append(_box(f"{drawn.cycles:,} cycles sampled", said, seen, p_value >= 0.001))
     why = f'<p style="margin:8px 0 0">{escape(found.verifier.why)}</p>'
     return f'<div style="display:flex; flex-wrap:wrap; gap:8px">{"".join(boxes)}</div>{why}'
 
@@ -73,18 +73,18 @@ def _box(title: str, number: str, note: str, good: bool | None) -> str:
 
 
 def residual_card(found) -> str:
-    """The law that replaces a rejected draft: what is left of p above q, blown up to sum to one."""
+    """The distribution of the correction: what is left of p above q, normalised to sum to one."""
     law, reject = verify.residual(found.p, found.q), exact.total_variation(found.p, found.q)
     shown, scale = list(found.place.shown), _scale(float(law.max()))
     bars = [_bar(i, 0, float(law[x]), scale, KINDS["corrected"], len(shown)) for i, x in enumerate(shown)]
     tops = [_number(i, float(law[x]), scale, f"{float(law[x]):.2f}", len(shown)) for i, x in enumerate(shown)]
-    note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never drawn from"
+    note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never needed"
     values = ", ".join(f"{found.place.labels[x].strip()} {float(law[x]):.3f}" for x in shown)
     return _card("residual = norm([p − q]₊)", note, _axes(found, scale) + "".join(bars + tops), f"residual: {values}")
 
 
 def emitted_card(found, drawn) -> str:
-    """The emitted token, by how it came about, against p; and how often it was drawn."""
+    """The emitted token, by how it came about, against p; and how often it was sampled."""
     shown = [*found.place.shown]
     n, scale = len(shown), _scale(max(float(found.emitted.max()), float(found.p.max())))
     marks = []
@@ -111,7 +111,7 @@ def emitted_card(found, drawn) -> str:
                 f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" '
                 f'stroke="currentColor" stroke-width="1.5"/><circle cx="{middle:.1f}" cy="{_y(f, scale):.1f}" r="4.5" '
                 f'fill="var(--jp-layout-color0, white)" stroke="currentColor" stroke-width="1.5">'
-                f"<title>drawn: {f:.3f}</title></circle>"
+                f"<title>sampled: {f:.3f}</title></circle>"
             )
         if abs(off) > 5e-4:
             marks.append(_number(i, top, scale, f"{off:+.2f}".replace("-", "−"), n, bold=True))
@@ -120,10 +120,10 @@ def emitted_card(found, drawn) -> str:
         for kind, part in found.parts.items()
         if float(part.sum()) > 0
     ]
-    note = " &nbsp; ".join([*keys, "<b>—</b> p", *(["○ drawn"] if drawn else [])])
+    note = " &nbsp; ".join([*keys, "<b>—</b> p", *(["○ sampled"] if drawn else [])])
     values = ", ".join(f"{found.place.labels[x].strip()} {float(found.emitted[x]):.3f}" for x in shown)
     wanted = ", ".join(f"{float(found.p[x]):.3f}" for x in shown)
-    label = f"law of the emitted token: {values}; wanted: {wanted}"
+    label = f"distribution of the emitted token: {values}; wanted: {wanted}"
     return _card("emitted token against p", note, _axes(found, scale) + "".join(marks), label, escaped=False)
 
 
@@ -187,7 +187,7 @@ def _card(title: str, note: str, marks: str, label: str, escaped: bool = True) -
     )
 
 
-# ---- the joint law -------------------------------------------------------------------------------------------------
+# ---- the joint distribution ----------------------------------------------------------------------------------------
 
 
 def joint_card(found) -> str:
@@ -227,5 +227,7 @@ def joint_card(found) -> str:
         f'<span style="color:{TOO_MUCH}">■</span> too often &nbsp; '
         f'<span style="color:{TOO_LITTLE}">■</span> too seldom (in %)'
     )
-    label = f"pairs of tokens: the joint law is {found.two_places:.3f} away from the target's in total variation"
+    label = (
+        f"pairs of tokens: the joint distribution is {found.two_places:.3f} away from the target's in total variation"
+    )
     return _card("first two tokens, emitted − wanted", note, "".join(marks), label, escaped=False)
