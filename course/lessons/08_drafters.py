@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Drafters
+# # 08 Drafters
 #
 # *Time:* 45 minutes · *Before this:* [07 How fast](07_how_fast.ipynb) · *Practice:* [exercises 08](../exercises/08_drafters.ipynb)
 #

@@ -325,7 +325,7 @@ for name, siblings in (
 
 # %%
 plain = ms.generate(target, prompt, max_new_tokens=48)
-for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tree of 24", Medusa(target, heads))):
+for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tree of 24", Medusa(target, heads, nodes=24))):
     out = ms.speculate(target, prompt, drafter, k=4, max_new_tokens=48)
     same, passes = out.tokens == plain.tokens, out.trace.target_passes
     print(f"{name}: same tokens {same}, {passes} forward passes for {len(out.tokens)} tokens")
@@ -376,13 +376,13 @@ for tokens in ([1, 2], [3], [2, 0]):
 # trace says so.
 
 # %%
-greedy = ms.speculate(target, prompt, Medusa(target, heads, lossless=False), k=4, max_new_tokens=48)
+greedy = ms.speculate(target, prompt, Medusa(target, heads, nodes=24, lossless=False), k=4, max_new_tokens=48)
 print("greedy, typical: same tokens", greedy.tokens == plain.tokens)
 print("marked in the trace:", not any(cycle.lossless for cycle in greedy.trace.cycles))
 
 # %% tags=["nbval-ignore-output"]
 for keep in (True, False):
-    drafter = Medusa(target, heads, lossless=keep)
+    drafter = Medusa(target, heads, nodes=24, lossless=keep)
     outs = ms.speculate(target, [prompt] * 8, drafter, k=4, max_new_tokens=40, temperature=1.0, seed=0)
     rate = sum(out.trace.tokens_per_cycle for out in outs) / len(outs)
     print(f"temperature 1, {'lossless' if keep else 'typical '}: {rate:.2f} tokens per forward pass")

@@ -239,7 +239,7 @@ print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(sha
 blocks = load_head(target)
 print("positions in a block:", blocks.block, "· layers:", len(blocks.layers), "· streams:", list(blocks.hidden_layers))
 for name, drafter, layer in (
-    ("EAGLE", D.Eagle(target, head), head.self_attn),
+    ("EAGLE", D.Eagle(target, head, nodes=32), head.self_attn),
     ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn),
 ):
     with drafting.counted(layer) as passes:

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Speculation in a server
+# # 11 Speculation in a server
 #
 # *Time:* 45 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #

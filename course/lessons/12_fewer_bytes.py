@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Fewer bytes
+# # 12 Fewer bytes
 #
 # *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
 #

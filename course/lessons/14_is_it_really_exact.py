@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Is it really exact?
+# # 14 Is it really exact?
 #
 # *Time:* 45 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* *Your own bug*, in the middle of this lesson; [exercises 06](../exercises/06_rejection_sampling.ipynb) are checked with the same method
 #

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Beyond one GPU
+# # 16 Beyond one GPU
 #
 # *Time:* 45 minutes · *Before this:* [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #

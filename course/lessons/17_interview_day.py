@@ -1,5 +1,5 @@
 # %% [markdown]
-# # Interview day
+# # 17 Interview day
 #
 # *Time:* 75 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
 #
