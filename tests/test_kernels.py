@@ -389,6 +389,23 @@ def test_two_threads_compute_what_one_does(monkeypatch, numba):
 
 
 @needs_numba
+def test_a_thread_s_memory_fits_every_cache_so_far(monkeypatch, numba):
+    """Attention writes a score for every slot into it. A cache may be longer than the one that it was made for."""
+    model, rooms, right = random_model(dtype=torch.float32, head_dim=16, max_length=512), [], fused.Plan.buffers
+
+    def noted(self, M, threads, slots, queries):
+        between, own = right(self, M, threads, slots, queries)
+        rooms.append((min(len(scores) for _, _, scores, _ in own) - 2 * self.config.head_dim - 5, slots))
+        return between, own
+
+    monkeypatch.setattr(fused.Plan, "buffers", noted)
+    with torch.inference_mode():
+        for count, capacity in ((1, 300), (5, 8), (5, 300), (1, 8), (8, 400), (1, 400)):
+            model.transformer(torch.arange(count)[None], model.transformer.new_cache(1, capacity))
+    assert len(rooms) == 6 and all(room >= slots for room, slots in rooms), rooms
+
+
+@needs_numba
 def test_layers_may_be_chosen(monkeypatch, passes):
     model, ids = random_model(dtype=torch.float32, head_dim=16, num_layers=4), torch.arange(6)[None]
     for layers in (1, [3, 0, 2], []):

@@ -141,15 +141,16 @@ class Plan:
         """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
         c, P = self.config, 4 if M <= 4 else 8
         if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
-            self.memory = {"slots": slots, "threads": threads}
+            self.memory = {"slots": slots, "threads": threads}  # the longest cache so far: all that follows fits it
         if P not in self.memory:
             heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
+            lines = 2 * c.head_dim + 5 + self.memory["slots"]
             self.memory[P] = (
                 [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
                  make(c.intermediate_size + c.intermediate_size % 2, P)],
                 [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
-                  make(2 * c.head_dim + 5 + slots, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
+                  make(lines, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own
