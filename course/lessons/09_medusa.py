@@ -325,7 +325,10 @@ for name, siblings in (
 
 # %%
 plain = ms.generate(target, prompt, max_new_tokens=48)
-for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tree of 24", Medusa(target, heads, nodes=24))):
+for name, drafter in (
+    ("chain of 4", Medusa(target, heads, tree="chain")),
+    ("tree of 24", Medusa(target, heads, nodes=24)),
+):
     out = ms.speculate(target, prompt, drafter, k=4, max_new_tokens=48)
     same, passes = out.tokens == plain.tokens, out.trace.target_passes
     print(f"{name}: same tokens {same}, {passes} forward passes for {len(out.tokens)} tokens")
