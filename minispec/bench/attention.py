@@ -179,7 +179,7 @@ def text(result: dict) -> str:
     lines = [
         *textwrap.wrap(about, 80),
         "",
-        f"{'batch × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
+        f"{'B × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
     ]
     for case in result["cases"]:
         title = str(Case(case["batch"], case["context"], case["tokens"]))
