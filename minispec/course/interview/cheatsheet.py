@@ -17,7 +17,7 @@ from ...files.write import write_whole
 from .questions import Number, Question, load
 
 PAGE = Path(__file__).parents[3] / "docs" / "cheatsheet.md"
-PRINT = """@page { size: A4; margin: 9mm } body { font: 7pt/1.2 sans-serif; margin: 0 } p { margin: 2pt 0 }
+PRINT = """@page { size: A4; margin: 9mm } body { font: 6.6pt/1.15 sans-serif; margin: 0 } p { margin: 2pt 0 }
 table { border-collapse: collapse; width: 100% } td, th { border: .3pt solid #999; padding: 0 2pt; text-align: left }
 h1 { font-size: 11pt; margin: 0 } h2 { font-size: 8.5pt; margin: 3pt 0 1pt } .anchor-link { display: none }"""
 
