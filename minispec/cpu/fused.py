@@ -8,7 +8,6 @@ hook on one of its parts, is noticed at the next pass.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -22,8 +21,7 @@ from .panels import panels_of
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
-REPAYS_LOADING = 2**24  # numbers in the largest matrix of a model that is worth loading numba for at once
-PATIENCE = 200  # passes of a smaller one, before numba is loaded for it, too
+PATIENCE = 200  # passes of a model whose matrices are small, before numba is loaded for it, too
 KNOWN = ("minispec.model", "torch.nn.modules.linear", "torch.nn.modules.container")  # whose modules a layer is made of
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
@@ -66,12 +64,11 @@ class Plan:
         return self.table is not None and not any(self.hooks)
 
     def worth_it(self, transformer) -> bool:
-        wish = os.environ.get("MINISPEC_LINEAR", "auto")
-        if wish != "auto":
+        if (wish := machine.wish()) != "auto":
             return wish == "numba" and machine.compiled() is not None
         if not machine.is_loaded():
             c, self.passes = transformer.config, self.passes + 1
-            large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= REPAYS_LOADING
+            large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= machine.REPAYS_LOADING
             if not large and (self.passes < PATIENCE or not machine.was_compiled()):
                 return False
         return machine.compiled() is not None

@@ -25,6 +25,19 @@ def home() -> Path:
 
 # ---- the compiled code ----
 
+# Loading numba takes about half a second. A model that owns a matrix this large (64 MB: an LM head, or any layer of a
+# large model) repays that at once.
+REPAYS_LOADING = 2**24
+
+
+def wish() -> str:
+    """Whose products MINISPEC_LINEAR asks for: torch, numba (ours) or auto."""
+    wish = os.environ.get("MINISPEC_LINEAR", "auto")
+    if wish not in ("auto", "torch", "numba"):
+        raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
+    return wish
+
+
 _importing = threading.RLock()
 
 
