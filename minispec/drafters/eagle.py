@@ -33,7 +33,8 @@ from ..cache import Attend, KVCache, attention, per_query_head, visible_slots
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
-from ..model import MLP, Attention, Layer, RMSNorm, rope_at
+from ..kernels import linear
+from ..model import MLP, Attention, Layer, Linear, RMSNorm, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
 from .growth import grow_batch, likeliest_tokens, tree_size
@@ -64,11 +65,11 @@ class EagleHead(nn.Module):
         self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
         d = c.hidden_size
         with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
-            self.fc = nn.Linear(len(self.hidden_layers) * d, d, bias=False)
+            self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
             self.embed_norm, self.feature_norm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
-            self.embed_proj = nn.Linear(d, d, bias=False)
+            self.embed_proj = Linear(d, d, bias=False)
             self.self_attn = Attention(replace(c, hidden_size=2 * d))  # from both halves …
-            self.self_attn.o_proj = nn.Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
+            self.self_attn.o_proj = Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
             self.mlp_norm, self.mlp = RMSNorm(d, c.norm_eps), MLP(c)
             self.more = nn.ModuleList(Layer(c) for _ in range(layers - 1))
             self.norm = RMSNorm(d, c.norm_eps)
@@ -110,7 +111,7 @@ class EagleHead(nn.Module):
 
     def logits(self, feature: Tensor) -> Tensor:
         """Features [..., d] to logits of the tokens `head_ids`, [..., v]."""
-        return F.linear(self.norm(feature), self.head)
+        return linear(self.norm(feature), self.head)
 
     def rope(self, positions: Tensor):
         return rope_at(self.config, positions, self.dtype)
