@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import Attend, KVCache, attention, per_query_head, visible_slots
+from ..cpu.fused import fused
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..generate import pad
 from ..kernels import linear
-from ..model import MLP, Attention, Layer, Linear, RMSNorm, rope_at
+from ..model import MLP, Attention, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
 from .growth import grow_batch, likeliest_tokens, tree_size
@@ -97,13 +98,27 @@ class EagleHead(nn.Module):
         streams = [F.rms_norm(h.to(self.dtype), h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         return self.fc(torch.cat(streams, -1)).to(self.dtype)
 
-    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend) -> Tensor:
-        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
+    @property
+    def ordinary(self) -> bool:
+        """Whether its products are those of model.py."""
+        return only_linears(self)
+
+    @property
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:
+        """The parts of every layer, for the compiled pass (cpu/fused.py). What the first attends with is normed."""
+        return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
+
+    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
+        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]. `at_once` runs all
+        layers by one call, where it can be had."""
         e = self.embed_norm(self.embed(tokens).to(self.dtype))
         # Beside attention, the token has a path of its own into the stream: with few key/value heads it would
         # otherwise have to pass through Hkv · D numbers.
         x = g + self.embed_proj(e)
-        x = x + self.self_attn(torch.cat([e, self.feature_norm(g)], -1), rope, partial(attend, 0))
+        both = torch.cat([e, self.feature_norm(g)], -1)  # [B, T, 2d]
+        if at_once:
+            return at_once(x, rope=rope, given=both)[0]
+        x = x + self.self_attn(both, rope, partial(attend, 0))
         x = x + self.mlp(self.mlp_norm(x))
         for n, layer in enumerate(self.more, start=1):
             x = layer(x, rope, partial(attend, n))
@@ -226,7 +241,7 @@ class Eagle(Drafter):
         streams = [pad_sequence([c.hidden[n] for c in contexts], batch_first=True) for n in self.hidden_layers]
         g = self.head.fuse([F.pad(h, (0, 0, 0, 0, 0, len(idle))) for h in streams])  # [R, T, d]
         slots, attend = self.cache.begin(tokens.shape[1])
-        f = self.head(tokens, g, self.head.rope(slots), attend)
+        f = self.head(tokens, g, self.head.rope(slots), attend, self._at_once(tokens))
         self.cache.advance(lengths)
         for c, count in zip(contexts, counts, strict=True):
             self.read[c.row] += count
@@ -250,7 +265,8 @@ class Eagle(Drafter):
                 tokens.append(F.pad(pick(probs[-1], u[:, step]), (0, len(feature) - B)))
             if step < k - 1:
                 slots, attend = self.cache.begin(1)
-                feature = self.head(tokens[-1][:, None], feature[:, None], self.head.rope(slots), attend)[:, 0]
+                new, at_once = tokens[-1][:, None], self._at_once(tokens[-1][:, None])
+                feature = self.head(new, feature[:, None], self.head.rope(slots), attend, at_once)[:, 0]
                 self.cache.advance(1)
         drafted = torch.stack(tokens, 1)[:B].tolist()
         sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
@@ -280,12 +296,19 @@ class Eagle(Drafter):
         """Process w nodes of one depth [R, w], after all committed entries and the draft entries that each `sees`."""
         (R, w, E), (slots, end) = sees.shape, self.cache.reserve(tokens.shape[1])
         entries = start[:, None] + torch.arange(E, device=start.device)  # [R, E] where all draft entries are
-        visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
-        mask = per_query_head(visible, self.cache.groups)
-        attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
-        f = self.head(tokens, g, self.head.rope((start[:, None] + depth - 1).expand(R, w)), attend)
+        rope, attend = self.head.rope((start[:, None] + depth - 1).expand(R, w)), None
+        if (at_once := self._at_once(tokens, sees)) is None:
+            visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
+            mask = per_query_head(visible, self.cache.groups)
+            attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
+        f = self.head(tokens, g, rope, attend, at_once)
         self.cache.advance(w)
         return f
+
+    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):
+        """All layers of the head as one call of compiled code (cpu/fused.py), or None."""
+        run = fused(self.head, self.cache, tokens)
+        return run and partial(run, cache=self.cache, mask=mask, order=range(self.head.config.num_layers))
 
     def _make_room(self, rows: list[int], entries: int) -> None:
         """The sequences asked for in front, the other living ones after them, and space for so many entries more."""
