@@ -37,7 +37,7 @@ from importlib import import_module
 # core from whatever else runs: a busy browser tab, or the threads of cpu/. Read when torch is loaded, so before that.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-from .files import interrupt  # noqa: E402, F401  before all others: Ctrl-C while they are imported
+from .files import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
 
 # isort: split
 from . import drafters

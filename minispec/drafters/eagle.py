@@ -171,13 +171,14 @@ class Eagle(Drafter):
     """
 
     def __init__(self, target: Model, heads: EagleHead | str | Path | None = None, tree: bool = True,
-                 width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None):  # fmt: skip
+                 width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
+                 least: float = 0.0):  # fmt: skip
         nodes = tree_size(nodes, target.device, 32)
         width = (8 if nodes > 15 else 5) if width is None else width
         for name, value in (("width", width), ("nodes", nodes)):
             if not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-        self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
+        self.target, self.tree, self.nodes, self.sampling, self.least = target, tree, nodes, sampling, least
         self.head = heads if isinstance(heads, EagleHead) else EagleHead.load(target, heads)
         if self.head.config.hidden_size != target.config.hidden_size:
             raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
@@ -289,7 +290,7 @@ class Eagle(Drafter):
             return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
         idle = [0] * (R - len(budgets))  # sequences that only ride along
-        grown = grow_batch(expand, k, self.width, [*budgets, *idle])[: len(budgets)]
+        grown = grow_batch(expand, k, self.width, [*budgets, *idle], self.least)[: len(budgets)]
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
     def _expand(self, tokens: Tensor, g: Tensor, start: Tensor, sees: Tensor, depth: int) -> Tensor:
