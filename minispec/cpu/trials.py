@@ -46,7 +46,7 @@ def trials() -> dict:
     if before is None or before <= NOTICEABLE:  # None: this system does not tell
         return known
     found = try_out()
-    return remember(found) if found["others"] < before else known
+    return remember(found) if (found["others"] or 0.0) < before else known
 
 
 def remember(found: dict) -> dict:
