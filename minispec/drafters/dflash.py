@@ -111,11 +111,11 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
 class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest prefixes of the block (None: 15 on a GPU, 32 elsewhere) go to the target together, as a token tree. It
-    costs the drafter nothing, since one pass has scored every blank; with more nodes slightly more tokens are accepted,
-    and the target's pass is wider. Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled,
-    so q is one-hot even where the target samples.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
+    `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,
+    as a token tree. It costs the drafter nothing, since one pass has scored every blank; with more nodes slightly
+    more tokens are accepted, and the target's pass is wider. Without, it drafts a chain: the likeliest token of
+    each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
     def __init__(

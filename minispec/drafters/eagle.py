@@ -38,7 +38,11 @@ from ..kernels import linear
 from ..model import MLP, Attention, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
-from .growth import grow_batch, likeliest_tokens, tree_size
+from .growth import LEAST, grow_batch, likeliest_tokens, tree_size
+
+
+def spread(layers: int) -> tuple[int, int, int]:  # a low, a middle and a high residual stream of so many layers
+    return layers // 3, 2 * layers // 3, layers
 
 
 class EagleHead(nn.Module):
@@ -98,25 +102,20 @@ class EagleHead(nn.Module):
         streams = [F.rms_norm(h.to(self.dtype), h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         return self.fc(torch.cat(streams, -1)).to(self.dtype)
 
-    @property
-    def ordinary(self) -> bool:
-        """Whether its products are those of model.py."""
-        return only_linears(self)
+    ordinary = property(only_linears)
 
     @property
-    def blocks(self) -> list[tuple[nn.Module | None, ...]]:
-        """The parts of every layer, for the compiled pass (cpu/fused.py). What the first attends with is normed."""
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # for cpu/fused.py; what the first attends with is normed
         return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
 
     def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
-        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]. `at_once` runs all
-        layers by one call, where it can be had."""
+        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
         e = self.embed_norm(self.embed(tokens).to(self.dtype))
         # Beside attention, the token has a path of its own into the stream: with few key/value heads it would
         # otherwise have to pass through Hkv · D numbers.
         x = g + self.embed_proj(e)
         both = torch.cat([e, self.feature_norm(g)], -1)  # [B, T, 2d]
-        if at_once:
+        if at_once:  # all layers by one call
             return at_once(x, rope=rope, given=both)[0]
         x = x + self.self_attn(both, rope, partial(attend, 0))
         x = x + self.mlp(self.mlp_norm(x))
@@ -153,18 +152,14 @@ class EagleHead(nn.Module):
         return head
 
 
-def spread(layers: int) -> tuple[int, int, int]:
-    """A low, a middle and a high residual stream of a target with so many layers."""
-    return layers // 3, 2 * layers // 3, layers
-
-
 class Eagle(Drafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder, or None for the one that ships.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
     `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
     where the target samples. A depth costs one pass of the head over `width` tokens. With more nodes slightly more
-    tokens are accepted, and the target's pass is wider: None is 15 on a GPU and 32 elsewhere, with a width of 5 or 8.
+    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.NODES). On a CPU, None
+    also leaves out nodes that are reached with a probability below `least`.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
@@ -172,24 +167,23 @@ class Eagle(Drafter):
 
     def __init__(self, target: Model, heads: EagleHead | str | Path | None = None, tree: bool = True,
                  width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
-                 least: float = 0.0):  # fmt: skip
+                 least: float = LEAST):  # fmt: skip
+        self.least = least if nodes is None and target.device.type == "cpu" else 0.0
         nodes = tree_size(nodes, target.device, 32)
         width = (8 if nodes > 15 else 5) if width is None else width
         for name, value in (("width", width), ("nodes", nodes)):
             if not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-        self.target, self.tree, self.nodes, self.sampling, self.least = target, tree, nodes, sampling, least
+        self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
         self.head = heads if isinstance(heads, EagleHead) else EagleHead.load(target, heads)
         if self.head.config.hidden_size != target.config.hidden_size:
             raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.width = min(width, len(self.head.head_ids))
-        self.vocab_size = target.config.vocab_size
-        self.hidden_layers = self.head.hidden_layers
+        self.vocab_size, self.hidden_layers = target.config.vocab_size, self.head.hidden_layers
         self.cache: KVCache | None = None
         self.order: list[int] = []  # the sequence in each row of the cache
-        self.read: dict[int, int] = {}  # how many entries of each living sequence the cache holds
-        self.seen: dict[int, int] = {}  # and up to which of its positions they go
+        self.read, self.seen = {}, {}  # how many entries of each living sequence it holds, up to which position
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
@@ -204,7 +198,7 @@ class Eagle(Drafter):
         ready = [c for c in contexts if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        made = self.recorded.propose(ready, k) if self.recorded else self._propose(ready, k)
+        made = (self.recorded.propose if self.recorded else self._propose)(ready, k)
         draft_of = {c.row: draft for c, draft in zip(ready, made, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]
 
@@ -266,8 +260,8 @@ class Eagle(Drafter):
                 tokens.append(F.pad(pick(probs[-1], u[:, step]), (0, len(feature) - B)))
             if step < k - 1:
                 slots, attend = self.cache.begin(1)
-                new, at_once = tokens[-1][:, None], self._at_once(tokens[-1][:, None])
-                feature = self.head(new, feature[:, None], self.head.rope(slots), attend, at_once)[:, 0]
+                run = self._at_once(new := tokens[-1][:, None])
+                feature = self.head(new, feature[:, None], self.head.rope(slots), attend, run)[:, 0]
                 self.cache.advance(1)
         drafted = torch.stack(tokens, 1)[:B].tolist()
         sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
@@ -297,19 +291,17 @@ class Eagle(Drafter):
         """Process w nodes of one depth [R, w], after all committed entries and the draft entries that each `sees`."""
         (R, w, E), (slots, end) = sees.shape, self.cache.reserve(tokens.shape[1])
         entries = start[:, None] + torch.arange(E, device=start.device)  # [R, E] where all draft entries are
-        rope, attend = self.head.rope((start[:, None] + depth - 1).expand(R, w)), None
-        if (at_once := self._at_once(tokens, sees)) is None:
-            visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
-            mask = per_query_head(visible, self.cache.groups)
-            attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
-        f = self.head(tokens, g, rope, attend, at_once)
+        visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
+        mask = per_query_head(visible, self.cache.groups)
+        attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
+        positions, at_once = (start[:, None] + depth - 1).expand(R, w), self._at_once(tokens, sees)
+        f = self.head(tokens, g, self.head.rope(positions), attend, at_once)
         self.cache.advance(w)
         return f
 
-    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):
-        """All layers of the head as one call of compiled code (cpu/fused.py), or None."""
-        run = fused(self.head, self.cache, tokens)
-        return run and partial(run, cache=self.cache, mask=mask, order=range(self.head.config.num_layers))
+    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call (cpu/fused.py), or None
+        run, order = fused(self.head, self.cache, tokens), range(self.head.config.num_layers)
+        return run and partial(run, cache=self.cache, mask=mask, order=order)
 
     def _make_room(self, rows: list[int], entries: int) -> None:
         """The sequences asked for in front, the other living ones after them, and space for so many entries more."""
