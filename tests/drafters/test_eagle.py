@@ -393,7 +393,7 @@ def test_a_head_for_micro_is_worth_its_while(tmp_path):
     head, _ = training.train_head(target, corpus, steps=40, folder=tmp_path, lr=2e-3, batch_tokens=768, unroll=3,
                                   head_vocab=1024, keep=True)  # fmt: skip
     outs = [ms.speculate(target, "One day, a", drafter, 4, 40) for drafter in
-            (Eagle(target, head), Eagle(target, head, tree=False))]  # fmt: skip
+            (Eagle(target, head, nodes=32), Eagle(target, head, tree=False))]  # fmt: skip
     tree, chain = (len(out.tokens) / out.trace.target_passes for out in outs)
     assert tree > 1.5 and tree > chain > 1.0
     assert outs[0].tokens == outs[1].tokens
