@@ -30,12 +30,7 @@ The reading order, one idea a file:
     cli         the command line
 """
 
-import os
 from importlib import import_module
-
-# torch's threads wait for work without keeping a core busy. Its default, to look again and again for a while, takes the
-# core from whatever else runs: a busy browser tab, or the threads of cpu/. Read when torch is loaded, so before that.
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 from .files import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
 
