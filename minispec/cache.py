@@ -152,7 +152,10 @@ class KVCache:
         source = start[:, None] + path  # [B, n]
         target = start[:, None] + torch.arange(path.shape[1], device=path.device)
         for memory in (self.keys, self.values):
-            memory[:, rows, :, target] = memory[:, rows, :, source].clone()  # they overlap
+            if self.batch == 1:  # one index is several times as fast as two
+                memory.index_copy_(3, target[0], memory.index_select(3, source[0]))
+            else:
+                memory[:, rows, :, target] = memory[:, rows, :, source].clone()  # they overlap
 
     def rows(self, keep: Sequence[int], capacity: int | None = None) -> KVCache:
         """A cache of the chosen sequences, in that order; −1 is a new, empty one. So sequences join, leave and grow."""

@@ -234,12 +234,22 @@ def test_the_number_of_threads(monkeypatch):
 def test_what_was_measured_is_found_again(monkeypatch, fresh):
     monkeypatch.setattr(trials, "SCRATCH", (64, 32))
     found = trials.trials()
-    assert set(found) == {"seconds", "torch", "ours"} and set(found["seconds"]) >= {"1"}
+    assert set(found) == {"seconds", "torch", "ours", "others"} and set(found["seconds"]) >= {"1"}
+    found = trials.remember(found | {"others": 0.0})
     trials.trials.cache_clear()
     monkeypatch.setattr(trials, "try_out", lambda: pytest.fail("measured again"))
     assert trials.trials() == found
     [kept] = json.loads((machine.home() / "cpu.json").read_text()).values()
     assert kept == found
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again(monkeypatch, fresh):
+    """By every process, until one finds the machine quiet; meanwhile the quietest one's measurement holds."""
+    others = iter([1.4, 1.9, 0.8, 0.1])
+    monkeypatch.setattr(trials, "try_out", lambda: {"others": next(others)})
+    for expected in (1.4, 1.4, 0.8, 0.1, 0.1, 0.1):
+        assert trials.trials() == {"others": expected}
+        trials.trials.cache_clear()
 
 
 @needs_numba

@@ -22,7 +22,8 @@ from .panels import panels_of
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
 PATIENCE = 200  # passes of a model whose matrices are small, before numba is loaded for it, too
-KNOWN = ("minispec.model", "torch.nn.modules.linear", "torch.nn.modules.container")  # whose modules a layer is made of
+# Whose modules a layer is made of.
+KNOWN = ("minispec.model", "minispec.drafters.eagle", "torch.nn.modules.linear", "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
@@ -78,41 +79,44 @@ class Plan:
         return all(owner.get(name) is part for owner, name, part in self.parts) and self.facts == _facts(self.weights)
 
     def make(self, transformer) -> None:
-        modules = [module for layer in transformer.layers for module in layer.modules()]
+        modules = list((transformer.layers if hasattr(transformer, "layers") else transformer).modules())
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
-        self.parts += [(transformer.layers._modules, str(i), layer) for i, layer in enumerate(transformer.layers)]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
         usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
         if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
-        rows = [_addresses(layer) for layer in transformer.layers]
+        rows = [_addresses(*block) for block in transformer.blocks]
         if all(address is not None for row in rows for address in row):
             self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
             self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
 
     def run(
         self, x: Tensor, cache: KVCache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
-        hidden_layers: Sequence[int],
+        hidden_layers: Sequence[int] = (), given: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
-        keys and values are stored in the cache; its lengths stay as they are."""
+        keys and values are stored in the cache; its lengths stay as they are. A mask [B, T, S] with S > T is about the
+        last S slots. `given` [B, T, K] is what EAGLE's first layer attends with."""
         (B, T, d), hidden = x.shape, {0: x} if 0 in hidden_layers else {}
         mask = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask.bool()
-        seen = mask.expand(B, T, T).reshape(B * T, T)  # which of the new tokens each of them attends to
+        seen = mask.expand(B, T, -1).reshape(B * T, -1)  # which of the new tokens (and some before) each attends to
+        older = seen.shape[1] - T
         copies = sorted({n for n in hidden_layers if 0 < n <= len(order)})
         x, rope = x.reshape(B * T, d).clone(), [part.reshape(B * T, -1) for part in rope]
         kept = torch.empty(len(copies), B * T, d)
         for at in range(0, B * T, GROUP):  # several of one sequence: a group's keys and values are cached for the next
-            part, end = slice(at, at + GROUP), T if B > 1 else min(T, at + GROUP)
-            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies)
+            part, end = slice(at, at + GROUP), older + (T if B > 1 else min(T, at + GROUP))
+            before = None if given is None else given.reshape(B * T, -1)[part]
+            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies,
+                       before)  # fmt: skip
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
     def group(
         self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], seen: Tensor, cache: KVCache, B: int, at: int,
-        order: Sequence[int], copies: list[int],
+        order: Sequence[int], copies: list[int], given: Tensor | None,
     ) -> None:  # fmt: skip
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`. Tokens
         attend to the cache, `at` tokens beyond its length included, less the last slots that are not `seen` [M, s]."""
@@ -125,11 +129,15 @@ class Plan:
         with machine.team.alone:
             between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
+            columns = torch.zeros(0 if given is None else given.shape[1], 4 if M <= 4 else 8)  # [K, P]
+            if given is not None:
+                columns[:, :M] = given.T
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
                 x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(),
                 M // B, seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
+                columns.numpy(),
             )  # fmt: skip
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
@@ -162,9 +170,8 @@ def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
     return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
-def _addresses(layer) -> list[int | None]:
+def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
     """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
-    attention, mlp = layer.self_attn, layer.mlp
 
     def product(linear) -> list[int | None]:
         panels = panels_of(linear.weight)
@@ -174,7 +181,7 @@ def _addresses(layer) -> list[int | None]:
         return module.weight.data_ptr() if hasattr(module, "weight") else 0
 
     return [
-        norm(layer.input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
+        norm(input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
         *product(attention.v_proj), norm(attention.q_norm), norm(attention.k_norm), *product(attention.o_proj),
-        norm(layer.post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
+        norm(post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
     ]  # fmt: skip

@@ -157,7 +157,7 @@ numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
 SIGNATURE = ", ".join([
     numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
-    memory, memory, *[matrix] * 6, vector, matrix, pairs,
+    memory, memory, *[matrix] * 7, vector, matrix, pairs,
 ])  # fmt: skip
 
 
@@ -168,11 +168,13 @@ def run(
     cos, sin, start, T, seen,  # [M, D]; slot of each sequence's first new token [B]; [M, T] among the new tokens
     keys, values,  # [L, B, Hkv, S, D]
     q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
+    given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
     xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16]
 ):  # fmt: skip
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
     X, Y, OUT, HIDDEN = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
+    GIVEN, kg = given.ctypes.data, given.shape[0]
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
     KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
     queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
@@ -183,7 +185,8 @@ def run(
     for n in range(order.size):
         layer, phase = table[order[n]], PHASES * n
 
-        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, False
+        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, layer[LN1] == 0
+        X1, k1 = (X, kd) if layer[LN1] else (GIVEN, kg)
         while True:
             chunk = take(counters, phase)
             if chunk >= chunks:
@@ -198,7 +201,7 @@ def run(
                     at, to, N, w, b = panel - panels_q, k, Hkv * D, layer[WK], layer[BK]
                 else:
                     at, to, N, w, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[BV]
-                rows(M, kd, w + 4 * ROWS * at * kd, X, Y)
+                rows(M, k1, w + 4 * ROWS * at * k1, X1, Y)
                 biased(M, N, ROWS * at, b, y)
                 for m in range(M):
                     for r in range(min(ROWS, N - ROWS * at)):

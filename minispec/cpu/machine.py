@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 import tempfile
 import threading
 from functools import lru_cache
@@ -38,6 +39,8 @@ def wish() -> str:
     return wish
 
 
+COMPILING = "compiling the CPU pass once for this machine …"
+PATIENCE = 2.0  # seconds, before that is said
 _importing = threading.RLock()
 
 
@@ -60,9 +63,13 @@ def _compiled() -> SimpleNamespace | None:
         numba.config.CACHE_DIR = str(folder)
     except OSError:
         pass  # numba looks for another folder
+    notice = threading.Timer(PATIENCE, print, [COMPILING], {"file": sys.stderr, "flush": True})
+    if not was_compiled():
+        notice.start()
     try:
         from . import code, layers
     finally:
+        notice.cancel()
         numba.config.CACHE_DIR = before
     return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from minispec.bench import quiet
+from minispec.cpu import others
 
 
 def test_what_others_take_is_all_less_our_own(monkeypatch):
     clocks = {"own": 5.0, "all": 100.0, "wall": 0.0}
-    monkeypatch.setattr(quiet, "_own_seconds", lambda: clocks["own"])
-    monkeypatch.setattr(quiet, "_all_seconds", lambda: clocks["all"])
-    monkeypatch.setattr(quiet.time, "perf_counter", lambda: clocks["wall"])
+    monkeypatch.setattr(others, "_own_seconds", lambda: clocks["own"])
+    monkeypatch.setattr(others, "_all_seconds", lambda: clocks["all"])
+    monkeypatch.setattr(others.time, "perf_counter", lambda: clocks["wall"])
     watch = quiet.Watch()
     clocks.update(own=15.0, all=113.0, wall=10.0)  # we kept one core busy for ten seconds, others three seconds of one
     assert abs(watch.others() - 0.3) < 1e-9
@@ -18,7 +19,7 @@ def test_what_others_take_is_all_less_our_own(monkeypatch):
 
 
 def test_a_system_that_does_not_tell(monkeypatch):
-    monkeypatch.setattr(quiet, "_all_seconds", lambda: None)
+    monkeypatch.setattr(others, "_all_seconds", lambda: None)
     assert quiet.Watch().others() is None
     assert quiet.warning(None, {"plain": 0.1}) is None
 
