@@ -170,10 +170,12 @@ def lab(args) -> None:
     if not (ROOT / START).is_file():
         raise ValueError(f"{ROOT / START} is missing: the notebooks are in the repository, run minispec from a clone")
     from .course import require_extra
+    from .cpu import machine
 
     require_extra()
     from jupyterlab.labapp import LabApp
 
+    machine.prepare()  # here rather than in the middle of a lesson
     options = [
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",

@@ -470,13 +470,14 @@ def test_what_cannot_be_fused_is_not(numba, passes):
 
 
 @needs_numba
-def test_a_small_model_waits_before_it_loads_numba(monkeypatch, fresh, passes):
+@pytest.mark.parametrize(("compiled", "expected"), [(True, (1, 2, 3, 4)), (False, (0, 0, 1, 2))])
+def test_a_small_model_waits_before_anything_is_compiled_for_it(monkeypatch, fresh, passes, compiled, expected):
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
     monkeypatch.setattr(fused, "PATIENCE", 3)
-    monkeypatch.setattr(machine, "was_compiled", lambda: True)
+    monkeypatch.setattr(machine, "was_compiled", lambda: compiled)
     model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(1)[None]
     with torch.inference_mode():
         cache = model.transformer.new_cache(1, 8)
-        for expected in (0, 0, 1, 2):
+        for calls in expected:
             model.transformer(ids, cache)
-            assert len(passes) == expected
+            assert len(passes) == calls

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from ..trace import Trace
 from . import pairs
 from .measure import Timing, interleaved_times, machine, place
 from .prompts import read_prompts
+from .quiet import busy_core
 
 PLAIN = "plain"
 
@@ -81,10 +83,12 @@ def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]
     """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
     seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
     table = {}
+    plain = seconds[PLAIN][-1]  # of the round that the rest is read off
     for name, rounds in runs.items():
         outs = rounds[-1]
         trace = Trace.of(outs) if name != PLAIN else None
         tokens = sum(len(out.tokens) for out in outs)
+        parts = trace and [trace.seconds(part) / trace.target_passes / plain for part in ("draft", "verify")]
         ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
         table[name] = {
             "tokens": tokens,
@@ -92,6 +96,7 @@ def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]
             "tokens_per_pass": tokens / trace.target_passes if trace else 1.0,
             "acceptance": trace.acceptance_rate if trace else None,
             "drafted_per_pass": trace.drafted_per_cycle if trace else 0.0,
+            "draft_and_verify": parts if trace and sum(parts) else None,  # k·c and v; None: they are one launch
             "tokens_per_second": asdict(Timing.of(seconds[name]).rate(1)),
             "speedup": asdict(Timing.of(ratios)),
             "same_text": [out.tokens for out in outs] == [out.tokens for out in runs[PLAIN][-1]],
@@ -128,6 +133,7 @@ def add_arguments(parser) -> None:
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)
     options.add_repeat(parser, 5)
+    parser.add_argument("--busy", action="store_true", help="while another process keeps one core busy")
     parser.add_argument("--eager", action="store_true", help="record nothing, also on a GPU")
 
 
@@ -142,6 +148,6 @@ def run(args) -> dict:
             if args.drafters:  # asked for by name
                 raise
             skipped[name] = str(error)
-    return race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed) | {
-        "skipped": skipped
-    }
+    with busy_core() if args.busy else nullcontext():
+        raced = race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed)
+    return raced | {"busy": args.busy, "skipped": skipped}

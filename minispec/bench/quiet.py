@@ -1,10 +1,15 @@
-"""When a benchmark has to say that its timings are not to be trusted."""
+"""When a benchmark has to say that its timings are not to be trusted; and a busy neighbour, where one is wanted."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ..cpu.others import NOTICEABLE, Watch
 
-__all__ = ["Watch", "warning"]
+__all__ = ["Watch", "busy_core", "warning"]
 
 WIDE = 0.5  # distance of the quartiles from each other, relative to the median
 
@@ -20,3 +25,14 @@ def warning(others: float | None, spreads: dict[str, float]) -> str | None:
     if not reasons:
         return None
     return f"This machine is not quiet: {' and '.join(reasons)}. Close what is busy and measure again."
+
+
+@contextmanager
+def busy_core() -> Iterator[None]:
+    """Meanwhile another process keeps one core busy, as a browser tab may."""
+    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        neighbour.kill()
+        neighbour.wait()

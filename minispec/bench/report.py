@@ -116,6 +116,7 @@ def command(result: Mapping) -> str:
     elif name == "drafters":
         options["drafters"] = [one for one in next(iter(result["results"].values())) if one != "plain"]
         options |= {} if result.get("recorded") or not result["machine"].get("gpus") else {"eager": []}
+        options |= {"busy": []} if result.get("busy") else {}
     elif name == "batch":
         parts = {part: result[part] for part in ("serving", "speculation") if result[part]}
         options["parts"] = list(parts)
@@ -145,6 +146,7 @@ def command(result: Mapping) -> str:
 OPTIONS = {  # those that a result records under a name of its own
     "decode": "shape context lean tokens repeat seed",
     "verify": "shape context lean repeat seed",
+    "cpu": "model context repeat seed",
     "memory": "requests lengths blocks block-size seed",
     "attention": "device block-size capacity repeat seed",
     "batching": "model requests batch repeat seed",

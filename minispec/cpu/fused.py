@@ -21,7 +21,7 @@ from .panels import panels_of
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
-PATIENCE = 200  # passes of a model whose matrices are small, before numba is loaded for it, too
+PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 # Whose modules a layer is made of.
 KNOWN = ("minispec.model", "minispec.drafters.eagle", "torch.nn.modules.linear", "torch.nn.modules.container")
 
@@ -70,7 +70,7 @@ class Plan:
         if not machine.is_loaded():
             c, self.passes = transformer.config, self.passes + 1
             large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= machine.REPAYS_LOADING
-            if not large and (self.passes < PATIENCE or not machine.was_compiled()):
+            if not (large or machine.was_compiled() or self.passes >= PATIENCE):
                 return False
         return machine.compiled() is not None
 

@@ -7,7 +7,9 @@ busy program it is about as fast as one thread (see code.py). How many to use is
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -88,6 +90,12 @@ def is_loaded() -> bool:
 def was_compiled() -> bool:
     """Whether a process on this machine has compiled the pass before: loading is quick then."""
     return any(compiled_folder().glob("**/layers.run-*.nbi"))
+
+
+def prepare() -> None:
+    """Compile in a process of its own, if that has not been done on this machine. Whether it works is of no concern."""
+    if not was_compiled() and importlib.util.find_spec("numba"):
+        subprocess.run([sys.executable, "-c", f"from {__name__} import compiled; compiled()"], check=False)
 
 
 # ---- the team ----

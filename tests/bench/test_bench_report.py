@@ -18,6 +18,7 @@ from minispec.bench import attention, batch, memory, pairs, report, svg, verify
 from minispec.bench import drafters as racing
 from minispec.bench.measure import Rate
 from minispec.bench.sections import SECTIONS, drafting, passes, serving
+from minispec.bench.sections.cpu import cpu as cpu_section
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLE = json.loads((report.SHIPPED / "speculate.json").read_text(encoding="utf-8"))  # lesson 07 shows it, too
@@ -65,11 +66,32 @@ def an_attention() -> dict:
 def a_race() -> dict:
     row = PASS | {"tokens_per_second": spread(90.0), "speedup": spread(1.4), "same_text": True}
     plain = row | {"acceptance": None, "drafted_per_pass": 0.0, "tokens_per_pass": 1.0, "speedup": spread(1.0, 0.0)}
-    table = {"plain": plain, "model": row, "ngram": row | {"drafted_per_pass": 1.2, "speedup": spread(1.7)}}
+    table = {
+        "plain": plain,
+        "model": row | {"draft_and_verify": [0.4, 1.2]},
+        "ngram": row | {"drafted_per_pass": 1.2, "speedup": spread(1.7)},
+    }
     return {
         "benchmark": "drafters", "target": "smollm2", "dtype": "float32", "k": 4, "new_tokens": 64, "temperature": 0.0,
         "seed": 0, "repeat": 5, "prompts": {"stories": 2, "code": 2}, "skipped": {},
         "results": {"stories": table, "code": copy.deepcopy(table)}, "machine": BATCHING["machine"],
+    }  # fmt: skip
+
+
+def a_cpu() -> dict:
+    def setting(threads: int, busy: bool, seconds: float) -> dict:
+        quiet = {"bandwidth": spread(threads * 1e10), "flops": spread(threads * 1e10)}
+        rows = [{"tokens": m, "seconds": spread(seconds * v), "ratio": v}
+                for m, v in ((1, 1.0), (2, 1.0), (3, 1.1), (4, 1.2), (5, 1.3), (6, 1.4), (8, 1.6))]  # fmt: skip
+        return {"threads": threads, "busy": busy, "others": 1.0 if busy else 0.0, "results": rows} | (
+            {} if busy else quiet
+        )
+
+    return {
+        "benchmark": "cpu", "target": "smollm2", "dtype": "float32", "context": 256, "repeat": 25, "seed": 0,
+        "weight_bytes": 100_000_000, "machine": BATCHING["machine"],
+        "settings": [setting(1, False, 0.02), setting(2, False, 0.01), setting(1, True, 0.012),
+                     setting(2, True, 0.018)],
     }  # fmt: skip
 
 
@@ -117,7 +139,7 @@ def a_batch() -> dict:
 
 MADE = {
     "decode": a_decode, "verify": a_verify, "memory": lambda: copy.deepcopy(MEMORY), "attention": an_attention,
-    "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
+    "cpu": a_cpu, "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
     "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch,
 }  # fmt: skip
 every_benchmark = pytest.mark.parametrize("name", MADE)
@@ -250,12 +272,29 @@ def test_tokens_a_pass_are_predicted_for_chains_that_are_always_k_long_only():
 def test_drafters_show_speeds_and_what_of_the_ceiling_they_reach():
     section = drafting.drafters(a_race())
     first, _ = tables(section)
-    expected = theory.expected_tokens(0.7, 4)
-    assert first["model"] == [said(spread(90), 1, 1), said(spread(1.4)), "0.70", "2.50", f"{expected:.2f}",
-                              f"{2.5 / expected:.2f}", f"{1.4 / 2.5:.0%}"]  # fmt: skip
-    assert first["ngram"][4] == "–" and first["plain"][2] == "–"
+    expected = 2.5 / (0.4 + 1.2)
+    assert first["model"] == [said(spread(90), 1, 1), said(spread(1.4)), "0.70", "2.50", "0.40", "1.20",
+                              f"{expected:.2f}", f"{1.4 / expected:.2f}", f"{1.4 / 2.5:.0%}"]  # fmt: skip
+    assert first["ngram"][4:8] == ["–"] * 4 and first["plain"][2] == "–"
     assert section.headline[:2] == ("best speed-up (ngram, stories)", "1.70")
     assert "graphs" not in section.about and "graphs" in drafting.drafters(a_race() | {"recorded": True}).about
+    busy = drafting.drafters(a_race() | {"busy": True})
+    assert "busy" in busy.title and "busy" in busy.about and "busy" not in section.title
+
+
+def test_a_cpu_is_held_against_its_own_roofline():
+    """100 MB at 10 GB/s are 10 ms; 25 million weights at 10 GFLOP/s are 5 ms per token: from M = 2 on it computes."""
+    section = cpu_section(a_cpu())
+    plain, passes = tables(section)
+    assert plain["1 thread, quiet"] == [said(spread(0.02), 1e3, 1), "10.0", "2.00", "50%"]
+    assert passes["1 thread, quiet"] == ["1.00", "1.10", "1.20", "1.30", "1.40", "1.60"]
+    assert passes["1 thread, quiet, predicted"] == ["1.00", "1.50", "2.00", "2.50", "3.00", "4.00"]
+    assert passes["2 threads, quiet, predicted"][0] == "1.00" and "2 threads, beside a busy core" in passes
+    assert any("1.50 times" in note for note in section.notes)  # 18 ms beside 12
+    assert not any("not quiet" in note for note in section.notes)
+    loud = a_cpu()
+    loud["settings"][0]["others"] = 1.4
+    assert any("1.4 cores" in note for note in cpu_section(loud).notes)
 
 
 def test_memory_is_predicted_from_the_lengths_alone():
@@ -613,6 +652,7 @@ def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_fold
         "batch": ["--shape", "toy", "--requests", 3, "--sizes", 1, 2, "--repeat", 1, "--peers"],
         "memory": ["--requests", 20, "--lengths", 10, 50], "attention": ["--cases", "1x20", "--repeat", 1],
         "batching": [*models, "--requests", 4, "--batch", 2, "--repeat", 1, "--drafter", "ngram"],
+        "cpu": ["--model", tiny_folder, "--context", 8, "--repeat", 1],
         "acceptance": [*models, "--drafters", "model", "ngram:3"],
         "drafters": [*models, "--drafters", "model", "ngram", "--repeat", 1],
     }  # fmt: skip

@@ -28,3 +28,16 @@ def test_either_sign_is_a_warning():
     assert quiet.warning(0.05, {"plain": 0.1, "M = 5": 0.2}) is None
     assert "1.4 cores" in quiet.warning(1.4, {"plain": 0.1})
     assert "M = 5" in quiet.warning(0.0, {"plain": 0.1, "M = 5": 3.0})
+
+
+def test_a_busy_neighbour_comes_and_goes(monkeypatch):
+    made, popen = [], quiet.subprocess.Popen
+
+    def kept(*args):
+        made.append(popen(*args))
+        return made[-1]
+
+    monkeypatch.setattr(quiet.subprocess, "Popen", kept)
+    with quiet.busy_core():
+        assert made[0].poll() is None
+    assert made[0].poll() is not None

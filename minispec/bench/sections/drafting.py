@@ -66,12 +66,14 @@ def drafters(result: dict) -> Section:
     for category, rows in results.items():
         lines = []
         for name, row in rows.items():
-            predicted, tokens = expected_tokens(row, result["k"]), row["tokens_per_pass"]
+            tokens, parts, gain = row["tokens_per_pass"], row.get("draft_and_verify"), row["speedup"]["median"]
             alpha = NONE if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+            costs = [f"{part:.2f}" for part in parts] if parts else [NONE, NONE]
+            predicted = tokens / sum(parts) if parts else None
             lines.append([name, pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1, 2), alpha,
-                          f"{tokens:.2f}", NONE if predicted is None else f"{predicted:.2f}", ratio(tokens, predicted),
-                          f"{row['speedup']['median'] / tokens:.0%}"])  # fmt: skip
-        tables.append(table([category, "tokens/s", "speed-up", "α", "tokens per pass", "predicted",
+                          f"{tokens:.2f}", *costs, NONE if predicted is None else f"{predicted:.2f}",
+                          ratio(gain, predicted), f"{gain / tokens:.0%}"])  # fmt: skip
+        tables.append(table([category, "tokens/s", "speed-up", "α", "tokens per pass", "k·c", "v", "predicted",
                              "measured / predicted", "of the ceiling"], lines))  # fmt: skip
     series = []
     for name in [name for name in next(iter(results.values())) if name != PLAIN]:
@@ -90,10 +92,13 @@ def drafters(result: dict) -> Section:
     names, recorded = [one.name for one in series], result.get("recorded")
     who = "Every drafter" if len(names) > 1 else f"Drafts by {names[0]}"
     return Section(
-        f"{who}, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}",
+        f"{who}, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}"
+        f"{', beside a busy core' if result.get('busy') else ''}",
         f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens per prompt, {result['dtype']}"
         f"{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all drafters run "
-        "alternately. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
+        f"alternately{', while another process kept one core busy' if result.get('busy') else ''}. Predicted is "
+        "tokens per pass / (k·c + v), with the time of drafting (k·c) and of the verify pass (v) as measured in the "
+        "same cycles, in plain tokens; where a whole cycle is one launch, its parts have no times of their own. "
         "The ceiling is tokens per pass: the speed-up if drafting took no time and a longer pass no "
         "more than a short one.",
         (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
