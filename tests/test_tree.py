@@ -354,3 +354,19 @@ def test_mutant_is_caught(name):
 def test_parents_come_before_their_children(parents):
     with pytest.raises(ValueError, match="a parent comes before its child"):
         tree.verify_mask(parents)
+
+
+@pytest.mark.parametrize(("least", "widths"), [(0.0, [2, 1]), (0.35, [1, 1]), (0.7, [])])
+def test_only_nodes_with_a_child_to_keep_are_expanded(least, widths):
+    """Children have 0.6, 0.3 and 0.1 of their parent's probability, and three nodes are kept: 0.6, 0.36 and 0.3. So the
+    node with 0.1 is not expanded, and of the second depth only the one with 0.36; nor is what is too unlikely."""
+    log_q, seen = torch.tensor([0.6, 0.3, 0.1]).log(), []
+
+    def expand(depth, tokens, parents):
+        w = 1 if depth == 0 else tokens.shape[1]
+        seen.append(w)
+        return torch.arange(3).expand(1, w, 3) + 10 * depth, log_q.expand(1, w, 3)
+
+    (grown,) = growth.grow_batch(expand, 4, 3, [3], least)
+    expected = {0.0: ([0, 1, 10], [-1, -1, 0]), 0.35: ([0, 10], [-1, 0]), 0.7: ([], [])}[least]
+    assert (grown.tokens, grown.parents) == expected and seen == [1, *widths]

@@ -130,13 +130,13 @@ def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
     return grown
 
 
-def finished(nodes: list, newest: Tensor, most: int, least: float) -> bool:
-    """Whether no child of the nodes with the scores `newest` [B, w] can be kept: it scores no more than its parent, and
-    of equals the earlier one is kept."""
+def promising(nodes: list, newest: Tensor, most: int, least: float) -> Tensor:
+    """Where the nodes are that may have a child worth keeping, of those with the scores `newest` [B, w]: [B, n], for n
+    as many as any tree has. A child scores no more than its parent, and of equals the earlier one is kept."""
     scores = torch.cat([score for _, score, _ in nodes], 1)  # [B, N]
-    worst_kept = scores.topk(most, 1).values[:, -1] if scores.shape[1] >= most else scores.new_tensor(-torch.inf)
-    best = newest.amax(1)
-    return bool(((best <= worst_kept) | (best < (math.log(least) if least > 0 else -torch.inf))).all())
+    worst_kept = scores.topk(most, 1).values[:, -1:] if scores.shape[1] >= most else -torch.inf
+    able = (newest > worst_kept) & (newest >= (math.log(least) if least > 0 else -torch.inf))  # [B, w]
+    return likeliest(newest.masked_fill(~able, -torch.inf), int(able.sum(1).max()))
 
 
 @lru_cache
@@ -158,7 +158,7 @@ def grow_tensors(
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
     No number is looked at on the way, so a device may record it all. It may have a faster `likeliest` and `level`. On a
-    CPU they are looked at: growing ends where nothing that is still to come can be kept.
+    CPU they are looked at: a node is expanded only if a child of it might be kept.
     """
     select = select or likeliest
     grow_level = grow_level or partial(level, select=select)
@@ -176,8 +176,11 @@ def grow_tensors(
             new = new[0], new[1].masked_fill(new[1] < math.log(least), -torch.inf), new[2]
         nodes.append(new)
         ends.append(ends[-1] + new[0].shape[1])
-        if new[1].device.type == "cpu" and depths is None and finished(nodes, score, most, least):
-            break
+        if new[1].device.type == "cpu" and depths is None:
+            chosen = promising(nodes, score, most, least)
+            if not chosen.numel():
+                break
+            tokens, score, number, child_of = (x.gather(1, chosen) for x in (tokens, score, number, child_of))
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
     kept = select(scores, most)  # [B, n]
     if budgets is not None:

@@ -18,9 +18,10 @@ from ..trace import Cycle
 from ..tree import Draft, ancestors
 from ..verify import Verdict, tree_batch
 from . import tree_kernels
-from .decode import Speculator, pick_by_page
+from .decode import Speculator
 from .fused import FastTransformer, has_kernels
 from .heads import DeviceDrafter
+from .pages import pick
 from .record import on_the_device
 
 
@@ -101,7 +102,7 @@ class TreeSpeculator(Speculator):
         """Which nodes are accepted [B, n], the token after them [B], what the target gave each node [B, n], and whether
         there was no NaN or ∞."""
         p = logits if u is None else self.sampling.unchecked_probs(logits)
-        accepted, token = tree_batch(p, tokens, parents, above, None, u, pick=pick_by_page)
+        accepted, token = tree_batch(p, tokens, parents, above, None, u, pick=pick)
         if u is None:
             chances = tokens == logits.argmax(-1).gather(1, parents + 1)
         else:

@@ -193,7 +193,7 @@ def test_each_verified_token_is_read_once_and_drafts_are_dropped(target, monkeyp
     head, widths = random_eagle(target), []
     monkeypatch.setattr(head, "forward", lambda tokens, *rest: widths.append(tokens.shape[1]) or
                         EagleHead.forward(head, tokens, *rest))  # fmt: skip
-    drafter = Eagle(target, head, width=3, nodes=6)
+    drafter = Eagle(target, head, width=3, nodes=21)  # 3 + 9 + 9: all of them, so that every node is expanded
     drafter.propose([context(target, TEXT[:6])], 3)
     assert drafter.read == {0: 5} and widths == [5, 3, 3]  # the text, then one pass a depth
     drafter.propose([context(target, TEXT[:9], since=5)], 3)

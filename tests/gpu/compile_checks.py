@@ -14,6 +14,7 @@ from test_flash_decode import Recorder, compiled
 from triton.backends import backends
 
 from minispec.gpu import attention as fd
+from minispec.gpu import pages
 from minispec.gpu import products as sk
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -170,3 +171,17 @@ def test_tiles_that_are_too_large_are_noticed():
 @pytest.mark.parametrize("tokens", [32, 64])
 def test_products_of_many_tokens_fit(gpu, tokens):
     check_product(gpu, HALF, 28672, 4096, swiglu=True, norm=True, tokens=tokens)
+
+
+@pytest.mark.parametrize("gpu", LIMITS)
+def test_softmax_and_sampling_fit(gpu, monkeypatch):
+    kernels = {name: getattr(pages, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")}
+    launches = {name: Recorder() for name in kernels}
+    for name, recorder in launches.items():
+        monkeypatch.setattr(pages, name, recorder)
+    monkeypatch.setattr(pages, "unavailable", lambda device: None)
+    numbers = torch.zeros(1, dtype=torch.float64)
+    pages.pick(pages.softmax(torch.zeros(1, 128256, dtype=HALF), numbers[0]), numbers)
+    for name, recorder in launches.items():
+        shared, _ = made(kernels[name], recorder.calls[0], gpu)
+        assert shared <= LIMITS[gpu] * fd.KIB
