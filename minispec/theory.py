@@ -59,7 +59,7 @@ class Hardware:
 H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
 H200_SHEET = Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
 H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
-A100 = Hardware("A100 80 GB, bf16, data sheet", 2.0e12, 312e12)
+A100 = Hardware("A100 80 GB SXM, bf16, data sheet", 2.039e12, 312e12)
 NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 
