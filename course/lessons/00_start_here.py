@@ -257,8 +257,8 @@ viz.cycle_stepper(target, draft, question, fast)
 # | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
-# (The numbers 13 and 15 are not in use yet.) If you meet a word that you do not know, look it up in the [glossary](../docs/glossary.md). The
-# [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
+# The numbers 13 and 15 are not in use yet. If you meet a word that you do not know, look it up in the
+# [glossary](../docs/glossary.md). The [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
 
 # %% [markdown]
 # ## Choose a path
