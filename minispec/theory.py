@@ -227,7 +227,7 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
 
 
 def wasted_slots(length: int, block: int = 16) -> int:
-    """Slots a sequence leaves empty in its last block: −L mod block.
+    """Slots a sequence leaves empty in its last block: block · ⌈L / block⌉ − L.
 
     >>> wasted_slots(100)
     12
@@ -239,7 +239,7 @@ def wasted_slots(length: int, block: int = 16) -> int:
 def block_waste(length: float, block: int = 16) -> float:
     """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
-    >>> block_waste(180)  # under 4 % only from here on
+    >>> block_waste(180)  # at most 4 % only from here on
     0.04
     """
     _positive(length=length)

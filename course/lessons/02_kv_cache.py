@@ -247,14 +247,12 @@ large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 viz.cache_size()
 
 # %% [markdown]
-# Three tasks:
+# Two tasks:
 #
 # 1. Take `Llama-2-7B` with 16 sequences of 4,096 tokens and compare the cache with the weights. What changes with
 #    `Llama-3-8B`, which has GQA?
 # 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8
 #    bits.
-# 3. Compare one sequence of 131,072 tokens with 32 sequences of 4,096. The size depends on the number of tokens, not on
-#    the number of users.
 
 # %% [markdown]
 # ## When the cache outweighs the weights
