@@ -53,8 +53,8 @@ print("Once upon a time" + story.text)
 # %%
 same = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
 other = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=1)
-print("seed 0 again, same tokens:", same.tokens == story.tokens)
-print("seed 1, same tokens:", other.tokens == story.tokens)
+print("the same seed, same tokens:", same.tokens == story.tokens)
+print("another seed, same tokens:", other.tokens == story.tokens)
 
 # %% [markdown]
 # Change `seed=1` in this cell to another number and run it again. Add `print(other.text)` if you want to read the story.
@@ -139,9 +139,10 @@ print("on this machine:", measure.machine()["cpu"])
 # to the arithmetic units once per pass. Lesson 01 tells the two apart. (If your ratio is near five, another program may
 # have used the machine at the same time, so run the two cells again.)
 #
-# Take a large dense model in bf16 on a GPU that serves one request with a short context. There, reading the weights is
-# nearly the whole cost of a decode pass, and more than a hundred tokens could share it; lesson 01 computes how many.
-# Speculative decoding rests on this fact: **a pass over a few tokens takes hardly longer than a pass over one.**
+# Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
+# that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
+# and more than a hundred tokens could share it; lesson 01 computes how many. Speculative decoding rests on this fact:
+# **while reading the weights is the cost, a pass over a few tokens takes hardly longer than a pass over one.**
 
 # %% [markdown]
 # ## What a cheap extra token is good for
@@ -170,7 +171,7 @@ def check(guess: list[int]) -> list[int]:
 
 # %%
 kept = check(greedy.tokens)
-print(f"{len(greedy.tokens)} guessed tokens are right, so one pass gives {len(kept)} tokens")
+print(f"{len(kept) - 1} of {len(greedy.tokens)} right, then one more: {len(kept)} tokens from one pass")
 
 # %% [markdown]
 # Now try a guess whose eleventh token is wrong.
@@ -179,7 +180,7 @@ print(f"{len(greedy.tokens)} guessed tokens are right, so one pass gives {len(ke
 spoiled = list(greedy.tokens)
 spoiled[10] = (spoiled[10] + 1) % target.config.vocab_size
 kept = check(spoiled)
-print(f"ten right, then the target's own choice: {len(kept)} tokens from one pass")
+print(f"{len(kept) - 1} of {len(spoiled)} right, then a correction: {len(kept)} tokens from one pass")
 print("the target's own output:", kept == greedy.tokens[: len(kept)])
 
 # %% [markdown]

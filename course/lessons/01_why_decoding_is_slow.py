@@ -34,8 +34,9 @@ from minispec.course.viz import presets
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# (The norms have a few parameters without a matrix to multiply with. Attention has FLOPs of its own, which do not involve
-# weights; we come to those below.)
+# (Strictly, $N$ counts the parameters of the matrices. An input embedding that is stored separately is left out, because
+# a token only looks up one row of it, and the few parameters of the norms hardly matter. Attention has FLOPs of its
+# own, which do not involve weights; we come to those below.)
 #
 # And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
 # many tokens it processes. (A mixture of experts does not; see *Go deeper* at the end.)
@@ -163,7 +164,7 @@ print(f"micro, one token: {1e3 * one.time.median:.2f} ms; reading its weights: {
 # %% [markdown]
 # If the pass took much longer than the reading, it is **overhead-bound**: neither memory nor arithmetic limits it, but
 # Python and the start of a few hundred small operations. (If it took less, the weights stayed in the CPU's cache and
-# were not read from memory at all.) That is what five tokens of `micro` mostly shared in lesson 00.
+# were not read from memory at all.) This overhead is what the five tokens of `micro` mostly shared in lesson 00.
 
 # %% [markdown]
 # ## Play: the roofline explorer
@@ -194,8 +195,8 @@ viz.roofline(here)
 # Attention works on pairs of a token and a token before it (or itself), and a prompt of $L$ tokens has about $L^2/2$ of
 # them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for the weighted sum, in each head
 # of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot \text{heads} \cdot D$. The linear
-# layers do $2 N$ FLOPs per token. Here are $N$ and $W$ for Llama-3-8B. It has 8.0 billion parameters, but of its input
-# embedding a token only looks up one row, so the pass reads and multiplies fewer:
+# layers do $2 N$ FLOPs per token. Here are $N$ and $W$ for Llama-3-8B. Of its 8.0 billion parameters, half a billion
+# are the input embedding, which does not count:
 
 # %%
 llama = presets.SHAPES["Llama-3-8B"]
@@ -265,8 +266,9 @@ for batch in (1, 8, 32, 64, 128):
 # hardly pay.
 #
 # How close is that to a real GPU? Our engine on an H200, after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at
-# batch size 1, 1.23 at 32 and 1.90 at 128 ([benchmarks](../docs/benchmarks.md)). So a real curve has no sharp corner:
-# it begins to rise earlier than the roofline says, and more gently.
+# batch size 1, 1.23 at 32 and 1.90 at 128 ([benchmarks](../docs/benchmarks.md)), where the roofline for this context
+# gives 1.00, 1.00 and 2.22. So a real curve has no sharp corner: it begins to rise earlier, and then it rises more
+# gently.
 #
 # The table counts the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
 # answer again, because the $M$ tokens of a sequence share the reading of its cache just as they share the weights.
@@ -288,8 +290,8 @@ for context in (0, 1024, 4096, 8192):
 # %% [markdown]
 # ## What can be done about it
 #
-# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one
-# can either read fewer bytes or let more tokens share them.
+# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so most
+# of them either read fewer bytes or let more tokens share them.
 #
 # | technique | what it changes | lesson |
 # |---|---|---|
@@ -311,8 +313,8 @@ for context in (0, 1024, 4096, 8192):
 # A pass reads the experts that at least one of its tokens uses, so more tokens mean more bytes. With 256 experts per
 # layer, of which every token uses 8, one token reads 8 of them. If the choices were independent and uniform, five tokens
 # would read 256 · (1 − (1 − 8/256)⁵) = 37.6. So verifying four draft tokens at batch size 1 can make such a model read up
-# to nearly five times as many experts. Real choices are not independent, so the factor is smaller. At a large batch
-# size nearly all experts are read anyway, and the effect disappears.
+# to nearly five times as many experts. If neighbouring tokens choose some of the same experts, the factor is smaller. At
+# a large batch size nearly all experts are read anyway, and the effect disappears.
 # </details>
 #
 # The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements, and the dotted
@@ -332,17 +334,17 @@ viz.timing(here)
 #   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
 #   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
 #   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
-# - Prefill and decode need different resources. So servers either mix them, in pieces, in the same passes (**chunked
-#   prefill**, lesson 04), or run them on different machines (**disaggregated prefill** in vLLM, **PD disaggregation** in
-#   SGLang).
+# - For the same reason servers either mix pieces of prefill into the passes of decode (**chunked prefill**, Agrawal et
+#   al., 2024, arXiv:2403.02310; lesson 04), or run the two on different machines (**disaggregated prefill** in vLLM,
+#   **PD disaggregation** in SGLang).
 # - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
 #   off, together with `torch.compile`, and so shows what both were worth.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>A model is stored in int4 instead of bf16. Its decode pass is memory-bound before and after. What
-# happens to its time, to its intensity, and to the number of tokens that take no longer than one?</summary>
+# <details><summary>A model is stored in int4 instead of bf16. Its decode pass has a short context and is memory-bound
+# before and after. What happens to its time, to its intensity, and to the number of tokens that take no longer than one?</summary>
 #
 # The time falls to about a quarter, provided that the kernel really reads a quarter of the bytes. The intensity becomes
 # four times as high, so a pass reaches the ridge point with a quarter as many tokens. (The products are still computed in

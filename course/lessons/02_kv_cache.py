@@ -75,6 +75,7 @@ other = torch.tensor([[*prompt[:12], 400, 500, 600]])
 first, second = (target.transformer.new_cache(batch=1, capacity=15) for _ in range(2))
 target.transformer(one, first)
 target.transformer(other, second)
+# keys are [layers, batch, heads, slots, D]: compare them slot by slot
 same = [torch.allclose(first.keys[:, :, :, slot], second.keys[:, :, :, slot], atol=1e-4) for slot in range(15)]
 print("slots whose keys agree:", [slot for slot in range(15) if same[slot]])
 
@@ -157,9 +158,10 @@ print("one single pass over 199 tokens:", once, "- the same as with the cache:",
 # that are processed. (The 200th is the last one generated, and it is never put in.) All repeated arithmetic is gone.
 #
 # But less arithmetic is not yet less time. By the roofline of lesson 01, a pass at batch size 1 on an H200 takes as
-# long over 188 tokens as over one, because both read all weights once. For a request as short as this one the cache
-# would save that GPU next to no time. Saved arithmetic becomes saved time once $n$ exceeds the ridge point, or once
-# many sequences share a pass. Then the cache is indispensable: without it, every step is a whole prefill.
+# long over 188 tokens as over one, because both read all weights once. So for a request as short as this one, the cache
+# would save a large model on that GPU next to no time. Saved arithmetic becomes saved time once $n$ exceeds the ridge
+# point, or once many sequences share a pass. Then the cache is indispensable: without it, every step is a whole
+# prefill.
 #
 # And in any case there are still a hundred passes, one after the other, each of which reads all weights: **the cache
 # makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
@@ -187,8 +189,8 @@ viz.cache_race_figure(race)
 # %% [markdown]
 # ## How large is it?
 #
-# The saving is paid for with memory. In every layer each token leaves one key and one value per key/value head. With
-# $H_{kv}$ such heads of dimension $D$, that is
+# The saving is paid for with memory. A layer computes attention several times side by side, in **heads**, and each token
+# leaves one key and one value per key/value head. With $H_{kv}$ such heads of $D$ numbers, that is
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \text{bytes per number}$$
 #
@@ -204,9 +206,9 @@ print(f"{allocated:,} bytes for {3 * 256} tokens: {allocated // (3 * 256):,} eac
 # %% [markdown]
 # ## Fewer key/value heads
 #
-# A layer has several attention heads side by side. In the first transformers each query head had keys and values of its
-# own. This is multi-head attention, **MHA** (Vaswani et al., 2017, arXiv:1706.03762). But only keys and values are
-# cached, so one can save memory by having many query heads and few key/value heads. If a single key/value head serves all query heads, it is called multi-query
+# In the first transformers every head had its own queries, keys and values. This is multi-head attention, **MHA**
+# (Vaswani et al., 2017, arXiv:1706.03762). But only keys and values are cached, so one can save memory by having many
+# query heads and few key/value heads. If a single key/value head serves all query heads, it is called multi-query
 # attention, **MQA** (Shazeer, 2019, arXiv:1911.02150). If each group of query heads shares one, it is called
 # grouped-query attention, **GQA** (Ainslie et al., 2023, arXiv:2305.13245).
 #
