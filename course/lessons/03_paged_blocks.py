@@ -67,7 +67,7 @@ reserved_and_empty
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
-# The pool counts its memory in units of 16 slots: 2,048 · 16 = 32,768. Why in units is the subject of the next section.
+# The pool counts its memory in blocks of 16 slots, 2,048 · 16 = 32,768 in all. What blocks are for comes below.
 contiguous = memory.serve(ContiguousPool(num_blocks=2048, block_size=16, max_length=2048), requests)
 final = sum(prompt + new for prompt, new in requests) / len(requests)
 print(f"reserved and empty:      {contiguous['waste']:.1%}")
@@ -174,11 +174,11 @@ print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()
 
 # %% tags=["spoiler"]
 paged = memory.serve(BlockPool(num_blocks=2048, block_size=16, enable_prefix_caching=False), requests)
-print(f"{'':34}{'contiguous':>12}{'paged':>8}")
-print(f"{'reserved and empty':34}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
-print(f"{'requests running, on average':34}{contiguous['mean_running']:>12.1f}{paged['mean_running']:>8.1f}")
-print(f"{'requests preempted':34}{contiguous['preemptions']:>12}{paged['preemptions']:>8}")
-print(f"{'forward passes until all are served':34}{contiguous['steps']:>11,}{paged['steps']:>8,}")
+print(f"{'':36}{'contiguous':>12}{'paged':>8}")
+print(f"{'reserved and empty':36}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
+print(f"{'requests running, on average':36}{contiguous['mean_running']:>12.1f}{paged['mean_running']:>8.1f}")
+print(f"{'preemptions':36}{contiguous['preemptions']:>12}{paged['preemptions']:>8}")
+print(f"{'forward passes until all are served':36}{contiguous['steps']:>12,}{paged['steps']:>8,}")
 
 # %% [markdown]
 # With paging about twice as many requests run at a time, so half as many passes serve them all. (A pass with more
@@ -235,7 +235,7 @@ long_enough.reveal(next(length for length in range(1, 1000) if theory.block_wast
 # long documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a
 # slightly larger number. Either is fine, as long as both sides of a comparison use the same one.)
 #
-# The length also grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
+# That length grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
 # not take blocks of one slot, then? Tables and bookkeeping grow, and some attention kernels need larger blocks. It is
 # possible, though: SGLang uses blocks of one token by default. Large blocks have another disadvantage besides waste,
 # which the next section shows: they share less.
