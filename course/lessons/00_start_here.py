@@ -57,7 +57,7 @@ print("the same seed, same tokens:", same.tokens == story.tokens)
 print("another seed, same tokens:", other.tokens == story.tokens)
 
 # %% [markdown]
-# Change `seed=1` in this cell to another number and run it again. Add `print(other.text)` if you want to read the story.
+# Change `seed=1` in this cell to another number and run it again. Add `print(other.text)` to see the story.
 
 # %% [markdown]
 # ## What goes in and what comes out
@@ -134,10 +134,10 @@ print("on this machine:", measure.machine()["cpu"])
 
 # %% [markdown]
 # If your ratio is well below five, the five tokens have shared something, because a pass has costs that it pays once,
-# however many tokens it processes. For a model as small as `micro`, most of that is the start of a few hundred small
-# operations, one after the other. For a large model it is reading the weights: every weight has to travel from memory
-# to the arithmetic units once per pass. Lesson 01 tells the two apart. (If your ratio is near five, another program may
-# have used the machine at the same time, so run the two cells again.)
+# however many tokens it processes. There are two of them. Every weight has to travel from memory to the arithmetic
+# units once per pass, and every operation of the pass has to be started. For a model as small as `micro` both matter;
+# for a large model it is nearly all reading. Lesson 01 tells the two apart. (If your ratio is near five, another program
+# may have used the machine at the same time, so run the two cells again.)
 #
 # Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
 # that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
@@ -296,7 +296,7 @@ viz.cycle_stepper(target, draft, question, fast)
 # <details><summary>Why is a pass over five tokens not five times as slow as a pass over one?</summary>
 #
 # Part of its cost does not depend on the number of tokens. In a large dense model that is reading the weights, once per
-# pass and for all of its tokens; in a tiny model it is mostly the start of each operation.
+# pass and for all of its tokens; in a tiny model it is also the start of each operation.
 # </details>
 #
 # <details><summary>A drafter guesses four tokens. The first two are right and the third is wrong. The fourth happens to be

@@ -15,6 +15,8 @@
 # - say when verifying a draft costs almost no extra time, and when that ends.
 
 # %%
+import os
+
 import minispec as ms
 from minispec import theory
 from minispec.bench import measure
@@ -123,7 +125,8 @@ for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVE
 #
 # What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
 # block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
-# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds.
+# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds, and
+# as long again the first time, when our product for few tokens is compiled.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here()
@@ -148,23 +151,28 @@ print(f"the roofline says {max(1, 5 / (2 * ridge)):.2f} times: memory-bound up t
 five_for_one.reveal(at[5].ratio)
 
 # %% [markdown]
-# If your machine was slower than its roofline, the likely reason is its matrix library: some rearrange all weights
-# before they multiply, which is additional reading. ([`kernels`](../minispec/kernels.py) has a product that does not,
-# and the model uses it where it is faster.)
+# If the clock came close to the roofline, that is not a matter of course. General matrix libraries are made for many
+# tokens, and some rearrange all weights before they multiply, which is additional reading. So for few tokens the model
+# uses a product of its own, which reads each weight once for all of them ([`kernels`](../minispec/kernels.py)).
 #
-# Small models have another cost that the roofline does not know, the start of each operation. Compare what a pass of
-# `micro` takes with what reading its weights would take:
+# There is one more cost, which the roofline does not know: the start of each operation. To see it, time one pass of
+# `micro` in two ways. PyTorch starts a few hundred small operations from Python, one after the other; our compiled pass
+# is a single one. Both read the same weights and compute the same numbers.
 
 # %% tags=["nbval-ignore-output"]
 micro = ms.load("micro", device="cpu")
-[one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
 least = 4 * micro.num_parameters / here.hardware.bandwidth  # four bytes per parameter
-print(f"micro, one token: {1e3 * one.time.median:.2f} ms; reading its weights: {1e3 * least:.2f} ms")
+print(f"reading the weights:    {1e3 * least:.2f} ms")
+for choice, how in (("torch", "operation by operation"), ("auto", "as one operation")):
+    os.environ["MINISPEC_LINEAR"] = choice
+    [one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
+    print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
 
 # %% [markdown]
-# If the pass took much longer than the reading, it is **overhead-bound**: neither memory nor arithmetic limits it, but
-# Python and the start of a few hundred small operations. (If it took less, the weights stayed in the CPU's cache and
-# were not read from memory at all.) This overhead is what the five tokens of `micro` mostly shared in lesson 00.
+# The difference between the two passes is **overhead**. A pass that takes much longer than both reading and computing is
+# called **overhead-bound**, and small models usually are. (If a pass took less than the reading, the weights stayed in
+# the CPU's cache and were not read from memory at all.) In lesson 00 the five tokens of `micro` shared both, the
+# overhead and the reading.
 
 # %% [markdown]
 # ## Play: the roofline explorer

@@ -34,10 +34,13 @@ LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attenti
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
     "01": {
-        187: theory.balance_point(theory.H200) - 1, 38: theory.balance_point(theory.H200) / 5,
-        500: GIVEN, 1.04: V[1], 1.23: V[32], 1.9: V[128],
+        187: theory.balance_point(theory.H200) - 1,
+        38: theory.balance_point(theory.H200) / 5,
+        1.04: V[1],
+        1.23: V[32],
+        1.9: V[128],
         2.22: theory.verify_cost(theory.H200, k=4, batch=128, context=500, **LLAMA),
-        256: GIVEN, 37.6: 256 * (1 - (1 - 8 / 256) ** 5),
+        37.6: 256 * (1 - (1 - 8 / 256) ** 5),
     },
     "02": {4096: GIVEN, 8192: GIVEN, 188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
     "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 2023: GIVEN},
