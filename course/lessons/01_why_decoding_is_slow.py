@@ -37,7 +37,7 @@ from minispec.course.viz import presets
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
 # (Strictly, $N$ counts the parameters of the matrices. An input embedding that is stored separately is left out, because
-# a token only looks up one row of it, and the few parameters of the norms hardly matter. Attention has FLOPs of its
+# a token only looks up one vector in it, and the few parameters of the norms hardly matter. Attention has FLOPs of its
 # own, which do not involve weights; we come to those below.)
 #
 # And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
