@@ -319,10 +319,10 @@ for context in (0, 1024, 4096, 8192):
 #
 # Such a model has many alternative feed-forward layers (experts), and a router lets each token use only a few of them.
 # A pass reads the experts that at least one of its tokens uses, so more tokens mean more bytes. With 256 experts per
-# layer, of which every token uses 8, one token reads 8 of them. If the choices were independent and uniform, five tokens
-# would read 256 · (1 − (1 − 8/256)⁵) = 37.6. So verifying four draft tokens at batch size 1 can make such a model read up
-# to nearly five times as many experts. If neighbouring tokens choose some of the same experts, the factor is smaller. At
-# a large batch size nearly all experts are read anyway, and the effect disappears.
+# layer, of which every token uses 8, a pass over one token reads 8 of them. If the choices were independent and uniform,
+# a pass over five would read 256 · (1 − (1 − 8/256)⁵) = 37.6. So verifying four draft tokens at batch size 1 can make such
+# a model read up to nearly five times as many experts. If neighbouring tokens choose some of the same experts, the
+# factor is smaller. At a large batch size nearly all experts are read anyway, and the effect disappears.
 # </details>
 #
 # The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements, and the dotted
