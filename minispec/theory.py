@@ -59,7 +59,7 @@ class Hardware:
 H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
 H200_SHEET = Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
 H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
-A100 = Hardware("A100 80 GB, bf16, data sheet", 2.0e12, 312e12)
+A100 = Hardware("A100 80 GB SXM, bf16, data sheet", 2.039e12, 312e12)
 NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 
@@ -227,7 +227,7 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
 
 
 def wasted_slots(length: int, block: int = 16) -> int:
-    """Slots a sequence leaves empty in its last block: −L mod block.
+    """Slots a sequence leaves empty in its last block: block · ⌈L / block⌉ − L.
 
     >>> wasted_slots(100)
     12
@@ -239,7 +239,7 @@ def wasted_slots(length: int, block: int = 16) -> int:
 def block_waste(length: float, block: int = 16) -> float:
     """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
-    >>> block_waste(180)  # under 4 % only from here on
+    >>> block_waste(180)  # at most 4 % only from here on
     0.04
     """
     _positive(length=length)

@@ -1,18 +1,21 @@
 # %% [markdown]
 # # 00 Start here
 #
-# *Time:* 25 minutes · *Before this:* nothing, some Python and PyTorch help · *Practice:* guess before you run; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next lesson
+# *Time:* 30 minutes · *Before this:* some Python and PyTorch · *Practice:* guess before you run; [exercises 01](../exercises/01_why_decoding_is_slow.ipynb) follow the next lesson
 #
 # A language model generates one token at a time, and each token costs one forward pass through the whole model. This
-# course is about needing fewer of these passes, and making each of them cheaper, without changing what the model says.
+# course is about needing fewer of these passes and making each of them cheaper. Speculative decoding, its main subject,
+# does so without changing what the model says. (Quantisation, lesson 12, does change it a little.)
 #
 # You will be able to
 #
 # - generate a story with a small model, and repeat it token for token;
 # - count the forward passes that an output costs, and time one on your own machine;
-# - name the one fact on which all fast decoding rests;
+# - state the fact on which speculative decoding rests;
 # - watch a small model guess and a larger one check its guesses;
 # - choose your way through the course.
+#
+# If the first cell fails, the package is not installed yet: the [README](../README.md) says how.
 
 # %%
 import torch
@@ -45,13 +48,16 @@ print("Once upon a time" + story.text)
 # %% [markdown]
 # At each step the model computes a probability for every token of its vocabulary. With a temperature above 0, the next
 # token is *sampled* from this distribution. The seed fixes the random numbers, so the same seed gives the same story
-# and another seed gives a different one. Change the seed above and try it.
+# and another seed gives a different one:
 
 # %%
 same = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=0)
 other = ms.generate(target, "Once upon a time", max_new_tokens=80, temperature=0.8, seed=1)
-print("seed 0 again, same tokens:", same.tokens == story.tokens)
-print("seed 1, same tokens:", other.tokens == story.tokens)
+print("the same seed, same tokens:", same.tokens == story.tokens)
+print("another seed, same tokens:", other.tokens == story.tokens)
+
+# %% [markdown]
+# Change `seed=1` in this cell to another number and run it again. Add `print(other.text)` to see the story.
 
 # %% [markdown]
 # ## What goes in and what comes out
@@ -76,7 +82,7 @@ passes = []
 
 
 def note(transformer, inputs, output):
-    passes.append(inputs[0].shape[1])  # tokens come as [B, T]
+    passes.append(inputs[0].shape[1])  # tokens come as [B, T]: B sequences of T tokens
 
 
 hook = target.transformer.register_forward_hook(note)
@@ -127,39 +133,45 @@ print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
 print("on this machine:", measure.machine()["cpu"])
 
 # %% [markdown]
-# Five tokens cost much less than five times as much as one. The reason is that a pass has costs which it pays once,
-# however many tokens it processes. Above all, every weight must travel from memory to the arithmetic units. For a model
-# as small as this one, the Python code around the arithmetic counts as well. A single token bears these costs alone,
-# while five tokens share them.
+# If your ratio is well below five, the five tokens have shared something, because a pass has costs that it pays once,
+# however many tokens it processes. There are two of them. Every weight has to travel from memory to the arithmetic
+# units once per pass, and every operation of the pass has to be started. For a model as small as `micro` both matter;
+# for a large model it is nearly all reading. Lesson 01 tells the two apart. (If your ratio is near five, another program
+# may have used the machine at the same time, so run the two cells again.)
 #
-# For a large model on a GPU, reading the weights is nearly the whole cost of a decode pass, and more than a hundred
-# tokens can share it. Lesson 01 computes how many. This is the one fact on which the rest of the course rests.
+# Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
+# that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
+# and more than a hundred tokens could share it; lesson 01 computes how many. Speculative decoding rests on this fact:
+# **while reading the weights is the cost, a pass over a few tokens takes hardly longer than a pass over one.**
 
 # %% [markdown]
 # ## What a cheap extra token is good for
 #
 # How could decode profit from that, when it never *knows* the next five tokens? Something cheaper than the target could
-# **guess** them. If we run the target on the guessed tokens, its output at every position says which token the target
-# itself would have chosen there. So a single forward pass checks the whole guess:
+# **guess** them. If we run the target on the prompt and the guess together, a single forward pass checks the whole
+# guess. The reason is that the model's output at every position scores the token *after* that position. So the scores
+# (the **logits**) at the last prompt token say what the target would choose instead of the first guessed token, those
+# at the first guessed token say what it would choose instead of the second, and so on. The last guessed token gives one
+# choice more, for the token after the guess.
 
 
 # %%
-def check(guess: list[int]) -> tuple[int, int | None]:
-    """How many tokens of a guess are right, and which token belongs in place of the first wrong one."""
-    logits = target.transformer(torch.tensor([prompt + guess])).logits[0]  # [T, V]
-    own = logits[len(prompt) - 1 : -1].argmax(-1).tolist()  # the target's choice at each position
-    for position, (guessed, chosen) in enumerate(zip(guess, own, strict=True)):
-        if guessed != chosen:
-            return position, chosen
-    return len(guess), None
+def check(guess: list[int]) -> list[int]:
+    """The tokens that one pass gives: the guess as far as it is right, then one choice of the target's own."""
+    logits = target.transformer(torch.tensor([prompt + guess])).logits[0]  # [T, V]: V scores at each of T positions
+    own = logits[len(prompt) - 1 :].argmax(-1).tolist()  # after the prompt, and after each guessed token
+    right = 0
+    while right < len(guess) and guess[right] == own[right]:
+        right += 1
+    return own[: right + 1]
 
 
 # %% [markdown]
 # Try it first with a perfect guess: the forty tokens that took forty passes above.
 
 # %%
-right, correction = check(greedy.tokens)
-print(f"{right} of {len(greedy.tokens)} right, in one pass")
+kept = check(greedy.tokens)
+print(f"{len(kept) - 1} of {len(greedy.tokens)} right, then one more: {len(kept)} tokens from one pass")
 
 # %% [markdown]
 # Now try a guess whose eleventh token is wrong.
@@ -167,44 +179,48 @@ print(f"{right} of {len(greedy.tokens)} right, in one pass")
 # %%
 spoiled = list(greedy.tokens)
 spoiled[10] = (spoiled[10] + 1) % target.config.vocab_size
-right, correction = check(spoiled)
-print(f"{right} right, then a correction: {right + 1} tokens from one pass")
-print("the target's own output:", [*spoiled[:right], correction] == greedy.tokens[: right + 1])
+kept = check(spoiled)
+print(f"{len(kept) - 1} of {len(spoiled)} right, then a correction: {len(kept)} tokens from one pass")
+print("the target's own output:", kept == greedy.tokens[: len(kept)])
 
 # %% [markdown]
 # This is **speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; Chen et al., 2023, arXiv:2302.01318). A
 # cheap **drafter** guesses a few tokens, the **draft**. The target processes all of them in one pass and keeps those
-# that it agrees with, which are called **accepted**. It replaces the first wrong token by its own choice and discards
-# everything after it. A bad guess therefore costs some time, but it does not change the output.
+# that it agrees with, which are called **accepted**. It replaces the first wrong token by its own choice, the
+# **correction**, and discards everything after it. If no draft token is wrong, the pass gives one token more for free,
+# the **bonus token**. A bad guess therefore costs some time, but it does not change the output.
 #
 # Here the target was greedy, but the method works with sampling as well, and then the promise is that the output
 # follows exactly the target's distribution; lesson 06 proves this. Both statements hold in exact arithmetic. Real
 # hardware rounds, and lesson 14 shows what rounding can change.
 #
-# How much is there to gain? Suppose that each of four draft tokens is accepted with probability α, whatever came before
-# it. Then one pass of the target gives this many tokens on average:
+# How much is there to gain? Take drafts of four tokens. One pass of the target then gives at least one token (the
+# correction) and at most five (all four and the bonus token). Suppose that each draft token is accepted with
+# probability α, whatever came before it. Then a pass gives this many tokens on average:
 
 # %%
 for alpha in (0.2, 0.4, 0.6, 0.8):
     print(f"α = {alpha}: {theory.expected_tokens(alpha, k=4):.2f} tokens per forward pass of the target")
 
 # %% [markdown]
-# Plain autoregressive decoding gives exactly one token per pass, so these numbers are the most that one can hope for.
-# Whether you really become faster also depends on what the drafter costs and on the ratio that you have just measured.
-# Lesson 07 turns these three quantities into a prediction and checks it.
+# Plain autoregressive decoding gives exactly one token per pass. So for drafts of four tokens these numbers are also
+# the largest possible speed-up, which you would get if drafting cost nothing and a pass over five tokens took no longer
+# than a pass over one. What you really get also depends on what the drafter costs and on the ratio that you have just
+# measured. Lesson 07 turns these three quantities into a prediction and checks it.
 
 # %% [markdown]
 # ## Watch it run
 #
 # `micro-draft` has about a tenth of the parameters of `micro`. Below, it drafts four tokens and `micro` verifies them
 # in one forward pass, and this is repeated until the output is complete. One such iteration of drafting and verifying
-# is called a **cycle** in this course.
+# is called a **cycle** in this course, and the number of draft tokens per cycle is called $k$. Both loops are greedy,
+# so they should give the same output.
 
 # %%
 draft = ms.load("micro-draft", device="cpu")
 question = "One day, a girl named Lily"
-fast = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40)
-slow = ms.generate(target, question, max_new_tokens=40)
+fast = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40, temperature=0)
+slow = ms.generate(target, question, max_new_tokens=40, temperature=0)
 print(f"the draft model has {draft.num_parameters / target.num_parameters:.0%} of the target's parameters")
 print("forward passes of the target, plain decoding:", len(slow.tokens))
 print("fewer with a draft:", fast.trace.target_passes < len(slow.tokens))
@@ -215,9 +231,9 @@ print("the same output:", fast.tokens == slow.tokens)
 viz.cycle_stepper(target, draft, question, fast)
 
 # %% [markdown]
-# Press play and watch the marks. A token marked ✓ was drafted and accepted, → replaced a wrong draft token, ✗ was
-# discarded, and + was added by the target in a cycle in which every draft token was accepted. *Your task:* find a cycle
-# in which nothing was accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
+# Press play and watch the marks. A token marked ✓ was drafted and accepted, → is a correction, ✗ was discarded, and + is
+# a bonus token, after a draft of which every token was accepted. *Your task:* find a cycle in which nothing was
+# accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
 
 # %% [markdown]
 # ## Where the course goes
@@ -242,8 +258,8 @@ viz.cycle_stepper(target, draft, question, fast)
 # | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
-# If you meet a word that you do not know, look it up in the [glossary](../docs/glossary.md). The
-# [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
+# The numbers 13 and 15 are not in use yet. If you meet a word that you do not know, look it up in the
+# [glossary](../docs/glossary.md). The [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
 
 # %% [markdown]
 # ## Choose a path
@@ -254,7 +270,8 @@ viz.cycle_stepper(target, draft, question, fast)
 # **With an interview in a week.** Start with 01, 02 and 05. Then take 06, and write its proof on paper once without
 # looking.
 #
-# **With a class.** The course fills six weeks with two lessons per week, and its homework checks itself.
+# **With a class.** The course fills six weeks with two sessions per week, of which some take two lessons together. Its
+# homework checks itself.
 #
 # All three paths are planned day by day in the [syllabus](../docs/syllabus.md).
 
@@ -278,8 +295,8 @@ viz.cycle_stepper(target, draft, question, fast)
 #
 # <details><summary>Why is a pass over five tokens not five times as slow as a pass over one?</summary>
 #
-# Part of its cost does not depend on the number of tokens. Above all, the weights are read from memory once per pass,
-# and all tokens of the pass share that reading.
+# Part of its cost does not depend on the number of tokens. In a large dense model that is reading the weights, once per
+# pass and for all of its tokens; in a tiny model it is also the start of each operation.
 # </details>
 #
 # <details><summary>A drafter guesses four tokens. The first two are right and the third is wrong. The fourth happens to be

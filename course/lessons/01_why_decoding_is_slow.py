@@ -1,87 +1,47 @@
 # %% [markdown]
 # # 01 Why decoding is slow
 #
-# *Time:* 45 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
+# *Time:* 50 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
-# A GPU can do hundreds of trillions of operations per second, and yet a model of a few billion parameters generates at
-# most a few hundred tokens per second for one user. This lesson finds out what the GPU is waiting for. The answer
-# decides which of the later techniques can help, and when.
+# A GPU can do hundreds of trillions of operations per second, and yet a model of 8 billion parameters in bf16 on an
+# H200 generates at most 262 tokens per second for one user, without the tricks of this course. This lesson finds out
+# what the GPU is waiting for. The answer decides which of the later techniques can help, and when.
 #
 # You will be able to
 #
 # - tell prefill from decode by one number, the arithmetic intensity;
-# - plot the roofline of your own machine and find both phases on it;
+# - find both phases on the roofline of your own machine;
 # - say how long a forward pass of a dense model takes at best, on a given machine;
-# - say when verifying a draft costs no extra time, and when that ends.
+# - say when verifying a draft costs almost no extra time, and when that ends.
 
 # %%
-import torch
+import os
 
 import minispec as ms
 from minispec import theory
 from minispec.bench import measure
 from minispec.course import viz
-from minispec.course.counting import CountWork
 from minispec.course.viz import presets
-
-target = ms.load("micro", device="cpu")
-print(f"{target.num_parameters:,} parameters, {4 * target.num_parameters:,} bytes in float32")
 
 # %% [markdown]
 # ## Two kinds of forward pass
 #
-# Lesson 00 found that generating takes two kinds of forward pass. Count once more how many tokens go through the model
-# in each of them, with a longer prompt.
-
-# %%
-passes = []
-hook = target.transformer.register_forward_hook(lambda module, inputs, output: passes.append(inputs[0].shape[1]))
-out = ms.generate(target, "Once upon a time there was a little fox who could not sleep.", max_new_tokens=12)
-hook.remove()
-print("tokens processed in each pass:", *passes)
-
-# %% [markdown]
-# The first pass is **prefill**, which takes the whole prompt at once. The others are **decode**, with one token each.
+# Lesson 00 found two kinds of forward pass: **prefill**, which takes the whole prompt at once, and **decode**, which
+# takes one token per sequence. Both use the same weights, and all of them. What differs is how much work is done with a
+# weight once it has arrived from memory.
 #
-# Both kinds use the same weights, and all of them. What differs is how much work is done with a weight once it has
-# arrived from memory. In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be
-# the number of parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number
-# of tokens that each sequence brings to the pass. Counting a multiplication and an addition as one FLOP each, the pass
-# costs
+# In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be the number of
+# parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number of tokens
+# that each sequence brings to the pass. Counting a multiplication and an addition as one FLOP each, the pass costs
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# Does a real pass agree with the formula? [`CountWork`](../minispec/course/counting.py) attaches forward hooks to the
-# linear layers and counts what they multiply.
-
-# %%
-for tokens in (1, 5, 64):
-    with CountWork(target) as counted:
-        target.transformer(torch.zeros(1, tokens, dtype=torch.long))
-    formula = theory.pass_flops(target.num_parameters, tokens=tokens)
-    ratio = counted.flops / formula
-    print(f"{tokens:3d} tokens: counted {counted.flops:>13,} FLOP, formula {formula:>13,.0f}, ratio {ratio:.4f}")
-
-# %% [markdown]
-# The formula counts slightly too much, because the norms have parameters but no matrix to multiply with. (Attention has
-# FLOPs of its own, which do not involve weights. We come to those below.)
+# (Strictly, $N$ counts the parameters of the matrices. An input embedding that is stored separately is left out, because
+# a token only looks up one vector in it, and the few parameters of the norms hardly matter. Attention has FLOPs of its
+# own, which do not involve weights; we come to those below.)
 #
-# And the bytes? In a **dense** model, which uses all of its weights for every token, one pass reads each weight once,
-# however many tokens it processes. That is why $M$ will be missing from the denominator of the next formula.
-#
-# A mixture of experts is different, because each token uses only some of the experts, and further tokens choose further
-# ones. With 256 experts per layer, of which every token uses 8, the number of experts that must be read grows with the
-# tokens in the pass. If the choices were independent and uniform, it would grow like this:
-
-# %%
-for tokens in (1, 5, 32, 256):
-    experts = 256 * (1 - (1 - 8 / 256) ** tokens)
-    print(f"{tokens:3d} tokens in the pass: {experts:5.1f} of 256 experts are read")
-
-# %% [markdown]
-# So verifying four draft tokens at batch size 1 makes such a model read nearly five times as many experts. Everything
-# in the rest of this lesson is about dense models; keep this exception in mind when somebody says "the weights are read
-# once".
+# And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
+# many tokens it processes. (A mixture of experts does not; see *Go deeper* at the end.)
 
 # %% [markdown]
 # ## Arithmetic intensity
@@ -128,29 +88,32 @@ used
 # $$t = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
 
 # %% tags=["spoiler"]
-read, flops = theory.pass_bytes(8e9), theory.pass_flops(8e9)
+read, flops = 8e9 * 2, theory.pass_flops(8e9)  # two bytes per parameter
+seconds = theory.pass_time(H200, 8e9)  # the larger of the next two
 print(f"reading {read / 1e9:.0f} GB takes      {1e3 * read / H200.bandwidth:.2f} ms")
 print(f"computing {flops / 1e9:.0f} GFLOP takes {1e3 * flops / H200.flops:.2f} ms")
-print(f"the pass takes           {1e3 * theory.pass_time(H200, 8e9):.2f} ms at best")
+print(f"the pass takes           {1e3 * seconds:.2f} ms at best: {1 / seconds:.0f} tokens per second")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-used.reveal(round(100 * flops / theory.pass_time(H200, 8e9) / H200.flops, 2))
+used.reveal(round(100 * flops / seconds / H200.flops, 2))
 
 # %% [markdown]
 # The arithmetic units wait nearly all of the time. The same holds for decoding with any large dense model at a small
-# batch size, and such a pass is called **memory-bound**. The cause is not that generation is sequential, which is a
-# separate problem, and not that attention is slow. The cause is that each byte is used for a single operation, while
-# the GPU could do far more with it in the time that the next byte takes to arrive.
+# batch size, and such a pass is called **memory-bound**. Attention is not the cause. The cause is that generation is
+# sequential: a sequence brings a single token to each pass, because the next one is not known yet. So with few
+# sequences each byte that is read serves very few operations, while the GPU could do far more with it in the time that
+# the next byte takes to arrive.
 #
 # How much more? There is an intensity at which reading and computing take equally long. It is the peak divided by the
-# bandwidth, a property of the machine alone, and it is called the **ridge point** (or ops:byte ratio; our function is
-# `balance_point`). Below the ridge point a pass is memory-bound, above it **compute-bound**.
+# bandwidth, and it is called the **ridge point** (or ops:byte ratio; in our code `balance_point`). It depends on the
+# machine and on the number format in which the machine computes, but not on the model. Below the ridge point a pass is
+# memory-bound, above it **compute-bound**.
 
 # %%
-for hardware in (theory.H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVERSE_N1):
+for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVERSE_N1):
     print(f"{theory.balance_point(hardware):6.1f} FLOP per byte   {hardware.name}")
 
 # %% [markdown]
@@ -162,15 +125,54 @@ for hardware in (theory.H200, theory.H200_SHEET, theory.H100, theory.A100, theor
 #
 # What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
 # block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
-# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds.
+# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds, and
+# as long again the first time, when our product for few tokens is compiled.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here()
-free = theory.free_tokens(here.hardware, bytes_per_weight=4)
+ridge = theory.balance_point(here.hardware)
 print(f"reads        {here.hardware.bandwidth / 1e9:.1f} GB/s")
 print(f"computes     {here.hardware.flops / 1e9:.1f} GFLOP/s in float32")
-print(f"ridge point  {theory.balance_point(here.hardware):.1f} FLOP per byte")
-print(f"so a pass in float32 should be memory-bound up to {free:.0f} tokens")
+print(f"ridge point  {ridge:.1f} FLOP per byte")
+
+# %% [markdown]
+# Let $t(M)$ be the time of a pass with $M$ tokens per sequence. How much longer does a pass over five tokens take on
+# your machine than a pass over one? Work out first what the roofline says (a parameter in float32 has four bytes, so
+# the intensity is $M / 2$), and then guess what the clock said.
+
+# %% tags=["nbval-ignore-output"]
+five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1), measured?", "times")
+five_for_one
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+at = {point.tokens: point for point in here.curve}
+print(f"1 token: {1e3 * at[1].time.median:.1f} ms, 5 tokens: {1e3 * at[5].time.median:.1f} ms")
+print(f"the roofline says {max(1, 5 / (2 * ridge)):.2f} times: memory-bound up to {2 * ridge:.1f} tokens")
+five_for_one.reveal(at[5].ratio)
+
+# %% [markdown]
+# If the clock came close to the roofline, that is not a matter of course. General matrix libraries are made for many
+# tokens, and some rearrange all weights before they multiply, which is additional reading. So for few tokens the model
+# uses a product of its own, which reads each weight once for all of them ([`kernels`](../minispec/kernels.py)).
+#
+# There is one more cost, which the roofline does not know: the start of each operation. To see it, time one pass of
+# `micro` in two ways. PyTorch starts a few hundred small operations from Python, one after the other; our compiled pass
+# is a single one. Both read the same weights and compute the same numbers.
+
+# %% tags=["nbval-ignore-output"]
+micro = ms.load("micro", device="cpu")
+least = 4 * micro.num_parameters / here.hardware.bandwidth  # four bytes per parameter
+print(f"reading the weights:    {1e3 * least:.2f} ms")
+for choice, how in (("torch", "operation by operation"), ("auto", "as one operation")):
+    os.environ["MINISPEC_LINEAR"] = choice
+    [one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
+    print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
+
+# %% [markdown]
+# The difference between the two passes is **overhead**. A pass that takes much longer than both reading and computing is
+# called **overhead-bound**, and small models usually are. (If a pass took less than the reading, the weights stayed in
+# the CPU's cache and were not read from memory at all.) In lesson 00 the five tokens of `micro` shared both, the
+# overhead and the reading.
 
 # %% [markdown]
 # ## Play: the roofline explorer
@@ -178,20 +180,19 @@ print(f"so a pass in float32 should be memory-bound up to {free:.0f} tokens")
 # The roof is the most that a machine can do at each intensity. To the left of the ridge it is a slope, because memory
 # decides, and each additional FLOP per byte costs no time. To the right it is flat, because arithmetic decides. The
 # rings show a decode pass and a prefill of 512 tokens, and the dot is the pass that you set. With the model `40M` in
-# float32 on this machine you also see the passes that were just timed.
+# float32 on this machine you also see the passes that were timed. They lie below the roof, because it shows what could
+# be reached, and no real pass reaches it.
 
 # %% tags=["nbval-ignore-output"]
 viz.roofline(here)
 
 # %% [markdown]
-# Three tasks:
+# Two tasks:
 #
-# 1. On this machine, raise the number of tokens from 1 upwards. Do the timed passes flatten where the roof does? They
-#    lie below the roof, because it shows what could be reached, and no real pass reaches it.
-# 2. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the
+# 1. Choose the H200, `Llama-3-8B` and bf16. At which batch size does a decode pass reach the ridge? Then store the
 #    weights in int4: the same pass moves to the right, because fewer bytes are read for the same work.
-# 3. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
-#    the stored keys and values of every sequence (its KV cache, lesson 02), and no other sequence can use them.
+# 2. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
+#    the stored keys and values of every sequence (its KV cache, lesson 02), and these serve that sequence alone.
 
 # %% [markdown]
 # ## Why prefill is compute-bound
@@ -199,28 +200,36 @@ viz.roofline(here)
 # A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the
 # prompt. Is that the reason?
 #
-# Attention computes a score for every pair of a token and a token before it (or itself), and then sums as many values.
-# That is $4 \cdot \text{pairs}$ FLOPs per layer for each dimension of its heads, while the linear layers do $2 N$ FLOPs
-# per token. So attention grows with the square of the prompt length and the linear layers in proportion to it. At which
-# prompt length are the two equal, for Llama-3-8B?
+# Attention works on pairs of a token and a token before it (or itself), and a prompt of $L$ tokens has about $L^2/2$ of
+# them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for the weighted sum, in each head
+# of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot \text{heads} \cdot D$. The linear
+# layers do $2 N$ FLOPs per token. Here are $N$ and $W$ for Llama-3-8B. Of its 8.0 billion parameters, half a billion
+# are the input embedding, which does not count:
+
+# %%
+llama = presets.SHAPES["Llama-3-8B"]
+N, W = presets.weights_read(llama), llama.num_layers * llama.num_heads * llama.head_dim
+print(f"N = {N / 1e9:.1f} billion parameters read per pass, W = {W:,}")
+
+# %% [markdown]
+# Attention grows with the square of the prompt length and the linear layers in proportion to it. At which prompt length
+# are the two equal?
 
 # %% tags=["nbval-ignore-output"]
 meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
 meet
 
 # %% tags=["spoiler"]
-llama = presets.SHAPES["Llama-3-8B"]
-N, width = presets.weights_read(llama), llama.num_layers * llama.num_heads * llama.head_dim
 print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
 for length in (128, 512, 2048, 8192):
     linear = theory.pass_flops(N, tokens=length) / 1e12
-    attention = 4 * width * (length * (length + 1) // 2) / 1e12
+    attention = 4 * W * (length * (length + 1) // 2) / 1e12
     share = attention / (linear + attention)
     intensity = theory.arithmetic_intensity(tokens=length)
     print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
 
 # %% tags=["spoiler"]
-meet.reveal(round(N / width, -3))  # 2·N·L = 4·width·L²/2
+meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
 
 # %% [markdown]
 # At ordinary prompt lengths attention is a small part of the work, so the explanation cannot be right. Without any
@@ -228,8 +237,8 @@ meet.reveal(round(N / width, -3))  # 2·N·L = 4·width·L²/2
 # the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. For the same
 # reason a prompt that is shorter than the ridge point is memory-bound, quadratic attention or not.
 #
-# This also says what the first token costs: the time to the first token is a matter of FLOPs, and the time per further
-# token a matter of bytes.
+# So for a long prompt at batch size 1, prefill is a matter of FLOPs and each further token a matter of bytes. Counting
+# the linear layers only:
 
 # %%
 first, later = (theory.pass_time(H200, N, tokens=tokens) for tokens in (2048, 1))
@@ -237,108 +246,60 @@ print(f"Llama-3-8B on an H200, at best: {1e3 * first:.1f} ms for a prompt of 204
 print(f"then {1e3 * later:.2f} ms per output token, so a prompt token costs {later / (first / 2048):.0f} times less")
 
 # %% [markdown]
+# This factor is the ridge point itself: a decode pass takes as long as a pass over 188 tokens, and uses the time for
+# one.
+
+# %% [markdown]
 # ## Verification lies in between
 #
 # Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill,
-# and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. Let
-# $t(M)$ be the time of a pass with $M$ tokens per sequence.
+# and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. The
+# last column ([`free_tokens`](../minispec/theory.py)) is the $M$ at which the pass reaches the ridge point.
 
 # %%
-print("batch size   FLOP per byte   bound by   t(5) / t(1)")
+ridge = theory.balance_point(H200)
+print("batch size   FLOP per byte   bound by   t(5) / t(1), roofline   M at the ridge")
 for batch in (1, 8, 32, 64, 128):
     intensity = theory.arithmetic_intensity(batch=batch, tokens=5)
-    limit = "memory" if intensity < theory.balance_point(H200) else "compute"
+    limit = "memory" if intensity < ridge else "compute"
     ratio = theory.pass_time(H200, N, batch=batch, tokens=5) / theory.pass_time(H200, N, batch=batch)
-    print(f"{batch:10d} {intensity:15.0f} {limit:>10} {ratio:13.2f}")
-print(f"it becomes compute-bound at a batch size of {theory.balance_point(H200) / 5:.0f}")
+    print(f"{batch:10d} {intensity:15.0f} {limit:>10} {ratio:23.2f} {ridge / batch:16.1f}")
 
 # %% [markdown]
-# At a small batch size verification is as memory-bound as decode, and **that is why it costs no extra time**. If
-# arithmetic were the limit, five tokens would cost five times as much as one, and drafting could not pay. At a large
-# batch size arithmetic does become the limit, and the gain of speculation shrinks.
-# [`free_tokens`](../minispec/theory.py) computes how many tokens per sequence fit below the ridge point:
-
-# %%
-for batch in (1, 8, 32, 128):
-    free = theory.free_tokens(H200, batch=batch)
-    print(f"batch size {batch:3d}: {free:6.1f} tokens per sequence are free on an H200")
-
-# %% [markdown]
-# These numbers count the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
+# At a small batch size verification is as memory-bound as decode, and **that is why it costs almost no extra time**. At
+# batch size 1, 188 tokens take no longer than one by the roofline, and since the last token is in the pass anyway, 187
+# of them can be draft tokens. As the batch grows, verification becomes compute-bound (beyond 38 sequences for $k = 4$)
+# and the gain of speculation shrinks. At batch size 128 not a single draft token is free. If already the pass over one
+# token were compute-bound, at a batch size of 188 or more, five tokens would cost five times as much and drafting could
+# hardly pay.
+#
+# How close is that to a real GPU? Our engine on an H200, after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at
+# batch size 1, 1.23 at 32 and 1.90 at 128 ([benchmarks](../docs/benchmarks.md)), where the roofline for this context
+# gives 1.00, 1.00 and 2.22. So a real curve has no sharp corner: it begins to rise earlier, and then it rises more
+# gently.
+#
+# The table counts the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
 # answer again, because the $M$ tokens of a sequence share the reading of its cache just as they share the weights.
 
 # %%
 kv_bytes = 128 * 1024  # per cached token of Llama-3-8B in bf16: lesson 02 computes it
-shape = dict(weights=N, batch=64, kv_bytes=kv_bytes, attention_width=width)
-print("batch size 64, Llama-3-8B, H200")
+shape = dict(weights=N, batch=64, kv_bytes=kv_bytes, attention_width=W)
+print("batch size 64, Llama-3-8B, H200, by the roofline")
 for context in (0, 1024, 4096, 8192):
-    read = theory.pass_bytes(N, batch=64, context=context, kv_bytes=kv_bytes)
+    read = 2 * N + 64 * context * kv_bytes
     one, five = (theory.pass_time(H200, tokens=tokens, context=context, **shape) for tokens in (1, 5))
     times = f"{1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}"
     print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
 
 # %% [markdown]
-# So "speculation stops paying at large batches" is true for short contexts, and less and less true as contexts grow.
-
-# %% [markdown]
-# ## Predict, run, reveal: your own $t(5) / t(1)$
-#
-# The roofline has promised a number of free tokens on your machine. How much longer does a real pass over five tokens
-# take there than a pass over one?
-
-# %% tags=["nbval-ignore-output"]
-five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1)?", "times")
-five_for_one
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-at = {point.tokens: point for point in here.curve}
-roof = theory.free_tokens(here.hardware, bytes_per_weight=here.bytes_per_weight)
-print(f"1 token: {1e3 * at[1].time.median:.1f} ms, 5 tokens: {1e3 * at[5].time.median:.1f} ms")
-print(f"the roofline says: {max(1, 5 / roof):.2f} times")
-five_for_one.reveal(at[5].ratio)
-
-# %% [markdown]
-# A CPU is a hard case for two reasons. Its ridge point is low, and its matrix library may be made for large products
-# only: some libraries rearrange all weights before they multiply, which is additional reading.
-# [`kernels`](../minispec/kernels.py) therefore has a product that reads each weight once for all tokens, and the model
-# uses it where it is faster.
-#
-# Small models have a third cost that the roofline does not know, the start of each operation. Compare what a pass of
-# `micro` takes with what reading its weights would take:
-
-# %% tags=["nbval-ignore-output"]
-[one] = measure.verify_curve(target, tokens=(1,), context=64, repeat=25)
-least = theory.pass_time(here.hardware, target.num_parameters, bytes_per_weight=4)
-print(f"micro, one token: {1e3 * one.time.median:.2f} ms; reading its weights: {1e3 * least:.2f} ms")
-
-# %% [markdown]
-# If the pass took much longer than the reading, it is **overhead-bound**: neither memory nor arithmetic limits it, but
-# Python and the start of some hundred small operations. (If it took less, the weights stayed in the CPU's cache and
-# were not read from memory at all.)
-
-# %% [markdown]
-# ## Play: memory-bound timing
-#
-# The lines are rooflines, the dots are measurements, and the dotted line is what the tokens would cost if each paid
-# alone. The distance between the dotted line and the dots is what speculation can use.
-
-# %% tags=["nbval-ignore-output"]
-viz.timing(here)
-
-# %% [markdown]
-# Three tasks:
-#
-# 1. Compare the dots with the line of the same colour. At which $M$ do they leave it, and in which direction?
-# 2. Choose `Llama-3-8B` in bf16 and find the $M$ at which the H200's line rises above 1. Double the batch size, and it
-#    rises at half that $M$.
-# 3. Change the model and nothing else. The H200's line hardly moves, because the size of a model sets the time and not
-#    the ratio.
+# So at long contexts verification stays cheap even at large batches. Whether speculation pays then depends on the
+# drafter as well, which has a cost and usually a cache of its own (lesson 11).
 
 # %% [markdown]
 # ## What can be done about it
 #
-# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so one
-# can either read fewer bytes or let more tokens share them.
+# Once the bottleneck is known, the techniques fall into order. Decode reads too many bytes for the work it does, so most
+# of them either read fewer bytes or let more tokens share them.
 #
 # | technique | what it changes | lesson |
 # |---|---|---|
@@ -352,6 +313,27 @@ viz.timing(here)
 # Batching and speculation use the same idle arithmetic, so what one of them has used is not there for the other.
 
 # %% [markdown]
+# ## Go deeper (optional)
+#
+# <details><summary>Are the weights of a mixture of experts read once per pass, too?</summary>
+#
+# Such a model has many alternative feed-forward layers (experts), and a router lets each token use only a few of them.
+# A pass reads the experts that at least one of its tokens uses, so more tokens mean more bytes. With 256 experts per
+# layer, of which every token uses 8, a pass over one token reads 8 of them. If the choices were independent and uniform,
+# a pass over five would read 256 · (1 − (1 − 8/256)⁵) = 37.6. So verifying four draft tokens at batch size 1 can make such
+# a model read up to nearly five times as many experts. If neighbouring tokens choose some of the same experts, the
+# factor is smaller. At a large batch size nearly all experts are read anyway, and the effect disappears.
+# </details>
+#
+# The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements, and the dotted
+# line is what the tokens would cost if each paid alone. The distance between the dotted line and the dots is what
+# speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises above 1. Where
+# does it rise at twice the batch size?
+
+# %% tags=["nbval-ignore-output"]
+viz.timing(here)
+
+# %% [markdown]
 # ## In production
 #
 # - Servers report **TTFT** (time to first token: waiting in the queue, then prefill) separately from the speed of
@@ -360,23 +342,21 @@ viz.timing(here)
 #   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
 #   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
 #   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
-# - `max_num_batched_tokens` in vLLM limits the tokens of one step, over all sequences. By default a prompt that does
-#   not fit is cut into pieces that share passes with decode: **chunked prefill** (Agrawal et al., 2024,
-#   arXiv:2403.02310). In SGLang `--chunked-prefill-size` cuts the prompt, and with `--enable-mixed-chunk` the pieces
-#   share passes with decode.
-# - Some services run prefill and decode on different machines, since their needs differ. This is called **disaggregated
-#   prefill** in vLLM and **PD disaggregation** in SGLang.
+# - For the same reason servers either mix pieces of prefill into the passes of decode (**chunked prefill**, Agrawal et
+#   al., 2024, arXiv:2403.02310; lesson 04), or run the two on different machines (**disaggregated prefill** in vLLM,
+#   **PD disaggregation** in SGLang).
 # - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
 #   off, together with `torch.compile`, and so shows what both were worth.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>A model is stored in int4 instead of bf16. Its decode pass is memory-bound before and after. What
-# happens to its time, to its intensity, and to the number of free tokens?</summary>
+# <details><summary>A model is stored in int4 instead of bf16. Its decode pass has a short context and is memory-bound
+# before and after. What happens to its time, to its intensity, and to the number of tokens that take no longer than one?</summary>
 #
 # The time falls to about a quarter, provided that the kernel really reads a quarter of the bytes. The intensity becomes
-# four times as high, so only a quarter as many tokens are free.
+# four times as high, so a pass reaches the ridge point with a quarter as many tokens. (The products are still computed in
+# bf16, so the ridge point stays.)
 # </details>
 #
 # <details><summary>Why does the arithmetic intensity not depend on the size of the model?</summary>

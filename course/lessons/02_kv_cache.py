@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 02 The KV cache
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
 #
 # In lesson 01 every decode step processed a single token, although attention needs all tokens before it. That works
 # only because the model keeps something of each token it has processed. This lesson asks what is kept, why that is
@@ -10,8 +10,7 @@
 #
 # You will be able to
 #
-# - say what the cache keeps and what work it saves: per output token, attention falls from O(n²) to O(n) and the linear
-#   layers from O(n) to O(1);
+# - say what the cache keeps, which work it saves, and when saved work is saved time;
 # - compute its size for a model with multi-head or grouped-query attention;
 # - rewind it, and show that a rewound cache is as good as a fresh one.
 
@@ -26,14 +25,13 @@ from minispec.course.viz import presets
 
 target = ms.load("micro", device="cpu")
 config = target.config
-print(f"{config.num_layers} layers, {config.num_heads} query heads")
-print(f"{config.num_kv_heads} key/value heads of {config.head_dim} numbers")
 
 # %% [markdown]
 # ## The same output, twice
 #
-# In each layer a token compares its **query** with the **keys** of all tokens up to and including itself, and sums
-# their **values**, weighted by the result. The keys and values of a token depend only on that token and on those before
+# In each layer every token has three vectors: a **query**, a **key** and a **value**. Attention compares the query of a
+# token with the keys of all tokens up to and including itself, turns these scores into weights with a softmax, and
+# averages the values with these weights. The keys and values of a token depend only on that token and on those before
 # it, so they never change once they are computed. They are stored in a **KV cache**, and every later token can use
 # them.
 #
@@ -48,7 +46,8 @@ def greedy(prompt: list[int], new: int, cache=None) -> list[int]:
     tokens = list(prompt)
     for _ in range(new):
         todo = tokens if cache is None else tokens[int(cache.lengths[0]) :]
-        logits = target.transformer(torch.tensor([todo]), cache, last_only=True).logits  # [1, 1, V]
+        # last_only: score the token after the last one only, [1, 1, V]
+        logits = target.transformer(torch.tensor([todo]), cache, last_only=True).logits
         tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
@@ -67,16 +66,18 @@ print("the same 40 tokens:", with_cache == without)
 #
 # How do we know that old keys and values stay valid when new tokens arrive? Attention is causal: a token sees what
 # comes before it and nothing that comes after it. So if we change the end of a sequence, the keys and values of its
-# beginning must stay as they were. Test this with two sequences that agree in their first 12 tokens:
+# beginning must stay as they were. Test this with two sequences that agree in their first 12 tokens. A **slot** is the
+# memory in the cache for the keys and values of one token, so here the cache needs 15 of them:
 
 # %%
 one = torch.tensor([[*prompt[:12], 100, 200, 300]])
 other = torch.tensor([[*prompt[:12], 400, 500, 600]])
-caches = [target.transformer.new_cache(1, 15) for _ in range(2)]
-for tokens, cache in zip((one, other), caches, strict=True):
-    target.transformer(tokens, cache)
-gap = (caches[0].keys - caches[1].keys).abs().amax(dim=(0, 1, 2, 4))  # [S]: over layers, batch, heads, dimensions
-print("slots whose keys agree:", [slot for slot in range(15) if gap[slot] < 1e-4])
+first, second = (target.transformer.new_cache(batch=1, capacity=15) for _ in range(2))
+target.transformer(one, first)
+target.transformer(other, second)
+# keys are [layers, batch, heads, slots, D]: compare them slot by slot
+same = [torch.allclose(first.keys[:, :, :, slot], second.keys[:, :, :, slot], atol=1e-4) for slot in range(15)]
+print("slots whose keys agree:", [slot for slot in range(15) if same[slot]])
 
 # %% [markdown]
 # Queries need not be kept, because a query is used only in its own token's pass and no later token looks at it.
@@ -84,9 +85,10 @@ print("slots whose keys agree:", [slot for slot in range(15) if gap[slot] < 1e-4
 # %% [markdown]
 # ## Count the work
 #
-# A clock would show that the cache is faster, but counting shows why. [`CountWork`](../minispec/course/counting.py)
-# watches every linear layer and every attention of a real pass. We let it count the one step that gives the next token
-# after $n$ others, and compare with the formula, [`step_work`](../minispec/theory.py).
+# How much work does the cache save? Counts are the same on every machine, so we count first and come to the clock
+# afterwards. [`CountWork`](../minispec/course/counting.py) watches every linear layer and every attention of a real
+# pass. We let it count the one step that gives the next token after $n$ others, and compare with the formula,
+# [`step_work`](../minispec/theory.py).
 
 
 # %%
@@ -113,7 +115,7 @@ for length in (50, 100, 200, 400):
 # The length doubles from line to line, so the growth can be read down the columns.
 #
 # - *linear* counts the tokens that go through the linear layers: 1 with a cache, $n$ without, so
-#   **O(1) instead of O(n)**.
+#   **O(1) instead of O(n)**. (The output matrix is left out, because both ways it is applied to the last token only.)
 # - *pairs* counts the attention scores of one head in one layer: $n$ with a cache, $n(n + 1)/2$ without, so
 #   **O(n) instead of O(n²)**.
 #
@@ -152,15 +154,23 @@ once = theory.step_work(199, cached=False)
 print("one single pass over 199 tokens:", once, "- the same as with the cache:", once == counts["with"])
 
 # %% [markdown]
-# With a cache, generating an output is exactly as much work as one single pass over the finished sequence, only cut
-# into slices. All repeated work is gone. But the slices still are a hundred passes, one after the other: **the cache
-# makes each pass cheap, it does not make them fewer**. Making them fewer is what speculative decoding is for.
+# With a cache, generating the output takes exactly as many FLOPs in the layers as one single pass over the 199 tokens
+# that are processed. (The 200th is the last one generated, and it is never put in.) All repeated arithmetic is gone.
+#
+# But less arithmetic is not yet less time. By the roofline of lesson 01, a pass at batch size 1 on an H200 takes as
+# long over 188 tokens as over one, because both read all weights once. So for a request as short as this one, the cache
+# would save a large model on that GPU next to no time. Saved arithmetic becomes saved time once $n$ exceeds the ridge
+# point, or once many sequences share a pass. Then the cache is indispensable: without it, every step is a whole
+# prefill.
+#
+# And in any case there are still a hundred passes, one after the other, each of which reads all weights: **the cache
+# makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
 
 # %% [markdown]
 # ## Play: the race
 #
-# Does the clock agree with the counts? Each pass of `micro` is timed both ways, in alternation, on your machine, and
-# the race replays these times.
+# What does the clock say on your machine? A CPU has a low ridge point, so here the saved arithmetic should show early.
+# Each pass of `micro` is timed both ways, in alternation, and the race replays these times.
 
 # %% tags=["nbval-ignore-output"]
 race = viz.measure_race(target, "Once upon a time, a small bear found a red boat.", new_tokens=64)
@@ -174,13 +184,13 @@ viz.cache_race_figure(race)
 #
 # 1. Stop the race when the lane with the cache is done. How much of the output is there without a cache?
 # 2. In the figure, the times without a cache rise with every token, while those with a cache are nearly flat,
-#    because one more key costs next to nothing. Why do they not start at zero?
+#    because one more key costs next to nothing. Why do they not start at zero? (Lesson 01 named two reasons.)
 
 # %% [markdown]
 # ## How large is it?
 #
-# The saving is paid for with memory. In every layer each token leaves one key and one value per key/value head. With
-# $H_{kv}$ such heads of dimension $D$, that is
+# The saving is paid for with memory. A layer computes attention several times side by side, in **heads**, and each token
+# leaves one key and one value per key/value head. With $H_{kv}$ such heads of $D$ numbers, that is
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \text{bytes per number}$$
 #
@@ -196,7 +206,7 @@ print(f"{allocated:,} bytes for {3 * 256} tokens: {allocated // (3 * 256):,} eac
 # %% [markdown]
 # ## Fewer key/value heads
 #
-# In the first transformers each query head had keys and values of its own. This is multi-head attention, **MHA**
+# In the first transformers every head had its own queries, keys and values. This is multi-head attention, **MHA**
 # (Vaswani et al., 2017, arXiv:1706.03762). But only keys and values are cached, so one can save memory by having many
 # query heads and few key/value heads. If a single key/value head serves all query heads, it is called multi-query
 # attention, **MQA** (Shazeer, 2019, arXiv:1911.02150). If each group of query heads shares one, it is called
@@ -211,12 +221,12 @@ large = viz.predict("How much does LLaMA-2-70B keep per token?", "KiB")
 large
 
 # %% tags=["spoiler"]
-print("                layers   query heads   kv heads    D   KiB per token   if all heads were kept")
+print("in bf16         layers   query heads   kv heads    D   KiB per token   with a kv head per query head")
 for name in ("micro", "smollm2", "Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     c = presets.SHAPES[name]
     kept, full = (theory.kv_bytes_per_token(c.num_layers, h, c.head_dim) / 1024 for h in (c.num_kv_heads, c.num_heads))
     heads = f"{c.num_heads:13d} {c.num_kv_heads:10d} {c.head_dim:4d}"
-    print(f"{name:14s} {c.num_layers:7d} {heads} {kept:15.2f} {full:24.2f}")
+    print(f"{name:14s} {c.num_layers:7d} {heads} {kept:15.2f} {full:31.2f}")
 
 # %% tags=["spoiler"]
 large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
@@ -239,41 +249,43 @@ large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 viz.cache_size()
 
 # %% [markdown]
-# Three tasks:
+# Two tasks:
 #
 # 1. Take `Llama-2-7B` with 16 sequences of 4,096 tokens and compare the cache with the weights. What changes with
 #    `Llama-3-8B`, which has GQA?
 # 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8
 #    bits.
-# 3. Compare one sequence of 131,072 tokens with 32 sequences of 4,096. The size depends on the number of tokens, not on
-#    the number of users.
 
 # %% [markdown]
 # ## When the cache outweighs the weights
 #
-# Why does this matter for speed, and not only for memory? Every pass reads the whole cache of a sequence, for that
+# Why does this matter for speed, and not only for memory? Every decode pass reads the whole cache of a sequence for that
 # sequence alone, while the weights serve all sequences of the batch. So a larger batch makes the weights cheaper per
-# token, but never the cache. The two are equally expensive at this many cached tokens in the whole batch:
+# token, but not the cache. (An exception are sequences with a common prefix: lesson 03 stores it once, and some kernels
+# also read it once for all, such as cascade attention in FlashInfer.) The two are equally expensive at this many cached
+# tokens in the whole batch:
 
 # %%
 llama = presets.SHAPES["Llama-3-8B"]
 per_token = theory.kv_bytes_per_token(llama.num_layers, llama.num_kv_heads, llama.head_dim)
-equal = theory.pass_bytes(presets.weights_read(llama)) / per_token
+equal = 2 * presets.weights_read(llama) / per_token  # two bytes per parameter
 print(f"Llama-3-8B in bf16: {equal:,.0f} tokens; at batch size 32 that is {equal / 32:,.0f} each")
 
 # %% [markdown]
 # ## Rewind
 #
-# When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. They
-# have to be removed, and nothing before them may change. We call that to **rewind** the cache (transformers says
-# *crop*, and vLLM speaks of discarding the rejected slots).
+# When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. Later
+# tokens must not see them, and nothing before them may change. Taking them back is called to **rewind** the cache
+# (transformers says *crop*, and vLLM speaks of discarding the rejected slots).
 #
-# Our function is [`KVCache.rewind`](../minispec/cache.py). The cache has a length for each sequence. Attention ignores
-# the slots past this length, so they may hold anything, and the next pass overwrites them.
+# Take a cache that holds 50 tokens, of which the last 20 are rejected. What share of its bytes has to change?
 
 # %% tags=["nbval-ignore-output"]
-changed = viz.predict("A cache of 50 tokens drops the last 20. How many bytes change?", "bytes")
+changed = viz.predict("20 of 50 tokens are rejected. What share of the cache's bytes changes?", "%")
 changed
+
+# %% [markdown]
+# Our function is [`KVCache.rewind`](../minispec/cache.py).
 
 # %% tags=["spoiler"]
 tokens = target.encode("Once upon a time, a small bear found a red boat by the river and " * 4)
@@ -284,29 +296,30 @@ def process(tokens: list[int], cache) -> torch.Tensor:
     return target.transformer(torch.tensor([tokens]), cache).logits  # [1, T, V]
 
 
-rewound = target.transformer.new_cache(1, 64)
+rewound = target.transformer.new_cache(batch=1, capacity=64)
 process(good, rewound)
 process(wrong, rewound)  # a draft that will be rejected
 before = rewound.keys.clone()
 rewound.rewind(len(good))
-print("length:", int(rewound.lengths[0]))
+print("length:", int(rewound.lengths[0]), "- an integer of", rewound.lengths.nbytes, "bytes")
 print("keys untouched:", torch.equal(rewound.keys, before), "- the slots past the length still hold the wrong tokens")
 
 # %% tags=["spoiler"]
-changed.reveal(rewound.lengths.nbytes)
+changed.reveal(100 * rewound.lengths.nbytes / (rewound.keys.nbytes + rewound.values.nbytes))
 
 # %% [markdown]
-# The only thing that changes is one integer, the length. To test whether that is enough, we take a fresh cache that has
-# never held the wrong tokens, and process the same four tokens after both.
+# Nothing is erased. The cache has a length for each sequence, and only this integer changes. Attention ignores the slots
+# past the length, so they may hold anything, and the next pass overwrites them. To test whether that is enough, we take
+# a fresh cache that has never held the wrong tokens, and process the same four tokens after both.
 
 # %%
-fresh = target.transformer.new_cache(1, 64)
+fresh = target.transformer.new_cache(batch=1, capacity=64)
 process(good, fresh)
 same = torch.equal(process(right, rewound), process(right, fresh))
-n = int(fresh.lengths[0])
-kept = all(torch.equal(getattr(rewound, m)[..., :n, :], getattr(fresh, m)[..., :n, :]) for m in ("keys", "values"))
+n = int(fresh.lengths[0])  # keys and values are [layers, batch, kv heads, slots, D]
 print("same length:", torch.equal(rewound.lengths, fresh.lengths))
-print("same keys and values, bit for bit:", kept)
+print("same keys, bit for bit:", torch.equal(rewound.keys[:, :, :, :n], fresh.keys[:, :, :, :n]))
+print("same values, bit for bit:", torch.equal(rewound.values[:, :, :, :n], fresh.values[:, :, :, :n]))
 print("same logits, bit for bit:", same)
 
 # %% [markdown]
@@ -314,7 +327,7 @@ print("same logits, bit for bit:", same)
 # Nothing crashes, and no error is raised, but the distribution of the next token is that of another prompt.
 
 # %%
-careless = target.transformer.new_cache(1, 64)
+careless = target.transformer.new_cache(batch=1, capacity=64)
 process(good, careless)
 process(wrong, careless)
 fresh.rewind(len(good))  # so that it processes the four tokens once more
@@ -336,17 +349,17 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 #
 # - In a model's `config.json` the number to look for is `num_key_value_heads`.
 # - vLLM takes a share of the card's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses
-#   the rest for the cache. Its log then says how many tokens fit, by the division you did above. In SGLang the share is
-#   set with `--mem-fraction-static`.
+#   the rest for the cache. It divides the rest by the bytes per token and logs how many tokens fit. In SGLang
+#   `--mem-fraction-static` is the share for weights and cache together.
 # - `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache in both servers.
 # - Neither keeps the cache of a sequence in one piece, as we do here. They cut it into blocks, which is the subject of
 #   lesson 03.
 # - A rewind is a change of a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by the
 #   number of rejected tokens.
-# - DeepSeek's multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), keeps one compressed vector
-#   per token and layer (512 numbers) plus one small key that carries the rotary position (64 numbers). At decode it
-#   does not rebuild keys and values from the compressed vector. The matrices that would do so are multiplied into the
-#   query and output projections (*weight absorption*), so that attention works on the compressed vectors directly.
+# - DeepSeek's multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), goes further than GQA. It keeps
+#   512 + 64 numbers per token and layer, whatever the number of heads, where Llama-3-8B keeps 2 · 8 · 128 = 2,048. The
+#   512 are a compressed form of keys and values, and the 64 carry the position. How decode works on the compressed form
+#   without rebuilding keys and values is in the paper (*weight absorption*).
 
 # %% [markdown]
 # ## Check yourself
@@ -356,15 +369,17 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # No. The new token still scores every key, which is O(n). What becomes O(1) per token is the work of the linear layers.
 # </details>
 #
-# <details><summary>Why are queries not kept?</summary>
+# <details><summary>At batch size 1 on an H200, from which length on does the cache save Llama-3-8B noticeable time per
+# token?</summary>
 #
-# A query is used by its own token, in that token's own pass. No later token ever looks at it.
+# By the roofline from about 188 tokens on, the ridge point. A pass over fewer tokens takes as long as a pass over one,
+# because both have to read the weights. With 32 such requests in a batch, it is already from about 6 tokens on.
 # </details>
 #
-# <details><summary>A layer keeps a running state, like a state-space model, instead of keys and values. Can you rewind
-# it by changing a length?</summary>
+# <details><summary>A state-space layer, as in Mamba, keeps no keys and values but one running state, which every token
+# updates. Can you rewind it by changing a length?</summary>
 #
-# No. The state has mixed all tokens into one, so going back needs a copy from before, or processing the tokens again. A
+# No. The state mixes all tokens so far, so going back needs a copy from before, or processing the tokens again. A
 # KV cache can be rewound because each token has a slot of its own.
 # </details>
 

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 03 Paged blocks
 #
-# *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
+# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
 # A server keeps the KV caches of many requests in one memory. How many requests fit decides how many of them share a
 # forward pass, and that decides what a token costs. So this lesson asks where the memory goes, and how to waste little
@@ -15,13 +15,14 @@
 # - explain how requests share blocks by hash, and why a shared block is copied before it is changed.
 
 # %%
+import math
+
 import torch
 
 import minispec as ms
 from minispec import theory
 from minispec.bench import memory
 from minispec.bench.memory import ContiguousPool
-from minispec.cache import KVCache
 from minispec.course import viz
 from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.paged import PagedKVCache
@@ -36,14 +37,14 @@ target = ms.load("micro", device="cpu")
 # The part of the reservation that the sequence does not fill stays empty, and no other request can use it. This is
 # **internal fragmentation**.
 #
-# A **slot** is the memory for the keys and values of one token. We measure waste as the share of the reserved slots
-# that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
+# As in lesson 02, a slot is the memory for the keys and values of one token. We measure waste as the share of the
+# reserved slots that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
 #
 # $$\text{waste} = \frac{R - L}{R} = 1 - \frac{L}{R}$$
 
 # %%
 for length in (2048, 1024, 512, 300):
-    print(f"{length:5d} tokens in 2048 slots: {theory.contiguous_waste(length, 2048):.0%} empty")
+    print(f"{length:5d} tokens in 2048 slots: {1 - length / 2048:.0%} empty")
 
 # %% [markdown]
 # ## Predict
@@ -66,10 +67,12 @@ reserved_and_empty
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
-contiguous = memory.serve(ContiguousPool(2048, 16, max_length=2048), requests)
-print(f"reserved and empty:     {contiguous['waste']:.1%}")
-print(f"requests at a time:     {contiguous['most_running']} at most")
-print(f"steps until all served: {contiguous['steps']:,}")
+# The pool counts its memory in blocks of 16 slots, 2,048 · 16 = 32,768 in all. What blocks are for comes below.
+contiguous = memory.serve(ContiguousPool(num_blocks=2048, block_size=16, max_length=2048), requests)
+final = sum(prompt + new for prompt, new in requests) / len(requests)
+print(f"reserved and empty:      {contiguous['waste']:.1%}")
+print(f"requests at a time:      {contiguous['most_running']} at most")
+print(f"tokens when it finishes: {final:,.0f} of 2,048 on average")
 
 # %% [markdown]
 # ## Reveal
@@ -78,9 +81,11 @@ print(f"steps until all served: {contiguous['steps']:,}")
 reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 
 # %% [markdown]
-# More than half of the reserved memory is kept for tokens that never come. What this costs is not so much the memory as
-# the batch size. A request that gets no memory has to wait, so fewer requests share each reading of the weights, and
-# every token becomes more expensive.
+# More than half of the reserved slots hold no token. Some of them are only not filled yet, because their sequence still
+# grows. Most will never be filled: a finished sequence has 1,202 tokens on average, so about two fifths of a reservation
+# stay empty to the end. (Kwon et al., whom we meet below, count the two kinds separately.) What this costs is not so
+# much the memory as the batch size. A request that gets no memory has to wait, so fewer requests share each reading of
+# the weights, and every token becomes more expensive.
 
 # %% [markdown]
 # ## Exact reservations do not solve it
@@ -112,15 +117,21 @@ print("a request for 4 contiguous slots:", "refused" if pool.start("E", reserve=
 # of equal size, and blocks are handed out one at a time, wherever they lie. Each request has a **block table**, which
 # lists its blocks in order. A request takes another block when its last one is full, and returns all of them when it
 # ends.
+#
+# [`BlockPool`](../minispec/serving/blocks.py) keeps these tables. It needs three calls. `start` opens the table of a
+# request and finds room for its prompt, `allocate` finds room for more tokens before a pass, and `commit` says after
+# the pass which tokens the request now holds. (It takes all of them, from the beginning, because a later section
+# recognises blocks by their tokens.) Here B starts after A, and then A grows:
 
 # %%
+A, B = list(range(9)), [100, 101, 102]  # made-up tokens
 pool = BlockPool(num_blocks=6, block_size=4)
-pool.start("A", tokens=range(6))
-pool.start("B", tokens=range(100, 103))
-pool.commit("A", list(range(6)))
-pool.commit("B", list(range(100, 103)))
-pool.allocate("A", total=9)  # A grows: three more tokens, so one more block
-pool.commit("A", list(range(9)))
+pool.start("A", A[:6])  # a prompt of six tokens: two blocks
+pool.start("B", B)
+pool.commit("A", A[:6])
+pool.commit("B", B)
+pool.allocate("A", total=9)  # three more tokens: one more block
+pool.commit("A", A)
 for name in "AB":
     print(f"{name}: {pool.tables[name].length} tokens in blocks {pool.table(name)}")
 
@@ -141,16 +152,17 @@ print("slot:    ", *(f"{slot:3d}" for slot in pool.slots("A", 0, 9)))
 # block.
 #
 # Attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, stores new
-# keys and values in their slots and gathers the old ones from theirs. Does it compute the same as the contiguous cache
-# of lesson 02? Here the same tokens go through both, once contiguously and once in scattered blocks:
+# keys and values in their slots and gathers the old ones from theirs. Before a pass, `open` tells it the block table of
+# each sequence, how many tokens are cached, and how many are new. Does it compute the same as the contiguous cache of
+# lesson 02? Here the same 11 tokens go through both, once contiguously and once in three scattered blocks:
 
 # %%
 tokens = torch.tensor([target.encode("The old dog was tired. He went to the")])
 with torch.inference_mode():
-    plain = KVCache(target.config, batch=1, capacity=32)
-    expected = target.transformer(tokens, plain).logits
-    paged = PagedKVCache(target.config, num_blocks=8, block_size=4)
-    one_pass = paged.open(tables=[[5, 0, 7, 2]], lengths=[0], counts=[tokens.shape[1]])
+    contiguous_cache = target.transformer.new_cache(batch=1, capacity=32)
+    expected = target.transformer(tokens, contiguous_cache).logits
+    paged_cache = PagedKVCache(target.config, num_blocks=8, block_size=4)
+    one_pass = paged_cache.open(tables=[[5, 0, 7]], lengths=[0], counts=[tokens.shape[1]])
     found = target.transformer(tokens, one_pass).logits
 print("tokens:", tokens.shape[1])
 print("same logits:", torch.allclose(found, expected, atol=1e-3))
@@ -160,21 +172,29 @@ print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()
 # Paging does not make a single attention faster; following the table even costs a little. What it gives is room. Here
 # are the same requests as above in the same memory, but in blocks of 16 slots:
 
-# %%
-paged = memory.serve(BlockPool(2048, 16, enable_prefix_caching=False), requests)
-print(f"{'':24}{'contiguous':>12}{'paged':>8}")
-print(f"{'reserved and empty':24}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
-print(f"{'requests at a time':24}{contiguous['most_running']:>12}{paged['most_running']:>8}")
-print(f"{'steps until all served':24}{contiguous['steps']:>12,}{paged['steps']:>8,}")
+# %% tags=["spoiler"]
+paged = memory.serve(BlockPool(num_blocks=2048, block_size=16, enable_prefix_caching=False), requests)
+print(f"{'':36}{'contiguous':>12}{'paged':>8}")
+print(f"{'reserved and empty':36}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
+print(f"{'requests running, on average':36}{contiguous['mean_running']:>12.1f}{paged['mean_running']:>8.1f}")
+print(f"{'preemptions':36}{contiguous['preemptions']:>12}{paged['preemptions']:>8}")
+print(f"{'forward passes until all are served':36}{contiguous['steps']:>12,}{paged['steps']:>8,}")
+
+# %% [markdown]
+# With paging about twice as many requests run at a time, so half as many passes serve them all. (A pass with more
+# requests takes longer, so this is not a factor of two in time.) Paging has a price as well: because nothing is
+# reserved, memory can run out while requests grow. Then one of them is **preempted**, that is, it loses its blocks and
+# is computed again later; lesson 04 says how.
 
 # %% [markdown]
 # ## What paging wastes
 #
-# How much is the waste that remains? A sequence of $L$ tokens leaves $-L \bmod s$ slots of its last block empty, which
-# is anything from 0 to $s - 1$. Over sixteen consecutive lengths, every remainder occurs once:
+# How much is the waste that remains? A sequence of $L$ tokens takes $\lceil L/s \rceil$ blocks and leaves
+# $s \lceil L/s \rceil - L$ slots of the last one empty, which is anything from 0 to $s - 1$. Over sixteen consecutive
+# lengths, every number of empty slots occurs once:
 
 # %%
-empty = [theory.wasted_slots(length, block=16) for length in range(100, 116)]
+empty = [16 * math.ceil(length / 16) - length for length in range(100, 116)]
 print("empty slots:", *empty)
 print("on average: ", sum(empty) / len(empty))
 
@@ -184,16 +204,17 @@ print("on average: ", sum(empty) / len(empty))
 #
 # $$\text{waste} = \frac{e}{L + e}, \qquad e = \frac{s - 1}{2}$$
 #
-# This is [`theory.block_waste`](../minispec/theory.py). The post with which vLLM was launched in June 2023 says that
-# paging wastes under 4 % in practice, and the figure is often quoted without a condition. For which lengths is it true?
+# This is [`theory.block_waste`](../minispec/theory.py), an average over lengths around $L$. The post with which vLLM was
+# launched in June 2023 says that paging wastes under 4 % in practice, and the figure is often quoted without a
+# condition. For which lengths is it true?
 
 # %% [markdown]
 # ## Predict
 #
-# With blocks of 16 slots, from which length on is the average waste below 4 %?
+# With blocks of 16 slots, from which length on is the average waste at most 4 %?
 
 # %% tags=["nbval-ignore-output"]
-long_enough = viz.predict("Below 4 % beyond how many tokens?", "tokens")
+long_enough = viz.predict("From which length on is the average waste at most 4 %?", "tokens")
 long_enough
 
 # %% [markdown]
@@ -212,16 +233,12 @@ long_enough.reveal(next(length for length in range(1, 1000) if theory.block_wast
 # %% [markdown]
 # So "under 4 %" is a statement about lengths as much as about paging. A server of short chats wastes more, and one of
 # long documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a
-# slightly larger number. Either is fine, as long as both sides of a comparison use the same one.) The block size
-# matters as well:
-
-# %%
-print("waste at L = 200:", {block: f"{theory.block_waste(200, block):.1%}" for block in (1, 8, 16, 32, 128)})
-
-# %% [markdown]
-# Why not take blocks of one slot, then? The tables would become long, each lookup would jump to another address, and a
-# GPU reads contiguous memory best. Large blocks have another disadvantage besides waste, which the next section shows:
-# they share less.
+# slightly larger number. Either is fine, as long as both sides of a comparison use the same one.)
+#
+# That length grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
+# not take blocks of one slot, then? Tables and bookkeeping grow, and some attention kernels need larger blocks. It is
+# possible, though: SGLang uses blocks of one token by default. Large blocks have another disadvantage besides waste,
+# which the next section shows: they share less.
 
 # %% [markdown]
 # ## Prefix caching
@@ -273,14 +290,16 @@ for caching in (False, True):
     ids = [engine.add(prompt, max_new_tokens=8) for prompt in prompts]
     found = engine.run()
     outputs.append([found[id].tokens for id in ids])
-    processed = engine.metrics()["totals"]["read"]
-    print(f"prefix caching {'on' if caching else 'off':>3}: {processed:4d} tokens processed")
+    metrics = engine.metrics()
+    processed, reused = metrics["totals"]["read"], metrics["blocks"]["prefix_tokens"]
+    print(f"prefix caching {'on' if caching else 'off':>3}: {processed} tokens processed, {reused} found in the cache")
 print("the same outputs:", outputs[0] == outputs[1])
 
 # %% [markdown]
-# Only two of the eight requests ran at a time, so the later ones found blocks whose requests had already finished. A
-# block that no request uses keeps its hash until its memory is needed for something else, and the least recently used
-# block is reused first. Such a block is free and cached at the same time.
+# Only two of the eight requests ran at a time. The first two started together, before any block was registered, so they
+# shared nothing. Each of the other six found 20 tokens, in five full blocks, although the requests that had computed
+# them were finished. A block that no request uses keeps its hash until its memory is needed for something else, and the
+# least recently used block is reused first. Such a block is free and cached at the same time.
 
 # %% [markdown]
 # ## Copy on write
@@ -308,54 +327,46 @@ print("A needs its next slot, copies:", pool.allocate("A", total=7))
 
 # %% [markdown]
 # B got a block of its own. After that, A was the only request with the old block and could change it in place. The full
-# block before it stays shared for good, because nothing is ever stored in a full block again. So a fork costs one block
-# at most, however long the prompt is.
+# block before it stays shared, because its tokens are final. (Draft tokens are not final, so a block is registered only
+# when all of its tokens are verified; lesson 11 comes back to that.) So a fork costs one copied block at most, however
+# long the prompt is.
 #
 # If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another
 # user's tokens. That is why [`check_pool`](../minispec/serving/integrity.py) recounts all references and blocks, and
 # why the tests call it after every step.
 
-# %%
-pool.commit("B", [*prompt, 60])
-pool.commit("A", [*prompt, 50])
-pool.check_integrity()
-print("all counts agree:", pool.stats().used_blocks, "blocks used,", pool.stats().copies, "copied")
-
 # %% [markdown]
 # ## Play: the memory map
 #
-# The map shows both kinds of memory side by side at every step. Requests, scheduler and pools are the real ones. Only
-# the model is left out, because it has no influence on which request gets which block; a test compares the map with the
-# real engine, step by step. Press play, or use the arrow keys.
+# The map shows both kinds of memory side by side at every step. Scheduler and pools are the real ones. Only the model is
+# left out: the tokens and lengths of all requests are fixed in advance. (A test compares the map with the real engine,
+# step by step.) Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
 
 # %% [markdown]
-# Three tasks:
+# Two tasks:
 #
 # 1. Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free
 #    in sum. The sentence below the map says when that happens.
-# 2. Switch prefix caching off, and find a step at which a request is preempted, that is, loses its blocks to another.
-#    (Lesson 04 says what becomes of it.)
-# 3. Compare block sizes 4 and 16 at the same step: how much is wasted, and how many blocks are shared?
+# 2. Compare block sizes 4 and 16 at the same step: how much is wasted, and how many blocks are shared?
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs, `gpu_memory_utilization`
-# says how much memory the pool may take, and `max_model_len` is our `max_length`. Its pool is called `BlockPool` as
-# well, and `enable_prefix_caching` uses chained hashes as we do here. Its block tables only ever grow at the end.
-# Several samples of one prompt are requests that find each other's full blocks by hash, so the current version needs no
-# copy on write; the version of the paper had it.
+# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs. `gpu_memory_utilization` is
+# the share of the card that vLLM may use in all, and the pool gets what weights and working memory leave of it.
+# `max_model_len` limits the length of a request, but nothing is reserved for it. Its pool is called `BlockPool` as well,
+# and `enable_prefix_caching` uses chained hashes as we do here. In the current version several samples of one prompt
+# are requests that find each other's *full* blocks by hash, and a block in a table is never replaced by a copy. So it
+# needs no copy on write; the version of the paper had it.
 #
 # **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104), by default with a
-# `page_size` of one token. So it shares prefixes to the last token and leaves no slots empty at the end. Some attention
-# backends need larger pages.
+# `page_size` of one token. So it shares prefixes to the last token and leaves no slots empty at the end.
 #
-# **TensorRT-LLM** calls the block size `tokens_per_block`. Attention kernels take the table as an argument
-# (`block_table` in FlashAttention, page indices in FlashInfer), so they need no separate gather, unlike our plain
-# version.
+# In both, the attention kernels take the table as an argument (`block_table` in FlashAttention, page indices in
+# FlashInfer), so they need no separate gather, unlike our plain version.
 #
 # Prefix caching between customers has a side channel: the response time reveals whether somebody else has sent the same
 # beginning before. vLLM therefore lets a request bring a `cache_salt`, which goes into the first hash, so that only

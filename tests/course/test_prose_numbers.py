@@ -15,6 +15,8 @@ from pathlib import Path
 from minispec import theory
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
+from minispec.course.viz.presets import SHAPES, weights_read
+from minispec.files.registry import BENCHMARKS
 from minispec.train.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -26,10 +28,22 @@ NOT_PROSE = re.compile(
 )
 
 GIVEN = None
+MEASURED = json.loads((BENCHMARKS / "speculation.json").read_text(encoding="utf-8"))["speculation"]["results"]
+V = {result["batch"]: result["v"] for result in MEASURED}  # t(5)/t(1) of our engine on an H200, after 500 tokens
+LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attention_width=2**17)
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
-    "02": {4096: GIVEN, 8192: GIVEN, 131072: 32 * 4096},
-    "03": {32768: 2048 * 16, 96: 100 // 16 * 16, 2023: GIVEN},
+    "01": {
+        187: theory.balance_point(theory.H200) - 1,
+        38: theory.balance_point(theory.H200) / 5,
+        1.04: V[1],
+        1.23: V[32],
+        1.9: V[128],
+        2.22: theory.verify_cost(theory.H200, k=4, batch=128, context=500, **LLAMA),
+        37.6: 256 * (1 - (1 - 8 / 256) ** 5),
+    },
+    "02": {4096: GIVEN, 8192: GIVEN, 188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
+    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 2023: GIVEN},
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},

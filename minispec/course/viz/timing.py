@@ -12,6 +12,7 @@ import torch
 from ... import theory
 from ...bench import measure
 from ...bench.pairs import random_pair
+from ...cpu import machine
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...model import Config
@@ -50,6 +51,7 @@ def measure_here(
     """
     if model is None:
         model, _ = random_pair(presets.SHAPES["40M"], "cpu")
+        machine.compiled()  # else these passes would be torch's: for a small model numba is loaded late, or never
     dtype = str(model.dtype).removeprefix("torch.")
     hardware = theory.Hardware(
         f"this machine, {dtype}, measured now",

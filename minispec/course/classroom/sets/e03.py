@@ -346,7 +346,7 @@ def always_copies(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def copies_a_full_block(table, refcount, block_size, length):
-    """You copy a shared block although it is full. Nothing more is stored in a full block, so it can stay shared for
+    """You copy a shared block although it is full. The tokens of a full block are final here, so it can stay shared for
     good. Append a new block for the new token instead."""
     if refcount[table[-1]] == 1:
         return copy_on_write(table, refcount, block_size, length)
