@@ -64,6 +64,14 @@ def default_dtype(device: str | torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """torch.float64, "float64" or "torch.float64"."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r}: give torch.float32, torch.bfloat16, torch.float16 or torch.float64")
+    return found
+
+
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
@@ -127,7 +135,7 @@ def chat_template_of(folder: Path) -> str | None:
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
     """A Transformer with exactly these tensors, checked by name and shape."""
     device = torch.device(device)
-    dtype = default_dtype(device) if dtype is None else dtype
+    dtype = default_dtype(device) if dtype is None else as_dtype(dtype)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):
