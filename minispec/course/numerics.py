@@ -65,18 +65,15 @@ class Divergence:
         found = decode_logits(model, [*model.encode(self.prompt), *self.plain[: self.position]])[-1]
         return float(found[self.pair[0]]), float(found[self.pair[1]])
 
-
     def deciding(self, model: Model, draft: Model) -> dict[str, tuple[float, float]]:
         """The logits of these two tokens in the pass that chose each: of plain decoding, and of verification."""
         index = len(model.encode(self.prompt)) + self.position
-        plain, verification = (
-            logits_at(model, index, lambda: generate(model, self.prompt, max_new_tokens=COUNT)),
-            logits_at(model, index, lambda: speculate(model, self.prompt, DraftModel(draft), k=K, max_new_tokens=COUNT)),
-        )
-        return {
-            name: tuple(float(logits[token]) for token in self.pair)
-            for name, logits in (("plain", plain), ("verification", verification))
+        runs = {
+            "plain": lambda: generate(model, self.prompt, max_new_tokens=COUNT),
+            "verification": lambda: speculate(model, self.prompt, DraftModel(draft), k=K, max_new_tokens=COUNT),
         }
+        found = {name: logits_at(model, index, run) for name, run in runs.items()}
+        return {name: (float(x[self.pair[0]]), float(x[self.pair[1]])) for name, x in found.items()}
 
 
 def logits_at(model: Model, index: int, run: Callable) -> Tensor:
