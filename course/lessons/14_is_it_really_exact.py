@@ -353,6 +353,17 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # Both follow the same distribution, as far as the row of their dtype says.
 
 # %% [markdown]
+# <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
+#
+# [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
+# `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
+# ([`exactness`](../minispec/course/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
+# the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
+# residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
+# continues the same sequence: its first token is right, and its second is not.
+# </details>
+
+# %% [markdown]
 # ## In production
 #
 # vLLM's documentation separates three similar meanings. It calls the sampler lossless up to the numerics of the hardware, says
@@ -389,17 +400,6 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 #
 # The batch has another size at night, so other kernels or other splits of the sums are chosen, and a near-tie between two
 # logits is decided the other way.
-# </details>
-
-# %% [markdown]
-# <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
-#
-# [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
-# `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
-# ([`exactness`](../minispec/course/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
-# the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
-# residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
-# continues the same sequence: its first token is right, and its second is not.
 # </details>
 
 # %% [markdown]

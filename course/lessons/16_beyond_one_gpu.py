@@ -39,7 +39,7 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
 
 # %% [markdown]
 # So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter except
-# the input embedding, of which it needs one row per token. (That is why the 8B model takes 3.6 ms here, and not the 3.8 ms
+# the embedding matrix, of which it reads one row per token. (That is why the 8B model takes 3.6 ms here, and not the 3.8 ms
 # that all 16 GB would take.) If each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and
 # all of them read at the same time.
 
