@@ -32,8 +32,8 @@ from minispec.course.viz.goodness import chi_square, samples_needed
 # [`exact_distribution`](../minispec/exact.py) does that with the code under test itself:
 #
 # - It passes a `random` whose numbers are placeholders. A placeholder stands for all numbers of an interval, at first [0, 1).
-# - A comparison such as `random() < 0.7` splits the run in two. In one run the answer is *yes*, and the placeholder now stands
-#   for [0, 0.7); in the other it is *no*, and it stands for [0.7, 1). (`pick` samples a token with a few such comparisons,
+# - A comparison such as `random() < 0.4` splits the run in two. In one run the answer is *yes*, and the placeholder now stands
+#   for [0, 0.4); in the other it is *no*, and it stands for [0.4, 1). (`pick` samples a token with a few such comparisons,
 #   with the running sums of the probabilities.)
 # - The lengths of the intervals at the end of a run, multiplied, are the probability of that run. `exact_distribution` follows
 #   every branch and adds up these probabilities for each result.

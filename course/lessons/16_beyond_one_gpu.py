@@ -315,12 +315,13 @@ print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}
 #
 # **vLLM** has `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel` to
 # spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them, and
-# `--decode-context-parallel-size` divides the cache by positions instead. A small draft model would gain from running on fewer
-# ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for a separate draft model vLLM refuses any
-# value but the target's size ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions
-# that we looked at). **SGLang** calls them `--tp-size`,
-# `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has our two splits as `ColwiseParallel` and `RowwiseParallel`
-# ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these terms).
+# `--decode-context-parallel-size` divides the cache by positions instead. A very small draft model, whose passes are mostly
+# all-reduces, would be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for
+# a separate draft model vLLM refuses any value but the target's size
+# ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
+# **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
+# a layer as `ColwiseParallel` and `RowwiseParallel` ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these
+# terms).
 #
 # A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
 # inside a node, as little as memory and latency allow. Add pipeline stages between nodes if one node cannot hold the model.

@@ -192,8 +192,9 @@ gigabytes.reveal(total)
 
 # %% [markdown]
 # In a conversation the first digit is enough, if you say how you got it. The drill is stricter, so use paper there: an answer
-# counts if it is within five per cent, or as near as the printed answer is rounded. The following ones are worth knowing by heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page
-# with the formulas, the drafters and what sinks a candidate. Print it, learn it, and leave it at home.
+# counts if it is within five per cent, or as near as the printed answer is rounded. The following numbers are worth knowing by
+# heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page with the formulas, the drafters and what sinks a
+# candidate. Print it, learn it, and leave it at home.
 
 # %% tags=["spoiler"]
 print(numbers_table(bank, 12))
