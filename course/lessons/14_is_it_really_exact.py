@@ -419,4 +419,5 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # ## Next
 #
 # - `minispec drill` asks `numerics-of-lossless`, `test-lossless`.
-# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order.
+# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order. (Number 15
+#   is not in use yet.)

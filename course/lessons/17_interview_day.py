@@ -302,5 +302,5 @@ Markdown(topics_table(bank))
 #   `capacity-plan`, `cost-per-million`, `explain-to-a-manager`.
 # - `minispec mock`, once per day until the interview. The [syllabus](../docs/syllabus.md) has a plan for a week.
 # - The [glossary](../docs/glossary.md), for words that you have forgotten, and the [cheat sheet](../docs/cheatsheet.md).
-# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, in which you build speculative decoding once more, on
-#   your own.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, which has no lesson of its own. You build speculative
+#   decoding once more, by yourself.
