@@ -220,9 +220,9 @@ print(f"rank 0 began the next one before rank 1 was done with this one: {sum(ove
 # ## Expert parallelism: what if the tokens travel?
 #
 # A mixture of experts has many MLPs per layer, and a router that sends each token to one or a few of them (to one, in our toy
-# below). All experts have to be in memory, but a token uses only its own. So the experts are spread over the ranks, and now the *tokens* travel: to the rank of
-# their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges are **all-to-alls**, in which every
-# rank sends something to every other, so a layer needs two of them.
+# below). All experts have to be in memory, but a token uses only its own. So the experts are spread over the ranks, and now
+# the *tokens* travel: to the rank of their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges
+# are **all-to-alls**, in which every rank sends something to every other, so a layer needs two of them.
 
 # %%
 weights = experts.Mixture.random(experts=2)
@@ -235,7 +235,7 @@ traffic = theory.expert_parallel_bytes(tokens=1, hidden=4096, experts_per_token=
 print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes per token and layer, there and back")
 
 # %% [markdown]
-# (The last line assumes even routing, so that 7/8 of the experts are on other ranks.)
+# (The last line assumes even routing: 7/8 of a token's experts are then on other ranks.)
 #
 # The router decides at run time where each token goes. If one expert is popular, its rank is busy and all the others wait for
 # it. So large models train or bias their routers to balance the load, and servers keep copies of popular experts.
@@ -245,9 +245,8 @@ print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes pe
 #
 # For speculation that matters at small batches. At batch 1 the $k + 1$ tokens of a verification pass choose different
 # experts, so the pass reads more experts than a plain one, and $v$, its cost in plain passes, exceeds 1 although it is
-# memory-bound. In a
-# batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose their experts
-# independently:
+# memory-bound. In a batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose
+# their experts independently:
 
 # %%
 print("tokens per expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
