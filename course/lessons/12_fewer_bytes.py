@@ -20,7 +20,6 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.bench import measure
 from minispec.course import viz
 from minispec.files.quantize import dequantize, quantize
 
@@ -42,8 +41,8 @@ print(len(weights), "matrices in the layers of", target.name)
 
 # %%
 for bits in (8, 4):
-    step, error = theory.quantization_step(1.27, bits), theory.quantization_error(1.27, bits)
-    print(f"largest weight 1.27, {bits} bits: {2**bits - 1} values, step {step:.4f}, error ≤ {error:.4f}")
+    step = 1.27 / (2 ** (bits - 1) - 1)
+    print(f"largest weight 1.27, {bits} bits: {2**bits - 1} values, step {step:.4f}, error ≤ {step / 2:.4f}")
 
 # %% [markdown]
 # [`quantize`](../minispec/files/quantize.py) implements these formulas with one scale for each row of the matrix, which is
@@ -142,8 +141,8 @@ print("2 bits: perplexity above 1,000:", worst > 1000)
 #   an error can happen to raise that one. Acceptance compares the whole distributions, so every difference lowers it.
 #
 # This is one story, so do not read much into a few per cent of perplexity. But there is no fixed loss of quality per bit: it
-# depends on the model, on the scales and on the task, and has to be measured. (Methods such as GPTQ, Frantar et al., 2023, arXiv:2210.17323, and AWQ, Lin et al., 2024, arXiv:2306.00978, lose
-# less than rounding to the nearest value does.)
+# depends on the model, on the scales and on the task, and has to be measured. (Methods such as GPTQ, Frantar et al., 2023,
+# arXiv:2210.17323, and AWQ, Lin et al., 2024, arXiv:2306.00978, lose less than rounding to the nearest value does.)
 
 # %% [markdown]
 # ## Play: the quantisation explorer
@@ -196,11 +195,10 @@ guess_gain.reveal(theory.fewer_bytes_speedup(0.8, 4))
 # batch size and context, together with the gain of INT4 in groups of 64.
 
 # %% tags=["spoiler"]
-per_token = theory.kv_bytes_per_token(layers=32, kv_heads=8, head_dim=128)
+parameters, per_token = 2 * 8e9, 2 * 32 * 8 * 128 * 2  # bytes: of 8 B parameters, of keys and values in 32 layers
+r = 16 / (4 + 16 / 64)  # bits per parameter before and after, with one 16-bit scale for 64 weights
 for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
-    every = theory.pass_bytes(8e9, batch=batch, context=context, kv_bytes=per_token)
-    share = theory.pass_bytes(8e9) / every
-    r = theory.pass_bytes(8e9) / theory.quantized_bytes(8e9, bits=4, group=64)
+    share = parameters / (parameters + batch * context * per_token)
     gain = theory.fewer_bytes_speedup(share, r)
     print(f"batch {batch:>2}, context {context}: weights {share:4.0%} of the bytes, INT4 gains {gain:.2f}")
 
@@ -209,21 +207,10 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # the same memory. Where arithmetic is the limit, as in the matrix products of prefill or of a very large batch, fewer bytes of
 # weights gain nothing, and unpacking them can make the pass slower.
 #
-# There is a second condition: the kernel really has to *read* the small form. If the integers are expanded to floats in
-# memory first, the pass moves more bytes than before. Here is what that costs on this machine, for one matrix–vector
-# product:
-
-# %% tags=["nbval-ignore-output"]
-big = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(0))
-x = torch.randn(4096, generator=torch.Generator().manual_seed(1))
-small, scales = quantize(big, bits=8)
-times = measure.interleaved_times(
-    {"float32": lambda: big @ x, "int8, expanded first": lambda: dequantize(small, scales) @ x}, 7
-)
-for name, time in times.items():
-    print(f"{name:<21} {1000 * time.median:.1f} ms")
-
-# %% [markdown]
+# There is a second condition: the kernel really has to *read* the small form. If the integers are first expanded to 16-bit
+# floats in memory, a parameter costs one byte to read the integer, two to store the float and two to read it again: five
+# bytes instead of two.
+#
 # So "INT8 is twice as fast" is true under three conditions: the pass is limited by bandwidth, weights are nearly all that it
 # reads, and the kernel unpacks the integers in registers. A quantised copy of the target can also serve as a *draft model*,
 # but there it competes with small models that cost far less (lesson 08).

@@ -19,7 +19,6 @@
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.course import viz
 from minispec.parallel import experts, handover, pipeline, scaling
 
@@ -33,7 +32,7 @@ from minispec.parallel import experts, handover, pipeline, scaling
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    alone = 1e3 * theory.pass_time(theory.H200, shape.weights)
+    alone = 1e3 * scaling.parallel_pass_time(shape, ranks=1)
     print(f"{shape.name:15} {2 * shape.parameters / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
     print(f"one token in {alone:5.1f} ms if one GPU could hold it")
 
@@ -95,7 +94,7 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 # | gate, up | down |
 
 # %%
-sent = theory.tensor_parallel_bytes(layers=80, hidden=8192, ranks=8)
+sent = 2 * 80 * (2 * 7 / 8) * 8192 * 2  # in each all-reduce, a rank of a ring sends 2 · 7/8 of the values
 print("all-reduces in one decode pass of a model with 80 layers, whatever the batch:", 2 * 80)
 print(f"each of 8 ranks sends at least {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
 
@@ -130,16 +129,16 @@ eight
 
 # %% tags=["spoiler"]
 print("GPUs   speed-up   share of the time spent on communication")
+alone = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=1)
 for ranks in (1, 2, 4, 8, 16, 32, 64):
     one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    share = scaling.communication_time(scaling.LLAMA_70B, ranks) / one_pass
-    print(f"{ranks:4d} {scaling.parallel_speedup(scaling.LLAMA_70B, ranks):10.2f} {share:14.0%}")
+    print(f"{ranks:4d} {alone / one_pass:10.2f} {1 - alone / ranks / one_pass:14.0%}")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
+eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8), 1))
 
 # %% [markdown]
 # At batch 1 the bytes of an all-reduce are few, and the number of all-reduces is what costs time: each of them waits for a
@@ -148,7 +147,8 @@ eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
 
 # %% tags=["spoiler"]
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    gains = {ranks: round(scaling.parallel_speedup(shape, ranks), 1) for ranks in (2, 8, 32)}
+    one, *more = (scaling.parallel_pass_time(shape, ranks) for ranks in (1, 2, 8, 32))
+    gains = {ranks: round(one / time, 1) for ranks, time in zip((2, 8, 32), more, strict=True)}
     print(f"{shape.name:15} speed-up by GPUs: {gains}")
 
 # %% [markdown]
@@ -159,12 +159,13 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
 # the speed-up falls:
 
 # %%
+expected = (1 - 0.7**5) / (1 - 0.7)  # E[N]
 print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs      c      v   speed-up")
 for ranks in (1, 2, 4, 8, 16):
     plain = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
     c = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks) / plain
     v = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
-    print(f"{ranks:4d} {c:6.3f} {v:6.3f} {theory.speedup(0.7, 4, c, v):10.2f}")
+    print(f"{ranks:4d} {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
 
 # %% [markdown]
 # ## Pipeline parallelism: what if layers stay whole?
@@ -180,7 +181,7 @@ for ranks in (1, 2, 4, 8, 16):
 
 # %%
 for stages in (2, 4, 8):
-    line = [f"{theory.pipeline_bubble(stages, m):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
+    line = [f"{(stages - 1) / (m + stages - 1):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
     print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
 
 # %% [markdown]
@@ -201,7 +202,6 @@ tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Genera
 logits, timeline = pipeline.run("micro", tokens, ranks=2, microbatches=4)
 with torch.inference_mode():
     expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
-print("layers of each rank:", [list(pipeline.stage_layers(target.config.num_layers, rank, 2)) for rank in range(2)])
 print("same logits:", torch.allclose(logits, expected, atol=1e-3))
 
 # %% [markdown]
@@ -231,7 +231,7 @@ y, sent, _ = experts.run(weights, x, ranks=2)
 print("same result as on one device:", torch.allclose(y, experts.mixture(weights, x)))
 for rank, counts in enumerate(sent):
     print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
-traffic = theory.expert_parallel_bytes(tokens=1, hidden=4096, experts_per_token=2, ranks=8)
+traffic = 2 * 2 * 4096 * 2 * 7 / 8  # there and back, experts, values, bytes per value, share of the other ranks
 print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes per token and layer, there and back")
 
 # %% [markdown]

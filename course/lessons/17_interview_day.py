@@ -138,8 +138,8 @@ print("Ben, with that sentence:", grades.level_with("Ben", question.sinks[0]))
 data_sheet = theory.Hardware("H200, bf16, data sheet", bandwidth=4.8e12, flops=989e12)
 for gpu in (theory.H200, data_sheet):
     print(f"{gpu.name:23} {gpu.bandwidth / 1e12:.1f} TB/s, {gpu.flops / 1e12:.0f} TFLOP/s", end=", ")
-    print(f"ridge point {theory.balance_point(gpu):.0f} FLOP per byte", end=", ")
-    print(f"a decode pass that reads 8 B parameters: {1e3 * theory.pass_time(gpu, 8e9):.1f} ms")
+    print(f"ridge point {gpu.flops / gpu.bandwidth:.0f} FLOP per byte", end=", ")
+    print(f"a decode pass that reads 8 B parameters: {1e3 * 2 * 8e9 / gpu.bandwidth:.1f} ms")
 
 # %% [markdown]
 # **Speculation.** The next table is for $k = 4$ and a small batch ($v = 1$), with $c = 0.1$. The limit is that of the tokens per
@@ -148,9 +148,8 @@ for gpu in (theory.H200, data_sheet):
 # %%
 for alpha in (0.4, 0.6, 0.7, 0.8):
     tokens, limit = theory.expected_tokens(alpha, 4), 1 / (1 - alpha)
-    print(f"α = {alpha}: {tokens:.2f} tokens per cycle, limit {limit:.2f}", end=", ")
-    print(f"speed-up {theory.speedup(alpha, 4, 0.1):.2f}, at the best k ({theory.best_k(alpha, 0.1)})", end=" ")
-    print(f"{theory.best_speedup(alpha, 0.1):.2f}")
+    speedup = theory.speedup(alpha, 4, 0.1)
+    print(f"α = {alpha}: {tokens:.2f} tokens per cycle, limit {limit:.2f}, speed-up {speedup:.2f}")
 
 # %% [markdown]
 # **The server.** The same $\alpha = 0.7$, $k = 4$ and $c = 0.1$ at larger batches, where verification becomes compute-bound and
@@ -178,10 +177,10 @@ gigabytes
 # Say it in steps, as you would at a whiteboard.
 
 # %% tags=["spoiler"]
-per_token = theory.kv_bytes_per_token(layers=32, kv_heads=8, head_dim=128)
+per_token = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, width, bytes per value
 print(f"per token:   2 · 32 · 8 · 128 · 2 bytes = {per_token:,.0f} bytes")
 print(f"per request: · 4,096 = {per_token * 4096 / 2**30:.2f} GiB")
-total = theory.kv_bytes(32, 4096, per_token) / 2**30
+total = 32 * 4096 * per_token / 2**30
 print(f"in all:      · 32 = {total:.0f} GiB")
 
 # %% [markdown]
