@@ -196,7 +196,7 @@ guess_gain.reveal(theory.fewer_bytes_speedup(0.8, 4))
 
 # %% tags=["spoiler"]
 parameters, per_token = 2 * 8e9, 2 * 32 * 8 * 128 * 2  # bytes: of 8 B parameters, of keys and values in 32 layers
-r = 16 / (4 + 16 / 64)  # bits per parameter before and after, with one 16-bit scale for 64 weights
+r = 16 / (4 + 16 / 64)  # bits per parameter before and after, one 16-bit scale per group of 64
 for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
     share = parameters / (parameters + batch * context * per_token)
     gain = theory.fewer_bytes_speedup(share, r)

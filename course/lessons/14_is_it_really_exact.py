@@ -350,7 +350,7 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 #
 # The table says nothing about *the same tokens* under sampling, and this surprises people most: with a temperature above 0,
 # outputs with and without speculation differ for the same seed, in any dtype, because random numbers are used in another order.
-# Both follow the same distribution, as far as the row of their dtype says.
+# Both follow the same distribution, as far as the table says for their dtype.
 
 # %% [markdown]
 # <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
