@@ -39,8 +39,8 @@ QUOTED: dict[str, dict[float, object]] = {
     "11": {41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
-    "17": {45: interview.mock_interview.MINUTES},
-    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN},
+    "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1
+    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla
 }
 
 
