@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 14 Is it really exact?
 #
-# *Time:* 45 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* *Your own bug*, in the middle of this lesson; [exercises 06](../exercises/06_rejection_sampling.ipynb) are checked with the same method
+# *Time:* 50 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* *Your own bug*, in the middle of this lesson; [exercises 06](../exercises/06_rejection_sampling.ipynb) are checked with the same method
 #
 # Lesson 06 proved that speculative sampling keeps the target's distribution (Leviathan et al., 2023, arXiv:2211.17192). A
 # proof says nothing about the code, and code runs in floating point. So how would you find out whether an implementation
@@ -16,9 +16,6 @@
 # - say which promise survives in float32, in bfloat16, and in a batch with other requests.
 
 # %%
-from collections import Counter
-from random import Random
-
 import numpy as np
 import torch
 
@@ -32,9 +29,17 @@ from minispec.course.viz.goodness import chi_square, samples_needed
 #
 # A sampler makes few random decisions per cycle: one to sample each draft token, one to accept or reject it, and one for the
 # token at the end. If the vocabulary is small, all combinations of these decisions can be enumerated.
-# [`exact_distribution`](../minispec/exact.py) does that: it runs the same code once for each branch of its random numbers and
-# adds up the probabilities. The result has no sampling error, so it can be compared with the target's distribution to the
-# last digits.
+# [`exact_distribution`](../minispec/exact.py) does that with the code under test itself:
+#
+# - It passes a `random` whose numbers are placeholders. A placeholder stands for all numbers of an interval, at first [0, 1).
+# - A comparison such as `random() < 0.4` splits the run in two. In one run the answer is *yes*, and the placeholder now stands
+#   for [0, 0.4); in the other it is *no*, and it stands for [0.4, 1). (`pick` samples a token with a few such comparisons,
+#   with the running sums of the probabilities.)
+# - The lengths of the intervals at the end of a run, multiplied, are the probability of that run. `exact_distribution` follows
+#   every branch and adds up these probabilities for each result.
+#
+# Nothing is sampled, so there is no sampling error, and the result can be compared with the target's distribution to the last
+# digits.
 #
 # Our toy vocabulary has five tokens. As in lesson 06, $p$ is the target's distribution and $q$ the draft model's.
 
@@ -66,12 +71,20 @@ print("off by less than 1e-15:", off(right) < 1e-15)
 # %% [markdown]
 # ## Predict
 #
-# The next cell computes this for nineteen verifiers: two right ones, and seventeen with one bug each (testers call them
-# *mutants*). For each it prints how far the distribution of one token is off, how far the joint distribution of two tokens is
-# off, and how many tokens are emitted per cycle.
+# We now do this for nineteen verifiers: two right ones, and seventeen with one bug each (testers call them *mutants*). Here
+# are their names; $d$ is the draft token.
+
+# %%
+errors = exactness.verifier_errors()
+print("\n".join(errors))
+
+# %% [markdown]
+# For each of them the table below will say how far the distribution of the first token is off, how far the joint distribution
+# of the first two tokens is off, and how many tokens are emitted per cycle. Go through the names and ask of each bug what it
+# does to the *first* token.
 
 # %% tags=["nbval-ignore-output"]
-unseen = viz.predict("How many of the wrong verifiers have an exact distribution of the first token?", "verifiers")
+unseen = viz.predict("How many of the 17 wrong verifiers have an exact distribution of the first token?", "verifiers")
 unseen
 
 # %% [markdown]
@@ -84,7 +97,6 @@ print(exactness.verifier_table())
 # ## Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-errors = exactness.verifier_errors()
 unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.startswith("wrong")))
 
 # %% [markdown]
@@ -95,21 +107,6 @@ unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.sta
 #
 # The line *accept always* is a warning of another kind. No other verifier emits more tokens per cycle, so a benchmark
 # alone would call it the best.
-#
-# ## Does published pseudocode pass?
-#
-# Two guides to this topic, C and E of [the audit](../docs/audit.md), come with code. The next cell computes what their code
-# emits on a toy with a prompt of two tokens ([`exactness`](../minispec/course/exactness.py)), as the total variation distance
-# to the target.
-
-# %%
-print(exactness.pseudocode_table())
-
-# %% [markdown]
-# Guide C samples the replacement from $p$ instead of the residual, and indexes the logits without the length of the prompt.
-# Both guides keep only the number $q(d)$ of the draft token $d$, although the residual needs all of $q$, and both forget the
-# bonus. Guide E never appends the emitted tokens to the prompt, so each cycle continues the same sequence: the first token
-# is right, and the second is not.
 #
 # ## Bugs from the field
 #
@@ -148,25 +145,34 @@ print(f"off by {off(two_versions):.4f}")
 # %% [markdown]
 # ## Your own bug
 #
-# Now it is your turn to plant a bug. Change `mine` below so that it is wrong in a way you consider hard to notice,
-# predict how far off it will be, and run the cell. As it stands it accepts with $p(d)$ instead of $\min(1, p(d)/q(d))$. A
-# good second try: can you find a change that loses speed and nothing else?
+# Now it is your turn to plant a bug. Change `mine` below so that it is wrong in a way you consider hard to notice, predict
+# how far off it will be, and run the cell. As it stands it accepts with $p(d)$ instead of $\min(1, p(d)/q(d))$. It returns
+# the token and whether that token is an accepted draft token, so that you see the acceptance rate too. A good second try: can
+# you find a change that is off by nothing and accepts less?
 
 
 # %% tags=["nbval-ignore-output"]
 def mine(random):
     d = verify.pick(q, random())
-    return d if random() < float(p[d]) else verify.pick(verify.residual(p, q), random())
+    if random() < float(p[d]):
+        return d, True
+    return verify.pick(verify.residual(p, q), random()), False
 
 
-print(f"off by {off(mine):.4f}, emitted {[round(x, 3) for x in emitted(mine).tolist()]}")
+accepted = exact.exact_distribution(lambda random: mine(random)[1])
+print(f"the right rule: off by 0.0000, accepts {float(torch.minimum(p, q).sum()):.0%} of the draft tokens")
+print(f"yours: off by {off(lambda random: mine(random)[0]):.4f}, accepts {accepted.get(True, 0):.0%}")
 
 # %% [markdown]
 # ## How many samples does a statistical test need?
 #
-# A GPU kernel cannot be run down every branch, so it has to be tested with samples. Then you should know beforehand how
-# small a bias the test can see. Take a verifier that always replaces by the most likely token of the residual instead of
-# sampling from the residual. Its output is off by a total variation distance of 0.05.
+# A GPU kernel cannot be run down every branch, so it has to be tested with samples. Such a test can err in two ways, and both
+# have a name. Its **level** is the probability of a false alarm, an alarm although nothing is wrong. Its **power** against a
+# given bug is the probability of an alarm when that bug is there. You choose the level, and you should know the power before
+# you trust a test that raises no alarm.
+#
+# Take a verifier that always replaces by the most likely token of the residual instead of sampling from the residual. Its
+# output is off by a total variation distance of 0.05.
 
 
 # %%
@@ -180,52 +186,44 @@ print("wanted: ", p.tolist())
 print("emitted:", [round(x, 3) for x in biased.tolist()], f"  off by {off(likeliest):.3f}")
 
 # %% tags=["nbval-ignore-output"]
-guess = viz.predict("How many samples until a χ² test (level 0.001) sees this bug 95 times of 100?", "samples")
+guess = viz.predict("How many samples does a χ² test of level 0.001 need for a power of 0.95 against it?", "samples")
 guess
 
 # %% [markdown]
 # The χ² test compares how often each token $x$ was seen in $n$ samples with how often it was expected:
-# $\chi^2 = \sum_x (\text{seen}(x) - n p(x))^2 / (n p(x))$. If the samples really come from another distribution $e$, the
-# statistic is larger by $n \sum_x (e(x) - p(x))^2/p(x)$ on average, and this shift has to exceed what chance alone produces.
-# [`samples_needed`](../minispec/course/viz/goodness.py) computes the smallest $n$ for which it does.
+# $\chi^2 = \sum_x (\text{seen}(x) - n p(x))^2 / (n p(x))$. Its **p-value** is the probability that samples which do come from
+# $p$ give a statistic at least this large, and the test raises an alarm if that is below the level. If the samples really come
+# from another distribution $e$, the statistic is larger by about $n \sum_x (e(x) - p(x))^2/p(x)$, and with enough samples this
+# shift stands out from chance. [`samples_needed`](../minispec/course/viz/goodness.py) computes the smallest $n$ with the
+# power you ask for.
 
 # %% tags=["spoiler"]
 needed = samples_needed(p, biased, power=0.95, level=0.001)
 print(f"off by 0.050: {needed:,} samples")
 for share in (0.4, 0.2, 0.1):
     nearer = p + share * (biased - p)
-    print(f"off by {0.05 * share:.3f}: {samples_needed(p, nearer):,} samples")
+    print(f"off by {0.05 * share:.3f}: {samples_needed(p, nearer, power=0.95, level=0.001):,} samples")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 guess.reveal(needed)
 
 # %% [markdown]
-# Half the distance needs four times the samples. The next cell samples for real, through the wrong verifier and through the
-# right one, first with 200 samples and then with twice as many as needed.
+# Half the distance needs four times the samples. Does the test have the power that was promised? We repeat it a thousand
+# times with counts from the biased distribution, and a thousand times with counts from the right one, where each alarm is a
+# false one; first with 200 samples each, then with as many as needed.
 
 # %% tags=["spoiler"]
-for name, sampler in (("wrong", likeliest), ("right", right)):
-    random = Random(0).random
-    seen = [sampler(random) for _ in range(2 * needed)]
-    for count in (200, 2 * needed):
-        counts = Counter(seen[:count])
-        p_value = chi_square([counts[x] for x in range(5)], p)
-        print(f"{name}, {count:5,} samples: {'bug seen' if p_value < 0.001 else 'nothing seen'}")
+for samples in (200, needed):
+    for name, probs, seed in (("biased", biased, 0), ("right", p, 1)):
+        repetitions = np.random.default_rng(seed).multinomial(samples, probs.numpy(), size=1000)
+        alarms = sum(chi_square(counts, p) < 0.001 for counts in repetitions)
+        print(f"{samples:5,} samples, {name:6s} distribution: {alarms:3d} alarms in 1,000 tests")
 
 # %% [markdown]
-# With 200 samples the test passes the wrong verifier too, so passing it has shown nothing. Reading some outputs and finding
-# them fluent is weaker still.
+# With enough samples the biased distribution gives as many alarms as promised, and the right one a false alarm or two, where
+# the level lets us expect one in a thousand. With 200 samples the wrong verifier passes nearly every time, so passing has
+# shown very little. Reading some outputs and finding them fluent is weaker still.
 #
-# Does the test have the power that was promised? We repeat it a thousand times with counts from the biased distribution, and
-# a thousand times with counts from the right one, where each alarm is a false one.
-
-# %%
-for name, probs, seed in (("biased", biased, 0), ("right", p, 1)):
-    repetitions = np.random.default_rng(seed).multinomial(needed, probs.numpy(), size=1000)
-    alarms = sum(chi_square(counts, p) < 0.001 for counts in repetitions)
-    print(f"{name:6s} distribution: alarm in {alarms / 1000:.1%} of the repetitions")
-
-# %% [markdown]
 # ## Three meanings of lossless
 #
 # | | what it says | where it ends |
@@ -249,24 +247,28 @@ models = {
 }
 for kind, (model, _) in models.items():
     found = numerics.block_difference(model, STORY)
-    print(f"{kind:9s} passes over five tokens and over one: logits differ by up to {found:.2g}")
+    print(f"{kind:9s} passes over five tokens and over one: logits differ by up to δ = {found:.2g}")
 
 # %% [markdown]
-# In float64 and float32 the differences are far smaller than the gap between the two best tokens usually is. So greedy
-# outputs with and without speculation agree token for token:
+# Write δ for this largest difference. It decides when an argmax can change: each of the two best logits moves by at most δ,
+# so the gap between them changes by at most 2δ. In float64 and float32 that is far less than the gap usually is, so greedy
+# outputs with and without speculation should nearly always agree. For these five prompts, 30 tokens each, with `micro` on a
+# CPU, they do:
 
 # %%
 PROMPTS = ("Once upon a time", "The little dog", "One day, a girl named Lily", "In the morning", "Tom and his mother")
 for kind in ("float64", "float32"):
-    print(f"{kind}: all {len(PROMPTS)} outputs agree:", numerics.first_divergence(*models[kind], PROMPTS) is None)
+    agree = numerics.first_divergence(*models[kind], PROMPTS) is None
+    print(f"{kind}: all {len(PROMPTS)} outputs of {numerics.COUNT} tokens agree: {agree}")
 
 # %% [markdown]
 # ## When does bfloat16 change a greedy output?
 #
 # bfloat16 keeps eight significant bits of a number. Between 8 and 16, where `micro`'s largest logits are, neighbouring numbers
 # are $2^{-4}$ apart, so the two best tokens can have logits that are *tied* or one step apart. Which of them is the argmax
-# then depends on rounding, and rounding depends on the shape of the pass. We look for the first prompt where that happens. (It
-# depends on the machine, and on some machines no prompt of this list will do.)
+# then depends on rounding, and rounding depends on the shape of the pass. We look for the first prompt where that happens, and
+# print the logits of both tokens in the pass of plain decoding and in the verification pass that chose there. (It depends on
+# the machine, and on some machines no prompt of this list will do.)
 
 # %% tags=["nbval-ignore-output"]
 MORE = (*PROMPTS, "There was a big tree", "It was a rainy day", "A boy found a ball", "The old man", "She wanted to")
@@ -279,17 +281,20 @@ else:
     print("common:     ", repr(tie.prompt + model.decode(tie.plain[: tie.position])))
     print("plain:      ", repr(model.decode(tie.plain[tie.position : tie.position + 8])))
     print("speculative:", repr(model.decode(tie.speculative[tie.position : tie.position + 8])))
-    for kind, (judge, _) in models.items():
-        one, other = tie.logits(judge)
-        print(f"  {kind:9s} logits {one:.4f} and {other:.4f}: gap {one - other:+.4f}")
+    names = [f"{model.decode([token])!r} (id {token})" for token in tie.pair]
+    passes = {f"bfloat16, {name} pass": pair for name, pair in tie.deciding(*models["bfloat16"]).items()}
+    for name, pair in (passes | {"float32": tie.logits(models["float32"][0])}).items():
+        print(f"  {name:27s}", ", ".join(f"{token}: {x:.4f}" for token, x in zip(names, pair, strict=True)))
 
 # %% [markdown]
-# Where the outputs diverge, the two tokens are at most a step or two of bfloat16 apart. Neither output is the wrong one, and
-# no token is favoured systematically. So when a greedy output differs, look at the gap at the *first* difference
-# ([`parting`](../minispec/bench/acceptance.py) computes it):
+# Compare the two bfloat16 lines: the two logits are tied or a step apart, and the two passes do not agree about it. A tie goes
+# to the lower token id, because `argmax` returns the first maximum; the shape of the pass decides whether there is a tie. So
+# neither output is a bug, although float32 prefers one of the two tokens. When a greedy output differs, look at the gap at
+# the *first* difference ([`parting`](../minispec/bench/acceptance.py) computes it), and at δ for your model and dtype:
 #
-# - if the gap is about one step of the dtype, and the outputs agree in float32, it is rounding;
-# - if the gap is large, or the outputs differ in float32 too, it is a bug, and floating point is not to blame.
+# - if the gap is at most 2δ or so, rounding explains the difference;
+# - if it is larger, suspect a bug. float32 is the sharper test, because its δ is thousands of times smaller. On a GPU
+#   switch TF32 off first, or "float32" products are rounded to ten bits after the leading one.
 #
 # ## Why does a server at temperature 0 not repeat itself?
 #
@@ -308,10 +313,12 @@ for kind, (model, _) in models.items():
     print(f"in two different batches of 2: {float((one - other).abs().max()):.2g}")
 
 # %% [markdown]
-# The size of the batch changes the logits. The content of the other sequences does not, because each sequence is computed on
-# its own, and with the same shapes the sums have the same order. So the same request can give different bits at different
-# loads although every kernel is deterministic. That is the main reason why servers at temperature 0 do not repeat
-# themselves (He, 2025, *Defeating nondeterminism in LLM inference*).
+# The size of the batch changes the logits. The content of the other sequences does not, because in this dense model each
+# sequence is computed on its own, and with the same shapes the sums have the same order. (The others have the same length
+# here. In a server their *lengths* can matter too, where an attention kernel chooses its splits by the longest sequence, and in
+# a mixture of experts their tokens change how many tokens each expert computes.) So the same request can give different
+# bits at different loads although every kernel is deterministic. That is the main reason why servers at temperature 0 do not
+# repeat themselves (He, 2025, *Defeating nondeterminism in LLM inference*).
 #
 # **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on how many
 # other tokens are computed in the same pass: it uses a fixed tile size and a fixed split of every sum, chosen once and
@@ -337,19 +344,31 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # |---|---|---|
 # | exact arithmetic | yes | yes |
 # | float32 | yes, unless two logits tie to about six digits | yes, up to differences of that size in $p$ |
-# | bfloat16 | until the first tie | up to rounding of $p$; nothing systematic |
-# | bfloat16, batch-invariant over requests | the same tokens at every load; speculation may still differ | as above, and repeatable |
-# | bfloat16, verification and decode passes with equal bits | yes | yes, up to how $p$ itself is rounded |
-# | any dtype, sampled with the same seed | no promise: random numbers are used in another order | yes |
+# | bfloat16 | until the first gap below 2δ | up to rounding of $p$ |
+# | bfloat16, batch-invariant over requests | the same tokens at every load; speculation may still differ | up to rounding of $p$; repeatable with a seed per request |
+# | bfloat16, verification and decode passes with equal bits | yes | yes: both use the same rounded $p$ |
 #
-# The last line surprises people most: with a temperature above 0, outputs with and without speculation differ for the same
-# seed, although both follow the same distribution.
+# The table says nothing about *the same tokens* under sampling, and this surprises people most: with a temperature above 0,
+# outputs with and without speculation differ for the same seed, in any dtype, because random numbers are used in another order.
+# Both follow the same distribution, as far as the table says for their dtype.
+
+# %% [markdown]
+# <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
+#
+# [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
+# `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
+# ([`exactness`](../minispec/course/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
+# the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
+# residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
+# continues the same sequence: its first token is right, and its second is not.
+# </details>
 
 # %% [markdown]
 # ## In production
 #
-# vLLM's documentation separates the same three meanings, and promises losslessness up to the numerics of the hardware. Its
-# `RejectionSampler` is tested with samples against a known distribution. `VLLM_BATCH_INVARIANT=1` switches its batch-invariant
+# vLLM's documentation separates three similar meanings. It calls the sampler lossless up to the numerics of the hardware, says
+# that its implementation is tested for that (the `RejectionSampler` with samples against a known distribution), and does not
+# guarantee that log-probabilities are stable from run to run. `VLLM_BATCH_INVARIANT=1` switches its batch-invariant
 # kernels on. transformers' maintainers give the same explanation as this lesson when assisted generation differs from greedy
 # decoding ([#39421](https://github.com/huggingface/transformers/issues/39421)): a matrix product over five tokens runs another
 # kernel than one over a single token.
@@ -364,15 +383,16 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # <details><summary>A colleague's sampler passes a χ² test of single tokens with a million samples. Name two bugs that may still
 # be in it.</summary>
 #
-# One random number for all positions, or draft tokens that are judged past a rejection: both change only the joint
-# distribution. Another one is a missing bonus, which changes no distribution and costs speed.
+# One acceptance number shared by all positions of a cycle (independent of the numbers that sample tokens), or draft tokens that
+# are judged past a rejection: both change only the joint distribution. Another one is a missing bonus, which changes no
+# distribution and costs speed.
 # </details>
 #
 # <details><summary>With and without speculation, a greedy output in bfloat16 differs from token 40 on. What do you compute
 # first?</summary>
 #
-# The gap between the logits of the two tokens at position 40, in bfloat16 and in float32. A gap of about one step of bfloat16
-# means rounding, and a large gap means a bug.
+# The gap between the logits of the two tokens at position 40, in both passes, and δ, the largest difference between logits of
+# the two kinds of pass. Rounding explains a gap of at most 2δ, and a larger one points to a bug.
 # </details>
 #
 # <details><summary>A server answers the same greedy request differently at noon and at night, although all kernels are
@@ -399,4 +419,5 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # ## Next
 #
 # - `minispec drill` asks `numerics-of-lossless`, `test-lossless`.
-# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order.
+# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order. (Number 15
+#   is not in use yet.)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 16 Beyond one GPU
 #
-# *Time:* 45 minutes · *Before this:* [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 45 minutes · *Before this:* [07 how fast](07_how_fast.ipynb), [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
 # Some models do not fit into the memory of one GPU, and others fit but are too slow on it. In both cases the model is split
 # over several GPUs, and then the parts have to exchange data. This lesson asks where a model can be split, what each kind of
@@ -19,7 +19,6 @@
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.course import viz
 from minispec.parallel import experts, handover, pipeline, scaling
 
@@ -28,18 +27,20 @@ from minispec.parallel import experts, handover, pipeline, scaling
 #
 # In bf16 a parameter takes two bytes, and the cache of lesson 02 and the activations of a forward pass need room as well.
 # [`gpus_to_hold`](../minispec/parallel/scaling.py) computes how many H200 GPUs with 141 GB a model needs if a tenth of the
-# memory is kept free. The last column is the time of a decode pass at the bandwidth that we measured on one H200.
+# memory is kept free, rounded up to a power of two, because the heads have to divide evenly among the GPUs. (By memory alone,
+# seven would hold the largest.) The last column is the time of a decode pass at the 4.2 TB/s that we measured on one H200.
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    alone = 1e3 * theory.pass_time(theory.H200, shape.weights)
+    alone = 1e3 * scaling.parallel_pass_time(shape, ranks=1)
     print(f"{shape.name:15} {2 * shape.parameters / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
     print(f"one token in {alone:5.1f} ms if one GPU could hold it")
 
 # %% [markdown]
-# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter. If
-# each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and all of them read at the
-# same time.
+# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter except
+# the embedding matrix, of which it reads one row per token. (That is why the 8B model takes 3.6 ms here, and not the 3.8 ms
+# that all 16 GB would take.) If each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and
+# all of them read at the same time.
 
 # %% [markdown]
 # ## Tensor parallelism: how do you split one layer?
@@ -93,21 +94,27 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 # | gate, up | down |
 
 # %%
-print("all-reduces for one token of a model with 80 layers:", 2 * 80)
-print(f"each rank of 8 sends {theory.tensor_parallel_bytes(layers=80, hidden=8192, ranks=8) / 1e6:.1f} MB for it")
+sent = 2 * 80 * (2 * 7 / 8) * 8192 * 2  # in each all-reduce, a rank of a ring sends 2 · 7/8 of the values
+print("all-reduces in one decode pass of a model with 80 layers, whatever the batch:", 2 * 80)
+print(f"each of 8 ranks sends at least {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
 
 # %% [markdown]
+# (The embedding and the output head are split as well, by vocabulary. That adds one all-reduce and one gather of the logits per
+# pass, which these two numbers leave out.)
+#
 # The cache is divided too: a rank keeps the keys and values of its own heads. But it can be divided into at most as many
 # parts as there are key/value heads. With 8 of those and 16 ranks, every head is on two ranks, so further ranks no longer
-# make the cache per rank smaller.
+# make the cache per rank smaller. (*Context parallelism* goes on from there: it divides the cache by positions, and merges the
+# parts of attention with the correction of lesson 12.)
 
 # %% [markdown]
 # ## Predict
 #
 # Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. It runs on eight H200 with NVLink, for one request, so each
 # GPU reads an eighth of the parameters. Assume that one step of a collective operation takes 3 µs before the first byte
-# arrives, and that an all-reduce among eight ranks takes three such steps. Compared with one GPU (if it were large enough),
-# how many times as fast is a decode pass?
+# arrives, and that an all-reduce among eight ranks takes three such steps, $\log_2 8$. (That is optimistic. A ring, which sends
+# the fewest bytes, takes fourteen steps.) Compared with one GPU (if it were large enough), how many times as fast is a decode
+# pass?
 
 # %% tags=["nbval-ignore-output"]
 eight = viz.predict("Eight GPUs are how many times as fast?", "times")
@@ -117,20 +124,21 @@ eight
 # ## Run
 #
 # [`scaling`](../minispec/parallel/scaling.py) combines the formulas of `theory`. Its assumptions are listed at the top of the
-# file.
+# file. A node has eight GPUs, so from 16 on the all-reduces also cross the network, where we assume 6 µs per step and 50 GB/s
+# per GPU.
 
 # %% tags=["spoiler"]
 print("GPUs   speed-up   share of the time spent on communication")
+alone = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=1)
 for ranks in (1, 2, 4, 8, 16, 32, 64):
     one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    share = scaling.communication_time(scaling.LLAMA_70B, ranks) / one_pass
-    print(f"{ranks:4d} {scaling.parallel_speedup(scaling.LLAMA_70B, ranks):10.2f} {share:14.0%}")
+    print(f"{ranks:4d} {alone / one_pass:10.2f} {1 - alone / ranks / one_pass:14.0%}")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
+eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8), 1))
 
 # %% [markdown]
 # At batch 1 the bytes of an all-reduce are few, and the number of all-reduces is what costs time: each of them waits for a
@@ -139,17 +147,25 @@ eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
 
 # %% tags=["spoiler"]
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    gains = {ranks: round(scaling.parallel_speedup(shape, ranks), 1) for ranks in (2, 8, 32)}
+    one, *more = (scaling.parallel_pass_time(shape, ranks) for ranks in (1, 2, 8, 32))
+    gains = {ranks: round(one / time, 1) for ranks, time in zip((2, 8, 32), more, strict=True)}
     print(f"{shape.name:15} speed-up by GPUs: {gains}")
 
 # %% [markdown]
-# **What does it mean for speculation?** A verification pass over $k + 1$ tokens needs the all-reduces of one pass, not of
-# $k + 1$ passes, which is in its favour. But the draft model is small, and small models gain little from many ranks, so its
-# cost $c$ relative to the target rises. In this model of the times the second effect is the stronger one:
+# **What does it mean for speculation?** Remember lesson 07: with $k$ draft tokens per cycle, of which each is accepted with
+# probability $\alpha$, the speed-up is $E[N] / (k c + v)$. Here $c$ is the cost of a draft step and $v$ that of a verification
+# pass, both in plain decode passes of the target. A verification pass over $k + 1$ tokens needs the all-reduces of one pass, so
+# $v$ stays near 1. But the draft model is small, and small models gain little from many ranks. So $c$ rises with the ranks, and
+# the speed-up falls:
 
 # %%
-gains = {n: round(scaling.speculation_speedup(scaling.LLAMA_70B, n), 2) for n in (1, 2, 4, 8, 16)}
-print("speed-up by speculation, k = 4, α = 0.7, a 1B draft model on all ranks, by GPUs:", gains)
+expected = (1 - 0.7**5) / (1 - 0.7)  # E[N]
+print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs      c      v   speed-up")
+for ranks in (1, 2, 4, 8, 16):
+    plain = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
+    c = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks) / plain
+    v = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
+    print(f"{ranks:4d} {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
 
 # %% [markdown]
 # ## Pipeline parallelism: what if layers stay whole?
@@ -158,16 +174,20 @@ print("speed-up by speculation, k = 4, α = 0.7, a 1B draft model on all ranks, 
 # travel, once from each **stage** to the next, and that is so little that slow links between nodes are good enough. The
 # problem is idle time: while the second rank works on a batch, the first has nothing to do, unless there is another batch for
 # it. So the batch is cut into $m$ **micro-batches** that follow one another (Huang et al., 2019, GPipe, arXiv:1811.06965).
-# With $t$ stages this takes $m + t - 1$ turns, and each stage works in $m$ of them. The idle share is called the **bubble**:
+# Take one batch that finds all $t$ stages empty and leaves them empty, as in a training step or a single prefill. It takes
+# $m + t - 1$ turns, and each stage works in $m$ of them. The idle share is called the **bubble**:
 #
 # $$\text{bubble} = \frac{t - 1}{m + t - 1}$$
 
 # %%
 for stages in (2, 4, 8):
-    line = [f"{theory.pipeline_bubble(stages, m):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
+    line = [f"{(stages - 1) / (m + stages - 1):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
     print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
 
 # %% [markdown]
+# A server never drains its pipeline in this way. It keeps at least $t$ batches of different requests in flight, so its stages
+# stay busy, and what remains idle comes from too few requests or from batches that take different times.
+#
 # In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline
 # does not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time.
 # Prefill is different, because a long prompt that is processed in chunks can fill the stages with its own chunks, so a
@@ -182,19 +202,27 @@ tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Genera
 logits, timeline = pipeline.run("micro", tokens, ranks=2, microbatches=4)
 with torch.inference_mode():
     expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
-print("layers of each rank:", [list(pipeline.stage_layers(target.config.num_layers, rank, 2)) for rank in range(2)])
 print("same logits:", torch.allclose(logits, expected, atol=1e-3))
-print("rank 1 began after rank 0 was done, for every micro-batch:", end=" ")
-done = {(entry["rank"], entry["what"]): entry for entry in timeline}
-print(all(done[1, f"compute {i}"]["start"] >= done[0, f"compute {i}"]["end"] for i in range(4)))
+
+# %% [markdown]
+# Two things make it a pipeline: rank 1 waits for rank 0 with each micro-batch, and the two ranks work at the same time, on
+# different ones.
+
+# %% tags=["nbval-ignore-output"]
+work = {(entry["rank"], entry["what"]): entry for entry in timeline}
+first, second = ([work[rank, f"compute {i}"] for i in range(4)] for rank in range(2))
+waited = [b["start"] >= a["end"] for a, b in zip(first, second, strict=True)]
+overlap = [a["start"] < b["end"] for a, b in zip(first[1:], second, strict=False)]
+print(f"rank 1 began a micro-batch after rank 0 was done with it: {sum(waited)} of 4")
+print(f"rank 0 began the next one before rank 1 was done with this one: {sum(overlap)} of 3")
 
 # %% [markdown]
 # ## Expert parallelism: what if the tokens travel?
 #
-# A mixture of experts has many MLPs per layer, and a router that sends each token to a few of them. All experts have to be in
-# memory, but a token uses only its own. So the experts are spread over the ranks, and now the *tokens* travel: to the rank of
-# their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges are **all-to-alls**, in which every
-# rank sends something to every other, so a layer needs two of them.
+# A mixture of experts has many MLPs per layer, and a router that sends each token to one or a few of them (to one, in our toy
+# below). All experts have to be in memory, but a token uses only its own. So the experts are spread over the ranks, and now
+# the *tokens* travel: to the rank of their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges
+# are **all-to-alls**, in which every rank sends something to every other, so a layer needs two of them.
 
 # %%
 weights = experts.Mixture.random(experts=2)
@@ -203,10 +231,12 @@ y, sent, _ = experts.run(weights, x, ranks=2)
 print("same result as on one device:", torch.allclose(y, experts.mixture(weights, x)))
 for rank, counts in enumerate(sent):
     print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
-traffic = theory.expert_parallel_bytes(tokens=1, hidden=4096, experts_per_token=2, ranks=8)
-print(f"2 experts per token, width 4,096, 8 ranks: {traffic:,.0f} bytes sent per token and layer")
+traffic = 2 * 2 * 4096 * 2 * 7 / 8  # there and back, experts, values, bytes per value, share of the other ranks
+print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes per token and layer, there and back")
 
 # %% [markdown]
+# (The last line assumes even routing: 7/8 of a token's experts are then on other ranks.)
+#
 # The router decides at run time where each token goes. If one expert is popular, its rank is busy and all the others wait for
 # it. So large models train or bias their routers to balance the load, and servers keep copies of popular experts.
 #
@@ -214,9 +244,9 @@ print(f"2 experts per token, width 4,096, 8 ranks: {traffic:,.0f} bytes sent per
 # on average, so reading its parameters serves only two of them.
 #
 # For speculation that matters at small batches. At batch 1 the $k + 1$ tokens of a verification pass choose different
-# experts, so the pass reads more experts than a plain one, and $v$ exceeds 1 although the pass is memory-bound. In a
-# batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose their experts
-# independently:
+# experts, so the pass reads more experts than a plain one, and $v$, its cost in plain passes, exceeds 1 although it is
+# memory-bound. In a batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose
+# their experts independently:
 
 # %%
 print("tokens per expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
@@ -250,8 +280,9 @@ viz.parallel_timelines()
 # | | splits | communication | time per token of one request | limited by |
 # |---|---|---|---|---|
 # | tensor | every layer | two all-reduces per layer | falls | latency of the all-reduces, number of KV heads |
-# | pipeline | between layers | one message per stage | does not fall | the bubble |
+# | pipeline | between layers | one message per stage | does not fall | unequal or too few batches |
 # | expert | the MLPs of a mixture | two all-to-alls per layer | falls somewhat | the most popular expert |
+# | context | the cache, by positions | partial attention outputs, per layer | falls for long contexts | pays only for long contexts |
 # | data (replicas) | nothing | none | does not fall | memory for every replica |
 #
 # Often the last line is the best. If a model fits into one GPU, eight replicas serve eight times as many requests without any
@@ -262,13 +293,18 @@ viz.parallel_timelines()
 #
 # minispec is made for understanding, so on many GPUs and under load use an engine that was built for it. What you have learned
 # keeps its meaning and changes its name, and [the dictionary](../docs/handover.md) has both names. `minispec handover` prints
-# the command to start such an engine. In Python, for a model on four GPUs with a small draft model:
+# the command to start such an engine. In Python, for a model on four GPUs with a small draft model (`drafter="model"`). Engines
+# rename their options from time to time, so the line above each command says in which sources the names were checked.
 
 # %%
-order = handover.Order("model", "meta-llama/Llama-3.1-70B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct", ranks=4)
-print(handover.vllm(order))
-print()
-print(handover.sglang(order))
+order = handover.Order(
+    drafter="model",
+    model="meta-llama/Llama-3.1-70B-Instruct",
+    draft="meta-llama/Llama-3.2-1B-Instruct",
+    ranks=4,
+)
+print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}\n")
+print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}")
 
 # %% [markdown]
 # The command sums up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks.
@@ -277,10 +313,14 @@ print(handover.sglang(order))
 # ## In production
 #
 # **vLLM** has `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel` to
-# spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them. A draft model may run on
-# fewer ranks than its target (`draft_tensor_parallel_size`), for the reason given above. **SGLang** calls them `--tp-size`,
-# `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has our two splits as `ColwiseParallel` and `RowwiseParallel`
-# ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these terms).
+# spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them, and
+# `--decode-context-parallel-size` divides the cache by positions instead. A very small draft model, whose passes are mostly
+# all-reduces, would be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for
+# a separate draft model vLLM refuses any value but the target's size
+# ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
+# **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
+# a layer as `ColwiseParallel` and `RowwiseParallel` ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these
+# terms).
 #
 # A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
 # inside a node, as little as memory and latency allow. Add pipeline stages between nodes if one node cannot hold the model.
@@ -297,7 +337,7 @@ print(handover.sglang(order))
 # is two collective operations instead of one.
 # </details>
 #
-# <details><summary>A pipeline has four stages and twelve micro-batches. What share of the time is a stage idle, and how
+# <details><summary>One batch is cut into twelve micro-batches, for a pipeline of four stages. What share of the time is a stage idle, and how
 # much faster does one single request decode than on one GPU?</summary>
 #
 # Each stage is idle for $3/15$, a fifth of the time. A single request does not decode faster at all, and sending makes it a

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 17 Interview day
 #
-# *Time:* 75 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` and `minispec mock`, as often as you like
+# *Time:* 40 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` (10 minutes each) and `minispec mock` (45 minutes), as often as you like; the 40 minutes include one drill
 #
 # You know the material, and now you explain it aloud, to somebody who asks back, with a clock running. That is a skill of its
 # own, and it improves with practice. So this lesson asks what an interviewer listens for, and lets you grade three answers
@@ -11,7 +11,7 @@
 #
 # - say what separates an L4 answer from an L5 and an L6 answer to the same question;
 # - grade your own answers against a rubric, honestly;
-# - compute the numbers that come up, in your head, to the first digit;
+# - compute the numbers that come up: the first digit in your head, five per cent with paper;
 # - sit a mock interview of 45 minutes and read its report.
 
 # %%
@@ -28,14 +28,14 @@ bank = ms.interview.load()
 # %% [markdown]
 # ## What does an interviewer listen for?
 #
-# An interviewer does not count facts, but tries to find out how far you can go on your own. L4, L5 and L6 are the usual names
-# for levels of software engineers at large companies; roughly, these correspond to:
+# An interviewer does not count facts, but tries to find out how far you can go on your own. We borrow the names L4, L5 and L6
+# for a mid-level, a senior and a staff engineer; companies number their levels differently.
 #
 # | | you are asked | the answer shows that |
 # |---|---|---|
-# | **L4** | what | you can say what it is and name the parts |
-# | **L5** | why and how | you can derive it, build it, and say what it costs |
-# | **L6** | when, and what else | you can say where it stops working, with a number, and what you would do instead |
+# | **L4**, mid-level | what | you can say what it is and name the parts |
+# | **L5**, senior | why and how | you can derive it, build it, and say what it costs |
+# | **L6**, staff | when, and what else | you can say where it stops working, with a number, and what you would do instead |
 #
 # Each level rests on the one below it. An answer about scheduling at scale that gets the acceptance rule wrong is not an L6
 # answer, because the interviewer cannot trust the rest of it.
@@ -51,7 +51,8 @@ for level in ms.interview.LEVELS:
         print(f"  - {point}")
 
 # %% [markdown]
-# Two more lists belong to it: what raises an interviewer's opinion, and what can end an interview early.
+# Two more lists belong to it: what raises an interviewer's opinion, and what lowers it sharply. We say that the latter *sinks*
+# a candidate, and in our grading each such point costs a level.
 
 # %%
 for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
@@ -70,8 +71,8 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # fewer of its passes. Medusa does it without a second model, I think."
 #
 # **Ben.** "A decode step reads every weight from memory and uses it for one multiplication and one addition per sequence,
-# so it takes as long as the reading. A forward pass over five tokens reads the weights once too, so it takes about as
-# long. So I can have several tokens checked for the price of one. A cheap drafter, which can be a small model, an n-gram
+# so it takes as long as the reading. A forward pass over five tokens reads the weights once too, so at small batches it takes
+# about as long. So I can have several tokens checked for the price of one. A cheap drafter, which can be a small model, an n-gram
 # lookup or heads on the target, proposes $k$ tokens. The target runs on them in a single pass and gives its distribution
 # $p$ at every position. Draft token $x$ is accepted with probability $\min(1, p(x)/q(x))$, where $q$ is the distribution
 # it was sampled from. At the first rejection I sample from the residual, $p - q$ clipped at zero and normalised, and
@@ -83,12 +84,13 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # **Cleo** says what Ben says, and goes on. "So the speed-up is $E[N] / (k c + v)$, where $c$ is the cost of a draft step
 # and $v$ that of verification, both in plain decode steps. With $\alpha = 0.7$, $k = 4$ and $c = 0.1$ that is about two,
 # as long as $v$ is one. Once the batch makes verification compute-bound, $v$ rises. For eight billion parameters on an
-# H200 and short contexts the roofline says break-even at a batch of about a hundred for this $k$; I would measure that,
+# H200 and short contexts the roofline says break-even at a batch of about ninety for this $k$; I would measure that,
 # and let the server shorten drafts under load. After a rejection both caches are rolled back to the last kept token. In a
-# paged server that means lookahead slots before the pass, and surplus blocks returned after it. I would monitor
-# acceptance by position. Drafters differ in what they cost and how often they are right: n-grams cost almost nothing and
-# work where the output copies the input, a draft model is general but expensive, Medusa is cheap and gets worse with
-# depth, and EAGLE uses the target's hidden states and is accepted more often for little more."
+# paged server the scheduler therefore allocates lookahead slots before the pass, and returns the blocks that turn out to be
+# unused after it. I would monitor acceptance by position. Drafters differ in what they cost and how often they are right:
+# n-grams cost almost nothing and work where the output copies the input, a draft model is general but expensive, and Medusa's
+# heads are cheap but get worse with depth. EAGLE feeds the target's hidden states to one small layer, so its draft tokens are
+# accepted more often than Medusa's, at a slightly higher cost."
 
 # %% [markdown]
 # ## Grade them
@@ -128,36 +130,41 @@ print("Ben, with that sentence:", grades.level_with("Ben", question.sinks[0]))
 # ## Which numbers should you know?
 #
 # A number in the right order of magnitude, derived on the spot, convinces more than a paragraph. You need few constants and
-# the formulas of the course. All of these are computed here, from [`theory`](../minispec/theory.py). The H200 appears with
-# the bandwidth and FLOP/s that we measured; with those of its data sheet (4.8 TB/s and 989 TFLOP/s in bf16) the ridge point
-# is higher.
+# the formulas of the course. All of these are computed here, from [`theory`](../minispec/theory.py).
+#
+# **The bottleneck.** The H200 appears twice: with the bandwidth and FLOP/s that we measured, and with those of its data sheet.
 
 # %%
-data_sheet = theory.Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
-print("The bottleneck")
-print(f"  ridge point of an H200 in bf16: {theory.balance_point(theory.H200):.0f} FLOP per byte measured", end=", ")
-print(f"{theory.balance_point(data_sheet):.0f} by the data sheet")
-print(f"  8 B bf16 parameters, one token: {1e3 * theory.pass_time(theory.H200, 8e9):.1f} ms at best")
-print("The cache, per token")
-print(f"  LLaMA-2-7B: {theory.kv_bytes_per_token(32, 32, 128) / 1024:.0f} KiB", end=", ")
-print(f"LLaMA-2-70B with 8 KV heads: {theory.kv_bytes_per_token(80, 8, 128) / 1024:.0f} KiB")
-print("Speculation")
+data_sheet = theory.Hardware("H200, bf16, data sheet", bandwidth=4.8e12, flops=989e12)
+for gpu in (theory.H200, data_sheet):
+    print(f"{gpu.name:23} {gpu.bandwidth / 1e12:.1f} TB/s, {gpu.flops / 1e12:.0f} TFLOP/s", end=", ")
+    print(f"ridge point {gpu.flops / gpu.bandwidth:.0f} FLOP per byte", end=", ")
+    print(f"a decode pass that reads 8 B parameters: {1e3 * 2 * 8e9 / gpu.bandwidth:.1f} ms")
+
+# %% [markdown]
+# **Speculation.** The next table is for $k = 4$ and a small batch ($v = 1$), with $c = 0.1$. The limit is that of the tokens per
+# cycle for $k \to \infty$, $1/(1 - \alpha)$.
+
+# %%
 for alpha in (0.4, 0.6, 0.7, 0.8):
-    tokens, ceiling = theory.expected_tokens(alpha, 4), theory.token_ceiling(alpha)
-    print(f"  α = {alpha}: {tokens:.2f} tokens per cycle at k = 4, ceiling {ceiling:.2f}", end=", ")
-    print(f"best speed-up at c = 0.1: {theory.best_speedup(alpha, 0.1):.2f} with k = {theory.best_k(alpha, 0.1)}")
-print("The server: α = 0.7, k = 4, c = 0.05, 8 B parameters on an H200, no context, by the roofline")
-for batch in (1, 64, 128):
+    tokens, limit = theory.expected_tokens(alpha, 4), 1 / (1 - alpha)
+    speedup = theory.speedup(alpha, 4, 0.1)
+    print(f"α = {alpha}: {tokens:.2f} tokens per cycle, limit {limit:.2f}, speed-up {speedup:.2f}")
+
+# %% [markdown]
+# **The server.** The same $\alpha = 0.7$, $k = 4$ and $c = 0.1$ at larger batches, where verification becomes compute-bound and
+# $v$ rises: 8 B parameters on the H200 as measured, by the roofline. Reading the cache is ignored, so this is for short
+# contexts. It is Cleo's break-even.
+
+# %%
+for batch in (1, 64, 90, 128):
     v = theory.verify_cost(theory.H200, 8e9, 4, batch)
-    print(f"  batch {batch:3d}: {theory.speedup(0.7, 4, 0.05, v):.2f} ×")
-print("Training")
-n, d = theory.compute_optimal(theory.training_flops(175e9, 300e9))
-print(f"  GPT-3's compute, spent best: {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens")
+    print(f"batch {batch:3d}: v = {v:.2f}, speed-up {theory.speedup(0.7, 4, 0.1, v):.2f}")
 
 # %% [markdown]
 # ## Predict
 #
-# Do this one in your head: LLaMA-2-70B has 80 layers and 8 KV heads of width 128, in bf16. How much cache do 32 requests of
+# Do this one in your head: Llama 3.1 8B has 32 layers and 8 KV heads of width 128, in bf16. How much cache do 32 requests of
 # 4,096 tokens need?
 
 # %% tags=["nbval-ignore-output"]
@@ -170,10 +177,10 @@ gigabytes
 # Say it in steps, as you would at a whiteboard.
 
 # %% tags=["spoiler"]
-per_token = theory.kv_bytes_per_token(layers=80, kv_heads=8, head_dim=128)
-print(f"per token:   2 · 80 · 8 · 128 · 2 bytes = {per_token:,.0f} bytes")
+per_token = 2 * 32 * 8 * 128 * 2  # keys and values, layers, KV heads, width, bytes per value
+print(f"per token:   2 · 32 · 8 · 128 · 2 bytes = {per_token:,.0f} bytes")
 print(f"per request: · 4,096 = {per_token * 4096 / 2**30:.2f} GiB")
-total = theory.kv_bytes(32, 4096, per_token) / 2**30
+total = 32 * 4096 * per_token / 2**30
 print(f"in all:      · 32 = {total:.0f} GiB")
 
 # %% [markdown]
@@ -183,9 +190,10 @@ print(f"in all:      · 32 = {total:.0f} GiB")
 gigabytes.reveal(total)
 
 # %% [markdown]
-# The drill grades numbers automatically: an answer counts if it is within five per cent, or as near as the printed answer is
-# rounded. The following ones are worth knowing by heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page
-# with the formulas, the drafters and what sinks a candidate. Print it, learn it, and leave it at home.
+# In a conversation the first digit is enough, if you say how you got it. The drill is stricter, so use paper there: an answer
+# counts if it is within five per cent, or as near as the printed answer is rounded. The following numbers are worth knowing by
+# heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page with the formulas, the drafters and what sinks a
+# candidate. Print it, learn it, and leave it at home.
 
 # %% tags=["spoiler"]
 print(numbers_table(bank, 12))
@@ -256,8 +264,8 @@ Markdown(topics_table(bank))
 #
 # <details><summary>You are asked how speculative decoding works. What is your first sentence?</summary>
 #
-# One about the bottleneck: a decode pass is limited by reading the weights from memory, so a forward pass over several tokens
-# takes about as long as a pass over one. The rest of the method follows from that.
+# One about the bottleneck: at small batches a decode pass is limited by reading the weights from memory, so a forward pass over
+# several tokens takes about as long as a pass over one. The rest of the method follows from that.
 # </details>
 #
 # <details><summary>Your answer makes two thirds of the L4 points, one third of the L5 points and all L6 points. Which level is
@@ -293,5 +301,5 @@ Markdown(topics_table(bank))
 #   `capacity-plan`, `cost-per-million`, `explain-to-a-manager`.
 # - `minispec mock`, once per day until the interview. The [syllabus](../docs/syllabus.md) has a plan for a week.
 # - The [glossary](../docs/glossary.md), for words that you have forgotten, and the [cheat sheet](../docs/cheatsheet.md).
-# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, in which you build speculative decoding once more, on
-#   your own.
+# - [Exercises 18](../exercises/18_capstone.ipynb): the capstone, which has no lesson of its own. You build speculative
+#   decoding once more, by yourself.

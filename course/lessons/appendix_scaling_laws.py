@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Appendix: scaling laws
 #
-# *Time:* 20 minutes · *Before this:* [01 why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
+# *Time:* 15 minutes · *Before this:* [01 why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
 #
 # This course is about serving a model that somebody has already trained. This appendix asks why the model has the size it
 # has. A fixed training budget can be spent on more parameters or on more tokens, and the best split follows from one
@@ -25,19 +25,19 @@ from minispec.course import viz
 # $$C = 6 N D$$
 #
 # Here $C$ is the training compute in FLOPs, $N$ the number of parameters and $D$ the number of training tokens. For a fixed
-# $C$, a larger model can be trained on fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556)
-# found the lowest loss near 20 tokens per parameter, $D = 20 N$. It follows that $C = 120 N^2$, so
+# $C$, a larger model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556)
+# estimated in three ways which split gives the lowest loss. They found that $N$ and $D$ should grow almost equally with $C$,
+# and their model for the largest budget, Chinchilla, has 20 tokens per parameter. If both grow equally their ratio stays what
+# it is, so we use $D = 20 N$ for every budget. It follows that $C = 120 N^2$, so
 #
 # $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
 #
-# [`compute_optimal`](../minispec/theory.py) computes both. The ratio of 20 is an empirical fit: it depends on the data and on
-# how the fit is made, and near the optimum the loss changes slowly, so treat it as a rule of thumb.
+# [`compute_optimal`](../minispec/theory.py) computes both. The ratio of 20 is an empirical fit: the three estimates differ, it
+# depends on the data, and near the optimum the loss changes slowly. So treat it as a rule of thumb.
 
 # %%
-n, d = theory.compute_optimal(1.0)
+n, d = theory.compute_optimal(1.0)  # C = 1, so these are the factors of √C
 print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
-n, d = theory.compute_optimal(theory.training_flops(70e9, 1.4e12))
-print(f"Chinchilla's own compute: {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens, which is what it is")
 
 # %% [markdown]
 # ## Predict
@@ -67,9 +67,9 @@ best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
 gpt3.reveal(round(best / 1e9))
 
 # %% [markdown]
-# With this arithmetic you can check what you read. Guide E of [the audit](../docs/audit.md) makes two claims that do not
-# hold. The first is that the best $N$ is $0.05 \sqrt{C}$ *and* that there are 20 tokens per parameter. With $C = 6 N D$ both
-# cannot be true, because the first one implies another ratio:
+# With this arithmetic you can check what you read. [Our audit](../docs/audit.md) checks guides to this field, and one of them
+# (it is called E there) makes two claims about scaling. The first is that the best $N$ is $0.05 \sqrt{C}$ *and* that there are
+# 20 tokens per parameter. With $C = 6 N D$ both cannot be true, because the first one implies another ratio:
 
 # %%
 ratio = 1 / (6 * 0.05**2)
@@ -77,12 +77,17 @@ print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
 print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
 
 # %% [markdown]
-# The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. One answer
-# cannot fit two different budgets. It is the model that was trained as Chinchilla, and it costs more than either of them:
+# The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. For Gopher it
+# holds, because that is how Chinchilla was made: its authors trained it with Gopher's budget, which they count as 5.76e23
+# FLOP. ($6 N D$ is an approximation and gives Gopher 12 % less.) For GPT-3 it does not hold, because GPT-3 had little more
+# than half of that budget:
 
 # %%
-for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9), ("70 B on 1.4 T", 70e9, 1.4e12)):
-    print(f"{name:14} {theory.training_flops(parameters, seen):.2e} FLOP")
+n, d = theory.compute_optimal(5.76e23)
+print(f"Gopher's budget as the paper counts it: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens")
+for name, parameters, seen in (("Gopher", 280e9, 300e9), ("Chinchilla", 70e9, 1.4e12), ("GPT-3", 175e9, 300e9)):
+    flops = theory.training_flops(parameters, seen)
+    print(f"{name:10} 6ND = {flops:.2e} FLOP, {flops / 5.76e23:.0%} of that budget")
 
 # %% [markdown]
 # ## The calculator
@@ -101,15 +106,16 @@ viz.compute_optimal()
 # - Raise the compute tenfold. By how much does the best model grow?
 #
 # The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,
-# in proportion to the parameters. The rule of 20 minimises the first bill only, and all lessons of this course are about the
-# second.
+# roughly in proportion to the parameters that a token uses, plus its share of the cache. The rule of 20 minimises the first
+# bill only, and all lessons of this course are about the second.
 
 # %% [markdown]
 # ## In production
 #
-# A model card usually gives the parameters and the training tokens. Their ratio suggests which cost its makers had in mind: a
-# ratio near 20 tokens per parameter makes the best of the training compute, and a ratio far above it makes a model that is
-# cheaper to serve. Open models that are widely served today are mostly of the second kind.
+# A model card usually gives the parameters and the training tokens. Their ratio suggests which cost its makers had in mind. A
+# ratio near 20 tokens per parameter makes the best of the training compute. A ratio far above it means that more training was
+# paid to reach the same quality with fewer parameters, which are cheaper to serve. Open models that are widely served today are
+# mostly of the second kind.
 
 # %%
 for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9, 15e12)):
@@ -118,9 +124,10 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>You get ten times the compute. How do the best model and its data grow?</summary>
+# <details><summary>You want a compute-optimal model with twice as many parameters. How much more compute does it
+# need?</summary>
 #
-# Both grow by $\sqrt{10}$, about 3.2 times, because $C$ is proportional to $N D$ and their ratio is fixed.
+# Four times as much, because $C = 120 N^2$: it has twice the parameters and is trained on twice the tokens.
 # </details>
 #
 # <details><summary>Where does the 6 in C = 6ND come from?</summary>
@@ -131,8 +138,9 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 #
 # <details><summary>Why train an 8B model on 15 trillion tokens?</summary>
 #
-# Because every token it serves later costs time and money in proportion to its parameters. A small model that is trained
-# longer than the rule of 20 says is cheaper over its life, although it uses the training compute less well.
+# Because every token it serves later costs time and money, roughly in proportion to its parameters. A small model that is
+# trained longer than the rule of 20 says can reach the quality of a larger one and be cheaper over its life, although it uses
+# the training compute less well.
 # </details>
 
 # %% [markdown]

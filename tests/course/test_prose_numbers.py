@@ -8,7 +8,6 @@ year, the premise of a question). Whole numbers up to sixteen are words.
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
 from minispec.course.viz.presets import SHAPES, weights_read
 from minispec.files.registry import BENCHMARKS
+from minispec.parallel.scaling import LLAMA_8B
 from minispec.train.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -52,8 +52,9 @@ QUOTED: dict[str, dict[float, object]] = {
     "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
     "11": {41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
-    "17": {45: interview.mock_interview.MINUTES, 4.8: GIVEN, 989: theory.H100.flops / 1e12},  # an H200's data sheet
-    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},
+    "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
+    "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1
+    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla
 }
 
 
