@@ -32,6 +32,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "03": {32768: 2048 * 16, 96: 100 // 16 * 16, 2023: GIVEN},
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
+    "06": {0.001: GIVEN, 50: 5000 / 100},  # a level; the looks of a slider up to 5,000 in steps of 100
     "07": {1.75: theory.expected_tokens(0.5, 2)},
     "08": {0.6: GIVEN, 0.95: GIVEN},
     "09": {32000: GIVEN},
