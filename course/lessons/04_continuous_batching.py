@@ -227,10 +227,10 @@ print("with 64 blocks:", roomy["totals"]["steps"], "steps,", roomy["totals"]["re
 # With 64 blocks nothing is computed twice. Each prompt has 4 tokens, and a request of $n$ new tokens processes $4 + n - 1$,
 # because its last token is emitted but never processed; for the three requests this makes 52.
 #
-# With 8 blocks some tokens are computed twice. All three requests are admitted in step 0, and from then on each of them
-# takes a new block every four steps. If there is none, the last request loses its blocks. A preempted request returns
-# when there are blocks for all of its tokens, and a later one never overtakes it. How many tokens are processed in all
-# passes together? Pen and paper give the exact number.
+# With 8 blocks some tokens are computed twice. All three requests are admitted in step 0, where each prompt fills one block.
+# From step 1 on each request takes a new block every four steps. If there is none, the last request loses its blocks. A
+# preempted request returns when there are blocks for all of its tokens, and a later one never overtakes it. How many tokens
+# are processed in all passes together? Pen and paper give the exact number.
 
 # %% tags=["nbval-ignore-output"]
 tokens_processed = viz.predict("Tokens processed with 8 blocks?", "tokens")
@@ -255,6 +255,9 @@ print("processed again:", tight["totals"]["read"] - roomy["totals"]["read"])
 print("the same outputs:", tight_outputs == roomy_outputs)
 
 # %% [markdown]
+# In step 5 the third request is preempted, with 8 tokens in the cache, and in step 13 the second one, with 16. These 24 tokens
+# are computed again, in one pass, when the first request has finished.
+#
 # The user of a preempted request sees a pause. The tokens that were already emitted are kept, so nothing that the user has
 # seen changes. What comes after the pause is the same here; in bfloat16 the recomputed keys and values may differ in their
 # last bits, with the consequences described above.

@@ -249,7 +249,7 @@ bonus_guess.reveal(with_bonus)
 # the count of tokens per pass reveals the bug.
 
 # %%
-for alpha in (0.5, 0.7, 0.8):
+for alpha in (0.5, 0.8, 0.9):
     full = theory.expected_tokens(alpha, k=4)
     print(f"α = {alpha}: {full:.2f} tokens per pass, without the bonus {full - alpha**4:.2f}")
 

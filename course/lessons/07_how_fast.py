@@ -190,7 +190,7 @@ print(f"best k: {best}" + ("" if best else ", so do not speculate; k = 1 below")
 print(f"speed-up: predicted {again.predicted:.2f}, measured {again.measured:.2f}; at k = 4 it was {here.measured:.2f}")
 
 # %% [markdown]
-# The measured speed-up is usually a little lower than the predicted one. The formula leaves out the sampler and the Python
+# The measured speed-up is usually lower than the predicted one. The formula leaves out the sampler and the Python
 # code between the passes, and it takes one α for all positions. So if it promises only a few per cent, the clock may well
 # show a loss: what the formula leaves out decides when the gain is this small.
 #
@@ -302,8 +302,8 @@ for alpha in (0.4, 0.7, 0.9):
 
 # %% [markdown]
 # This additional arithmetic is free only while the arithmetic units are idle. In a large batch they are busy, and $v$ rises
-# towards $k + 1$. The roofline of lesson 01 says when. In bf16 a pass over $n$ tokens takes as long as reading the weights
-# if $n$ is below the ridge point $R$, and $n / R$ times as long beyond it. So with $B$ sequences in the batch
+# towards $k + 1$. The roofline of lesson 01 says when. In bf16 a pass of a dense model over $n$ tokens takes as long as reading
+# the weights if $n$ is below the ridge point $R$, and $n / R$ times as long beyond it. So with $B$ sequences in the batch
 #
 # $$v = \frac{\max(1, B(k + 1) / R)}{\max(1, B / R)}$$
 #
@@ -346,7 +346,7 @@ print(f"with the v of the sound run: {theory.speedup(slow.alpha, slow.k, slow.c,
 # %% [markdown]
 # α and c are as good as in the sound run, and with the v of the sound run speculation would pay. So the verify pass is too
 # expensive. Two faults can do that, a pass that has no idle arithmetic left and a pass that runs a bad kernel. The batch of
-# 64 sequences speaks for the first. At the end of this lesson there is a lab with five such set-ups for you to diagnose.
+# 64 sequences speaks for the first. The optional lab below has five such set-ups for you to diagnose.
 
 # %% [markdown]
 # ## Check what you are told
@@ -359,6 +359,39 @@ print(f"with the v of the sound run: {theory.speedup(slow.alpha, slow.k, slow.c,
 alphas = [percent / 100 for percent in range(1, 100)]
 needed = next(alpha for alpha in alphas if theory.speedup(alpha, max(1, theory.best_k(alpha, 0.1)), 0.1) >= 3)
 print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
+
+# %% [markdown]
+# ## Go deeper: five slow set-ups (optional, 20 minutes)
+#
+# Here are five recorded set-ups, all of them slower than plain decoding, and the sound run above them. The target is the
+# same in all of them, and the draft model is another one where that is the fault. Each has one of these faults (one of them
+# you have seen already):
+#
+# - **mismatched draft**: the draft model does not fit this target;
+# - **k too large**: late draft tokens cost as much as early ones and are rarely reached (in the run with sixteen draft
+#   tokens above, only 13 of 96 cycles got to position 10);
+# - **launch overhead**: the draft model has many thin layers, so drafting a token takes nearly as long as a pass of the
+#   target, although it reads far fewer bytes;
+# - **full batch**: a pass has no idle arithmetic left;
+# - **wrong kernel**: the verify pass does more than read each weight once.
+#
+# Make your own diagnosis for each of them before you open the menu. The menu tests yours by the method above
+# ([`suspects`](../minispec/course/viz/diagnose.py)).
+
+# %%
+print(slower.table(runs.values(), named=False))
+
+# %% tags=["nbval-ignore-output"]
+viz.diagnose(runs)
+
+# %% [markdown]
+# In one line the prediction and the clock are far apart, 0.81 against 0.60. The prediction takes the average α of eight
+# stories, the clock the story in the middle. With sixteen draft tokens the stories differ widely, and three that are easy
+# to predict pull the average up.
+#
+# The command `minispec bench slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
+# calls are cheap, even many thin layers may be fast enough. The code of each fault is a few lines in
+# [`set_up`](../minispec/bench/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## In production
@@ -395,38 +428,6 @@ print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 #
 # The batch may be fuller, or the verify pass may run another kernel. The number of requests in the batch tells which.
 # </details>
-
-# %% [markdown]
-# ## Go deeper: five slow set-ups (optional, 20 minutes)
-#
-# Here are five recorded set-ups, all of them slower than plain decoding, and the sound run beside them. The target is the
-# same in all of them, and the draft model is another one where that is the fault. Each has one of these faults:
-#
-# - **mismatched draft**: the draft model does not fit this target;
-# - **k too large**: late draft tokens cost as much as early ones and are rarely reached (in the run with sixteen draft
-#   tokens above, only 13 of 96 cycles got to position 10);
-# - **launch overhead**: the draft model has many thin layers, so drafting a token takes nearly as long as a pass of the
-#   target, although it reads far fewer bytes;
-# - **full batch**: a pass has no idle arithmetic left;
-# - **wrong kernel**: the verify pass does more than read each weight once.
-#
-# Make your own diagnosis for each of them before you open the menu. The menu tests yours by the method above
-# ([`suspects`](../minispec/course/viz/diagnose.py)).
-
-# %%
-print(slower.table(runs.values(), named=False))
-
-# %% tags=["nbval-ignore-output"]
-viz.diagnose(runs)
-
-# %% [markdown]
-# In one line the prediction and the clock are far apart, 0.81 against 0.60. The prediction takes the average α of eight
-# stories, the clock the story in the middle. With sixteen draft tokens the stories differ widely, and three that are easy
-# to predict pull the average up.
-#
-# The command `minispec bench slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
-# calls are cheap, even many thin layers may be fast enough. The code of each fault is a few lines in
-# [`set_up`](../minispec/bench/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## Read the papers
