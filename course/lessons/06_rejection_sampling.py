@@ -80,9 +80,9 @@ beta = float(torch.minimum(p, q).sum())
 guess_acceptance.reveal(beta)
 
 # %% [markdown]
-# Why is it this sum? The probability to draft $x$ and to accept it is $q(x)\min(1, p(x)/q(x)) = \min(p, q)(x)$, and the sum
-# over all tokens is the overlap of the two distributions. It can also be expressed by their distance. The **total variation
-# distance** is half the sum of all differences, $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$. For every token
+# The answer is the sum of $\min(p, q)$ over all tokens, because the probability to draft $x$ and to accept it is
+# $q(x)\min(1, p(x)/q(x)) = \min(p, q)(x)$. This sum is the overlap of the two distributions, and it can also be expressed by
+# their distance. The **total variation distance** is half the sum of all differences, $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$. For every token
 # $|p - q| = p + q - 2\min(p, q)$, and $p$ and $q$ both sum to one, so
 #
 # $$\beta = \sum_x \min(p(x), q(x)) = 1 - \mathrm{TV}(p, q)$$
@@ -264,7 +264,7 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 #    "a good draft" and try again.
 #
 # (Looking again and again is a trap: even a right verifier falls below any bound sooner or later. Here you look at most
-# 50 times, so that this happens in at most 5 % of all runs. Lesson 14 tests with one look.) The other wrong verifiers of
+# 50 times, so this should happen in at most 5 % of all runs. Lesson 14 tests with one look.) The other wrong verifiers of
 # the menu are taken apart in [lesson 14](14_is_it_really_exact.ipynb).
 
 # %% [markdown]
@@ -333,7 +333,7 @@ with torch.inference_mode():
 print(f"{tokens.shape[1]} positions, {target_logits.shape[-1]} tokens to choose from at each")
 
 # %% [markdown]
-# The target samples at temperature 0.8 with top-p 0.9. The draft model uses four other settings. For each of them the next
+# The target samples at temperature 0.8 with top-p 0.9. The draft model tries four settings in turn. For each of them the next
 # cell computes two things: the acceptance β, averaged over the positions, and the largest distance between what is emitted
 # and $p$ over all positions.
 
