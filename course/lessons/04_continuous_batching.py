@@ -334,7 +334,7 @@ for name, run in (("here", here), ("recorded", recorded)):
 # weights dominates the time of a step, the two ratios come closer.
 #
 # The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner, but
-# *each next* token a little later, again because the steps are fuller. So throughput and the speed of a single request are two
+# *each next* token later, again because the steps are fuller. So throughput and the speed of a single request are two
 # different goals. Batching improves the first. Speculation, from the next lesson on, improves the second.
 
 # %% [markdown]

@@ -15,7 +15,6 @@ from pathlib import Path
 from minispec import theory
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
-from minispec.course.viz.surface import H200
 from minispec.train.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
@@ -33,8 +32,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "03": {32768: 2048 * 16, 96: 100 // 16 * 16, 2023: GIVEN},
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
-    "06": {0.001: GIVEN, 50: 5000 / 100},  # a level; the looks of a slider up to 5,000 in steps of 100
-    "07": {1.75: theory.expected_tokens(0.5, 2), 500: json.loads(H200.read_text(encoding="utf-8"))["context"]},
+    "07": {1.75: theory.expected_tokens(0.5, 2)},
     "08": {0.6: GIVEN, 0.95: GIVEN},
     "09": {32000: GIVEN},
     "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
