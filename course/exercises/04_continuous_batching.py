@@ -118,7 +118,7 @@ draw("04.token_budget", plan_step)
 #   free. Look again, unless that was the request itself.
 #
 # It is the last one because then no request is ever preempted for one that comes later in the order. So the first request
-# always continues, and in the end every request finishes.
+# always continues, and in the end every request finishes that fits into the pool alone.
 #
 # A preempted request loses all its keys and values. How many tokens have to be processed when it comes back, before its next
 # token can be sampled?

@@ -3,24 +3,25 @@
 #
 # *Time:* 40 minutes · *Before this:* [03 paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
-# A forward pass over eight requests costs little more than a forward pass over one, because the weights are read once for
-# all of them (lesson 01). A server should therefore keep its batch full. But requests arrive at any moment and finish at
-# any moment, so it has to be decided, again and again, which requests take part in the next pass. That is the job of the
-# scheduler, and this lesson is about how it decides.
+# A decode pass of a large model on a GPU costs little more for eight requests than for one, because the weights are read
+# once for all of them (lesson 01). A server should therefore keep its batch full. But requests arrive at any moment and
+# finish at any moment, so it has to be decided, again and again, which requests take part in the next pass. That is the
+# job of the scheduler, and this lesson is about how it decides.
 #
 # You will be able to
 #
 # - say what a static batch wastes, and compute it;
 # - explain iteration-level scheduling, and follow a scheduler's plan step by step;
 # - say what the token budget is for, and what chunked prefill trades;
-# - explain preemption by recomputation, and why every request finishes in spite of it.
+# - explain preemption by recomputation, and under which conditions every request still finishes.
 
 # %%
 import json
+import os
 from pathlib import Path
+from statistics import median
 
 import minispec as ms
-from minispec import theory
 from minispec.bench import batching
 from minispec.course import viz
 from minispec.course.viz import recorder
@@ -50,7 +51,8 @@ print("tokens to generate:", sum(lengths))
 # %%
 for first in (0, 4, 8):
     batch = lengths[first : first + 4]
-    print(f"{batch!s:18} {max(batch):2d} steps, {theory.static_batch_idle(batch):.0%} of the slots empty")
+    empty = 1 - sum(batch) / len(batch) / max(batch)
+    print(f"{batch!s:18} {max(batch):2d} steps, {empty:.0%} of the slots empty")
 
 # %% [markdown]
 # Our engine has this policy too, so that we can compare with it.
@@ -98,10 +100,11 @@ print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 # four slots yield at most four tokens per step. Here the schedule meets the larger of the two bounds, so no other order
 # could be faster.
 #
-# The outputs are the same as before, because the requests of a batch share the weights but do not attend to one another.
-# This equality is exact here, on a CPU in float32. On a GPU in bfloat16 it can fail: the batch size may change which
-# kernel runs and in which order it adds, so the logits differ in their last bits, and where two tokens are nearly tied the
-# other one may win. [Lesson 14](14_is_it_really_exact.ipynb) measures that effect.
+# The tokens are the same as before, because the requests of a batch share the weights but do not attend to one another.
+# The logits need not be the same to the last bit: on a CPU as on a GPU, the number of tokens in a pass may change which
+# kernel runs and in which order it adds. In float32 the differences were too small to change a token in this run. In
+# bfloat16 they are much larger, and where two tokens are nearly tied the other one may win.
+# [Lesson 14](14_is_it_really_exact.ipynb) measures that effect.
 
 # %% [markdown]
 # ## How does the scheduler decide?
@@ -120,7 +123,10 @@ print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
 #
 # For a request that has just arrived this is its whole prompt, so its next pass is a prefill. A sequence that is decoding
 # has exactly one token whose keys and values are not in the cache yet. To the scheduler the two differ only in the amount.
-# Here is a scheduler without a model. We stand in for the model, and every pass emits token 0.
+#
+# Here is a scheduler without a model. We stand in for the model: if a pass reaches the last token of a request
+# (`emits`), its logits give a new token, and we say that it is token 0. `schedule` makes the plan of a step, and
+# `update` tells the scheduler what came out of it.
 
 # %%
 scheduler = Scheduler(BlockPool(32, 4, enable_prefix_caching=False), max_num_seqs=3, max_num_batched_tokens=12)
@@ -130,17 +136,20 @@ for name, prompt, new in (("A", 3, 3), ("B", 20, 2), ("C", 2, 4), ("D", 5, 2)):
 while scheduler.requests:
     plan = scheduler.schedule()
     shares = ", ".join(f"{entry.request.id} {entry.count} of {entry.request.behind}" for entry in plan.scheduled)
-    emitted = {entry.request.id: Result([0]) if entry.emits else Result() for entry in plan.scheduled}
-    record = scheduler.update(plan, emitted)
+    results = {entry.request.id: Result([0] if entry.emits else []) for entry in plan.scheduled}
+    record = scheduler.update(plan, results)
     ended = f"   {' '.join(record.finished)} finished" if record.finished else ""
     print(f"step {plan.number}: {sum(entry.count for entry in plan.scheduled):2d} tokens: {shares}{ended}")
 
 # %% [markdown]
-# Follow it line by line. A step processes at most 12 tokens, which is the **token budget** (`max_num_batched_tokens`).
-# Requests that are decoding come first, with one token each. What is left of the budget goes to prompts that are already
-# under way, and then to new requests in order of arrival. The prompt of B has 20 tokens and does not fit into one step, so
-# it is processed in **chunks**. D has to wait until one of the three slots (`max_num_seqs`) is free, and then joins while
-# the others are in the middle of their outputs.
+# Follow it line by line; "B 9 of 20" means that 9 of the 20 uncomputed tokens of B are processed in this step. Two limits
+# hold for each step: at most 12 tokens, which is the **token budget** (`max_num_batched_tokens`), and at most three
+# requests (`max_num_seqs`). Requests that are decoding come first, with one token each. What is left of the budget goes to
+# prompts that are already under way, and then to new requests in order of arrival.
+#
+# The prompt of B has 20 tokens and does not fit into one step, so it is processed in **chunks**. In steps 0 and 1 it uses
+# up the budget, so C waits although a slot is free. In step 2 all three slots are taken, so now D waits although there
+# is budget left. A and B finish in that step, and in step 3 D joins while C is in the middle of its output.
 
 # %% [markdown]
 # ## Why is there a token budget?
@@ -169,13 +178,15 @@ print("in one go:  ", *(f"{step['read']:4d}" for step in in_one_go))
 print("chunks of 32", *(f"{step['read']:4d}" for step in in_chunks))
 
 # %% [markdown]
-# These are the tokens of each pass. The next cell prints the longest step, which is the longest time that the three
-# decoding requests had to wait for a token on this machine:
+# These are the tokens of each pass. The next cell repeats both runs and prints the longest step, which is the longest
+# time that the three decoding requests had to wait for a token on this machine. (The first step is left out, because in
+# it the three prompts are processed and no request is decoding yet.)
 
 # %% tags=["nbval-ignore-output"]
-for name, some in (("in one go", in_one_go), ("chunks of 32", in_chunks)):
-    longest = max(sum(step["seconds"].values()) for step in some[1:])
-    print(f"{name:13} longest step {1000 * longest:5.1f} ms")
+for name, max_chunk in (("in one go", None), ("chunks of 32", 32)):
+    runs = [with_a_long_prompt(max_chunk) for _ in range(5)]
+    longest = [1000 * max(sum(step["seconds"].values()) for step in steps[1:]) for steps in runs]
+    print(f"{name:13} longest step {median(longest):.0f} ms, in five runs {min(longest):.0f} to {max(longest):.0f} ms")
 
 # %% [markdown]
 # The new request pays for this, since its prompt takes six passes instead of one and its first token comes later. So
@@ -196,7 +207,8 @@ for name, some in (("in one go", in_one_go), ("chunks of 32", in_chunks)):
 # long prompt. This is **preemption by recomputation**. It costs arithmetic but no memory, and it is cheaper than it sounds:
 # all those tokens are known by now, so one prefill pass recomputes what took one decode pass per token before.
 #
-# Three requests run in a pool of 8 blocks with 4 slots each. First, for comparison, in a pool that is large enough:
+# Three requests run in a pool of 8 blocks. A block has room for 4 tokens, so the pool has room for 32. First, for
+# comparison, in a pool that is large enough:
 
 
 # %%
@@ -213,7 +225,13 @@ print("with 64 blocks:", roomy["totals"]["steps"], "steps,", roomy["totals"]["re
 # %% [markdown]
 # ## Predict
 #
-# With 8 blocks, how many tokens are processed in all passes together?
+# With 64 blocks nothing is computed twice. Each prompt has 4 tokens, and a request of $n$ new tokens processes $4 + n - 1$,
+# because its last token is emitted but never processed; for the three requests this makes 52.
+#
+# With 8 blocks some tokens are computed twice. All three requests are admitted in step 0, where each prompt fills one block.
+# From step 1 on each request takes a new block every four steps. If there is none, the last request loses its blocks. A
+# preempted request returns when there are blocks for all of its tokens, and a later one never overtakes it. How many tokens
+# are processed in all passes together? Pen and paper give the exact number.
 
 # %% tags=["nbval-ignore-output"]
 tokens_processed = viz.predict("Tokens processed with 8 blocks?", "tokens")
@@ -238,13 +256,20 @@ print("processed again:", tight["totals"]["read"] - roomy["totals"]["read"])
 print("the same outputs:", tight_outputs == roomy_outputs)
 
 # %% [markdown]
+# In step 5 the third request is preempted, with 8 tokens in the cache, and in step 13 the second one, with 16. These 24 tokens
+# are computed again, in one pass, when the first request has finished.
+#
 # The user of a preempted request sees a pause. The tokens that were already emitted are kept, so nothing that the user has
 # seen changes. What comes after the pause is the same here; in bfloat16 the recomputed keys and values may differ in their
 # last bits, with the consequences described above.
 #
 # Does every request finish? A request is never preempted for the sake of one that comes later in the order. So the first
 # request in the order keeps its blocks and finishes, then another one is first, and by induction all of them finish. The
-# order matters for this argument. If a request without a free block could take the blocks of any other request, two
+# argument has two conditions. Each request must fit into the pool alone, which the scheduler checks on arrival. And
+# requests of higher priority must not keep arriving, because each of them goes to the front, and a request of low
+# priority could then wait for ever; with equal priorities this cannot happen.
+#
+# The order itself matters, too. If a request without a free block could take the blocks of any other request, two
 # requests that do not fit into memory together could preempt each other in turn, and neither would finish.
 
 # %% [markdown]
@@ -259,10 +284,19 @@ viz.gantt(target)
 # %% [markdown]
 # Three tasks:
 #
-# - Let the chart have one line for each slot of the batch. The holes of the static batch are what the formula counts.
-# - Choose *little memory* and find the request that is preempted. What does its bar do when it comes back?
-# - Switch the axis to *time on this machine*. Do all steps take equally long? Is the ratio of the times the same as the
-#   ratio of the steps?
+# 1. Set *one line per* to *slot in the batch*. The holes of the static batch are what the formula counts.
+# 2. Set *engine* to *little memory* and find a request that is preempted. What does its bar do when it comes back?
+# 3. Set *axis* to *time on this machine*. Do all steps take equally long? Is the ratio of the times the same as the ratio
+#    of the steps?
+#
+# <details><summary>Answers to 2 and 3</summary>
+#
+# With continuous batching D, E and F are preempted. When such a request comes back, its bar begins with a prefill, a single
+# step over its prompt and all tokens generated so far, and then it continues to decode where it had stopped.
+#
+# Steps with a prefill or with more requests take longer. With continuous batching the steps are fuller, so the time
+# usually shrinks by a smaller factor than the number of steps.
+# </details>
 
 # %% [markdown]
 # ## How much faster is it?
@@ -273,45 +307,47 @@ viz.gantt(target)
 # policies of the engine. The three ways take turns, so that other load on the machine disturbs all of them alike.
 
 # %% tags=["nbval-ignore-output"]
+os.environ["MINISPEC_LINEAR"] = "torch"  # the same kernels for all three; `generate` might switch to faster ones midway
 prompts = [target.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]
-work = batching.workload(prompts, count=20, longest=32)
-here = batching.compare(target, work, batch=4, repeat=2)
+work = batching.workload(prompts, count=16, longest=24)
+here = batching.compare(target, work, batch=4, repeat=5)
 print(batching.text(here))
 
 # %% [markdown]
-# The number of steps does not depend on the machine, so this part can be checked:
-
-# %%
-print({way: result["steps"] for way, result in here["results"].items()})
-
-# %% [markdown]
-# Now compare two ratios, the steps and the tokens per second. The second line comes from a longer run of the same
-# benchmark, recorded on another machine (a CPU with two cores):
+# Does the time fall by the same factor as the number of steps? The next cell compares the two ratios, for the run above
+# and for a longer run of the same benchmark that was recorded on a CPU with two cores:
 
 # %% tags=["nbval-ignore-output"]
 recorded = json.loads((Path(ms.__file__).parent / "data/benchmarks/batching.json").read_text())
-for name, result in (("here", here), ("recorded", recorded)):
-    old, new = (result["results"][way] for way in ("static", "continuous"))
-    faster = new["tokens_per_second"]["median"] / old["tokens_per_second"]["median"]
-    print(f"{name:9} {old['steps'] / new['steps']:.1f} times fewer steps, {faster:.1f} times the tokens per second")
+for name, run in (("here", here), ("recorded", recorded)):
+    print(f"{name}: {run['target']}, {run['requests']} requests, {run['tokens']} tokens, {run['batch']} slots")
+    static, continuous = (run["results"][policy] for policy in ("static", "continuous"))
+    faster = continuous["tokens_per_second"]["median"] / static["tokens_per_second"]["median"]
+    print(f"  {static['steps'] / continuous['steps']:.1f} times fewer steps, {faster:.1f} times the tokens per second")
+    for policy, result in (("static", static), ("continuous", continuous)):
+        seconds = run["tokens"] / result["tokens_per_second"]["median"]
+        print(f"  {policy}: {1000 * seconds / result['steps']:.1f} ms per step")
 
 # %% [markdown]
-# If all steps took equally long, the two ratios would be equal. But a fuller step takes longer, and on a CPU noticeably so,
-# as the recorded run shows. (A run as short as ours is noisy.) On a GPU at a moderate batch size, where reading the weights
-# dominates the time of a step, the two ratios come closer.
+# If all steps took equally long, the two ratios would be equal. They are not, because a step of continuous batching has
+# fewer empty slots and takes longer: compare the times per step. On a GPU at a moderate batch size, where reading the
+# weights dominates the time of a step, the two ratios come closer.
 #
 # The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner, but
-# *each next* token a little later, because the steps are fuller. So throughput and the speed of a single request are two
+# *each next* token later, again because the steps are fuller. So throughput and the speed of a single request are two
 # different goals. Batching improves the first. Speculation, from the next lesson on, improves the second.
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM** calls the slots `max_num_seqs` and the budget `max_num_batched_tokens`. Chunked prefill is on by default,
-# `long_prefill_token_threshold` is close to our `max_chunk`, and `scheduling_policy` is `fcfs` or `priority`. Its scheduler
-# works with the same two numbers as ours, the tokens of a request and the tokens computed. Preempted requests are
-# recomputed; an earlier version of the engine could also swap their blocks to host memory. The metrics count preemptions.
-# If you see many of them, admit fewer requests or give the pool more memory.
+# **vLLM** (its V1 scheduler, 2026) calls the slots `max_num_seqs` and the budget `max_num_batched_tokens`. Chunked
+# prefill is on by default, `long_prefill_token_threshold` is close to our `max_chunk`, and `scheduling_policy` is `fcfs` or
+# `priority`. Its scheduler works with the same two numbers as ours, the tokens of a request and the tokens computed. One
+# rule differs: vLLM goes through its running requests in the order in which they were admitted, whether they decode or
+# prefill, while ours puts decoding requests first. To admit a request it requires free blocks for the whole prompt, as we
+# do; this can be switched off (`scheduler_reserve_full_isl`), and then the first chunk is enough. Preempted requests are
+# recomputed; the earlier V0 engine could also swap their blocks to host memory. The metrics count preemptions. If you see
+# many of them, admit fewer requests or give the pool more memory.
 #
 # **SGLang** has `max_running_requests` and `chunked_prefill_size`, and says *retract* for preempt. **TensorRT-LLM** says
 # *in-flight batching* and lets you choose between a scheduler that admits only what is certain to fit and one that fills

@@ -9,7 +9,8 @@ Drafts are served last: they take neither tokens nor blocks from certain work.
 
 When blocks run out, a running request that cannot get its next slot preempts the last one in the order (priority,
 arrival), possibly itself. The preempted request loses its blocks and is computed again later, except for what is still
-cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end.
+cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end,
+unless requests of higher priority keep arriving. (`check` refuses what does not fit into the pool alone.)
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def test_the_lab_turns_pages_and_forgets_the_last_diagnosis():
     for number in range(1, 6):
         panel.controls["number"].value = number
         assert panel.controls["picked"].value == ""
-        panel.controls["picked"].value = "K too large"
+        panel.controls["picked"].value = "k too large"
         seen.add(panel.picture)
         assert f"Set-up {number} is slower" in panel.words
     assert len(seen) == 5 and sum("✓" in picture for picture in seen) == 1
@@ -144,4 +144,4 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="picked='bad luck'.*wrong kernel"):
         diagnose_html(SOUND, SOUND, "bad luck")
     with pytest.raises(ValueError, match="sound"):
-        diagnose({"K too large": CASES["K too large"]})
+        diagnose({"k too large": CASES["k too large"]})

@@ -11,14 +11,14 @@ from html import escape
 from typing import NamedTuple
 
 from ... import theory
-from ...bench.slower import FAULTS, SOUND, Case, cases
+from ...bench.slower import FAULTS, SOUND, Case, cases, unnamed_order
 from .panel import Panel, choice, slider
 from .style import GREY, KINDS, PALETTE
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
     "mismatched draft": "Check that the draft is the target's own: same tokenizer, same training, weights in order.",
-    "K too large": "Draft fewer tokens, or let k follow the measured acceptance.",
+    "k too large": "Draft fewer tokens, or let k follow the measured acceptance.",
     "launch overhead": "Take a draft of fewer and wider layers, or start it as one CUDA graph.",
     "full batch": "Draft less when the batch is full, and nothing at all once arithmetic is the limit.",
     "wrong kernel": "Use a product for few tokens that reads every weight once.",
@@ -42,7 +42,7 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
     shorter = theory.speedup(alpha, best, c, 1 + slope * best)
     mended = {
         "mismatched draft": theory.speedup(max(alpha, sound.alpha), k, c, v),
-        "K too large": shorter,
+        "k too large": shorter,
         "launch overhead": theory.speedup(alpha, k, min(c, sound.c), v),
         "full batch": one_row,
         "wrong kernel": one_row,
@@ -53,7 +53,7 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
             alpha < 0.7 * sound.alpha,
             f"α is {alpha:.2f}; the sound draft has {sound.alpha:.2f}",
         ),
-        "K too large": (
+        "k too large": (
             k > 2 * best and shorter > 1.1,
             f"{k} draft tokens per pass yield {case.tokens_per_pass:.2f} tokens; at this α and c the best k is {best}",
         ),
@@ -172,7 +172,7 @@ def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) 
     runs = cases() if runs is None else runs
     if SOUND not in runs or len(runs) < 2:
         raise ValueError(f"runs={list(runs)}: give the {SOUND!r} run to compare with, and one with a fault at least")
-    order = list(order) or sorted((name for name in runs if name != SOUND), key=lambda name: name[::-1])
+    order = list(order) or unnamed_order(runs)
     controls = {
         "number": slider("set-up", 1, 1, len(order)),
         "picked": choice("diagnosis", {"…": ""} | {name: name for name in FAULTS}),

@@ -137,8 +137,9 @@ def surface_figure(
     return figure
 
 
-def surface(dots: Sequence[Dot] = (), curve: Callable[[int], float] | None = None) -> Panel:
+def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], float] | None = None) -> Panel:
     """Sliders for α, c and v. Choosing a dot puts them where it was measured; `curve` is v(k) of this machine."""
+    dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
     names = {"by hand": ""} | {dot.name: dot for dot in dots}
     costs = {"the same for every k": "same", "grows with k": "grows"} | ({"as measured here": "here"} if curve else {})
     controls = {
