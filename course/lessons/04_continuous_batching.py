@@ -307,7 +307,7 @@ viz.gantt(target)
 # policies of the engine. The three ways take turns, so that other load on the machine disturbs all of them alike.
 
 # %% tags=["nbval-ignore-output"]
-os.environ["MINISPEC_LINEAR"] = "torch"  # the same kernels for all three; `generate` might switch to faster ones midway
+os.environ["MINISPEC_LINEAR"] = "torch"  # the same kernels for all three: `generate` has faster ones
 prompts = [target.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]
 work = batching.workload(prompts, count=16, longest=24)
 here = batching.compare(target, work, batch=4, repeat=5)

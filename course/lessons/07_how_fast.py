@@ -163,7 +163,6 @@ speedup_guess = viz.predict(
 speedup_guess
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-os.environ["MINISPEC_LINEAR"] = "torch"  # one kind of kernel from the first round to the last
 PROMPT = "One day, a little girl named Lily"
 here = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=4, temperature=0.6, repeat=5)
 alpha, counted = here.out.trace.acceptance_rate, here.out.trace.tokens_per_cycle
