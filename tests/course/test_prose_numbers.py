@@ -33,8 +33,15 @@ QUOTED: dict[str, dict[float, object]] = {
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},
-    "08": {0.6: GIVEN, 0.95: GIVEN},
-    "09": {32000: GIVEN},
+    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200)},
+    "09": {
+        32000: GIVEN,
+        128000: GIVEN,
+        188: theory.free_tokens(theory.H200),
+        200: 8 * 25,
+        800: 32 * 25,
+        0.08: 0.31 * 0.25,
+    },
     "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
     "11": {41: 39 + 1 + 1, 42: 41 + 1},
     "12": {0.9: GIVEN},
