@@ -434,7 +434,7 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 #
 # The width depends on the settings, a window of $W$ columns, n-grams of length $N$ and $G$ candidates: a pass processes up
 # to $1 + (W + G)(N - 1)$ tokens. Ours are small, $W = G = 5$ and $N = 4$, which makes 31 tokens where a chain of four
-# makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), bf16 weights and no KV cache, a
+# makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), parameters in bf16 and no KV cache, a
 # pass is memory-bound up to 188 tokens in all. So lookahead can be free for one request, and is not free for sixteen at
 # once, which have 12 tokens each.
 # </details>

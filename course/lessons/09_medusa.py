@@ -218,8 +218,8 @@ tree_guess.reveal(tree.expected_tokens(heads.accuracy, tree.best_tree(heads.accu
 # than on a chain. Head 1 is so uncertain that its second candidate (0.12) is worth more than the second token of the
 # chain (0.31 · 0.25 = 0.08).
 #
-# More nodes are free only while the pass is memory-bound, and that depends on how many requests share it. With bf16
-# weights, no KV cache, and the compute and bandwidth that we measured on an H200 (lesson 01), a pass is memory-bound up to
+# More nodes are free only while the pass is memory-bound, and that depends on how many requests share it. With parameters in
+# bf16, no KV cache, and the compute and bandwidth that we measured on an H200 (lesson 01), a pass is memory-bound up to
 # 188 tokens. One request with a tree of 24 nodes has 25, eight have 200, and 32 have 800.
 
 # %% [markdown]

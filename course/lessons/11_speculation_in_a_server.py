@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 Speculation in a server
 #
-# *Time:* 45 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 50 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # In the lessons so far, speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) had the machine to itself. In a
 # server it shares the machine with a scheduler that counts tokens, with a cache that is cut into blocks, and with other
@@ -300,7 +300,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # The roofline bounds the time of each pass, but a ratio of two bounds is not a bound, so we have to measure. There is a
 # recorded run of our engine on an H200 (`minispec bench batch`, greedy, median and range of five rounds), with four draft
 # tokens per request after 500 tokens of context. The target has the shape of an 8B model. The draft model consists of its
-# first two layers and its LM head, which are 0.128 of the parameters that a pass of the target reads.
+# first two layers and its LM head, about an eighth of the parameters that a pass of the target reads.
 #
 # The weights are random, and one setting of the benchmark, ε, controls how well the two models agree. So $\alpha$ says
 # nothing about real draft models, while the times do not depend on what the weights are. $\alpha$ is counted, and $c$ and
@@ -319,10 +319,10 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, 500).v, 2) fo
 # - **Do not read the measured column as the effect of the batch size.** $\alpha$ falls from 0.85 to 0.72 down the table,
 #   because a batch of $n$ serves the first $n$ prompts of a fixed list, and the first few happen to be easy to predict.
 #   The line *formula at α = 0.72* shows the effect of the load alone: 1.83 at batch 1, 1.63 at batch 32, 1.18 at batch
-#   128. So most of the fall up to batch 32 is the prompts, and most of the fall after it is the load.
+#   128. So most of the fall up to batch 32 is the prompts, and the fall after it is the load.
 # - **What the agreement of the two columns proves.** $c$ and $v$ come from the same run, so it proves only that nothing is
 #   missing in the accounting, and that one $\alpha$ for all positions is good enough. At batch 1 it is not: the run emitted
-#   4.00 tokens per cycle, where $\alpha = 0.85$ at every position would give 3.72, so the formula is 7 % low.
+#   4.0 tokens per cycle, where $\alpha = 0.85$ at every position gives 3.7, so the formula is 7 % low.
 # - **At batch 128 the run still gains**, 1.16 times, where the first table above said 0.77. The reason is $v$: 1.90
 #   measured against 3.40 there. With 500 tokens of context the roofline expects 2.22, and the measured plain pass exceeded
 #   its bound by more than the verification pass did, which lowers the ratio further. The larger $c$, 0.14 instead of 0.05,

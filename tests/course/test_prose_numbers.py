@@ -42,8 +42,23 @@ QUOTED: dict[str, dict[float, object]] = {
         800: 32 * 25,
         0.08: 0.31 * 0.25,
     },
-    "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
-    "11": {41: 39 + 1 + 1, 42: 41 + 1},
+    "10": {
+        0.8: DECAY,
+        31: GIVEN,
+        85: GIVEN,  # 85 %: DeepSeek-V3's report
+        0.07: math.sqrt(0.43 * 0.57 / 54),
+        0.7: GIVEN,
+        0.9: GIVEN,
+        0.63: 0.7 * 0.9,
+        0.15: 0.3 * 0.5,
+    },
+    "11": {
+        41: 39 + 1 + 1,
+        42: 41 + 1,
+        188: theory.balance_point(theory.H200),
+        60: 188 - 128,
+        3.7: theory.expected_tokens(0.85, 4),
+    },
     "12": {0.9: GIVEN},
     "17": {45: interview.mock_interview.MINUTES, 4.8: GIVEN, 989: theory.H100.flops / 1e12},  # an H200's data sheet
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},

@@ -88,7 +88,7 @@ def roofline_at(
     whose pass and cache are counted like the target's."""
     shapes = [presets.SHAPES[name] for name in (target, draft)]
     kept = [theory.kv_bytes_per_token(s.num_layers, s.num_kv_heads, s.head_dim) for s in shapes]
-    stored = sum(2 * presets.weights(s) + batch * context * per_token for s, per_token in zip(shapes, kept, strict=True))
+    stored = sum(2 * presets.weights(s) for s in shapes) + batch * context * sum(kept)
     if c is None:
         passes = [presets.work(s, 2, batch, 1, context) for s in shapes]
         whole, small = (theory.roofline_time(bytes_read, flops, hardware) for flops, bytes_read in passes)
