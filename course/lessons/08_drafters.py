@@ -88,10 +88,10 @@ for turn in ("first", "second"):
 # here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads
 # that are trained on the target's hidden states.
 #
-# Lookahead needs an explanation, because no second drafter is visible in it. It keeps a window of guesses for the next
-# positions, appends them to every forward pass of the target, and replaces each by what the target predicts there. So
-# the guesses are refined from pass to pass, and the n-grams they go through are collected. Those that begin with the
-# last token are the next drafts.
+# How can the target draft for itself, as in lookahead? It keeps a window of guesses for the next positions, appends them
+# to every forward pass of the target, and replaces each guess by what the target predicts there. So the guesses are
+# refined from pass to pass, and the n-grams that they go through are collected. The n-grams that begin with the last
+# emitted token are the drafts of the next cycle.
 
 
 # %%
@@ -227,8 +227,9 @@ viz.drafter_race(race)
 #
 # $$c \approx \frac{\text{bytes for one draft token}}{\text{bytes for one pass of the target}}$$
 #
-# Treat it as a lower bound. The pass of a small model on a GPU is limited by the latency of its layers, which run one
-# after another, more than by its bytes, so its real $c$ is higher than this ratio.
+# Treat it as an optimistic estimate. The pass of a large target comes close to the time its bytes take. The pass of a
+# small model on a GPU is limited by the latency of its layers, which run one after another, more than by its bytes, so
+# its real $c$ is higher than this ratio.
 
 # %% [markdown]
 # ## Predict
@@ -274,9 +275,10 @@ for name, c in drafting.byte_costs(target, draft).items():
     print(f"{name:<12} c = {c:.2f}   {tokens:.2f} tokens per pass   speed-up {tokens / (4 * c + 1):.2f}")
 
 # %% [markdown]
-# Four remarks on this table.
+# Some remarks on this table:
 #
-# - **Small model.** Its 3.04 is an upper bound, because its $c$ is a lower bound.
+# - **Small model.** Its 3.04 is optimistic, because its $c$ is.
+# - **int8 copy.** With every single draft token accepted it still reaches only 1.66.
 # - **int4 copy.** Its $c$ is 0.28 rather than a quarter, because every group of 32 parameters also stores a scale.
 # - **Early exit** loses time. It runs three of the six layers and the LM head, so it is expensive, and it is accepted
 #   seldom, because the final norm and the LM head were trained on the finished residual stream. A small trained module
@@ -366,7 +368,7 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # draft. It costs acceptance when the target samples at a high temperature, and it is what several servers do by default
 # (see below). For exactness nothing has to match; a match is worth something for acceptance only.
 #
-# In this range the best acceptance falls as the target's temperature rises. The reason is that the two models differ
+# In this range the best acceptance falls as the target's temperature rises. The likely reason is that the two models differ
 # more about unlikely tokens than about the most probable one, and a higher temperature gives the unlikely ones more
 # weight. It is not that probability is spread out: at an infinite temperature both distributions would be uniform, and
 # every draft token would be accepted.

@@ -278,8 +278,8 @@ print("positions count slots:    ", torch.allclose(in_one_pass(mask, by_slot), e
 #
 # Siblings compete for one position, and the target has one distribution $p$ there. Suppose that the first sibling is
 # rejected. By lesson 06 the token must then come from the residual. So the residual takes the role of $p$ for the second
-# sibling, and so on. With $d_i$ for the $i$-th sibling, $q_i$ for the distribution it was sampled from, and $r_i$ for the
-# distribution that is still to be sampled from,
+# sibling, and so on. With $d_i$ for sibling $i$, counted from 0, $q_i$ for the distribution it was sampled from, and $r_i$ for
+# the distribution that is still to be sampled from,
 #
 # $$r_0 = p, \qquad \text{accept } d_i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
 # r_{i+1} = \text{norm}\left([r_i - q_i]_+\right)$$

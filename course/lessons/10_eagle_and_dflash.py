@@ -172,8 +172,8 @@ print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 #    until the tree is $k$ deep.
 # 3. Of all nodes of all depths, keep the most probable ones, as many as the verification pass may have (`nodes`).
 #
-# For example, let the draft give token A probability 0.7 and token B 0.3. After A it is certain and gives 0.9 to a second
-# A; after B it gives 0.5 to each. The path A A then has 0.63 and is worth more than B alone, while B A and B B have 0.15
+# For example, let the draft give token A probability 0.7 and token B 0.3. After A it is rather certain and gives 0.9 to a
+# second A; after B it gives 0.5 to each. The path A A then has 0.63 and is worth more than B alone, while B A and B B have 0.15
 # each. So the tree follows A in depth first ([`grow`](../minispec/drafters/growth.py)).
 #
 # With the trained layer, trees of 16 nodes take different shapes from cycle to cycle:
@@ -230,7 +230,7 @@ for name, drafter, layer, layers in (
 # Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
 # does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
 # not have.
-
+#
 # Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
 #
 # ```
@@ -297,8 +297,8 @@ training_guess.reveal(untrained["EAGLE"])
 # Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
 # different position. Training changes that in minutes. (Medusa's chain is one token shorter, because it has four heads.)
 #
-# And what does a draft cost with each of them? All three borrow the embedding and the LM head from the target. The next
-# cell counts the parameters that each adds, with the small model of lesson 05 for comparison, and how much training each
+# And what does a draft cost with each of them? All three borrow the target's LM head, and EAGLE and DFlash also its
+# embedding. The next cell counts the parameters that each adds, with the small model of lesson 05 for comparison, and how much training each
 # has had: steps times tokens per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
 # [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
 # [micro-dflash](../minispec/data/micro-dflash/README.md).
@@ -318,8 +318,8 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 
 # %% [markdown]
 # `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent. What the table leaves out is the target's LM head, which
-# Medusa, EAGLE and DFlash borrow and apply to every draft token.
+# few percent. What the table leaves out is the target's LM head, which Medusa, EAGLE and DFlash borrow and apply to every
+# draft token.
 #
 # The small model had to learn the language from scratch. The other three had to learn only how to use states that already
 # contain it, which is why minutes on a CPU bring them so far. Published heads are trained far longer, on the target's

@@ -149,7 +149,7 @@ during.reveal(blocks_during)
 
 # %% [markdown]
 # In our engine, blocks that hold no kept token go back to the pool as soon as the verdict is known. vLLM leaves them with
-# the request, which will need them for its next tokens.
+# the request, which usually needs them for its next tokens.
 #
 # ## What if memory is short?
 #
@@ -253,8 +253,8 @@ viz.scheduler_steps(target, drafter)
 #
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
 # pass. [`roofline_at`](../minispec/course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
-# with the bandwidth and the FLOP/s that we measured on it, which put the ridge point at 188 tokens per pass (lesson 01).
-# We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The last two columns show the best draft
+# with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
+# about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The last two columns show the best draft
 # length for each batch size, and what it gains.
 
 # %%
@@ -264,8 +264,8 @@ for batch in (1, 32, 64, 128, 256):
     print(f"{batch:5d} {5 * batch:8d} {at.v:6.2f} {at.speedup:18.2f} {at.best_k:8d} {at.best_speedup:10.2f}")
 
 # %% [markdown]
-# From the batch on at which the plain pass itself reaches the ridge point, 188 requests, $v = k + 1$, because five tokens
-# then take five times as long as one. At that point even perfect drafts gain nothing, and rejected tokens are a loss.
+# As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then take five
+# times as long as one. At that point even perfect drafts gain nothing, and rejected tokens are a loss.
 # Shorter drafts stay useful up to larger batches.
 
 # %% [markdown]
