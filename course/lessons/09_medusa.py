@@ -79,8 +79,8 @@ parameters_guess
 # vocabulary ([`medusa_parameters`](../minispec/theory.py)).
 
 # %% tags=["spoiler"]
-full = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5)
-shared = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5, shared_lm_head=True)
+d, V, heads = 4096, 32_000, 5
+full, shared = heads * (d * d + d + V * d), heads * (d * d + d)
 print(f"five full heads: {full / 1e9:.2f} billion")
 print(f"one LM head for all: {shared / 1e9:.2f} billion")
 print(f"share of W₂: {1 - shared / full:.0%}")
@@ -169,7 +169,6 @@ for j, accuracy in enumerate(heads.accuracy, start=1):
 candidates = heads.candidates(state_after(prompt[:-1]))  # [4 heads, 10 candidates]
 small = tree.from_candidates(candidates, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 print("parents:", small.parents)
-print("paths from the root to the leaves:", tree.paths(small.parents))
 
 # %% [markdown]
 # Which nodes should a tree of given size have? A node is accepted if every node on its path is right, and it then adds
