@@ -38,21 +38,20 @@ QUOTED: dict[str, dict[float, object]] = {
         32000: GIVEN,
         128000: GIVEN,
         188: theory.free_tokens(theory.H200),
-        200: 8 * 25,
-        800: 32 * 25,
-        0.08: 0.31 * 0.25,
     },
     "10": {
         0.8: DECAY,
         31: GIVEN,
-        85: GIVEN,  # 85 %: DeepSeek-V3's report
-        0.07: math.sqrt(0.43 * 0.57 / 54),
+        85: GIVEN,  # 85 to 90 %: DeepSeek-V3's report
+        90: GIVEN,
         0.7: GIVEN,
         0.9: GIVEN,
+        0.5: GIVEN,
         0.63: 0.7 * 0.9,
         0.15: 0.3 * 0.5,
     },
     "11": {
+        39: GIVEN,
         41: 39 + 1 + 1,
         42: 41 + 1,
         188: theory.balance_point(theory.H200),
