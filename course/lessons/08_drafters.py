@@ -281,10 +281,7 @@ for name, c in drafting.byte_costs(target, draft).items():
 # - **int8 copy.** With every single draft token accepted it still reaches only 1.66.
 # - **int4 copy.** Its $c$ is 0.28 rather than a quarter, because every group of 32 parameters also stores a scale.
 # - **Early exit** loses time. It runs three of the six layers and the LM head, so it is expensive, and it is accepted
-#   seldom, because the final norm and the LM head were trained on the finished residual stream. A small trained module
-#   between the two helps ([`train_exit`](../minispec/drafters/early_exit.py)). LayerSkip (Elhoushi et al., 2024) trains
-#   the whole model so that its early layers predict well, and lets verification continue from the states of the exit
-#   layers, which our implementation computes a second time.
+#   seldom, because the final norm and the LM head were trained on the finished residual stream.
 # - **Lookahead** has $c = 0$, but it makes every pass of the target wider, so $v = 1$ is a claim about the GPU and the
 #   batch (see *Go deeper* at the end).
 #
@@ -331,15 +328,8 @@ print("accepted by the target, middle alone:", round(sum(map(min, p, middle)), 3
 
 # %% [markdown]
 # The middle model emits its own distribution and the target emits $p$, although every guess of the tiny drafter is
-# token 3. So staging lowers the cost of a draft token and leaves its acceptance alone. How much that gains depends on
-# how expensive the middle model was. In the two runs above the small model needed 0.93 and 0.43 passes per draft token.
-# Take a value between them, 1/1.6, and α = 0.8:
-
-# %%
-for c in (0.2, 0.02):
-    staged = c / 1.6
-    before, after = theory.best_speedup(0.8, c), theory.best_speedup(0.8, staged)
-    print(f"c = {c:<4} → {staged:<6.4f}  best speed-up {before:.2f} → {after:.2f}  (× {after / before:.2f})")
+# token 3. So staging lowers the cost of a draft token and leaves its acceptance alone. That is worth
+# much if the middle model is expensive, and little if its $c$ was small anyway.
 
 # %% [markdown]
 # ## Which temperature should the draft model have?
@@ -367,11 +357,6 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # curves are flat around them, so the target's temperature is a good start. The left end of each curve is a greedy
 # draft. It costs acceptance when the target samples at a high temperature, and it is what several servers do by default
 # (see below). For exactness nothing has to match; a match is worth something for acceptance only.
-#
-# In this range the best acceptance falls as the target's temperature rises. The likely reason is that the two models differ
-# more about unlikely tokens than about the most probable one, and a higher temperature gives the unlikely ones more
-# weight. It is not that probability is spread out: at an infinite temperature both distributions would be uniform, and
-# every draft token would be accepted.
 
 # %% [markdown]
 # ## How to choose
@@ -431,6 +416,21 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 
 # %% [markdown]
 # ## Go deeper
+#
+# <details><summary>How can an early exit be made to pay?</summary>
+#
+# A small trained module between the exit layer and the final norm helps
+# ([`train_exit`](../minispec/drafters/early_exit.py)). LayerSkip (Elhoushi et al., 2024) trains the whole model so that
+# its early layers predict well, and lets verification continue from the states of the exit layers, which our
+# implementation computes a second time.
+# </details>
+#
+# <details><summary>Why does the best acceptance fall as the target's temperature rises?</summary>
+#
+# It does so between 0 and 1.5 with these two models. The likely reason is that they differ more about unlikely tokens than
+# about the most probable one, and a higher temperature gives the unlikely ones more weight. It is not that probability is
+# spread out: at an infinite temperature both distributions would be uniform, and every draft token would be accepted.
+# </details>
 #
 # <details><summary>How wide is a lookahead pass, and when is that free?</summary>
 #

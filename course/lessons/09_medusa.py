@@ -15,7 +15,7 @@
 # - train the heads while the target stays frozen;
 # - build the best tree of a given size from measured accuracies;
 # - read the attention mask of a tree, and show that it is right;
-# - tell lossless acceptance of a tree from typical acceptance, which is not lossless.
+# - state the lossless acceptance rule of a tree, and tell it from typical acceptance, which is not lossless.
 
 # %%
 import torch
@@ -127,7 +127,7 @@ for j, accuracy in enumerate(mine.accuracy, start=1):
 
 # %% [markdown]
 # Training heads on a frozen base model is the paper's **Medusa-1**. The target's distributions cannot change, and neither
-# can the output, *if* the acceptance rule is lossless (the last section shows one that is not). **Medusa-2** trains the
+# can the output, *if* the acceptance rule is lossless (*Go deeper* at the end shows one that is not). **Medusa-2** trains the
 # base model together with the heads. The heads get better, but the base model becomes a different model, whose quality
 # has to be evaluated again.
 #
@@ -321,7 +321,8 @@ for name, siblings in (
 # There is an equivalent way to say this: sample one token from $p$ at each node and follow the child that equals it, as
 # long as there is one. So "take the longest path that agrees" is exact if "agrees" means "equals the token sampled from
 # $p$ at that node", which for a greedy target is the most probable token. It is not exact if every plausible token counts
-# as agreeing.
+# as agreeing. That is what *typical acceptance* does, which the Medusa paper proposes too; it is faster and not lossless
+# (*Go deeper* at the end).
 #
 # Here are greedy runs of a chain and of a tree:
 
@@ -339,49 +340,6 @@ for name, drafter in (
 # For the chain we expected 1.41 tokens per forward pass, and the run has 1.66; for the tree 1.93, and the run has 1.92.
 # They need not agree: the table averages over stories at several temperatures, of which greedy ones are the easiest to
 # predict, and this is one greedy story of 48 tokens.
-
-# %% [markdown]
-# ## Typical acceptance
-#
-# Can a tree be accepted more generously? The authors of Medusa also propose **typical acceptance**. A draft token $d$
-# passes if the target gives it enough probability, and the higher the entropy $H(p)$ of the target's distribution, the
-# less is enough:
-#
-# $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
-#
-# The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). No
-# random number is used to accept or refuse. Which distribution does the emitted token have?
-# [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every outcome of
-# their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
-
-# %%
-print("target's distribution:   ", p)
-for tokens in ([1, 2], [3], [2, 0]):
-    for rule in ("lossless", "typical"):
-        emitted = drafting.at_one_position(p, tokens, lossless=rule == "lossless")
-        print(f"draft tokens {tokens!s:7} {rule:8}", [round(x, 3) for x in emitted])
-
-# %% [markdown]
-# Lossless means that the draft leaves no trace in the distribution of the output. Under typical acceptance, a draft token
-# that passes *is* the output. With this $p$ even a token of probability 0.1 passes, and it is then emitted every time.
-#
-# At temperature 0 the target's distribution is one-hot, only its own choice passes, and the two rules agree. So greedy
-# tests do not reveal the difference. At higher temperatures typical acceptance accepts longer runs and changes the
-# distribution. Whether the outputs are worse is a question for an evaluation of the product; that they are no longer
-# samples of the target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every
-# trace says so.
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-for lossless in (True, False):
-    drafter = Medusa(target, heads, nodes=24, lossless=lossless)
-    outs = ms.speculate(target, [prompt] * 8, drafter, k=4, max_new_tokens=40, temperature=1.0, seed=0)
-    rate = sum(out.trace.tokens_per_cycle for out in outs) / len(outs)
-    print(f"temperature 1, {'lossless' if lossless else 'typical '}: {rate:.2f} tokens per forward pass")
-
-# %% [markdown]
-# Sampling at temperature 1 is harder to predict than the greedy run, so the first line is lower than the tree's 1.92. The
-# gain of the second line over the first is bought with a different distribution. A comparison of drafters should
-# therefore say which acceptance rule it used.
 
 # %% [markdown]
 # ## Play: tree and mask
@@ -437,6 +395,49 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a
 # small p and q, as above, and compare it with p. A greedy test cannot show the difference.
 # </details>
+
+# %% [markdown]
+# ## Go deeper: typical acceptance
+#
+# *10 more minutes.* Can a tree be accepted more generously? The authors of Medusa also propose **typical acceptance**. A draft token $d$
+# passes if the target gives it enough probability, and the higher the entropy $H(p)$ of the target's distribution, the
+# less is enough:
+#
+# $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
+#
+# The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). No
+# random number is used to accept or refuse. Which distribution does the emitted token have?
+# [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every outcome of
+# their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
+
+# %%
+print("target's distribution:   ", p)
+for tokens in ([1, 2], [3], [2, 0]):
+    for rule in ("lossless", "typical"):
+        emitted = drafting.at_one_position(p, tokens, lossless=rule == "lossless")
+        print(f"draft tokens {tokens!s:7} {rule:8}", [round(x, 3) for x in emitted])
+
+# %% [markdown]
+# Lossless means that the draft leaves no trace in the distribution of the output. Under typical acceptance, a draft token
+# that passes *is* the output. With this $p$ even a token of probability 0.1 passes, and it is then emitted every time.
+#
+# At temperature 0 the target's distribution is one-hot, only its own choice passes, and the two rules agree. So greedy
+# tests do not reveal the difference. At higher temperatures typical acceptance accepts longer runs and changes the
+# distribution. Whether the outputs are worse is a question for an evaluation of the product; that they are no longer
+# samples of the target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every
+# trace says so.
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+for lossless in (True, False):
+    drafter = Medusa(target, heads, nodes=24, lossless=lossless)
+    outs = ms.speculate(target, [prompt] * 8, drafter, k=4, max_new_tokens=40, temperature=1.0, seed=0)
+    rate = sum(out.trace.tokens_per_cycle for out in outs) / len(outs)
+    print(f"temperature 1, {'lossless' if lossless else 'typical '}: {rate:.2f} tokens per forward pass")
+
+# %% [markdown]
+# Sampling at temperature 1 is harder to predict than the greedy run, so the first line is lower than the tree's 1.92. The
+# gain of the second line over the first is bought with a different distribution. A comparison of drafters should
+# therefore say which acceptance rule it used.
 
 # %% [markdown]
 # ## Read the papers

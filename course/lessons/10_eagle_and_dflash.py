@@ -218,52 +218,12 @@ for name, drafter, layer, layers in (
     print(f"{name}: {len(passes) / trace.target_passes:.0f} × {layers} layer runs per cycle")
 
 # %% [markdown]
-# ## How is a block trained?
-#
-# A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
-# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
-# pass of the drafter. A mask keeps them apart:
-#
-# - a position attends to the context strictly **before** its anchor;
-# - a position attends to all of its **own** block, and to no other block.
-#
-# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
-# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
-# not have.
-#
-# Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
-#
-# ```
-#               context             block at 2   block at 5
-#               0 1 2 3 4 5 6 7     2 3 4        5 6 7
-# position 2    # # . . . . . .     # # #        . . .
-# position 3    # # . . . . . .     # # #        . . .
-# position 4    # # . . . . . .     # # #        . . .
-# position 5    # # # # # . . .     . . .        # # #
-# position 6    # # # # # . . .     . . .        # # #
-# position 7    # # # # # . . .     . . .        # # #
-# ```
-#
-# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
-# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks notice.
-
-# %%
-anchors = [10, 20, 40]
-before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, blanks, V]
-after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
-for anchor, a, b in zip(anchors, before, after, strict=True):
-    print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
-
-# %% [markdown]
-# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
-# it to copy the answer.
-#
-# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
-# first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
-#
 # The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
 # pass yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no
 # further pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
+#
+# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* at the end shows the mask that
+# keeps them apart.
 
 # %% [markdown]
 # ## What does training add?
@@ -407,9 +367,53 @@ viz.positions(runs)
 # </details>
 
 # %% [markdown]
-# ## Go deeper
+# ## Go deeper: how is a block trained?
 #
-# <details><summary>Multi-token prediction (MTP): a drafter that comes with the model</summary>
+# *10 more minutes.* A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
+# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
+# pass of the drafter. A mask keeps them apart:
+#
+# - a position attends to the context strictly **before** its anchor;
+# - a position attends to all of its **own** block, and to no other block.
+#
+# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
+# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
+# not have.
+#
+# Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
+#
+# ```
+#               context             block at 2   block at 5
+#               0 1 2 3 4 5 6 7     2 3 4        5 6 7
+# position 2    # # . . . . . .     # # #        . . .
+# position 3    # # . . . . . .     # # #        . . .
+# position 4    # # . . . . . .     # # #        . . .
+# position 5    # # # # # . . .     . . .        # # #
+# position 6    # # # # # . . .     . . .        # # #
+# position 7    # # # # # . . .     . . .        # # #
+# ```
+#
+# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
+# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks notice.
+
+# %%
+anchors = [10, 20, 40]
+before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, blanks, V]
+after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
+for anchor, a, b in zip(anchors, before, after, strict=True):
+    print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
+
+# %% [markdown]
+# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
+# it to copy the answer.
+#
+# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
+# first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
+
+# %% [markdown]
+# ## Go deeper: multi-token prediction
+#
+# <details><summary>MTP: a drafter that comes with the model</summary>
 #
 # EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
 # such a layer together with the model, as **multi-token prediction**. Its module takes the same pair as EAGLE, the hidden
