@@ -4,10 +4,10 @@
 # *Time:* 50 minutes · *Before this:* [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
 # Medusa's heads predict several positions side by side, and none of them knows which token another one chose. So the
-# second token of a draft may not fit the first. How can a drafter use the target's hidden states, as Medusa does, and
-# still draft tokens that fit together? This lesson shows two ways. **EAGLE** drafts token by token: every step is given
-# the token that the step before has chosen. **DFlash** drafts a whole block in one forward pass, in which the positions
-# of the block attend to one another.
+# second token of a draft may not fit the first. What can a drafter that uses the target's hidden states do about it? This
+# lesson shows two answers. **EAGLE** removes the weakness: it drafts token by token, and every step is given the token
+# that the step before has chosen. **DFlash** only softens it, and is faster in exchange: it drafts a whole block in one
+# forward pass. The positions of the block share their computation, but none is told which token another one chose.
 #
 # You will be able to
 #
@@ -18,16 +18,12 @@
 # - interpret acceptance by position, and say what training adds.
 
 # %%
-import math
-
 import torch
-import torch.nn.functional as F
 
 import minispec as ms
 from minispec import tree
 from minispec.bench.prompts import STORIES
 from minispec.course import drafting, viz
-from minispec.drafters import growth
 from minispec.drafters.dflash import load_head
 
 D = ms.drafters
@@ -49,28 +45,22 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
-# The hat stands for a normalisation of each stream to size one. EAGLE-3 as published has no hats: it feeds the raw
-# streams to $\text{fc}$. Normalising each stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1)
-# (`fc_norm` in vLLM), and minispec does it too. The next cell shows why it matters.
+# The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1. EAGLE-3 as
+# published has no hats: it feeds the raw streams to $\text{fc}$. Normalising each stream first came with
+# [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM), and minispec does it too
+# ([`fuse`](../minispec/drafters/eagle.py)). How different are the sizes?
 
 # %%
 head = D.EagleHead.load(target)
 streams = drafting.streams_of(target, head, story)  # layer → [1, T, d]
 sizes = {layer: float(stream.square().mean().sqrt()) for layer, stream in streams.items()}
 print("streams after layers:", list(head.hidden_layers), "of", target.config.num_layers)
-print("the last is larger than the first by a factor of", round(sizes[6] / sizes[2]))
+print("RMS of the last over that of the first:", round(sizes[6] / sizes[2]))
+print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hidden_layers]).shape))  # [1, T, d]
 
 # %% [markdown]
-# Without the norm, the high layer would dominate the product with $\text{fc}$ by its size alone.
-# [`fuse`](../minispec/drafters/eagle.py) computes the formula:
-
-# %%
-with torch.no_grad():
-    normed = [F.rms_norm(streams[n], (288,), eps=target.config.norm_eps) for n in head.hidden_layers]
-    by_hand = torch.cat(normed, -1) @ head.fc.weight.T  # [1, T, 3d] → [1, T, d]
-    g = head.fuse([streams[n] for n in head.hidden_layers])
-print("three streams", tuple(torch.cat(normed, -1).shape), "become one feature", tuple(g.shape))
-print("fuse computes the formula:", torch.allclose(by_hand, g))
+# A trained $\text{fc}$ can learn a constant factor, as the published EAGLE-3 does. The norm spares it that, and keeps its
+# input in a fixed range where the sizes vary from token to token.
 
 # %% [markdown]
 # ## Which token belongs to which feature?
@@ -92,16 +82,18 @@ print("fuse computes the formula:", torch.allclose(by_hand, g))
 #
 # $$f_t = \text{layer}\bigl(x_{t+1},\, g_t\bigr), \qquad q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
 #
-# Here "head" means the target's LM head, which EAGLE borrows together with the embedding.
+# Here "head" means the target's LM head, which EAGLE borrows together with the embedding. The layer attends to all
+# earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and to rewind.
 
 # %% [markdown]
 # ## Predict
 #
 # Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing
-# crashes, since all shapes are right. With the shift, about half of the layer's first guesses in this story are right.
+# crashes, since all shapes are right. With the shift, the layer's first guess is the story's token at position $t + 2$
+# about half of the time.
 
 # %% tags=["nbval-ignore-output"]
-shift_guess = viz.predict("Without the shift: at how many positions of 100 is its first guess right?", "positions")
+shift_guess = viz.predict("Without the shift, at how many positions t of 100 is it still the token at t + 2?", "of 100")
 shift_guess
 
 # %% [markdown]
@@ -126,28 +118,34 @@ shift_guess.reveal(100 * without)
 # ## What does the second step start from?
 #
 # For the first draft token the target's feature is there. The second step would need $g_{t+1}$, which only the target
-# could compute. EAGLE uses its own output $f_t$ instead. Every further step is given the token just chosen and the
-# feature just computed.
+# could compute. EAGLE uses its own output $f_t$ instead, and so does every further step:
 #
-# A layer that was trained on the target's features alone meets its own features for the first time when it drafts, and
-# its accuracy falls from step to step. The first EAGLE counters this by a second loss that makes $f_t$ similar to the
-# target's true feature at position $t + 1$. EAGLE-3 drops this feature loss, because it restricts what the layer can learn, and **unrolls**
-# the draft in training instead. From every position of a training sequence it drafts a few steps, each on the features
-# of the step before:
+# ```
+#           is given                                  predicts
+# step 1    g2, from the target      and x3           x4
+# step 2    f2, output of step 1     and draft x4     x5
+# step 3    f3, output of step 2     and draft x5     x6
+# ```
 #
-# $$\text{loss} = \sum_{j \ge 0} 0.8^j \; \text{CE}\left(p_{t+1+j},\; \text{step } j \text{ from } t\right)$$
+# After verification the entries that were made from $f$ are thrown away. For the accepted tokens the target's true
+# features exist by then, and the entries are made again from those.
 #
-# As in lesson 09, CE is the cross-entropy, and $p_s$ is the distribution that the target computes at position $s$ for the
-# token after it. The authors call it **training-time test**,
-# because the layer is trained in the conditions in which it will be used. In [`unroll`](../minispec/train/eagle.py) the
-# draft from position $t$ attends to the true entries up to $t$ and to its own later steps, and to no other draft. Is
-# this what the drafter computes when it drafts? We let both guess five tokens from the same position.
-
-# %%
-drafted, unrolled = drafting.drafted_and_unrolled(target, head, story, position=len(prompt) + 10, k=5)
-print("drafted and unrolled guesses agree:", drafted == unrolled)
-
-# %% [markdown]
+# **The difficulty.** A layer that was trained on the target's features alone meets its own features for the first time
+# when it drafts, and its accuracy falls from step to step.
+#
+# **EAGLE's answer.** The first EAGLE is trained mainly to reproduce the target's next feature, so that $f_t$ can replace
+# $g_{t+1}$, and noise is added to its inputs so that it tolerates its own errors.
+#
+# **EAGLE-3's answer.** It drops this feature loss, because it restricts what the layer can learn, and **unrolls** the
+# draft in training instead. From every position $t$ of a training sequence it makes the steps of the picture, each on the
+# output of the step before, and every step is compared with the distribution of the target by cross-entropy (CE):
+#
+# $$\text{loss} = \sum_{j \ge 1} 0.8^{j-1} \; \text{CE}\left(p_{t+j},\; \text{step } j \text{ from } t\right)$$
+#
+# As in lesson 09, $p_s$ is the distribution that the target computes at position $s$ for the token after it; the weights
+# 0.8 are those of our trainer. The authors call this **training-time test**, because the layer is trained in the
+# conditions in which it will be used ([`unroll`](../minispec/train/eagle.py)).
+#
 # How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The
 # second line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a
 # later step is given the story's true tokens and the layer's own features.
@@ -158,8 +156,8 @@ print("here:     ", "  ".join(f"{a:.2f}" for a in here))
 print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 
 # %% [markdown]
-# The accuracy falls with the step, and it falls most after the third step, where training never went. (The story is
-# short, so differences of a few hundredths in the first line mean nothing.)
+# The accuracy falls with the step. Whether it falls faster after the third step, where training never went, one story of
+# 60 tokens cannot tell: its standard error is about 0.07.
 
 # %% [markdown]
 # ## A tree that grows where the draft is likely
@@ -170,61 +168,33 @@ print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 # a node is the probability of its whole path, the product from the root.
 #
 # 1. Expand the root: its most probable children are depth 1.
-# 2. Of the newest depth, expand the `width` most probable nodes, all in one pass of the layer. Repeat until the tree is `k`
-#    deep.
-# 3. Of all nodes of all depths, keep the `nodes` most probable ones.
+# 2. Of the newest depth, expand the few most probable nodes (the width of the tree), all in one pass of the layer. Repeat
+#    until the tree is $k$ deep.
+# 3. Of all nodes of all depths, keep the most probable ones, as many as the verification pass may have (`nodes`).
 #
-# [`grow`](../minispec/drafters/growth.py) does this for any draft. A toy draft with two tokens, which is more certain
-# after token 0 than after token 1, shows it:
-
-# %%
-after = {None: (0.7, 0.3), 0: (0.9, 0.1), 1: (0.5, 0.5)}  # the draft's distribution after each token
-
-
-def children(token):
-    return [(x, math.log(p)) for x, p in enumerate(after[token])]
-
-
-def expand(grown, nodes):
-    return [children(grown.tokens[node]) for node in nodes]
-
-
-grown, _ = growth.grow(children(None), expand, depth=3, width=2, budget=6)
-for node in range(len(grown.tokens)):
-    path = [grown.tokens[n] for n in tree.path_to(grown.parents, node)]
-    joint = math.prod(after[before][x] for before, x in zip([None, *path], path, strict=False))
-    print(f"{joint:.3f}  {path}")
-
-# %% [markdown]
+# For example, let the draft give token A probability 0.7 and token B 0.3. After A it is rather certain and gives 0.9 to a
+# second A; after B it gives 0.5 to each. The path A A then has 0.63 and is worth more than B alone, while B A and B B have 0.15
+# each. So the tree follows A in depth first ([`grow`](../minispec/drafters/growth.py)).
+#
 # With the trained layer, trees of 16 nodes take different shapes from cycle to cycle:
 
 # %%
 out = ms.speculate(target, prompt, D.Eagle(target, head, nodes=16), k=5, max_new_tokens=60)
 shapes = [tuple(tree.depths(cycle.parents).count(depth) for depth in range(1, 6)) for cycle in out.trace.cycles[:-1]]
 print("same tokens as plain decoding:", out.tokens == plain.tokens)
-print("forward passes:", out.trace.target_passes, "· more than three shapes:", len(set(shapes)) > 3)
-print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(shapes))
+print("nodes at depth 1 to 5, in the tree with most nodes at depth 1:  ", max(shapes))
+print("nodes at depth 1 to 5, in the tree with fewest nodes at depth 1:", min(shapes))
 
 # %% [markdown]
 # The tree consists of the most probable tokens; nothing is sampled. So every $q$ is one-hot, and the multi-candidate
 # rule of lesson 09 keeps the output exact at any temperature.
 
 # %% [markdown]
-# ## Multi-token prediction: a drafter that comes with the model
-#
-# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
-# such a layer together with the model, as **multi-token prediction** (MTP). Its module takes the same pair as EAGLE,
-# the hidden state of a position and the embedding of the next token, normalises both, joins them and applies one
-# transformer block. According to the report this extra objective improves the model itself, and afterwards the module
-# serves as a drafter that needs no further training. The report gives an acceptance rate between 85 and 90 % for its
-# one additional token. Used for more than one token, such a module is applied to its own output like EAGLE's layer, and
-# the acceptance falls with the step.
-
-# %% [markdown]
 # ## DFlash: a block of blanks
 #
-# EAGLE needs five passes of its layer, one after another, to draft five tokens. DFlash (Chen et al., 2026,
-# arXiv:2602.06036) needs one. Its input is the last token followed by blanks, which are copies of one trained vector,
+# EAGLE needs five runs of its layer, one after another, to draft five tokens. DFlash (Chen et al., 2026,
+# arXiv:2602.06036) runs a few layers once. Its input is the last token followed by blanks (mask tokens in the paper),
+# which are copies of one trained vector,
 #
 # ```
 # [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
@@ -232,76 +202,36 @@ print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(sha
 #
 # and its output is a distribution for every blank at once. Besides the last token, all it knows of the sequence is the
 # **context**: the target's fused residual streams of all positions before $n$, which serve as keys and values in each
-# of its layers. Inside the block attention is bidirectional: every position attends to every other. This is the idea of
-# masked diffusion models, applied in a single step.
+# of its layers. Inside the block attention is bidirectional: every position attends to every other. A masked diffusion
+# model fills blanks in the same way over several rounds, some of them in each; DFlash has one round. The next cell
+# counts what a draft of five tokens takes.
 
 # %%
 blocks = load_head(target)
-print("positions in a block:", blocks.block, "· layers:", len(blocks.layers), "· streams:", list(blocks.hidden_layers))
-for name, drafter, layer in (
-    ("EAGLE", D.Eagle(target, head, nodes=32), head.self_attn),
-    ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn),
+print("positions in a block:", blocks.block, "· streams:", list(blocks.hidden_layers))
+for name, drafter, layer, layers in (
+    ("EAGLE", D.Eagle(target, head, nodes=32), head.self_attn, 1),
+    ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn, len(blocks.layers)),
 ):
     with drafting.counted(layer) as passes:
         trace = ms.speculate(target, prompt, drafter, k=5, max_new_tokens=60).trace
-    print(f"{name}: its layer runs {len(passes) / trace.target_passes:.0f} times per cycle")
+    print(f"{name}: {len(passes) / trace.target_passes:.0f} × {layers} layer runs per cycle")
 
 # %% [markdown]
-# ## How is a block trained?
-#
-# A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
-# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
-# pass of the drafter. A mask keeps them apart:
-#
-# - a position attends to the context strictly **before** its anchor;
-# - a position attends to all of its **own** block, and to no other block.
-#
-# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
-# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
-# not have.
-
-# %%
-anchors, length, B = [2, 5], 7, 3
-print("             context          block 0   block 1")
-for number, anchor in enumerate(anchors):
-    for j in range(B):
-        context = ["#" if position < anchor else "." for position in range(length)]
-        own = [" ".join("#" if number == other else "." for _ in range(B)) for other in range(len(anchors))]
-        print(f"position {anchor + j}   {' '.join(context)}    {'     '.join(own)}")
-
-# %% [markdown]
-# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a block among others gives
-# the same logits as the drafter alone at that position. And a change of the tokens after an anchor must not reach its
-# block.
-
-# %%
-together = drafting.blocks_together(target, blocks, story, [10, 20, 40])  # [3 blocks, blanks, V]
-alone = [drafting.block_alone(target, blocks, story, anchor) for anchor in (10, 20, 40)]
-print("the same as alone:", [torch.allclose(a, b) for a, b in zip(together, alone, strict=True)])
-changed = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], [10, 20, 40])
-touched = [not torch.allclose(a, b) for a, b in zip(together, changed, strict=True)]
-print(
-    "anchors whose block a change of tokens 21 to 23 reaches:",
-    [a for a, t in zip((10, 20, 40), touched, strict=True) if t],
-)
-
-# %% [markdown]
-# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
-# it to copy the answer.
-#
-# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$ with a constant $\tau$. The first blanks count most, as
-# they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
-#
 # The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
 # pass yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no
 # further pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
+#
+# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* at the end shows the mask that
+# keeps them apart.
 
 # %% [markdown]
 # ## What does training add?
 #
-# None of the three starts from random weights. A new Medusa head repeats the LM head, EAGLE's layer starts as a copy of
-# the target's last layer, and DFlash's two layers as copies of its first and last. So how well do they draft before
-# training?
+# In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer copies the
+# target's last layer where it fits: the attention to the feature is copied, and of the MLP the neurons with the largest
+# weights. The weights for the token's embedding, which that layer does not have, start near zero. DFlash's two layers
+# are copies of the target's first and last with half of the MLP neurons. So how well do they draft before training?
 
 # %% tags=["nbval-ignore-output"]
 training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens per forward pass?", "tokens")
@@ -325,42 +255,32 @@ training_guess.reveal(untrained["EAGLE"])
 
 # %% [markdown]
 # Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
-# different position. Training changes that in minutes.
+# different position. Training changes that in minutes. (Medusa's chain is one token shorter, because it has four heads.)
 #
-# And what does a draft cost with each of them? All three borrow the embedding and the LM head from the target. The next
-# cell counts the parameters that each adds, and the passes for a draft of five tokens, with the small model of lesson
-# 05 for comparison.
-
-# %%
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-for name, module, passes in (
-    ("small model", draft.transformer, "5 passes, one after another"),
-    ("Medusa", D.MedusaHeads.load(target), "1 matrix product"),
-    ("EAGLE", head, "5 passes, one after another"),
-    ("DFlash", blocks, "1 pass"),
-):
-    count = sum(weight.numel() for weight in module.parameters())
-    print(
-        f"{name:12} {count / 1e6:.2f} million parameters, {count / target.num_parameters:.0%} of the target; {passes}"
-    )
-
-# %% [markdown]
-# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent.
-#
-# Before comparing them with the small model, look at how much training each has had. These are steps times tokens per
-# step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# And what does a draft cost with each of them? All three borrow the target's LM head, and EAGLE and DFlash also its
+# embedding. The next cell counts the parameters that each adds, with the small model of lesson 05 for comparison, and how much training each
+# has had: steps times tokens per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
 # [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
 # [micro-dflash](../minispec/data/micro-dflash/README.md).
 
 # %%
-taught = {"small model": 8000 * 32_000, "Medusa": 1500 * 1500, "EAGLE": 800 * 512, "DFlash": 800 * 512}
-for name, tokens in taught.items():
-    print(f"{name:12} trained on {tokens / 1e6:5.1f} million tokens")
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+for name, module, taught, steps in (
+    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
+    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
+    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
+    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
+):
+    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
+    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
 small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
 print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 
 # %% [markdown]
+# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
+# few percent. What the table leaves out is the target's LM head, which Medusa, EAGLE and DFlash borrow and apply to every
+# draft token.
+#
 # The small model had to learn the language from scratch. The other three had to learn only how to use states that already
 # contain it, which is why minutes on a CPU bring them so far. Published heads are trained far longer, on the target's
 # answers to hundreds of thousands of prompts.
@@ -376,9 +296,9 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 # %% [markdown]
 # ## Play: acceptance by position
 #
-# Every drafter drafts five deep on the same prompts. On the left is the probability that a draft token is accepted at a
-# position, given that all before it were; small marks are positions that few cycles reached. On the right are the
-# tokens per forward pass, and how many were drafted for them.
+# Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. On the left is the probability
+# that a draft token is accepted at a position, given that all before it were; small marks are positions that few cycles
+# reached. On the right are the tokens per forward pass, and how many were drafted for them.
 #
 # One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those
 # are the predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no
@@ -418,7 +338,8 @@ viz.positions(runs)
 #   passes, so published blocks are longer than ours.
 # - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
 # - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
-# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what that costs.
+# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what width costs, with chains of
+#   four tokens; a tree is wider still.
 #
 # A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
 # often. Nothing breaks, so the acceptance rate has to be monitored.
@@ -443,6 +364,64 @@ viz.positions(runs)
 #
 # It was probably trained on the target's features alone, so that at step 2 it meets its own features for the first time.
 # The remedy is to unroll the draft in training.
+# </details>
+
+# %% [markdown]
+# ## Go deeper: how is a block trained?
+#
+# *10 more minutes.* A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
+# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
+# pass of the drafter. A mask keeps them apart:
+#
+# - a position attends to the context strictly **before** its anchor;
+# - a position attends to all of its **own** block, and to no other block.
+#
+# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
+# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
+# not have.
+#
+# Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
+#
+# ```
+#               context             block at 2   block at 5
+#               0 1 2 3 4 5 6 7     2 3 4        5 6 7
+# position 2    # # . . . . . .     # # #        . . .
+# position 3    # # . . . . . .     # # #        . . .
+# position 4    # # . . . . . .     # # #        . . .
+# position 5    # # # # # . . .     . . .        # # #
+# position 6    # # # # # . . .     . . .        # # #
+# position 7    # # # # # . . .     . . .        # # #
+# ```
+#
+# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
+# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks notice.
+
+# %%
+anchors = [10, 20, 40]
+before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, blanks, V]
+after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
+for anchor, a, b in zip(anchors, before, after, strict=True):
+    print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
+
+# %% [markdown]
+# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
+# it to copy the answer.
+#
+# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
+# first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
+
+# %% [markdown]
+# ## Go deeper: multi-token prediction
+#
+# <details><summary>MTP: a drafter that comes with the model</summary>
+#
+# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
+# such a layer together with the model, as **multi-token prediction**. Its module takes the same pair as EAGLE, the hidden
+# state of a position and the embedding of the next token, normalises both, joins them and applies one transformer block.
+# According to the report this extra objective improves the model itself, and afterwards the module serves as a drafter
+# that needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token.
+# Used for more than one token, such a module is applied to its own output like EAGLE's layer, and the acceptance falls
+# with the step.
 # </details>
 
 # %% [markdown]

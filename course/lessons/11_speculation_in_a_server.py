@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 Speculation in a server
 #
-# *Time:* 45 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 50 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # In the lessons so far, speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) had the machine to itself. In a
 # server it shares the machine with a scheduler that counts tokens, with a cache that is cut into blocks, and with other
@@ -10,9 +10,9 @@
 #
 # You will be able to
 #
-# - plan a forward pass with draft tokens in it, with one number per request;
+# - plan a forward pass with draft tokens in it;
 # - say what lookahead slots are, and what happens to them after a rejection;
-# - explain why a draft must never take a block away from another request;
+# - say what a draft may cost other requests when memory is short, in our engine and in vLLM;
 # - predict at which batch size the gain is gone, and say under which conditions your number holds;
 # - say how a server shortens drafts, or stops drafting, as its load grows.
 
@@ -38,7 +38,9 @@ drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
 # $$\text{tokens to process} = \underbrace{\text{num\_tokens} + \text{draft tokens}}_{\text{num\_tokens\_with\_spec}} -
 # \text{num\_computed\_tokens}$$
 #
-# Our code calls this number [`Request.behind`](../minispec/serving/request.py); the two names in the formula are vLLM's.
+# The names in the formula are vLLM's, whose scheduler uses this number. vLLM drafts at the end of a step, so when it plans
+# the next one it knows how many draft tokens there are. Our code calls the number
+# [`Request.behind`](../minispec/serving/request.py).
 
 # %%
 request = Request("A", prompt=[1] * 10, max_new_tokens=8)
@@ -62,8 +64,9 @@ print(
 # ## Where do the draft tokens' keys and values go?
 #
 # A forward pass stores keys and values for every token it runs on, draft tokens included, so their slots in the cache have
-# to exist before the pass begins. But our scheduler plans the step before the drafter has run, so it cannot know how many
-# draft tokens there will be. It therefore reserves slots for as many as there could be, the **lookahead slots**.
+# to exist before the pass begins. Our engine differs from vLLM here: it plans a step first and drafts afterwards, which is
+# easier to follow. When it plans, it cannot know how many draft tokens there will be. So its plan has two parts: the
+# tokens that are certain, and slots reserved for as many draft tokens as there could be, the **lookahead slots**.
 #
 # Two bounds say how many that is. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
@@ -145,31 +148,19 @@ print("blocks after the pass:", len(pool.table("A")))
 during.reveal(blocks_during)
 
 # %% [markdown]
-# Blocks that hold no kept token go back to the pool as soon as the verdict is known.
+# In our engine, blocks that hold no kept token go back to the pool as soon as the verdict is known. vLLM leaves them with
+# the request, which usually needs them for its next tokens.
 #
 # ## What if memory is short?
 #
-# In lesson 04 a request that needs a slot for its *certain* token could preempt another request. A draft token must not do
-# that: preemption throws away finished work, and a draft token may turn out to be worth nothing. So
+# In lesson 04 a request that needs a slot for its *certain* token could preempt another request. Should a draft token be
+# able to do that? Preemption throws away finished work, and a draft token may turn out to be worth nothing. So our
 # [`Scheduler.schedule`](../minispec/serving/scheduler.py) hands out lookahead slots last, from the tokens and blocks that
-# are left. If four slots do not fit, it tries three, then two, then one, then none.
-
-# %%
-for num_blocks in (6, 5, 4):
-    pool = BlockPool(num_blocks, block_size=4, enable_prefix_caching=False)
-    scheduler = Scheduler(pool, max_num_batched_tokens=32, lookahead=4)
-    for name in "AB":
-        scheduler.add(Request(name, [1] * 6, max_new_tokens=9))
-    scheduler.update(scheduler.schedule(), {"A": Result([0]), "B": Result([0])})
-    plan = scheduler.schedule()
-    slots = {part.request.id: part.num_lookahead_tokens for part in plan.scheduled}
-    print(f"{num_blocks} blocks: lookahead slots {slots}, preempted: {len(plan.preempted)}")
-
-# %% [markdown]
-# With four blocks, each request has one slot left in its own last block, so it drafts one token and no request is
-# preempted. Memory pressure shortens the drafts before it costs anything else.
+# are left. If four slots do not fit, it tries three, then two, then one, then none: memory pressure shortens the drafts
+# before it costs anything else. vLLM decides otherwise. There the draft tokens are part of the one number above and are
+# allocated like any other tokens, so a draft can cause a preemption when memory is short.
 #
-# Prefix caching needs a rule of the same kind. A full block gets a hash so that other requests can find and reuse it
+# Prefix caching needs a rule in every engine. A full block gets a hash so that other requests can find and reuse it
 # (lesson 03). It must get this hash after verification, in `commit`, and never before: otherwise another request could
 # reuse a block with rejected tokens in it.
 
@@ -178,7 +169,8 @@ for num_blocks in (6, 5, 4):
 #
 # [`Engine.step`](../minispec/serving/engine.py) puts these parts together: schedule, draft, one forward pass over
 # everything, verify, update. Requests with a draft, requests without one and chunks of prompts share the pass. We serve
-# four prompts, greedily and in float32, so the outputs have to be equal token by token. First without a drafter:
+# four prompts, greedily and in float32. The outputs should then be equal token by token, unless two logits are within
+# rounding of each other. First without a drafter:
 
 # %%
 prompts = ["Once upon a time", "One day, Tim and his dog", "Lily saw a big red ball.", "The old dog was tired. He"]
@@ -243,8 +235,8 @@ viz.scheduler_steps(target, drafter)
 #
 # - Find a step in which a request takes a block for its draft and returns it in the same step.
 # - Look at a request in its last step. How many lookahead slots does it get, and why so few?
-# - Choose *little memory*: which requests get no lookahead slots, and does any request lose a block to another one's draft?
-# - Choose the setting in which 6 draft tokens are shared, and watch the drafts get longer when other requests are done.
+# - Choose *little memory*: which requests get fewer lookahead slots, and does any request lose a block to another one's
+#   draft?
 
 # %% [markdown]
 # ## Why does a full batch leave nothing for speculation?
@@ -260,126 +252,69 @@ viz.scheduler_steps(target, drafter)
 # S = \frac{E[N]}{k c + v}$$
 #
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
-# pass. The next cell evaluates [`theory.verify_cost`](../minispec/theory.py) for 8 billion bf16 parameters on an H200, with
-# the bandwidth and the FLOP/s that we measured on it, and with $\alpha = 0.7$, $k = 4$, $c = 0.05$. The cache is left out
-# for the moment.
+# pass. [`roofline_at`](../minispec/course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
+# with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
+# about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The last two columns show the best draft
+# length for each batch size, and what it gains.
 
 # %%
-print(
-    f"ridge point: {theory.balance_point(theory.H200):.0f} FLOP per byte; in bf16 about as many tokens per pass are free"
-)
-for batch in (1, 16, 32, 64, 128, 256):
-    v = theory.verify_cost(theory.H200, 8e9, k=4, batch=batch)
-    print(f"batch {batch:3d}: {5 * batch:4d} tokens, v = {v:.2f}, speed-up {theory.speedup(0.7, 4, 0.05, v):.2f}")
+print("batch   tokens      v   speed-up (k = 4)   best k   speed-up")
+for batch in (1, 32, 64, 128, 256):
+    at = viz.roofline_at(batch, k=4, alpha=0.7, c=0.05)
+    print(f"{batch:5d} {5 * batch:8d} {at.v:6.2f} {at.speedup:18.2f} {at.best_k:8d} {at.best_speedup:10.2f}")
 
 # %% [markdown]
-# Far beyond the ridge point $v = k + 1$, because five tokens then take five times as long as one. At that point even
-# perfect drafts gain nothing, and rejected tokens are a loss.
-#
-# Shorter drafts stay useful up to larger batches. Here is the best $k$ for each batch size, and the speed-up it gives:
-
-
-# %%
-def best(batch: int, c: float, **shape) -> tuple[int, float]:
-    """The best k for 8 billion parameters on an H200 at α = 0.7, and its speed-up."""
-
-    def v(k: int) -> float:
-        return theory.verify_cost(theory.H200, 8e9, k, batch, **shape)
-
-    return theory.best_k(0.7, c, v, longest=8), theory.best_speedup(0.7, c, v, longest=8)
-
-
-for batch in (1, 32, 64, 96, 128, 256):
-    k, gain = best(batch, c=0.05)
-    print(f"batch {batch:3d}: best k = {k}, speed-up {gain:.2f}")
-
-# %% [markdown]
-# ## Do long contexts bring the gain back?
-#
-# They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
-# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
-# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
-# arXiv:2408.11049).
-#
-# This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
-# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
-# against 128 KiB of the 8B target, and compute $c$ from the bytes and FLOPs of both.
-
-# %%
-large = dict(kv_bytes=theory.kv_bytes_per_token(32, 8, 128), attention_width=32 * 32 * 128)
-small = dict(kv_bytes=theory.kv_bytes_per_token(16, 8, 64), attention_width=16 * 32 * 64)
-print(f"cache per token: {large['kv_bytes'] / 1024:.0f} KiB and {small['kv_bytes'] / 1024:.0f} KiB")
-print("batch  context    memory      c   v (k = 4)   best k   speed-up")
-for batch, context in ((64, 0), (64, 1000), (64, 8000), (128, 0), (128, 1000), (128, 4000), (256, 8000)):
-    memory = (2 * (8e9 + 1.24e9) + batch * context * (large["kv_bytes"] + small["kv_bytes"])) / 1e9
-    draft_step = theory.pass_time(theory.H200, 1.24e9, batch, context=context, **small)
-    c = draft_step / theory.pass_time(theory.H200, 8e9, batch, context=context, **large)
-    v = theory.verify_cost(theory.H200, 8e9, 4, batch, context=context, **large)
-    k, gain = best(batch, c, context=context, **large)
-    found = f"{c:6.3f} {v:11.2f} {k:8d} {gain:10.2f}" if memory < 141 else "  does not fit"
-    print(f"{batch:5d} {context:8,d} {memory:6.0f} GB {found}")
-
-# %% [markdown]
-# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.12 to 1.50. It
-# does not rise further because $c$ grows too, from 0.155 to 0.232: at long contexts the draft model spends its time on its
-# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
-# falls, from 1.65 to 1.50. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
+# As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then take five
+# times as long as one. At that point even perfect drafts gain nothing, and rejected tokens are a loss.
+# Shorter drafts stay useful up to larger batches. Long contexts help too, because each request's cache is read once for
+# all of its draft tokens, which keeps the pass memory-bound (*Go deeper* at the end).
 
 # %% [markdown]
 # ## What do measurements say?
 #
-# The roofline bounds the time of each pass, but a ratio of two bounds is not a bound, so we have to measure.
-# [`measure_batches`](../minispec/course/viz/batch_speedup.py) lets the engine serve full batches of `micro` on this machine,
-# once plain and once with four draft tokens per request at every batch size. It takes a few seconds, and short runs on a
-# busy machine are noisy.
-
-# %% tags=["nbval-ignore-output"]
-dots = viz.measure_batches(target, drafter, batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
-print(viz.batch_table(dots))
-
-# %% [markdown]
-# The column *formula* is $E[N]/(kc + v)$ with the $\alpha$, $c$ and $v$ of the same line. Compare it with the measured column
-# first: if they agree, the formula accounts for the time. As for $v$, a CPU core has few FLOPs for each byte it can read, so
-# it exceeds 1 already at batch 1. Whether it then rises smoothly depends on which matrix kernel the library
-# picks for each shape, and in some of our runs it did not.
+# The roofline bounds the time of each pass, but a ratio of two bounds is not a bound, so we have to measure. There is a
+# recorded run of our engine on an H200 (`minispec bench batch`, greedy, median and range of five rounds), with four draft
+# tokens per request after 500 tokens of context. The target has the shape of an 8B model. The draft model consists of its
+# first two layers and its LM head, about an eighth of the parameters that a pass of the target reads.
 #
-# For a GPU there is a recorded run of the same engine on an H200 (`minispec bench batch`, median and range of five
-# rounds), after 500 tokens of context. The target has the shape of an 8B model, and the draft model consists of its first
-# two layers and its LM head. The weights are random: one setting of the benchmark, ε, controls how well the two agree. So
-# $\alpha$ is chosen here and says nothing about real draft models, while the times do not depend on what the weights are.
+# The weights are random, and one setting of the benchmark, ε, controls how well the two models agree. So $\alpha$ says
+# nothing about real draft models, while the times do not depend on what the weights are. $\alpha$ is counted, and $c$ and
+# $v$ are timed in the same run: $c$ is the time of drafting per draft token, and $v$ the rest of a cycle, both over the
+# time of a plain step. The column *formula* is $E[N]/(kc + v)$ with the values of its line.
 
 # %%
-print(viz.batch_table(viz.BatchDot.recorded()))
-for batch in (1, 32, 128):
-    v = theory.verify_cost(theory.H200, 8.03e9, 4, batch, context=500, **large)
-    print(f"batch {batch:3d}: v = {v:.2f} by the roofline")
+recorded = viz.BatchDot.recorded()
+print(viz.batch_table(recorded))
+print("formula at α = 0.72:", {dot.batch: round(theory.speedup(0.72, 4, dot.c, dot.v), 2) for dot in recorded})
+print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).v, 2) for batch in (1, 32, 128)})
 
 # %% [markdown]
 # What this run says, and what it does not:
 #
-# - At batch 128 the run still gains, 1.16 times, although the first table above said 0.77. The
-#   conditions differ: 500 tokens of context instead of none, $c = 0.14$ instead of 0.05. And the measured $v$ is 1.90,
-#   where the roofline with these 500 tokens expects 2.27. Real passes take longer than their bounds, and
-#   here the plain pass exceeded its bound by more than the verification pass did, so the ratio came out smaller. The
-#   five rounds at this size ranged from 0.63 to 1.18, though, so this line is the least certain of the table.
-# - At batch 32 it is the other way round. The roofline says that verification is free, and measured $v$ is 1.23.
-# - $c$ is 0.13 to 0.15 at every batch size. Counting bytes predicts about that, as the next cell shows.
-
-# %%
-layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336  # attention and MLP of Llama-3-8B
-head = 4096 * 128256
-print(f"two layers and the LM head: {(2 * layer + head) / (32 * layer + head):.3f} of the parameters that a pass reads")
-
-# %% [markdown]
+# - **Do not read the measured column as the effect of the batch size.** $\alpha$ falls from 0.85 to 0.72 down the table,
+#   because a batch of $n$ serves the first $n$ prompts of a fixed list, and the first few happen to be easy to predict.
+#   The line *formula at α = 0.72* shows the effect of the load alone: 1.83 at batch 1, 1.63 at batch 32, 1.18 at batch
+#   128. So most of the fall up to batch 32 is the prompts, and the fall after it is the load.
+# - **What the agreement of the two columns proves.** $c$ and $v$ come from the same run, so it proves only that nothing is
+#   missing in the accounting, and that one $\alpha$ for all positions is good enough. At batch 1 it is not: the run emitted
+#   4.0 tokens per cycle, where $\alpha = 0.85$ at every position gives 3.7, so the formula is 7 % low.
+# - **At batch 128 the run still gains**, 1.16 times, where the first table above said 0.77. The reason is $v$: 1.90
+#   measured against 3.40 there. With 500 tokens of context the roofline expects 2.22, and the measured plain pass exceeded
+#   its bound by more than the verification pass did, which lowers the ratio further. The larger $c$, 0.14 instead of 0.05,
+#   works against the gain. The five rounds at this size ranged from 0.63 to 1.18, so this line is the least certain.
+# - **At batch 32 it is the other way round.** The roofline says that verification is free, and measured $v$ is 1.23.
+#
 # So quote a crossover only together with its conditions (model, GPU, context, $k$, $\alpha$ and $c$), and measure it on your
 # own system.
 #
 # ## Speed-up against batch size
 #
-# The lines are the roofline of the machine and the model you choose. The dots are the measurements above; those of the
-# H200 appear where they belong.
+# The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
+# appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds `micro` on your machine.
+# That takes a few seconds; with one round and a small model these dots are noisy.
 
 # %% tags=["nbval-ignore-output"]
+dots = viz.measure_batches(target, drafter, batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
 viz.batch_speedup(dots)
 
 # %% [markdown]
@@ -388,7 +323,6 @@ viz.batch_speedup(dots)
 # - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens per request, the stop nearest to 500. How
 #   near does the line come to its dots, and on which side of it do they lie?
 # - Move α: does a better draft move the end of the gain to larger batches, or does it only raise the beginning?
-# - Set k to 1 and see where the line meets that of the best k.
 # - Raise the number of cached tokens, then choose Llama-2-7B, which keeps four times as much per token as Llama-3-8B. Why
 #   does its gain last up to larger batches?
 # - Store the parameters in int4: with fewer bytes to read, arithmetic becomes the limit at a smaller batch.
@@ -404,30 +338,24 @@ viz.batch_speedup(dots)
 print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 16, 20, 32, 64, 65)})
 
 # %% [markdown]
-# Choose the budget from the tokens that a pass processes nearly for free on your machine, less those of a full batch.
-# Whatever the rule looks at must be known *before* the draft tokens are sampled: the size of the batch, or how earlier
-# drafts did. Then each output keeps the target's distribution. A rule that looks at sampled draft tokens and discards some
-# of them would bias it.
+# How large should the budget be? A pass has a number of tokens that are nearly free on your machine, and every request of
+# the batch takes one of them for its certain token. What is left is for drafts: with 188 free tokens and 128 requests,
+# a budget of 60 draft tokens. If nothing is left, do not draft.
 #
-# Here are twelve requests with a budget of 8 draft tokens for all of them:
-
-# %%
-engine = ms.Engine(target, drafter, k=4, draft_budget=8, block_size=4)
-for i in range(12):
-    engine.add(prompts[i % 4], max_new_tokens=4 + 2 * i)
-engine.run()
-drafted = [[part["drafted"] for part in step["rows"]] for step in engine.metrics()["steps"]]
-print("never more than 8 draft tokens in a step:", all(sum(step) <= 8 for step in drafted))
-print("at most one each while more than 8 run:  ", all(max(step) <= 1 for step in drafted if len(step) > 8))
-print("and longer drafts as requests leave:     ", max(map(max, drafted)), "at the end")
+# Which rules keep the target's distribution? If draft tokens are sampled, every token that was sampled has to be verified.
+# Whether to draft one more may depend on anything known so far, the size of the batch, earlier acceptance, even the draft
+# tokens before it. But a sampled token must not be dropped because of its own value, since the ones that remain would no
+# longer follow $q$. If draft tokens are not sampled (a one-hot $q$, as in n-gram lookup or a tree of the most probable
+# tokens), any choice among them is allowed.
 
 # %% [markdown]
 # ## In production
 #
 # **vLLM**'s scheduler counts as ours does: `num_tokens_with_spec` less `num_computed_tokens`, with the draft tokens in
-# `spec_token_ids`. The order differs: vLLM drafts at the end of a step, so the next plan already knows the draft, while
-# our engine drafts between plan and pass, which is easier to follow. In vLLM the tokens to verify are therefore ordinary
-# new tokens, and `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache of its own. The settings
+# `spec_token_ids`. The order differs: vLLM drafts at the end of a step, so the next plan already knows the draft (with
+# asynchronous scheduling only how many tokens it has), while our engine drafts between plan and pass. In vLLM the tokens
+# to verify are therefore ordinary new tokens: they can cause a preemption, and blocks allocated for rejected ones stay
+# with the request. `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache of its own. The settings
 # come as `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and
 # `num_speculative_tokens`, our $k$; `num_speculative_tokens_per_batch_size` makes $k$ depend on the batch size. Its
 # metrics count drafts, draft tokens, accepted tokens, and accepted tokens per position. Look at these before you believe
@@ -463,6 +391,32 @@ print("and longer drafts as requests leave:     ", max(map(max, drafted)), "at t
 # $v = k + 1$, because the time is proportional to the tokens. It gains for no α: $E[N] \le k + 1$, and drafting costs time
 # as well.
 # </details>
+
+# %% [markdown]
+# ## Go deeper: do long contexts bring the gain back?
+#
+# *10 more minutes.* They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
+# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
+# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
+# arXiv:2408.11049).
+#
+# This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
+# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
+# against 128 KiB of the 8B target. Without a given $c$, `roofline_at` counts the bytes and FLOPs of both models and
+# computes it; `context` is the number of cached tokens per request.
+
+# %%
+print("batch  context    memory       c   v (k = 4)   best k   speed-up")
+for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
+    at = viz.roofline_at(batch, context=context, k=4, alpha=0.7)
+    found = f"{at.c:7.2f} {at.v:11.2f} {at.best_k:8d} {at.best_speedup:10.2f}"
+    print(f"{batch:5d} {context:8,d} {at.gigabytes:6.0f} GB", found if at.gigabytes < 141 else "  does not fit")
+
+# %% [markdown]
+# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.11 to 1.49. It
+# does not rise further because $c$ grows too, from 0.16 to 0.23: at long contexts the draft model spends its time on its
+# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
+# falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
 
 # %% [markdown]
 # ## Read the papers

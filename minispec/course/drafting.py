@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import theory
+from .. import theory, verify
 from ..bench.measure import weight_bytes
 from ..drafters import Context, DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
+from ..exact import exact_distribution
 from ..files.handle import Model
 from ..generate import generate
 from ..sampling import Sampling
@@ -19,6 +20,7 @@ from ..speculate import speculate
 from ..trace import Trace
 from ..train import dflash as block_training
 from ..train.eagle import new_head, unroll
+from ..tree import Tree, path_to
 
 # ---- lesson 08 -----------------------------------------------------------------------------------------------------
 
@@ -80,6 +82,34 @@ def tokens_per_pass(target: Model, drafter: Drafter, prompts: Sequence, k: int =
     outs = speculate(target, list(prompts), drafter, k=k, max_new_tokens=new_tokens)
     cycles = [cycle for out in outs for cycle in out.trace.cycles]
     return sum(cycle.accepted + 1 for cycle in cycles) / len(cycles)
+
+
+# ---- lesson 09 -----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def branch_logits(target: Model, prompt: Sequence[int], tree: Tree) -> Tensor:
+    """Logits [n + 1, V] after the prompt and after every node of a tree, each by a separate pass over its branch."""
+    branches = [[], *(path_to(tree.parents, node) for node in range(len(tree.tokens)))]
+    tokens = [[*prompt, *(tree.tokens[node] for node in branch)] for branch in branches]
+    return torch.stack([target.transformer(torch.tensor([row])).logits[0, -1] for row in tokens])
+
+
+def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: bool = True) -> list[float]:
+    """The exact distribution of the token emitted at a position with these draft tokens as candidates for it."""
+    parents = [-1] * len(candidates)  # siblings
+    after = torch.tensor([list(p)] * (1 + len(candidates)), dtype=torch.float64)  # [n + 1, V]: the root, the candidates
+
+    def cycle(random) -> int:
+        uniforms = [random() for _ in after]
+        if lossless:
+            verdict = verify.tree(after, None, candidates, parents, uniforms)
+        else:
+            verdict = verify.typical(after, candidates, parents, uniforms)
+        return verdict.run(candidates)[0]  # the first token that the cycle emits
+
+    found = exact_distribution(cycle)  # branches at every comparison with a random number, and adds up probabilities
+    return [float(found.get(token, 0.0)) for token in range(len(p))]
 
 
 # ---- lesson 10: EAGLE ----------------------------------------------------------------------------------------------

@@ -47,10 +47,31 @@ QUOTED: dict[str, dict[float, object]] = {
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},
-    "08": {0.6: GIVEN, 0.95: GIVEN},
-    "09": {32000: GIVEN},
-    "10": {0.8: DECAY, 31: GIVEN, 85: GIVEN},  # 85 %: DeepSeek-V3's report
-    "11": {41: 39 + 1 + 1, 42: 41 + 1},
+    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200)},
+    "09": {
+        32000: GIVEN,
+        128000: GIVEN,
+        188: theory.free_tokens(theory.H200),
+    },
+    "10": {
+        0.8: DECAY,
+        31: GIVEN,
+        85: GIVEN,  # 85 to 90 %: DeepSeek-V3's report
+        90: GIVEN,
+        0.7: GIVEN,
+        0.9: GIVEN,
+        0.5: GIVEN,
+        0.63: 0.7 * 0.9,
+        0.15: 0.3 * 0.5,
+    },
+    "11": {
+        39: GIVEN,
+        41: 39 + 1 + 1,
+        42: 41 + 1,
+        188: theory.balance_point(theory.H200),
+        60: 188 - 128,
+        3.7: theory.expected_tokens(0.85, 4),
+    },
     "12": {0.9: GIVEN},
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
     "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1

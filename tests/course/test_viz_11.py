@@ -137,6 +137,17 @@ def test_a_long_context_brings_the_gain_back():
     )
 
 
+def test_a_load_is_what_the_formulas_say():
+    light, full = viz.roofline_at(1, c=0.05), viz.roofline_at(256, c=0.05)
+    assert light.v == 1 and light.speedup == pytest.approx(theory.speedup(0.7, 4, 0.05))
+    assert full.v == 5 and full.best_k == 0 and full.best_speedup == 1  # compute-bound with and without drafts
+    long = viz.roofline_at(128, 4000)
+    small, large = 2 * 16 * 8 * 64 * 2, 2 * 32 * 8 * 128 * 2  # bytes of a token in the two caches
+    assert long.gigabytes - viz.roofline_at(128).gigabytes == pytest.approx(128 * 4000 * (small + large) / 1e9)
+    assert viz.roofline_at(1).c == pytest.approx(1_235_814_400 / 7_504_924_672)  # bytes of both, no cache
+    assert viz.roofline_at(1).c < long.c < small / large
+
+
 def test_dots_are_drawn_where_they_were_measured():
     dots = [BatchDot(1, 4, 0.7, 0.1, 1.0, 1.8), BatchDot(8, 4, 0.7, 0.1, 2.5, 0.9)]
     assert [round(dot.predicted, 2) for dot in dots] == [1.98, 0.96]

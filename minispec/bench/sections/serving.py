@@ -178,7 +178,8 @@ def _full_batches(result: dict) -> Section | None:
         f"Speculation: full batches, every sequence after {result['context']} tokens, {how}, the engine with k = {k} "
         "against the engine without a drafter. Predicted by the formula with α, c and v as measured "
         "in these steps, and "
-        "by the roofline, which is given only α, the shapes, the bandwidth and the FLOP/s.",
+        "by the roofline, which is given only α, the shapes, the bandwidth and the FLOP/s. A batch of n serves the "
+        "first n prompts of a fixed list, so α differs between the lines; compare speed-ups of equal α.",
         (f"speed-up by speculation, batch {rows[0]['batch']}", f"{gains[0]['median']:.2f}",
          f"{formula[0]:.2f}", ratio(gains[0]["median"], formula[0])),
         [table(["batch", "plain, tokens/s", "speculative, tokens/s", "α", "c", "v", "speed-up", "formula",

@@ -7,7 +7,7 @@ from .. import require_extra
 
 require_extra()
 
-from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_table, measure_batches
+from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_table, measure_batches, roofline_at
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
@@ -83,6 +83,7 @@ __all__ = [
     "residual_explorer",
     "residual_html",
     "roofline",
+    "roofline_at",
     "roofline_figure",
     "run_race",
     "scheduler_steps",

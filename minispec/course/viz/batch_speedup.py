@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -66,6 +67,35 @@ def best(
         return verify_cost(hardware, config, k, batch, bytes_per_weight, context)
 
     return theory.best_speedup(alpha, c, v, LONGEST), theory.best_k(alpha, c, v, LONGEST)
+
+
+class Load(NamedTuple):
+    """What the roofline says about one batch size and context."""
+
+    gigabytes: float  # parameters of target and draft, and the caches of both
+    c: float
+    v: float
+    speedup: float
+    best_k: int
+    best_speedup: float
+
+
+def roofline_at(
+    batch: int, context: int = 0, *, k: int = 4, alpha: float = 0.7, c: float | None = None,
+    target: str = "Llama-3-8B", draft: str = "Llama-3.2-1B", hardware: theory.Hardware = theory.H200,
+) -> Load:  # fmt: skip
+    """Speculation for `batch` requests of `context` cached tokens each, in bf16. Without `c`: that of the draft model,
+    whose pass and cache are counted like the target's."""
+    shapes = [presets.SHAPES[name] for name in (target, draft)]
+    kept = [theory.kv_bytes_per_token(s.num_layers, s.num_kv_heads, s.head_dim) for s in shapes]
+    stored = sum(2 * presets.weights(s) for s in shapes) + batch * context * sum(kept)
+    if c is None:
+        passes = [presets.work(s, 2, batch, 1, context) for s in shapes]
+        whole, small = (theory.roofline_time(bytes_read, flops, hardware) for flops, bytes_read in passes)
+        c = small / whole
+    v = verify_cost(hardware, shapes[0], k, batch, 2, context)
+    gained, length = best(hardware, shapes[0], alpha, c, batch, 2, context)
+    return Load(stored / 1e9, c, v, theory.speedup(alpha, k, c, v), length, gained)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
