@@ -283,7 +283,7 @@ for name, c in drafting.byte_costs(target, draft).items():
 # - **Early exit** loses time. It runs three of the six layers and the LM head, so it is expensive, and it is accepted
 #   seldom, because the final norm and the LM head were trained on the finished residual stream.
 # - **Lookahead** has $c = 0$, but it makes every pass of the target wider, so $v = 1$ is a claim about the GPU and the
-#   batch (see *Go deeper* at the end).
+#   batch (see *Go deeper* below).
 #
 # Staging is missing, because its cost depends on how often the first stage is right. That is the next question.
 
@@ -374,6 +374,33 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # Then measure α, $c$ and $v$ on your own traffic, and let the formula of lesson 07 choose $k$.
 
 # %% [markdown]
+# ## Go deeper
+#
+# <details><summary>How can an early exit be made to pay?</summary>
+#
+# A small trained module between the exit layer and the final norm helps
+# ([`train_exit`](../minispec/drafters/early_exit.py)). LayerSkip (Elhoushi et al., 2024) trains the whole model so that
+# its early layers predict well, and lets verification continue from the states of the exit layers, which our
+# implementation computes a second time.
+# </details>
+#
+# <details><summary>Why does the best acceptance fall as the target's temperature rises?</summary>
+#
+# It does so between 0 and 1.5 with these two models. The likely reason is that they differ more about unlikely tokens than
+# about the most probable one, and a higher temperature gives the unlikely ones more weight. It is not that probability is
+# spread out: at an infinite temperature both distributions would be uniform, and every draft token would be accepted.
+# </details>
+#
+# <details><summary>How wide is a lookahead pass, and when is that free?</summary>
+#
+# The width depends on the settings, a window of $W$ columns, n-grams of length $N$ and $G$ candidates: a pass processes up
+# to $1 + (W + G)(N - 1)$ tokens. Ours are small, $W = G = 5$ and $N = 4$, which makes 31 tokens where a chain of four
+# makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), parameters in bf16 and no KV cache, a
+# pass is memory-bound up to 188 tokens in all. So lookahead can be free for one request, and is not free for sixteen at
+# once, which have 12 tokens each.
+# </details>
+
+# %% [markdown]
 # ## In production
 #
 # vLLM takes a `speculative_config`. Its `method` is `"ngram"` (with `prompt_lookup_max` and `prompt_lookup_min`),
@@ -412,33 +439,6 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 #
 # That of the middle model, also for tokens that the tiny drafter proposed and the middle model accepted. All tokens that
 # leave the middle model, accepted and corrected ones together, follow the middle model's distribution.
-# </details>
-
-# %% [markdown]
-# ## Go deeper
-#
-# <details><summary>How can an early exit be made to pay?</summary>
-#
-# A small trained module between the exit layer and the final norm helps
-# ([`train_exit`](../minispec/drafters/early_exit.py)). LayerSkip (Elhoushi et al., 2024) trains the whole model so that
-# its early layers predict well, and lets verification continue from the states of the exit layers, which our
-# implementation computes a second time.
-# </details>
-#
-# <details><summary>Why does the best acceptance fall as the target's temperature rises?</summary>
-#
-# It does so between 0 and 1.5 with these two models. The likely reason is that they differ more about unlikely tokens than
-# about the most probable one, and a higher temperature gives the unlikely ones more weight. It is not that probability is
-# spread out: at an infinite temperature both distributions would be uniform, and every draft token would be accepted.
-# </details>
-#
-# <details><summary>How wide is a lookahead pass, and when is that free?</summary>
-#
-# The width depends on the settings, a window of $W$ columns, n-grams of length $N$ and $G$ candidates: a pass processes up
-# to $1 + (W + G)(N - 1)$ tokens. Ours are small, $W = G = 5$ and $N = 4$, which makes 31 tokens where a chain of four
-# makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), parameters in bf16 and no KV cache, a
-# pass is memory-bound up to 188 tokens in all. So lookahead can be free for one request, and is not free for sixteen at
-# once, which have 12 tokens each.
 # </details>
 
 # %% [markdown]

@@ -127,7 +127,7 @@ for j, accuracy in enumerate(mine.accuracy, start=1):
 
 # %% [markdown]
 # Training heads on a frozen base model is the paper's **Medusa-1**. The target's distributions cannot change, and neither
-# can the output, *if* the acceptance rule is lossless (*Go deeper* at the end shows one that is not). **Medusa-2** trains the
+# can the output, *if* the acceptance rule is lossless (*Go deeper* below shows one that is not). **Medusa-2** trains the
 # base model together with the heads. The heads get better, but the base model becomes a different model, whose quality
 # has to be evaluated again.
 #
@@ -322,7 +322,7 @@ for name, siblings in (
 # long as there is one. So "take the longest path that agrees" is exact if "agrees" means "equals the token sampled from
 # $p$ at that node", which for a greedy target is the most probable token. It is not exact if every plausible token counts
 # as agreeing. That is what *typical acceptance* does, which the Medusa paper proposes too; it is faster and not lossless
-# (*Go deeper* at the end).
+# (*Go deeper* below).
 #
 # Here are greedy runs of a chain and of a tree:
 
@@ -358,43 +358,6 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # 2. Choose a leaf with *look at*, and find its ancestors in its row of the mask. Which rows of the mask differ from it by
 #    one mark only?
 # 3. Step through the passes. How often was the accepted path the top one, the chain of best candidates?
-
-# %% [markdown]
-# ## In production
-#
-# - **vLLM** has `"method": "medusa"` in `speculative_config`. It takes the best token of each head and verifies a chain.
-# - **The authors' code** takes a static tree as `medusa_choices`, a list of tuples as above. It calls ε
-#   `posterior_threshold` and δ `posterior_alpha`.
-# - **SGLang** verifies trees for EAGLE: `--speculative-eagle-topk` is the width and `--speculative-num-draft-tokens` the
-#   number of nodes, the root included. FlashInfer's attention kernels take the tree mask as `custom_mask`.
-# - **Multi-token prediction** (MTP), as in DeepSeek-V3, trains such modules together with the model. They run in sequence
-#   instead of side by side, so that each is given the token chosen before it (lesson 10).
-#
-# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or
-# switch speculation off. Lesson 11 measures what the width of a pass costs, with chains of four; a tree is wider still.
-
-# %% [markdown]
-# ## Check yourself
-#
-# <details><summary>The target has processed position 20. Which position does head 3 predict, and which head predicts
-# position 21?</summary>
-#
-# Head 3 predicts position 24, and position 21 is predicted by the LM head.
-# </details>
-#
-# <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
-#
-# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other
-# node has that depth, so no node shares its position.
-# </details>
-#
-# <details><summary>A colleague tests every sibling against p and takes the first that passes. The output looks fine. What is
-# wrong, and how would you show it?</summary>
-#
-# After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
-# Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a
-# small p and q, as above, and compare it with p. A greedy test cannot show the difference.
-# </details>
 
 # %% [markdown]
 # ## Go deeper: typical acceptance
@@ -438,6 +401,43 @@ for lossless in (True, False):
 # Sampling at temperature 1 is harder to predict than the greedy run, so the first line is lower than the tree's 1.92. The
 # gain of the second line over the first is bought with a different distribution. A comparison of drafters should
 # therefore say which acceptance rule it used.
+
+# %% [markdown]
+# ## In production
+#
+# - **vLLM** has `"method": "medusa"` in `speculative_config`. It takes the best token of each head and verifies a chain.
+# - **The authors' code** takes a static tree as `medusa_choices`, a list of tuples as above. It calls ε
+#   `posterior_threshold` and δ `posterior_alpha`.
+# - **SGLang** verifies trees for EAGLE: `--speculative-eagle-topk` is the width and `--speculative-num-draft-tokens` the
+#   number of nodes, the root included. FlashInfer's attention kernels take the tree mask as `custom_mask`.
+# - **Multi-token prediction** (MTP), as in DeepSeek-V3, trains such modules together with the model. They run in sequence
+#   instead of side by side, so that each is given the token chosen before it (lesson 10).
+#
+# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or
+# switch speculation off. Lesson 11 measures what the width of a pass costs, with chains of four; a tree is wider still.
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>The target has processed position 20. Which position does head 3 predict, and which head predicts
+# position 21?</summary>
+#
+# Head 3 predicts position 24, and position 21 is predicted by the LM head.
+# </details>
+#
+# <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
+#
+# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other
+# node has that depth, so no node shares its position.
+# </details>
+#
+# <details><summary>A colleague tests every sibling against p and takes the first that passes. The output looks fine. What is
+# wrong, and how would you show it?</summary>
+#
+# After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
+# Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a
+# small p and q, as above, and compare it with p. A greedy test cannot show the difference.
+# </details>
 
 # %% [markdown]
 # ## Read the papers

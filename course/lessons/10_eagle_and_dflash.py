@@ -222,7 +222,7 @@ for name, drafter, layer, layers in (
 # pass yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no
 # further pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
 #
-# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* at the end shows the mask that
+# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* below shows the mask that
 # keeps them apart.
 
 # %% [markdown]
@@ -328,45 +328,6 @@ viz.positions(runs)
 # 4. Change the kind of prompt. Is the order of the drafters the same?
 
 # %% [markdown]
-# ## In production
-#
-# - **EAGLE-3** in vLLM is `"method": "eagle3"` with the head as `model`; the streams are called *auxiliary hidden states*.
-#   In SGLang it is `--speculative-algorithm EAGLE3`, with `--speculative-num-steps` (depth), `--speculative-eagle-topk`
-#   (width) and `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table `d2t`, draft to target,
-#   for our `head_ids`.
-# - **DFlash** is `"method": "dflash"` in vLLM and `--speculative-algorithm DFLASH` in SGLang. A longer block costs no more
-#   passes, so published blocks are longer than ours.
-# - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
-# - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
-# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what width costs, with chains of
-#   four tokens; a tree is wider still.
-#
-# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
-# often. Nothing breaks, so the acceptance rate has to be monitored.
-
-# %% [markdown]
-# ## Check yourself
-#
-# <details><summary>The target has processed positions 0 to 30, and token 31 was just sampled. Which feature and which token
-# make EAGLE's newest entry, and which position does it predict?</summary>
-#
-# Feature 30 and token 31 make the newest entry, and it predicts position 32.
-# </details>
-#
-# <details><summary>Why does DFlash's acceptance tend to fall faster with the position than EAGLE's?</summary>
-#
-# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are
-# likely there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass
-# instead of five.
-# </details>
-#
-# <details><summary>A head reaches an accuracy of 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
-#
-# It was probably trained on the target's features alone, so that at step 2 it meets its own features for the first time.
-# The remedy is to unroll the draft in training.
-# </details>
-
-# %% [markdown]
 # ## Go deeper: how is a block trained?
 #
 # *10 more minutes.* A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
@@ -422,6 +383,45 @@ for anchor, a, b in zip(anchors, before, after, strict=True):
 # that needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token.
 # Used for more than one token, such a module is applied to its own output like EAGLE's layer, and the acceptance falls
 # with the step.
+# </details>
+
+# %% [markdown]
+# ## In production
+#
+# - **EAGLE-3** in vLLM is `"method": "eagle3"` with the head as `model`; the streams are called *auxiliary hidden states*.
+#   In SGLang it is `--speculative-algorithm EAGLE3`, with `--speculative-num-steps` (depth), `--speculative-eagle-topk`
+#   (width) and `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table `d2t`, draft to target,
+#   for our `head_ids`.
+# - **DFlash** is `"method": "dflash"` in vLLM and `--speculative-algorithm DFLASH` in SGLang. A longer block costs no more
+#   passes, so published blocks are longer than ours.
+# - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
+# - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
+# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what width costs, with chains of
+#   four tokens; a tree is wider still.
+#
+# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
+# often. Nothing breaks, so the acceptance rate has to be monitored.
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>The target has processed positions 0 to 30, and token 31 was just sampled. Which feature and which token
+# make EAGLE's newest entry, and which position does it predict?</summary>
+#
+# Feature 30 and token 31 make the newest entry, and it predicts position 32.
+# </details>
+#
+# <details><summary>Why does DFlash's acceptance tend to fall faster with the position than EAGLE's?</summary>
+#
+# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are
+# likely there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass
+# instead of five.
+# </details>
+#
+# <details><summary>A head reaches an accuracy of 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
+#
+# It was probably trained on the target's features alone, so that at step 2 it meets its own features for the first time.
+# The remedy is to unroll the draft in training.
 # </details>
 
 # %% [markdown]

@@ -267,7 +267,7 @@ for batch in (1, 32, 64, 128, 256):
 # As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then take five
 # times as long as one. At that point even perfect drafts gain nothing, and rejected tokens are a loss.
 # Shorter drafts stay useful up to larger batches. Long contexts help too, because each request's cache is read once for
-# all of its draft tokens, which keeps the pass memory-bound (*Go deeper* at the end).
+# all of its draft tokens, which keeps the pass memory-bound (*Go deeper* below).
 
 # %% [markdown]
 # ## What do measurements say?
@@ -349,6 +349,32 @@ print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 1
 # tokens), any choice among them is allowed.
 
 # %% [markdown]
+# ## Go deeper: do long contexts bring the gain back?
+#
+# *10 more minutes.* They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
+# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
+# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
+# arXiv:2408.11049).
+#
+# This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
+# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
+# against 128 KiB of the 8B target. Without a given $c$, `roofline_at` counts the bytes and FLOPs of both models and
+# computes it; `context` is the number of cached tokens per request.
+
+# %%
+print("batch  context    memory       c   v (k = 4)   best k   speed-up")
+for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
+    at = viz.roofline_at(batch, context=context, k=4, alpha=0.7)
+    found = f"{at.c:7.2f} {at.v:11.2f} {at.best_k:8d} {at.best_speedup:10.2f}"
+    print(f"{batch:5d} {context:8,d} {at.gigabytes:6.0f} GB", found if at.gigabytes < 141 else "  does not fit")
+
+# %% [markdown]
+# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.11 to 1.49. It
+# does not rise further because $c$ grows too, from 0.16 to 0.23: at long contexts the draft model spends its time on its
+# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
+# falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
+
+# %% [markdown]
 # ## In production
 #
 # **vLLM**'s scheduler counts as ours does: `num_tokens_with_spec` less `num_computed_tokens`, with the draft tokens in
@@ -391,32 +417,6 @@ print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 1
 # $v = k + 1$, because the time is proportional to the tokens. It gains for no α: $E[N] \le k + 1$, and drafting costs time
 # as well.
 # </details>
-
-# %% [markdown]
-# ## Go deeper: do long contexts bring the gain back?
-#
-# *10 more minutes.* They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
-# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
-# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
-# arXiv:2408.11049).
-#
-# This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
-# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
-# against 128 KiB of the 8B target. Without a given $c$, `roofline_at` counts the bytes and FLOPs of both models and
-# computes it; `context` is the number of cached tokens per request.
-
-# %%
-print("batch  context    memory       c   v (k = 4)   best k   speed-up")
-for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
-    at = viz.roofline_at(batch, context=context, k=4, alpha=0.7)
-    found = f"{at.c:7.2f} {at.v:11.2f} {at.best_k:8d} {at.best_speedup:10.2f}"
-    print(f"{batch:5d} {context:8,d} {at.gigabytes:6.0f} GB", found if at.gigabytes < 141 else "  does not fit")
-
-# %% [markdown]
-# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.11 to 1.49. It
-# does not rise further because $c$ grows too, from 0.16 to 0.23: at long contexts the draft model spends its time on its
-# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
-# falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
 
 # %% [markdown]
 # ## Read the papers
