@@ -115,7 +115,7 @@ def best_of_each_page(logits: Tensor, count: int, together: int = 1) -> tuple[tu
     candidates = lambda: triton.next_power_of_2(-(-v // page) * count)  # noqa: E731
     while together * candidates() > MOST_CANDIDATES and page < 8192:
         page *= 2
-    logits = logits.reshape(-1, v)
+    logits = logits.reshape(-1, v).contiguous()
     rows, pages = len(logits), -(-v // page)
     values = logits.new_empty(rows, pages * count, dtype=torch.float32)
     places = torch.empty(rows, pages * count, dtype=torch.int32, device=logits.device)
