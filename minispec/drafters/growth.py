@@ -153,7 +153,7 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 def grow_tensors(
     expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
-    depths: Tensor | None = None, select=None, grow_level=None, least: float = 0.0,
+    depths: Tensor | None = None, select=None, grow_level=None, prune=None, least: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
 
@@ -163,8 +163,8 @@ def grow_tensors(
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest` and `level`. On a
-    CPU they are looked at: growing ends where nothing that is still to come can be kept.
+    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest`, `level` and
+    `pruned`. On a CPU they are looked at: growing ends where nothing that is still to come can be kept.
     """
     select = select or likeliest
     grow_level = grow_level or partial(level, select=select)
@@ -181,7 +181,7 @@ def grow_tensors(
         grown += new[0].shape[1]
         if new[1].device.type == "cpu" and depths is None and finished(nodes, score, most, least):
             break
-    return pruned(nodes, most, budgets, depths, select)
+    return (prune or partial(pruned, select=select))(nodes, most, budgets, depths)
 
 
 def pruned(

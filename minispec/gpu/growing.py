@@ -152,6 +152,33 @@ def _prune(
     tl.store(out_parents + tree * count + rest, tl.full([MOST], -1, tl.int64), mask=unused)
 
 
+def prune(
+    tokens: Tensor, scores: Tensor, parents: Tensor, ends: tuple[int, ...], most: int, budgets: Tensor | None = None,
+    depths: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
+    (B, n), count = tokens.shape, min(most, tokens.shape[1])
+    out = tokens.new_empty(B, count), tokens.new_empty(B, count)
+    limits = budgets, depths, None if depths is None else growth.numbers(ends, tokens.device)
+    with torch.cuda.device_of(tokens):
+        _prune[(B,)](
+            tokens, scores, parents, *(tokens if limit is None else limit for limit in limits),
+            tokens.new_empty(B, n, dtype=torch.int32), *out, n, most, B, len(ends) - 1,
+            *(0 if limit is None else limit.stride(0) for limit in limits[:2]), HAS_BUDGETS=budgets is not None,
+            HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B), N=max(16, triton.next_power_of_2(n)),
+            CHUNK=16, MOST=triton.next_power_of_2(count), num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """growth.pruned, by a kernel if it can hold the nodes."""
+    ends = growth.level_ends(nodes)
+    if ends[-1] > MOST_SCORES or nodes[0][1].dtype != torch.float32:
+        return growth.pruned(nodes, most, budgets, depths)
+    return prune(*(torch.cat(parts, 1) for parts in zip(*nodes, strict=True)), ends, most, budgets, depths)
+
+
 class GrowingByKernels(Growing):
     """The same by kernels. All nodes of a depth are noted, also those that can no longer be among the `most`, which
     changes nothing."""
@@ -190,20 +217,7 @@ class GrowingByKernels(Growing):
         return tokens, follows, sees
 
     def prune(self, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        (B, n), levels = self.tokens.shape, len(self.ends) - 1
-        count, unread = min(self.most, n), self.tokens
-        out = unread.new_empty(B, count), unread.new_empty(B, count)
-        ends = unread if depths is None else growth.numbers(self.ends, unread.device)
-        with torch.cuda.device_of(unread):
-            _prune[(B,)](
-                self.tokens, self.scores, self.parents, unread if budgets is None else budgets,
-                unread if depths is None else depths, ends, unread.new_empty(B, n, dtype=torch.int32), *out, n,
-                self.most, B, levels, 0 if budgets is None else budgets.stride(0),
-                0 if depths is None else depths.stride(0), HAS_BUDGETS=budgets is not None,
-                HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B),
-                N=max(16, triton.next_power_of_2(n)), CHUNK=16, MOST=triton.next_power_of_2(count), num_warps=4,
-            )  # fmt: skip
-        return out
+        return prune(self.tokens, self.scores, self.parents, self.ends, self.most, budgets, depths)
 
 
 def growing(kernels, head, width: int, most: int, depth: int) -> Growing:

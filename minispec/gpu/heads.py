@@ -38,7 +38,7 @@ from .fused import (
     turning,
     weights_of,
 )
-from .growing import growing
+from .growing import growing, pruned
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
 from .select import likeliest_tokens, select
 
@@ -53,7 +53,7 @@ class DeviceDrafter:
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        self.level = self.kernels and self.kernels.level  # None: torch's
+        self.level, self.prune = (self.kernels.level, pruned) if self.kernels else (None, None)  # None: torch's
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -206,9 +206,10 @@ class EagleOnDevice(DeviceDrafter):
         self.cache.advance(self.fresh)
         tokens, parents, sees = trees.add(product(half, self.head.head), self.fresh)
         # Draft entries come after what is verified. Nobody counts them, so the next cycle overwrites them.
-        depths = tuple(entry // width for entry in range((self.k - 1) * width))
-        slots, positions = (lengths[:, None] + x for x in (places[: len(depths)], numbers(depths, lengths.device)))
-        for first in range(0, len(depths), width):
+        entries = range((self.k - 1) * width)
+        after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, -1)
+        slots, positions = lengths[:, None] + after  # [B, E] each
+        for first in range(0, len(entries), width):
             new = slice(first, first + width)
             f, half = self.read(tokens, f, parents, positions[:, new], slots[:, new], sees)
             tokens, parents, sees = trees.add(product(half, self.head.head))
@@ -273,7 +274,7 @@ class DFlashOnDevice(DeviceDrafter):
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, likeliest_tokens)
         width, limits = self.drafter.nodes, (self.budgets, self.depths)
-        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level)
+        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level, self.prune)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)

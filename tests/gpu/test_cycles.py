@@ -153,8 +153,7 @@ MUTANTS = {
         changed(Growing, "add", "itself.expand(B, w, w)", "itself.expand(B, w, w) | True"), ("eagle",)
     ),
     "one position too late": Mutant(
-        changed(EagleOnDevice, "propose", "numbers(depths, lengths.device)", "1 + numbers(depths, lengths.device)"),
-        ("eagle",),
+        changed(EagleOnDevice, "propose", "n // width for n", "1 + n // width for n"), ("eagle",)
     ),
     "the first verified entry is the root": Mutant(
         changed(Growing, "add", "(fresh - 1).clamp(min=0)", "(0 * fresh)"), ("eagle",)

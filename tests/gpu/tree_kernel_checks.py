@@ -19,6 +19,7 @@ from minispec.gpu import attention as fd
 from minispec.gpu import tree_kernels as kernels
 from minispec.gpu.between import add_norm, gated, turn_and_store
 from minispec.gpu.fused import FastTransformer, Weights, norm, turn
+from minispec.gpu.growing import pruned
 from minispec.gpu.trees import TreeSpeculator, laid_out_torch
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
@@ -134,7 +135,7 @@ def test_levels_grow_the_same_tree(shared):
     log_q = [-0.25 * torch.randint(5, shape, generator=generator).float().to(DEVICE) for shape in shapes]
     tokens = [torch.randint(99, shape, generator=generator).to(DEVICE) for shape in shapes]
     expand = lambda depth, *_: (tokens[depth], log_q[depth])  # noqa: E731
-    for found, expected in zip(growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level),
+    for found, expected in zip(growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level, prune=pruned),
                                growth.grow_tensors(expand, 4, 3, 9), strict=True):  # fmt: skip
         assert torch.equal(found, expected)
 
