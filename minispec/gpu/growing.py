@@ -159,14 +159,15 @@ def prune(
     """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
     (B, n), count = tokens.shape, min(most, tokens.shape[1])
     out = tokens.new_empty(B, count), tokens.new_empty(B, count)
+    size = max(16, triton.next_power_of_2(n))
     limits = budgets, depths, None if depths is None else growth.numbers(ends, tokens.device)
     with torch.cuda.device_of(tokens):
         _prune[(B,)](
             tokens, scores, parents, *(tokens if limit is None else limit for limit in limits),
             tokens.new_empty(B, n, dtype=torch.int32), *out, n, most, B, len(ends) - 1,
             *(0 if limit is None else limit.stride(0) for limit in limits[:2]), HAS_BUDGETS=budgets is not None,
-            HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B), N=max(16, triton.next_power_of_2(n)),
-            CHUNK=16, MOST=triton.next_power_of_2(count), num_warps=4,
+            HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B), N=size,
+            CHUNK=max(16, min(size, 8192 // size)), MOST=triton.next_power_of_2(count), num_warps=4,
         )  # fmt: skip
     return out
 

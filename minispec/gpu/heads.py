@@ -207,7 +207,7 @@ class EagleOnDevice(DeviceDrafter):
         tokens, parents, sees = trees.add(product(half, self.head.head), self.fresh)
         # Draft entries come after what is verified. Nobody counts them, so the next cycle overwrites them.
         entries = range((self.k - 1) * width)
-        after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, -1)
+        after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, len(entries))
         slots, positions = lengths[:, None] + after  # [B, E] each
         for first in range(0, len(entries), width):
             new = slice(first, first + width)
