@@ -119,7 +119,7 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], l
     are reached with a probability of `least` or more."""
     if max(budgets) < 1:
         return [Tree([], []) for _ in budgets]
-    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets, least=least))
+    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True))
 
 
 def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
@@ -154,6 +154,7 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
 def grow_tensors(
     expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
     depths: Tensor | None = None, select=None, grow_level=None, prune=None, least: float = 0.0,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
 
@@ -164,7 +165,7 @@ def grow_tensors(
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
     No number is looked at on the way, so a device may record it all. It may have a faster `likeliest`, `level` and
-    `pruned`. On a CPU they are looked at: growing ends where nothing that is still to come can be kept.
+    `pruned`. With `early` they are looked at on a CPU: growing ends where nothing that is still to come can be kept.
     """
     select = select or likeliest
     grow_level = grow_level or partial(level, select=select)
@@ -179,7 +180,7 @@ def grow_tensors(
             new = new[0], new[1].masked_fill(new[1] < math.log(least), -torch.inf), new[2]
         nodes.append(new)
         grown += new[0].shape[1]
-        if new[1].device.type == "cpu" and depths is None and finished(nodes, score, most, least):
+        if early and new[1].device.type == "cpu" and finished(nodes, score, most, least):
             break
     return (prune or partial(pruned, select=select))(nodes, most, budgets, depths)
 
