@@ -56,14 +56,15 @@ def per_query_head(visible: Tensor, groups: int) -> Tensor:
 
 
 def visible_slots(slots: Tensor, end: int, mask: Tensor | None) -> Tensor:
-    """Which of the first `end` slots each new token attends to, [B, T, S]: all of the past, then what `mask` allows."""
-    B, T = slots.shape
+    """Which of the first `end` slots each new token attends to, [B, T, S]: all of the past, then what `mask` allows.
+    A mask [T, E] is that of the newest T of E entries, which begin at slots[:, 0]."""
     slot = torch.arange(end, device=slots.device)  # [S]
     if mask is None:
         return slot <= slots[..., None]
-    new = slot - slots[:, :1]  # [B, S]: which new token is in a slot; negative: a slot of the past
-    among_new = mask.expand(B, T, T).gather(2, new.clamp(0, T - 1)[:, None].expand(B, T, end))
-    return torch.where(((new >= 0) & (new < T))[:, None], among_new, (new < 0)[:, None])
+    B, (T, E) = len(slots), mask.shape[-2:]
+    new = slot - slots[:, :1]  # [B, S]: which entry is in a slot; negative: a slot of the past
+    among_new = mask.expand(B, T, E).gather(2, new.clamp(0, E - 1)[:, None].expand(B, T, end))
+    return torch.where(((new >= 0) & (new < E))[:, None], among_new, (new < 0)[:, None])
 
 
 def attention_of_pass(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -118,7 +119,7 @@ def grow_batch(expand: Expand, depth: int, width: int, budgets: Sequence[int], l
     are reached with a probability of `least` or more."""
     if max(budgets) < 1:
         return [Tree([], []) for _ in budgets]
-    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets, least=least))
+    return trees(*grow_tensors(expand, depth, width, max(budgets), budgets, least=least, early=True))
 
 
 def trees(tokens: Tensor, parents: Tensor) -> list[Tree]:
@@ -139,6 +140,11 @@ def promising(nodes: list, newest: Tensor, most: int, least: float) -> Tensor:
     return likeliest(newest.masked_fill(~able, -torch.inf), int(able.sum(1).max()))
 
 
+def level_ends(nodes: Sequence[tuple[Tensor, ...]]) -> tuple[int, ...]:
+    """Where the nodes of the first 0, 1, 2, … depths end."""
+    return tuple(accumulate((new[0].shape[1] for new in nodes), initial=0))
+
+
 @lru_cache
 def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
     """On the device once and for all: a recorded launch cannot fetch them from the host."""
@@ -147,7 +153,8 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 def grow_tensors(
     expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
-    depths: Tensor | None = None, select=None, grow_level=None, least: float = 0.0,
+    depths: Tensor | None = None, select=None, grow_level=None, prune=None, least: float = 0.0,
+    early: bool = False,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
 
@@ -157,36 +164,44 @@ def grow_tensors(
     `expand(depth, tokens, parents)` gives the children of w nodes of every tree: tokens and log-probabilities [B, w, m]
     (or [B, 1, m] where all w have the same children). `tokens` [B, w] are those of the nodes, and `parents` [B, w] says
     of which node of the call before each is a child. The first call, with None for both, asks for the root's children.
-    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest` and `level`. On a
-    CPU they are looked at: a node is expanded only if a child of it might be kept.
+    No number is looked at on the way, so a device may record it all. It may have a faster `likeliest`, `level` and
+    `pruned`. With `early` they are looked at on a CPU: a node is expanded only if a child of it might be kept.
     """
     select = select or likeliest
     grow_level = grow_level or partial(level, select=select)
-    nodes, ends = [], [0]  # of every depth: tokens, scores and parents, [B, n] each; and where its nodes end
+    nodes, grown = [], 0  # of every depth: tokens, scores and parents, [B, n] each; and how many they are
     tokens = child_of = None
-    deepest = None if depths is None else depths.amax()  # all trees are grown so deep, as if nobody went deeper, …
     for depth_so_far in range(depth):
         below, log_q = expand(depth_so_far, tokens, child_of)  # [B, w, m]
         if depth_so_far == 0:  # the root is certain: its score is log 1
             score, number = torch.zeros_like(log_q[..., 0]), torch.full_like(below[..., 0], -1)  # [B, 1]
-        if depths is not None:
-            log_q = log_q.masked_fill(depth_so_far >= deepest, -torch.inf)
-        new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, ends[-1], width, most)
+        new, (tokens, score, number, child_of) = grow_level(below, log_q, score, number, grown, width, most)
         if least > 0:
             new = new[0], new[1].masked_fill(new[1] < math.log(least), -torch.inf), new[2]
         nodes.append(new)
-        ends.append(ends[-1] + new[0].shape[1])
-        if new[1].device.type == "cpu" and depths is None:
+        grown += new[0].shape[1]
+        if early and new[1].device.type == "cpu":
             chosen = promising(nodes, score, most, least)
             if not chosen.numel():
                 break
             tokens, score, number, child_of = (x.gather(1, chosen) for x in (tokens, score, number, child_of))
+    return (prune or partial(pruned, select=select))(nodes, most, budgets, depths)
+
+
+def pruned(
+    nodes: Sequence[tuple[Tensor, Tensor, Tensor]], most: int, budgets: Tensor | Sequence[int] | None = None,
+    depths: Tensor | None = None, select=likeliest,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """What `grow_tensors` gives, of the nodes that were grown at every depth: tokens, scores, parents, [B, n] each."""
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
+    if depths is not None:  # all trees are taken so deep, as if none went deeper, …
+        ends = numbers(level_ends(nodes), scores.device)[depths.clamp(max=len(nodes))][:, None]  # [B, 1]
+        number = torch.arange(scores.shape[1], device=scores.device)
+        scores = scores.masked_fill(number >= ends.amax(), -torch.inf)
     kept = select(scores, most)  # [B, n]
     if budgets is not None:
         kept = within(scores, kept, budgets)
     if depths is not None:  # … and then each is cut to its own depth, as by tree.cut
-        end = numbers(tuple(ends), kept.device)[depths.clamp(max=depth)][:, None]
-        kept = kept.masked_fill(kept >= end, scores.shape[1])
+        kept = kept.masked_fill(kept >= ends, scores.shape[1])
     tokens, parents = (F.pad(x, (0, 1), value=-1).gather(1, kept) for x in (tokens, parents))
     return tokens, torch.where(parents < 0, -1, torch.searchsorted(kept, parents))  # a kept node's parent is kept, too

@@ -228,7 +228,8 @@ class Fused:
         self.skinny = skinny if lean else None
         self.compile = compile
         self.enter, self.leave, self.turn = map(self.compiled, (enter, leave, turn))
-        self.half_norm = self.compiled(skinny.half_norm) if lean else None
+        by_kernel = lean and has_kernels(self.device, self.dtype)
+        self.half_norm = lean and (skinny.half_normed if by_kernel else self.compiled(skinny.half_norm))
 
     def compiled(self, function: Callable) -> Callable:
         """The function, compiled if that was asked for."""

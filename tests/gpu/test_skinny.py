@@ -40,7 +40,7 @@ def test_a_norm_in_two_halves_is_the_norm():
     torch.testing.assert_close(sk.skinny_torch(half, second, bias, eps=1e-5), expected)
 
 
-CHECKS = "skinny_checks.py", "select_checks.py", "pages_checks.py", "tree_kernel_checks.py"
+CHECKS = "skinny_checks.py", "select_checks.py", "pages_checks.py", "tree_kernel_checks.py", "growing_checks.py"
 
 
 @needs_triton
