@@ -12,7 +12,8 @@ says before each launch what is new, on one sheet of numbers, as for the target'
     states     those of all new positions, one after the other
 
 The drafts stay on the device, too: the target's pass takes them from there (Buckets.read), and the host builds its own
-`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits.
+`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits. Where the next cycle is launched before the
+host has looked at this one (ahead.py), the device writes the lines itself, and `adopt` is all that is left to do.
 
 A request with more than T new positions, after its prompt or when it was not drafted for, has the first of them
 processed before, by an ordinary pass. Memory and sheets grow by doubling, and are recorded anew then.
@@ -38,7 +39,8 @@ from ..drafters.growth import trees
 from ..drafters.medusa import Medusa
 from ..model import Config
 from ..tree import Draft
-from .buckets import Arrival, rows_of
+from .ahead import Cycles
+from .buckets import Arrival, Buckets, rows_of
 from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -82,14 +84,14 @@ class Launch:
         self.rows, self.nodes = B, drafts.nodes
         self.recorded = Recorded(self.work, [owner.sheet, *drafts.state()])
 
-    def work(self) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet."""
-        drafts, T = self.drafts, self.owner.T
+    def work(self, states: dict[int, Tensor] | None = None) -> None:
+        """The device's part. Nobody looks at a number: it is all in the sheet, or in these states."""
+        drafts, T, states = self.drafts, self.owner.T, states or self.owner.states
         sheet = self.owner.sheet[: self.rows].long()
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
         run, where = sheet[:, 5 : 5 + T], sheet[:, 5 + T :]  # [B, T] each
         drafts.cache.lengths.copy_(lengths)
-        hidden = {n: states[where] for n, states in self.owner.states.items()}  # [B, T, d]
+        hidden = {n: stream[where] for n, stream in states.items()}  # [B, T, d]
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]
@@ -102,6 +104,7 @@ class Pending:
 
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
+        self.launch = launch
         self.rows = rows  # of the memory, one for each context
         self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
 
@@ -129,7 +132,7 @@ class DraftsForMany:
         self.k = self.count = self.capacity = 0
         self.memory: KVCache | None = None
         self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
-        self.sent = Event(self.device)
+        self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -149,8 +152,19 @@ class DraftsForMany:
         """Whether it can draft for this sequence."""
         return True
 
+    def ahead(self, buckets: Buckets) -> Cycles:
+        """Launches of whole cycles, with these passes."""
+        return Cycles(self, buckets)
+
+    def adopt(self, contexts: Sequence[Context], launch: Launch) -> Pending:
+        """As `begin`, for drafts that were launched ahead: only the host has to be told."""
+        for c in contexts:
+            self.held[c.row] = range(self.held[c.row].start, len(c.tokens) - 1)
+        return Pending(self, launch, [self.rows[c.row] for c in contexts])
+
     def begin(self, contexts: Sequence[Context], k: int, depths: Sequence[int]) -> Pending:
         """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
+        self.begun += 1
         layers = self.drafter.hidden_layers
         counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in contexts]
         held = [self.resume(c.row, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]

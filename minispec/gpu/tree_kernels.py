@@ -1,7 +1,7 @@
 """The bookkeeping of a token tree on a GPU, each step as one kernel of one small program for each tree.
 
 In torch these steps are dozens of launches over a few numbers. Each has its twin in plain torch, where the words for
-what it computes are: tree.ancestors, growth.level, verify.tree_batch, KVCache.gather.
+what it computes are: tree.ancestors, growth.level, walk_torch, KVCache.gather.
 """
 
 from __future__ import annotations
@@ -139,6 +139,26 @@ def walk(best: Tensor, tokens: Tensor, parents: Tensor, depth: int):
         _walk[(B,)](best.contiguous(), tokens.contiguous(), parents.contiguous(), *out, n, DEPTH=depth,
                     N=max(16, triton.next_power_of_2(n)), num_warps=1)  # fmt: skip
     return out
+
+
+def walk_torch(best: Tensor, tokens: Tensor, parents: Tensor, depth: int):
+    """The same in plain torch."""
+    B, n = tokens.shape
+    wanted = best.gather(1, parents + 1)
+    given, node = tokens == wanted, torch.arange(n, device=best.device)
+    last, found, steps = torch.full_like(best[:, 0], -1), torch.ones_like(given[:, 0]), []
+    for _ in range(depth):
+        below = given & (parents == last[:, None]) & found[:, None]  # nothing below a node that was not found
+        found = below.any(1)
+        first = torch.where(below, node, n - 1).amin(1)
+        last = torch.where(found, first, last)
+        steps.append((found, first))
+    found, nodes = (torch.stack(part, 1) for part in zip(*steps, strict=True))  # [B, depth]
+    kept, after = found.sum(1), best.gather(1, last[:, None] + 1).clamp(min=0)  # −1: NaN, which somebody else reports
+    run = torch.cat([torch.where(found, tokens.gather(1, nodes), 0), after], 1).scatter(1, kept[:, None], after)
+    accepted = ((nodes[..., None] == node) & found[..., None]).any(1)
+    path = torch.where(found, nodes, torch.arange(depth, device=best.device))
+    return path, run, kept, after[:, 0], accepted.long(), given.double()
 
 
 @jit

@@ -226,8 +226,9 @@ class Engine:
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
         try:
             self._begin(plan)
+            runner.adopt(turns)
             clock.lap("scheduling")
-            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
+            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length and not turn.asked])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
             if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
@@ -237,7 +238,6 @@ class Engine:
             clock.lap("pass")
             self._attempt(runner.judge, emitting)
             runner.keep(turns)
-            runner.gather(turns)
             for turn in turns:
                 self._attempt(runner.settle, [turn])
             clock.lap("sampling")

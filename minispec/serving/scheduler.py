@@ -67,6 +67,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # both in the order (priority, arrival)
         self.running: list[Request] = []
         self.arrivals = self.steps = 0
+        self.reserved = False  # slots are reserved for a whole cycle ahead
         self._ended: list[Hashable] = []  # since the last record
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -119,6 +120,9 @@ class Scheduler:
         into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
         step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
+        if self.reserved and not self._others_find_blocks():
+            for request in self.running:
+                self.pool.trim(request.id)
         behind = [(request, request.behind) for request in self.running]
         self._decode(step, [request for request, tokens in behind if tokens == 1])
         for request in [request for request, tokens in behind if tokens > 1 and request.status == RUNNING]:
@@ -169,7 +173,7 @@ class Scheduler:
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
         willing = [s for s in step.scheduled if not s.prefill and s.request.k != 0]
-        depths = [min(self.lookahead if s.request.k is None else s.request.k, s.request.room) for s in willing]
+        depths = [min(self._depth(s.request), s.request.room) for s in willing]
         drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
         scratch = self.scratch_slots
@@ -181,15 +185,36 @@ class Scheduler:
                 nodes -= 1
             if nodes > 0:
                 scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
+                scheduled.share = max(1, share // len(drafting) - scratch)
                 scheduled.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
 
+    def _depth(self, request: Request) -> int:
+        return self.lookahead if request.k is None else request.k
+
     def reserve_ahead(self, step: Step) -> bool:
         """Whether the next step will decode these requests again, unless one of them stops or is aborted: each has a
-        token in this one, and room for another. Its slot is reserved, so the device may go on before the host knows."""
-        if not step.scheduled or any(s.prefill or s.num_lookahead_tokens or s.request.room < 1 for s in step.scheduled):
+        token in this one, and room for another. Its slots are reserved, so the device may go on before the host knows.
+
+        With drafts that is a whole cycle, with slots for the case that all of this one's are accepted. Those who end
+        may be missing then. Blocks that others could have are not kept from them."""
+        rows, drafts = step.scheduled, any(s.num_lookahead_tokens for s in step.scheduled)
+        if not rows or any(s.prefill for s in rows) or (drafts and len(rows) < len(self.running)):
             return False
-        return all(self.pool.allocate(s.request.id, len(s.request.tokens) + 1) is not None for s in step.scheduled)
+        if (max if drafts else min)(s.request.room for s in rows) < 1:
+            return False
+        for s in rows:
+            certain = len(s.request.tokens) + min(s.draft_length + 1, s.request.room)
+            nodes = min(s.share, self.max_tree_nodes(self._depth(s.request))) if s.share else 0
+            if self.pool.allocate(s.request.id, certain + nodes) is None:
+                return False
+        step.ahead = drafts and self._others_find_blocks()
+        return step.ahead or not drafts
+
+    def _others_find_blocks(self) -> bool:
+        """Whether all who may be admitted next find blocks beside those that are reserved."""
+        next_ones = self.waiting[: self.max_num_seqs - len(self.running)]
+        return sum(self.pool.blocks_for(len(request.tokens)) for request in next_ones) <= self.pool.num_free
 
     def _preempt(self, step: Step, request: Request) -> None:
         self.running.remove(request)
@@ -224,13 +249,13 @@ class Scheduler:
                 # The emitted token is in no cache yet: the next pass begins with it.
                 request.num_computed_tokens = min(scheduled.start + scheduled.count + accepted, request.num_tokens)
                 self.pool.commit(request.id, request.tokens, request.num_computed_tokens)
-            if scheduled.num_lookahead_tokens:
+            if (scheduled.num_lookahead_tokens or self.reserved) and not (step.ahead or scheduled.prefill):
                 self.pool.trim(request.id)
             if result is not None and (result.finish or request.room < 0):
                 self.finish(request.id, result.finish or "length")
         record = StepRecord(step.number, records, step.admitted, step.preempted, self._ended, len(self.running),
                             len(self.waiting), self.pool.num_used, self.pool.num_free)  # fmt: skip
-        self._ended = []
+        self._ended, self.reserved = [], step.ahead
         return record
 
     @staticmethod
