@@ -1,20 +1,20 @@
 """The next cycle of an engine's requests, launched before the host has looked at the last one.
 
-After a pass over drafts that are on the device (Buckets.read_drafted), all that the next cycle depends on is there, too:
-the drafts, the target's best tokens after each of their nodes, and the hidden states. So one launch can end this cycle
-and do the next, for greedy requests, without a look at any number:
+After a pass over drafts that are on the device (Buckets.read_drafted), all that the next cycle depends on is there: the
+drafts, the target's best tokens after each of their nodes, and the hidden states. So for greedy requests the device can
+go on by itself, without a look at any number. Three recordings, one after the other:
 
-    walk       from the root of each tree along the best tokens: the accepted path, and the token after it
-    move       the path's keys and values, to the slots right after the certain token
-    settle     the drafter gets the hidden states of what was verified, and its lines are moved on: length, how many
-               positions are new, how many nodes and how deep its next draft may be, last token
-    draft      as in engine_heads.py
-    pass       as in buckets.py, over the new drafts, from a sheet with new starts and last tokens
+    end of     walk from the root of each tree along the best tokens: the accepted path, and the token after it. Move
+    this       the path's keys and values to the slots right after the certain token, and the hidden states of what was
+    cycle      verified to where the drafter reads them. Then write the sheets that the host would have written: for the
+               drafter length, new positions, nodes, depth and last token; for the pass starts and last tokens
+    draft      Launch.work (engine_heads.py)
+    pass       Buckets.work over the new drafts
 
 The host meanwhile finds the same paths for itself, and then plans the next step. Only if that asks for what was
 launched does it count (serving/ahead.py). Otherwise nothing has happened: keys and values were moved as the host would
-have moved them, and what came after them, in the target's memory and in the drafter's, lies past the lengths that the
-host knows. The hidden states that it would have kept for the drafter are in `kept`.
+have moved them, what came after them, in the target's memory and in the drafter's, lies past the lengths that the host
+knows, and the hidden states that it would have kept for the drafter are still there (`states`).
 
 A request that has ended is a row whose table is blank: it stays where it is, as padding does.
 """
@@ -48,64 +48,68 @@ class Cycles:
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
 
     def fits(self) -> bool:
-        """Whether the drafter's memory has room for two more cycles of everybody: this one and the next."""
-        many = self.many
-        return max(map(len, many.held.values())) + 2 * (many.k + 1) <= many.capacity
+        """Whether the drafter's memory has room for two more cycles of everybody, this one and the next."""
+        many, rows = self.many, self.buckets.shape[0]
+        return many.count >= rows and max(map(len, many.held.values())) + 2 * (many.k + 1) <= many.capacity
 
     def launch(self, launch: Launch, tables: Sequence[Sequence[int]]) -> Result:
         """The cycle after the one whose drafts come from `launch`. Tables have the slots for it, however this one ends;
         those of requests that have ended are empty. The result, of all rows, is good until the next launch."""
-        if self.out is not self.many.out:
+        many, buckets, (B, T, _) = self.many, self.buckets, self.buckets.shape
+        if self.out is not many.out:
             self._renew()
-        buckets, (B, T, _) = self.buckets, self.buckets.shape
         buckets.sent.wait()
         buckets.write_tables(tables)
         buckets.sent.record()
         key = B, T, launch.rows
         if key not in self.recordings:
-            self._record(key, launch)
+            self._record(*key)
         self.recordings[key]()
-        self.begun = self.many.begun
-        return buckets.result(B, T, B)
+        launch.recorded()
+        self.begun = many.begun
+        return buckets.launch(buckets.drafted, (B, T, (many.out, many.k)), B)
+
+    @property
+    def intact(self) -> bool:
+        """Whether nobody has drafted since the last launch."""
+        return self.begun == self.many.begun
 
     def stands(self, rows: int) -> bool:
-        """Whether nobody has drafted since the last launch, and so many rows need a pass of its size."""
-        return self.begun == self.many.begun and rows_of(rows) == self.buckets.shape[0]
+        """Whether the last launch can be of use to so many rows: they need a pass of its size."""
+        return self.intact and rows_of(rows) == self.buckets.shape[0]
 
     def states(self, row: int, count: int) -> dict[int, Tensor]:
         """The first `count` verified states [count, d] that the last launch found for a row of the pass."""
-        first = row * (self.many.k + 1)
-        return {n: kept[first : first + count].clone() for n, kept in self.kept.items()}
+        first = row * self.many.T
+        return {n: states[first : first + count].clone() for n, states in self.many.states.items()}
 
     @on_the_device
     def _renew(self) -> None:
         """The drafter's memory has grown: what was recorded knows the old one."""
-        many, buckets = self.many, self.buckets
-        self.out, k = many.out, many.k
+        many, device = self.many, self.buckets.device
         self.recordings.clear()
-        rows = len(buckets.sheet)
-        self.kept = {n: stream.new_zeros(rows * (k + 1), stream.shape[1]) for n, stream in buckets.streams.items()}
-        self.places = torch.arange(max(rows, many.count, k + 1), device=buckets.device)
+        self.out, self.places = many.out, torch.arange(max(many.count, many.T), device=device)
         # How many nodes a draft can have, by its depth.
-        most = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, k + 1))]
-        self.most = torch.tensor(most, device=buckets.device)
+        most = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
+        self.most = torch.tensor(most, device=device)
 
     @on_the_device
-    def _record(self, key: tuple[int, int, int], launch: Launch) -> None:
+    def _record(self, B: int, T: int, rows: int) -> None:
         buckets, many = self.buckets, self.many
-        state = [buckets.sheet, buckets.best, *buckets.streams.values(), many.sheet, many.out, *launch.drafts.state()]
-        self.recordings[key] = recorded = Recorded(partial(self.work, *key[:2], launch), state)
+        recorded = Recorded(partial(self.end, B, T, rows), [buckets.sheet, many.sheet])
         if recorded.recordable():
             # To warm up is to work for real, and a path moved twice is lost. With blank tables all rows are padding.
             tables = buckets.table_sheet.clone()
             buckets.table_sheet.fill_(buckets.blank)
             recorded.prepare()
             buckets.table_sheet.copy_(tables)
+        self.recordings[B, T, rows] = recorded
 
     # ---- the device's part -----------------------------------------------------------------------------------------
 
-    def work(self, B: int, T: int, launch: Launch) -> None:
-        """Nobody looks at a number."""
+    def end(self, B: int, T: int, rows: int) -> None:
+        """Of a cycle of B rows of T tokens, the drafts of which are in the first `rows` rows of the drafter's memory.
+        Nobody looks at a number."""
         buckets, many, k = self.buckets, self.many, self.many.k
         sheet, real = buckets.sheet[:B], buckets.table_sheet[:B, 0] != buckets.blank
         start, _, row, deepest, room, share = sheet[:, :6].long().unbind(1)  # [B] each
@@ -123,7 +127,7 @@ class Cycles:
         at = self.places[:B, None] * T + verified
         for n, stream in buckets.streams.items():
             states = stream[at.flatten()].masked_fill(~(counts & sound[:, None]).flatten()[:, None], 0)
-            self.kept[n][: B * (k + 1)] = states
+            many.states[n][: B * (k + 1)] = states
 
         # What the next may be: see Scheduler._speculate.
         room = room - (kept + 1)
@@ -132,8 +136,8 @@ class Cycles:
         depth = torch.minimum(depth, nodes)
 
         # The lines of the drafter, in the order of its own rows; who is not asked rides along.
-        lines = many.sheet[: launch.rows]
-        mine = row == self.places[: launch.rows, None]  # [rows, B]
+        lines = many.sheet[:rows]
+        mine = row == self.places[:rows, None]  # [rows, B]
         who = mine.long().argmax(1)  # [rows]
         asked = mine.any(1) & sound[who]
         news = torch.stack([kept + 1, nodes, depth, token], 1)  # [B, 4]
@@ -145,11 +149,9 @@ class Cycles:
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
         sheet[:, 0] = (start + (kept + 1) * (real & (room >= 0))).int()
         sheet[:, 1], sheet[:, 2], sheet[:, 4] = token.int(), row.int(), room.int()
-        launch.work(self.kept)
-        buckets.work(B, T, (many.out, k))
 
     def move(self, first: Tensor, path: Tensor, kept: Tensor, tables: Tensor) -> None:
-        """Buckets.move on the device: the first `kept` [B] of positions first + path [B, k] go to first, first + 1, …"""
+        """Buckets.move without the host: the first `kept` [B] of first + path [B, k] go to first, first + 1, …"""
         buckets, size, k = self.buckets, self.buckets.block_size, path.shape[1]
         used = self.places[:k] < kept[:, None]
 

@@ -84,14 +84,14 @@ class Launch:
         self.rows, self.nodes = B, drafts.nodes
         self.recorded = Recorded(self.work, [owner.sheet, *drafts.state()])
 
-    def work(self, states: dict[int, Tensor] | None = None) -> None:
-        """The device's part. Nobody looks at a number: it is all in the sheet, or in these states."""
-        drafts, T, states = self.drafts, self.owner.T, states or self.owner.states
+    def work(self) -> None:
+        """The device's part. Nobody looks at a number: it is all in the sheet."""
+        drafts, T = self.drafts, self.owner.T
         sheet = self.owner.sheet[: self.rows].long()
         lengths, fresh, drafts.budgets, drafts.depths, last = sheet[:, :5].unbind(1)
         run, where = sheet[:, 5 : 5 + T], sheet[:, 5 + T :]  # [B, T] each
         drafts.cache.lengths.copy_(lengths)
-        hidden = {n: stream[where] for n, stream in states.items()}  # [B, T, d]
+        hidden = {n: states[where] for n, states in self.owner.states.items()}  # [B, T, d]
         drafts.settle(hidden, torch.arange(T, device=run.device).expand_as(run), run, fresh)
         tokens, parents = drafts.propose(last[:, None], torch.ones_like(last))
         n = tokens.shape[1]

@@ -143,9 +143,8 @@ def walk(best: Tensor, tokens: Tensor, parents: Tensor, depth: int):
 
 def walk_torch(best: Tensor, tokens: Tensor, parents: Tensor, depth: int):
     """The same in plain torch."""
-    B, n = tokens.shape
-    wanted = best.gather(1, parents + 1)
-    given, node = tokens == wanted, torch.arange(n, device=best.device)
+    n = tokens.shape[1]
+    given, node = tokens == best.gather(1, parents + 1), torch.arange(n, device=best.device)
     last, found, steps = torch.full_like(best[:, 0], -1), torch.ones_like(given[:, 0]), []
     for _ in range(depth):
         below = given & (parents == last[:, None]) & found[:, None]  # nothing below a node that was not found

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .blocks import BlockPool
-from .request import RUNNING, Request
+from .request import Request
 from .turn import Results, Turn, flat
 
 HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
@@ -81,7 +81,10 @@ class NextCycle:
         return min(depth, nodes), nodes
 
     def drop(self, window: int | None) -> None:
-        """It does not count. The states that the drafter has not been given for good wait for its next draft."""
+        """It does not count. The states that the drafter has not been given for good wait for its next draft, unless
+        another engine has used its memory since."""
+        if not self.cycles.intact:
+            return
         for row, turn in enumerate(self.rows):
             start = turn and self.starts.get(turn.plan.request)
             if start and turn.runs and turn.plan.request.k and turn.plan.request.num_computed_tokens == start:

@@ -238,8 +238,7 @@ class Engine:
             clock.lap("pass")
             self._attempt(runner.judge, emitting)
             runner.keep(turns)
-            for turn in turns:
-                self._attempt(runner.settle, [turn])
+            runner.settle_all(turns, self._fail)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:

@@ -16,7 +16,7 @@ launched again without it. Drafts that the device makes stay there, too: the pas
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -279,9 +279,17 @@ class Runner(RunsAhead):
             if some:
                 hand_out(results.hidden, some)
 
-    def settle(self, turns: Sequence[Turn]) -> None:
+    def settle_all(self, turns: Sequence[Turn], fail: Callable[[Job, Exception], None]) -> None:
+        """Each for itself: a callback may raise, or abort others."""
+        for turn in turns:
+            if turn.runs:
+                try:
+                    self.settle(turn)
+                except Exception as error:
+                    fail(turn.job, error)
+
+    def settle(self, turn: Turn) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
-        [turn] = turns
         job, cycle = turn.job, turn.cycle
         if turn.states:
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from operator import attrgetter
 
 from .blocks import BlockPool, at_least
@@ -57,7 +58,7 @@ class Scheduler:
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
         self.max_chunk = max_num_batched_tokens if max_chunk is None else max_chunk
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
-        self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, max_tree_nodes, scratch_slots
+        self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, cache(max_tree_nodes), scratch_slots
         at_least("max_num_seqs", max_num_seqs, 1)
         every = " (max_num_seqs: every running request processes a token per step)"
         at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
