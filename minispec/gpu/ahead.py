@@ -90,8 +90,8 @@ class Cycles:
         self.recordings.clear()
         self.out, self.places = many.out, torch.arange(max(many.count, many.T), device=device)
         # How many nodes a draft can have, by its depth.
-        most = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
-        self.most = torch.tensor(most, device=device)
+        self.most_nodes = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
+        self.most = torch.tensor(self.most_nodes, device=device)
 
     @on_the_device
     def _record(self, B: int, T: int, rows: int) -> None:

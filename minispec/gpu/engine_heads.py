@@ -35,7 +35,6 @@ from ..cache import KVCache
 from ..drafters.base import Context, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
-from ..drafters.growth import trees
 from ..drafters.medusa import Medusa
 from ..model import Config
 from ..tree import Draft
@@ -111,10 +110,10 @@ class Pending:
     def drafts(self) -> list[Draft]:
         """One for each context: wait for them."""
         if self.made is None:
-            tokens, parents = self.wait()[:, :, : self.nodes].unbind(1)
-            grown = trees(tokens, parents)
-            chosen = [grown[row] for row in self.rows]
-            self.made = [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in chosen]
+            numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
+            for tokens, parents in map(numbers.__getitem__, self.rows):
+                end = tokens.index(-1) if tokens[-1] < 0 else self.nodes  # no more
+                self.made.append(Draft(tokens[:end], None, parents[:end]) if end else Draft([]))
         return self.made
 
 

@@ -73,11 +73,11 @@ class NextCycle:
 
     def draft_of(self, turn: Turn) -> tuple[int, int]:
         """How deep a draft the device has made after this turn, and of how many nodes at the most."""
-        request, many = turn.plan.request, self.cycles.many
+        request = turn.plan.request
         depth = min(request.k, request.room)
-        if request not in self.drafted or turn.job.context.row not in many.held or depth < 1:
+        if depth < 1 or request not in self.drafted or turn.job.context.row not in self.cycles.many.held:
             return 0, 0
-        nodes = min(many.drafter.max_tree_nodes(depth), turn.share)
+        nodes = min(self.cycles.most_nodes[depth], turn.share)
         return min(depth, nodes), nodes
 
     def drop(self, window: int | None) -> None:
