@@ -69,14 +69,13 @@ class Cycles:
         self.begun = many.begun
         return buckets.launch(buckets.drafted, (B, T, (many.out, many.k)), B)
 
-    @property
     def intact(self) -> bool:
         """Whether nobody has drafted since the last launch."""
         return self.begun == self.many.begun
 
     def stands(self, rows: int) -> bool:
         """Whether the last launch can be of use to so many rows: they need a pass of its size."""
-        return self.intact and rows_of(rows) == self.buckets.shape[0]
+        return self.intact() and rows_of(rows) == self.buckets.shape[0]
 
     def states(self, row: int, count: int) -> dict[int, Tensor]:
         """The first `count` verified states [count, d] that the last launch found for a row of the pass."""
@@ -122,16 +121,13 @@ class Cycles:
         path, run, kept, token, *_ = self.walk(best, tokens.masked_fill(absent, -2), parents, k)
         self.move(start + 1, path, kept, buckets.table_sheet[:B])
         verified = F.pad(path + 1, (1, 0)).clamp(max=T - 1)  # [B, k + 1]: the certain token, and the path
-        counts = self.places[: k + 1] <= kept[:, None]
-        sound = ((best.gather(1, verified) >= 0) | ~counts).all(1)  # NaN in one row is to reach no other
-        at = self.places[:B, None] * T + verified
+        at = (self.places[:B, None] * T + verified).flatten()
         for n, stream in buckets.streams.items():
-            states = stream[at.flatten()].masked_fill(~(counts & sound[:, None]).flatten()[:, None], 0)
-            many.states[n][: B * (k + 1)] = states
+            many.states[n][: B * (k + 1)] = stream[at]
 
         # What the next may be: see Scheduler._speculate.
         room = room - (kept + 1)
-        depth = torch.minimum(deepest, room).clamp(min=0)
+        depth = torch.minimum(deepest, room).clamp(0, k)
         nodes = torch.minimum(self.most[depth], share)
         depth = torch.minimum(depth, nodes)
 
@@ -139,10 +135,9 @@ class Cycles:
         lines = many.sheet[:rows]
         mine = row == self.places[:rows, None]  # [rows, B]
         who = mine.long().argmax(1)  # [rows]
-        asked = mine.any(1) & sound[who]
         news = torch.stack([kept + 1, nodes, depth, token], 1)  # [B, 4]
         lines[:, 0] += lines[:, 1]  # of the last draft's new positions it has read
-        lines[:, 1:5] = torch.where(asked[:, None], news[who], 0).int()
+        lines[:, 1:5] = torch.where(mine.any(1, keepdim=True), news[who], 0).int()
         lines[:, 5 : 6 + k] = run[who].int()
         lines[:, 6 + k :] = (who[:, None] * (k + 1) + self.places[: k + 1]).int()
 

@@ -74,7 +74,7 @@ class NextCycle:
     def draft_of(self, turn: Turn) -> tuple[int, int]:
         """How deep a draft the device has made after this turn, and of how many nodes at the most."""
         request = turn.plan.request
-        depth = min(request.k, request.room)
+        depth = min(request.k, request.room, self.cycles.many.k)
         if depth < 1 or request not in self.drafted or turn.job.context.row not in self.cycles.many.held:
             return 0, 0
         nodes = min(self.cycles.most_nodes[depth], turn.share)
@@ -83,7 +83,7 @@ class NextCycle:
     def drop(self, window: int | None) -> None:
         """It does not count. The states that the drafter has not been given for good wait for its next draft, unless
         another engine has used its memory since."""
-        if not self.cycles.intact:
+        if not self.cycles.intact():
             return
         for row, turn in enumerate(self.rows):
             start = turn and self.starts.get(turn.plan.request)

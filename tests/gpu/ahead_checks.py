@@ -153,8 +153,8 @@ def swapped(kind: str, ahead: bool) -> Served:
 
 
 def budgeted(kind: str, ahead: bool) -> Served:
-    """As requests come and go, each may draft fewer or more nodes."""
-    return crowd(kind, ahead, draft_budget=13)
+    """The fewer requests are left, the more nodes each may draft."""
+    return steady(kind, ahead, draft_budget=13)
 
 
 def narrow(kind: str, ahead: bool) -> Served:
