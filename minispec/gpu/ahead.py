@@ -123,10 +123,11 @@ class Cycles:
         verified = F.pad(path + 1, (1, 0)).clamp(max=T - 1)  # [B, k + 1]: the certain token, and the path
         at = (self.places[:B, None] * T + verified).flatten()
         for n, stream in buckets.streams.items():
-            many.states[n][: B * (k + 1)] = stream[at]
+            torch.index_select(stream, 0, at, out=many.states[n][: B * (k + 1)])
 
         # What the next may be: see Scheduler._speculate.
-        room = room - (kept + 1)
+        new = kept + 1
+        room = room - new
         depth = torch.minimum(deepest, room).clamp(0, k)
         nodes = torch.minimum(self.most[depth], share)
         depth = torch.minimum(depth, nodes)
@@ -134,27 +135,24 @@ class Cycles:
         # The lines of the drafter, in the order of its own rows; who is not asked rides along.
         lines = many.sheet[:rows]
         mine = row == self.places[:rows, None]  # [rows, B]
-        who = mine.long().argmax(1)  # [rows]
-        news = torch.stack([kept + 1, nodes, depth, token], 1)  # [B, 4]
+        who = mine.int().argmax(1)  # [rows]
         lines[:, 0] += lines[:, 1]  # of the last draft's new positions it has read
-        lines[:, 1:5] = torch.where(mine.any(1, keepdim=True), news[who], 0).int()
-        lines[:, 5 : 6 + k] = run[who].int()
-        lines[:, 6 + k :] = (who[:, None] * (k + 1) + self.places[: k + 1]).int()
+        lines[:, 1:5] = torch.stack([new, nodes, depth, token], 1)[who] * mine.any(1, keepdim=True)
+        lines[:, 5 : 6 + k] = run[who]
+        lines[:, 6 + k :] = who[:, None] * (k + 1) + self.places[: k + 1]
 
         # The lines of the pass. A row that has ended by its length may have no slot to go to.
-        sheet[:, 0] = (start + (kept + 1) * (real & (room >= 0))).int()
-        sheet[:, 1], sheet[:, 2], sheet[:, 4] = token.int(), row.int(), room.int()
+        start = start + new * (real & (room >= 0))
+        sheet[:, :5] = torch.stack([start, token, row, deepest, room], 1)
 
     def move(self, first: Tensor, path: Tensor, kept: Tensor, tables: Tensor) -> None:
         """Buckets.move without the host: the first `kept` [B] of first + path [B, k] go to first, first + 1, …"""
         buckets, size, k = self.buckets, self.buckets.block_size, path.shape[1]
-        used = self.places[:k] < kept[:, None]
-
-        def slots(positions: Tensor) -> Tensor:
-            positions = positions.masked_fill(~used, 0)
-            blocks = tables.gather(1, positions // size).long()
-            return torch.where(used, blocks * size + positions % size, buckets.spare * size).flatten()
-
-        source, target = slots(first[:, None] + path), slots(first[:, None] + self.places[:k])
+        # Both places of each, [B, 2k]; those that do not count go from the spare block to itself.
+        used = (self.places[:k] < kept[:, None]).repeat(1, 2)
+        places = torch.cat([path, self.places[:k].expand_as(path)], 1) + first[:, None]
+        places = places.masked_fill(~used, 0)
+        slots = tables.gather(1, places // size) * size + places % size
+        source, target = slots.masked_fill(~used, buckets.spare * size).chunk(2, 1)
         for memory in buckets.blocks:
-            memory[:, target] = memory[:, source]
+            memory[:, target.flatten()] = memory[:, source.flatten()]

@@ -37,6 +37,7 @@ from ..files.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft, ancestors, check_parents
+from . import tree_kernels
 from .fused import Fused, has_kernels
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -304,10 +305,14 @@ class Buckets(Fused):
         last, row = self.sheet[:B, 1:3].long().split(1, 1)  # [B, 1] each
         tokens, parents = memory[row[:, 0].clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         there = (tokens >= 0) & (row >= 0)
-        above = ancestors(torch.where(there, parents, -1), depth)
-        mask = F.pad(above, (1, 0, 1, 0))
-        mask[:, :, 0] = True  # everything attends to the last token, and that to itself
-        return torch.cat([last, tokens.masked_fill(~there, 0)], 1), F.pad(above.sum(-1), (1, 0)), mask
+        tokens, parents = torch.cat([last, tokens.masked_fill(~there, 0)], 1), torch.where(there, parents, -1)
+        if has_kernels(self.device, self.dtype):
+            mask, offsets = tree_kernels.masks(parents, depth, root=True)
+        else:
+            above = ancestors(parents, depth)
+            mask, offsets = F.pad(above, (1, 0, 1, 0)), F.pad(above.sum(-1), (1, 0))
+            mask[:, :, 0] = True  # everything attends to the last token, and that to itself
+        return tokens, offsets, mask
 
     def follow(self, B: int) -> None:
         """`work` for the next token of each row. Padding rows stay where they are."""

@@ -104,6 +104,10 @@ class RunsAhead:
         if self.buckets and self.drafter and self.drafter.lossless and hasattr(self.drafter.recorded, "ahead"):
             self.runs_ahead, self.cycles = True, self.drafter.recorded.ahead(self.buckets)
 
+    def release(self) -> None:
+        """Give the memory back, and whatever knows of it."""
+        self.cache = self.buckets = self.cycles = self.ahead = self.next_cycle = self.latest = None
+
     def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
         """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
         pass in a fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily."""

@@ -170,7 +170,8 @@ class Engine:
         with self.lock:
             for id in list(self.jobs):
                 self.abort(id)
-            self.closed, self.runner.cache, self.runner.buckets = True, None, None
+            self.closed = True
+            self.runner.release()
 
     def _job(self, prompt, max_new_tokens: int | None = None, *, params: SamplingParams | None = None, index: int = 0,
              stream: Callable[[str], None] | None = None, k: int | None = None, priority: int = 0,

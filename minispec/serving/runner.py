@@ -9,8 +9,8 @@ once more for the others.
 
 The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
 not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
-first and looked at in the next step (`run_ahead`). If a request turns out to have ended, that pass is dropped, and
-launched again without it. Drafts that the device makes stay there, too: the pass over them is launched right behind.
+first and looked at in the next step. Drafts that the device makes stay there, too: the pass over them is launched right
+behind, and for greedy requests the whole next cycle after it (ahead.py).
 """
 
 from __future__ import annotations
