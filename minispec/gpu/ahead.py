@@ -43,6 +43,7 @@ class Cycles:
 
     def __init__(self, many: DraftsForMany, buckets: Buckets):
         self.many, self.buckets, self.out = many, buckets, None
+        self.results: dict[tuple[int, int], Result] = {}  # views, by the rows and tokens of a pass
         self.recordings: dict[tuple[int, int, int], Recorded] = {}  # by the rows and tokens of a pass, rows of a draft
         kernels = has_kernels(buckets.device, buckets.dtype)
         self.walk = tree_kernels.walk if kernels else tree_kernels.walk_torch
@@ -54,7 +55,7 @@ class Cycles:
 
     def launch(self, launch: Launch, tables: Sequence[Sequence[int]]) -> Result:
         """The cycle after the one whose drafts come from `launch`. Tables have the slots for it, however this one ends;
-        those of requests that have ended are empty. The result, of all rows, is good until the next launch."""
+        those of requests that have ended are empty. The result, all rows end to end, is good until the next launch."""
         many, buckets, (B, T, _) = self.many, self.buckets, self.buckets.shape
         if self.out is not many.out:
             self._renew()
@@ -67,7 +68,11 @@ class Cycles:
         self.recordings[key]()
         launch.recorded()
         self.begun = many.begun
-        return buckets.launch(buckets.drafted, (B, T, (many.out, many.k)), B)
+        logits, best, hidden = buckets.launch(buckets.drafted, (B, T, (many.out, many.k)), B)
+        if (B, T) not in self.results:
+            hidden = {n: states.flatten(0, 1) for n, states in hidden.items()}
+            self.results[B, T] = Result(logits.flatten(0, 1), best.flatten(), hidden)
+        return self.results[B, T]
 
     def intact(self) -> bool:
         """Whether nobody has drafted since the last launch."""

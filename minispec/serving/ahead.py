@@ -144,7 +144,7 @@ class RunsAhead:
         blocks = self.pool.tables
         tables = [blocks[turn.plan.request.id].blocks if turn else [] for turn in rows]
         launch, drafted = self.pending.launch, {turn.plan.request for turn in self.drafting}
-        results = flat(*self.cycles.launch(launch, tables))
+        results = Results(*self.cycles.launch(launch, tables))
         self.next_cycle = NextCycle(self.cycles, launch, rows, results, 1 + launch.nodes, drafted)
         self.launched += 1
 

@@ -140,7 +140,7 @@ class Scheduler:
         for request in decoding:
             if request.status != RUNNING:  # preempted by one before it
                 continue
-            while self.pool.allocate(request.id, request.num_tokens) is None:
+            while not self._reserve(request, request.num_tokens):
                 victim = self.running[-1]
                 self._preempt(step, victim)
                 if victim is request:
@@ -182,13 +182,17 @@ class Scheduler:
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
             # Where blocks are short a smaller draft may still fit.
-            while nodes > 0 and self.pool.allocate(request.id, request.num_tokens + nodes + scratch) is None:
+            while nodes > 0 and not self._reserve(request, request.num_tokens + nodes + scratch):
                 nodes -= 1
             if nodes > 0:
                 scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
                 scheduled.share = max(1, share // len(drafting) - scratch)
                 scheduled.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
+
+    def _reserve(self, request: Request, total: int) -> bool:
+        """Slots for so many tokens, most of which are often there; False: there are too few blocks."""
+        return total <= self.pool.tables[request.id].reserved or self.pool.allocate(request.id, total) is not None
 
     def _depth(self, request: Request) -> int:
         return self.lookahead if request.k is None else request.k
@@ -207,7 +211,7 @@ class Scheduler:
         for s in rows:
             certain = len(s.request.tokens) + min(s.draft_length + 1, s.request.room)
             nodes = min(s.share, self.max_tree_nodes(self._depth(s.request))) if s.share else 0
-            if self.pool.allocate(s.request.id, certain + nodes) is None:
+            if not self._reserve(s.request, certain + nodes):
                 return False
         step.ahead = drafts and self._others_find_blocks()
         return step.ahead or not drafts
