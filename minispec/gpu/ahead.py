@@ -14,7 +14,7 @@ go on by itself, without a look at any number. Three recordings, one after the o
 The host meanwhile finds the same paths for itself, and then plans the next step. Only if that asks for what was
 launched does it count (serving/ahead.py). Otherwise nothing has happened: keys and values were moved as the host would
 have moved them, what came after them, in the target's memory and in the drafter's, lies past the lengths that the host
-knows, and the hidden states that it would have kept for the drafter are still there (`states`).
+knows, and the hidden states that it would have kept for the drafter are here (`states`).
 
 A request that has ended is a row whose table is blank: it stays where it is, as padding does.
 """
@@ -74,18 +74,15 @@ class Cycles:
             self.results[B, T] = Result(logits.flatten(0, 1), best.flatten(), hidden)
         return self.results[B, T]
 
-    def intact(self) -> bool:
-        """Whether nobody has drafted since the last launch."""
-        return self.begun == self.many.begun
-
     def stands(self, rows: int) -> bool:
-        """Whether the last launch can be of use to so many rows: they need a pass of its size."""
-        return self.intact() and rows_of(rows) == self.buckets.shape[0]
+        """Whether the last launch can be of use to so many rows: they need a pass of its size, and nobody else has
+        drafted since."""
+        return self.begun == self.many.begun and rows_of(rows) == self.buckets.shape[0]
 
     def states(self, row: int, count: int) -> dict[int, Tensor]:
         """The first `count` verified states [count, d] that the last launch found for a row of the pass."""
-        first = row * self.many.T
-        return {n: states[first : first + count].clone() for n, states in self.many.states.items()}
+        first = row * len(self.most_nodes)
+        return {n: kept[first : first + count].clone() for n, kept in self.kept.items()}
 
     @on_the_device
     def _renew(self) -> None:
@@ -93,7 +90,8 @@ class Cycles:
         many, device = self.many, self.buckets.device
         self.recordings.clear()
         self.out, self.places = many.out, torch.arange(max(many.count, many.T), device=device)
-        # How many nodes a draft can have, by its depth.
+        self.kept = {n: torch.zeros_like(states) for n, states in many.states.items()}  # others may draft meanwhile
+        # How many nodes a draft can have, by its depth 0 … k.
         self.most_nodes = [0, *(many.drafter.max_tree_nodes(depth) for depth in range(1, many.T))]
         self.most = torch.tensor(self.most_nodes, device=device)
 
@@ -127,8 +125,9 @@ class Cycles:
         self.move(start + 1, path, kept, buckets.table_sheet[:B])
         verified = F.pad(path + 1, (1, 0)).clamp(max=T - 1)  # [B, k + 1]: the certain token, and the path
         at = (self.places[:B, None] * T + verified).flatten()
+        broken = (best < 0).any(1, keepdim=True).expand_as(verified).reshape(-1, 1)  # NaN would outlive its request
         for n, stream in buckets.streams.items():
-            torch.index_select(stream, 0, at, out=many.states[n][: B * (k + 1)])
+            self.kept[n][: len(at)] = many.states[n][: len(at)] = stream[at].masked_fill(broken, 0)
 
         # What the next may be: see Scheduler._speculate.
         new = kept + 1

@@ -74,17 +74,14 @@ class NextCycle:
     def draft_of(self, turn: Turn) -> tuple[int, int]:
         """How deep a draft the device has made after this turn, and of how many nodes at the most."""
         request = turn.plan.request
-        depth = min(request.k, request.room, self.cycles.many.k)
+        depth = min(request.k, request.room, len(self.cycles.most_nodes) - 1)
         if depth < 1 or request not in self.drafted or turn.job.context.row not in self.cycles.many.held:
             return 0, 0
         nodes = min(self.cycles.most_nodes[depth], turn.share)
         return min(depth, nodes), nodes
 
     def drop(self, window: int | None) -> None:
-        """It does not count. The states that the drafter has not been given for good wait for its next draft, unless
-        another engine has used its memory since."""
-        if not self.cycles.intact():
-            return
+        """It does not count. The states that the drafter has not been given for good wait for its next draft."""
         for row, turn in enumerate(self.rows):
             start = turn and self.starts.get(turn.plan.request)
             if start and turn.runs and turn.plan.request.k and turn.plan.request.num_computed_tokens == start:
@@ -115,12 +112,14 @@ class RunsAhead:
             return False
         if not all(turn.results is self.latest and turn.runs and not turn.held for turn in turns):
             return False
-        return self.cycles is None or all(turn.job.context.sampling.greedy and self._goes_on(turn) for turn in turns)
+        return self.cycles is None or self._goes_on(turns)
 
-    def _goes_on(self, turn: Turn) -> bool:
-        """Whether the device drafts for this request if the host would: it was drafted for now, or never will be."""
-        plan = turn.plan
-        return turn.asked if plan.draft_length else not plan.request.k or plan.request.room < 1
+    def _goes_on(self, turns: Sequence[Turn]) -> bool:
+        """Whether the device can draft for all of them as the host would: each is drafted for now, or never will be."""
+        drafts, plans = {turn.plan for turn in self.drafting}, [turn.plan for turn in turns]
+        return all(turn.job.context.sampling.greedy for turn in turns) and all(
+            plan in drafts or not plan.request.k or plan.request.room < 1 for plan in plans
+        )
 
     def run_ahead(self, turns: Sequence[Turn]) -> None:
         """Launch what comes after this pass, before anybody has looked at this one's tokens."""
