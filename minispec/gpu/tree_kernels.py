@@ -1,12 +1,13 @@
 """The bookkeeping of a token tree on a GPU, each step as one kernel of one small program for each tree.
 
 In torch these steps are dozens of launches over a few numbers. Each has its twin in plain torch, where the words for
-what it computes are: trees.laid_out_torch, growth.level, verify.tree_batch, KVCache.gather, TreeSpeculator.commit.
+what it computes are: trees.laid_out_torch, growth.level, walk_torch, KVCache.gather, TreeSpeculator.commit.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..drafters import growth
@@ -151,6 +152,27 @@ def walk(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound: Tenso
         _walk[(B,)](best.contiguous(), tokens.contiguous(), parents.contiguous(), sound.view(torch.uint8), *out, n,
                     DEPTH=depth, N=max(16, triton.next_power_of_2(n + 1)), num_warps=1)  # fmt: skip
     return out
+
+
+def walk_torch(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound: Tensor):
+    """The same in plain torch."""
+    n = tokens.shape[1]
+    given, node = tokens == best.gather(1, parents + 1), torch.arange(n, device=best.device)
+    last, found, steps = torch.full_like(best[:, 0], -1), torch.ones_like(given[:, 0]), []
+    for _ in range(depth):
+        below = given & (parents == last[:, None]) & found[:, None]  # nothing below a node that was not found
+        found = below.any(1)
+        first = torch.where(below, node, n - 1).amin(1)
+        last = torch.where(found, first, last)
+        steps.append((found, first))
+    found, nodes = (torch.stack(part, 1) for part in zip(*steps, strict=True))  # [B, depth]
+    kept, after = found.sum(1), best.gather(1, last[:, None] + 1).clamp(min=0)  # −1: NaN, which `sound` reports
+    run = torch.cat([torch.where(found, tokens.gather(1, nodes), 0), after], 1).scatter(1, kept[:, None], after)
+    accepted = ((nodes[..., None] == node) & found[..., None]).any(1)
+    path = torch.where(found, nodes, torch.arange(depth, device=best.device))
+    sound &= (best >= 0).all()
+    line = torch.cat([tokens, parents, accepted.long(), after], 1)
+    return path, F.pad(path + 1, (1, 0)), run, kept + 1, line, given.double()
 
 
 @jit

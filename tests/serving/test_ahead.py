@@ -9,7 +9,8 @@ from mutants.patching import rewrite
 
 import minispec as ms
 from minispec.gpu.buckets import Buckets
-from minispec.serving.runner import Ahead, Runner
+from minispec.serving.ahead import Ahead
+from minispec.serving.runner import Runner
 
 
 class Count:
