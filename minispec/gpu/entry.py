@@ -3,7 +3,7 @@
     stream    a residual stream of the target, at the verified slots of its pass, normed: a part of what `fc` fuses
     enter     embed_norm(embedding of the token) beside feature_norm(g), and g itself: the feature of the entry's parent
 
-In torch these are two gathers, a lookup, two norms and a copy, seven launches over a few thousand numbers.
+In torch these are gathers, a lookup, norms and copies, each a launch of its own over a few thousand numbers.
 """
 
 from __future__ import annotations

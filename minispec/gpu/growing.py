@@ -6,7 +6,7 @@
     trees.prune()                                       the `most` likeliest nodes of all
 
 `parents` says which row of the last pass each of the tokens follows, and `sees` to which entries of this draft it
-attends: those that its parent attends to, and itself. `Growing` is plain torch, some forty launches at every depth.
+attends: those that its parent attends to, and itself. `Growing` is plain torch, dozens of launches at every depth.
 `GrowingByKernels` does the same by two, and by one in the end.
 """
 

@@ -46,8 +46,9 @@ CHECKS = "skinny_checks.py", "select_checks.py", "pages_checks.py", "tree_kernel
 @needs_triton
 @pytest.mark.slow
 @needs_interpreter
-def test_the_kernels_are_their_twins_in_tritons_interpreter():
-    run_checks(*CHECKS, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("checks", CHECKS)
+def test_the_kernels_are_their_twins_in_tritons_interpreter(checks):
+    run_checks(checks, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @needs_triton
