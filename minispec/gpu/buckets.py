@@ -30,13 +30,12 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..files.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, ancestors, check_parents
+from ..tree import Draft, check_parents
 from . import tree_kernels
 from .fused import Fused, has_kernels
 from .hosted import view
@@ -305,13 +304,9 @@ class Buckets(Fused):
         last, row = self.sheet[:B, 1:3].long().split(1, 1)  # [B, 1] each
         tokens, parents = memory[row[:, 0].clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         there = (tokens >= 0) & (row >= 0)
-        tokens, parents = torch.cat([last, tokens.masked_fill(~there, 0)], 1), torch.where(there, parents, -1)
-        if has_kernels(self.device, self.dtype):
-            mask, offsets = tree_kernels.masks(parents, depth, root=True)
-        else:
-            above = ancestors(parents, depth)
-            mask, offsets = F.pad(above, (1, 0, 1, 0)), F.pad(above.sum(-1), (1, 0))
-            mask[:, :, 0] = True  # everything attends to the last token, and that to itself
+        lay_out = tree_kernels.laid_out if has_kernels(self.device, self.dtype) else tree_kernels.laid_out_torch
+        tokens, parents = tokens.masked_fill(~there, 0), torch.where(there, parents, -1)
+        tokens, mask, offsets = lay_out(tokens, parents, last, torch.ones_like(last[:, 0]), depth)
         return tokens, offsets, mask
 
     def follow(self, B: int) -> None:

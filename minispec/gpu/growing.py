@@ -18,7 +18,9 @@ from torch import Tensor
 from ..drafters import growth
 from .attention import jit, tl, triton
 from .entry import at_places
-from .select import MOST_SCORES, best_of_each_page, top_of_pages
+from .select import MOST_SCORES, best_of_each_page, select, top_of_pages
+
+FEW_NODES = 256
 
 
 class Growing:
@@ -173,10 +175,10 @@ def prune(
 
 
 def pruned(nodes, most: int, budgets: Tensor | None = None, depths: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """growth.pruned, by a kernel if it can hold the nodes."""
+    """growth.pruned, by one kernel if the nodes are few: one program compares all of them with each other."""
     ends = growth.level_ends(nodes)
-    if ends[-1] > MOST_SCORES or nodes[0][1].dtype != torch.float32:
-        return growth.pruned(nodes, most, budgets, depths)
+    if ends[-1] > FEW_NODES or nodes[0][1].dtype != torch.float32:
+        return growth.pruned(nodes, most, budgets, depths, select)
     return prune(*(torch.cat(parts, 1) for parts in zip(*nodes, strict=True)), ends, most, budgets, depths)
 
 

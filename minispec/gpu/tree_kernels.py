@@ -1,7 +1,7 @@
 """The bookkeeping of a token tree on a GPU, each step as one kernel of one small program for each tree.
 
 In torch these steps are dozens of launches over a few numbers. Each has its twin in plain torch, where the words for
-what it computes are: trees.laid_out_torch, growth.level, walk_torch, KVCache.gather, TreeSpeculator.commit.
+what it computes are: laid_out_torch, growth.level, walk_torch, KVCache.gather, TreeSpeculator.commit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..drafters import growth
+from ..tree import ancestors
 from .attention import jit, tl, triton
 from .select import select
 
@@ -38,7 +39,7 @@ def _laid_out(
 
 def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int) -> tuple[Tensor, Tensor, Tensor]:
     """The verify pass of trees [B, n] after the `count` [B] tokens of text [B, S]: its tokens [B, n + 1], who attends
-    to whom [B, n + 1, n + 1], and how far after the past each is [B, n + 1]. trees.laid_out_torch."""
+    to whom [B, n + 1, n + 1], and how far after the past each is [B, n + 1]."""
     (B, n), parents = parents.shape, parents.contiguous()
     mask = torch.empty(B, n + 1, n + 1, dtype=torch.bool, device=parents.device)
     line, offsets = torch.empty(2, B, n + 1, dtype=torch.long, device=parents.device)
@@ -46,6 +47,17 @@ def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth
         _laid_out[(B,)](tokens.contiguous(), parents, text, count, line, mask.view(torch.uint8), offsets, n,
                         text.stride(0), DEPTH=depth, N=max(16, triton.next_power_of_2(n + 1)), num_warps=4)  # fmt: skip
     return line, mask, offsets
+
+
+def laid_out_torch(
+    tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same in plain torch."""
+    above = ancestors(parents, depth)
+    mask = F.pad(above, (1, 0, 1, 0))
+    mask[:, :, 0] = True  # the last token comes before the tree, and every node attends to it
+    last = text.gather(1, count[:, None] - 1)
+    return torch.cat([last, tokens], 1), mask, F.pad(above.sum(-1), (1, 0))
 
 
 @jit

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..sampling import Sampling, finite
 from ..trace import Cycle
-from ..tree import Draft, ancestors
+from ..tree import Draft
 from ..verify import Verdict, tree_batch
 from . import tree_kernels
 from .decode import Speculator
@@ -23,18 +23,6 @@ from .fused import FastTransformer, has_kernels
 from .heads import DeviceDrafter
 from .pages import pick
 from .record import on_the_device
-
-
-def laid_out_torch(
-    tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The verify pass of trees [B, n] after the `count` [B] tokens of text [B, S]: its tokens [B, n + 1], who attends
-    to whom [B, n + 1, n + 1], and how far after the past each is [B, n + 1]."""
-    above = ancestors(parents, depth)
-    mask = F.pad(above, (1, 0, 1, 0))
-    mask[:, :, 0] = True  # the last token comes before the tree, and every node attends to it
-    last = text.gather(1, count[:, None] - 1)
-    return torch.cat([last, tokens], 1), mask, F.pad(above.sum(-1), (1, 0))
 
 
 class TreeSpeculator(Speculator):
@@ -45,7 +33,7 @@ class TreeSpeculator(Speculator):
                  held_back: Sequence[int] = ()):  # fmt: skip
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        self.laid_out = self.kernels.laid_out if self.kernels else laid_out_torch
+        self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
         # One line a cycle: tokens, parents and which of them were accepted, then the token after the path.
         super().__init__(target, sampling, held_back, line=3 * self.nodes + 1, chances=self.nodes)
         self.judge = target.compiled(self.judge)

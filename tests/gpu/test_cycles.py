@@ -12,7 +12,7 @@ from test_fast import NoLooking
 from test_flash_decode import needs_interpreter, needs_triton, run_checks
 
 import minispec as ms
-from minispec.gpu import fused, hosted, trees
+from minispec.gpu import fused, hosted, tree_kernels
 from minispec.gpu.fused import FastTransformer
 from minispec.gpu.growing import Growing
 from minispec.gpu.heads import DFlashOnDevice, EagleOnDevice, MedusaOnDevice
@@ -118,11 +118,11 @@ MUTANTS = {
                 "mask, self.target.places[: self.nodes + 1], self.drafter"), ("medusa", "eagle"),
     ),
     "branches see each other": Mutant(
-        changed(trees, "laid_out_torch", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
+        changed(tree_kernels, "laid_out_torch", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
         ("medusa", "dflash"),
     ),
     "deep nodes lose their grandparents": Mutant(
-        changed(trees, "laid_out_torch", "ancestors(parents, depth)", "ancestors(parents, 2)"), ("medusa", "eagle")
+        changed(tree_kernels, "laid_out_torch", "ancestors(parents, depth)", "ancestors(parents, 2)"), ("medusa", "eagle")
     ),
     "states of the wrong nodes": Mutant(
         changed(TreeSpeculator, "verdict", "F.pad(path + 1, (1, 0))", "F.pad(path, (1, 0))"),

@@ -280,7 +280,8 @@ def test_the_way_down_a_tree():
 
 MUTANTS = {
     "any node on the way down": (tree_kernels, "walk_torch", "(parents == last[:, None])", "(parents < node)"),
-    "paths stay where they are": (Cycles, "end", "self.move(start + 1, path, new - 1, buckets.table_sheet[:B])", "pass"),
+    "paths stay where they are": (Cycles, "end", "self.move(start + 1, path, new - 1, buckets.table_sheet[:B])",
+                                  "pass"),
     "paths are moved to the certain token": (Cycles, "end", "self.move(start + 1,", "self.move(start,"),
     "states of the first nodes": (Cycles, "end", "verified.clamp(max=T - 1)", "verified.clamp(max=1)"),
     "states of another row": (Cycles, "end", "self.places[:B, None] * T + verified",

@@ -20,7 +20,8 @@ from minispec.gpu import tree_kernels as kernels
 from minispec.gpu.between import add_norm, gated, turn_and_store
 from minispec.gpu.fused import FastTransformer, Weights, norm, turn
 from minispec.gpu.growing import pruned
-from minispec.gpu.trees import TreeSpeculator, laid_out_torch
+from minispec.gpu.tree_kernels import laid_out_torch
+from minispec.gpu.trees import TreeSpeculator
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.tree import ancestors
