@@ -137,10 +137,10 @@ print("on this machine:", measure.machine()["cpu"])
 # %% [markdown]
 # If your ratio is well below five, the five tokens have shared something: a pass has costs that it pays once, however
 # many tokens it processes. The largest is usually reading, because every weight has to travel from memory to the
-# arithmetic units once per pass. On top of it comes a fixed overhead, such as starting the operations of the pass. For a
-# model as small as `micro` the overhead can be a large part; for a large model it is nearly all reading. (If your ratio
-# is near five, run the two cells again, because another program may have disturbed them. If it stays there, arithmetic
-# already limits your machine at five tokens; lesson 01 measures where that begins.)
+# arithmetic units once per pass. On top of it comes a fixed overhead, such as starting the operations of the pass. For
+# a model as small as `micro` the overhead can be a large part; for a large model it is nearly all reading. (If your
+# ratio is near five, run the two cells again, because another program may have disturbed them. If it stays there,
+# arithmetic already limits your machine at five tokens; lesson 01 measures where that begins.)
 #
 # Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
 # that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
