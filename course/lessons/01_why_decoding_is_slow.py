@@ -345,9 +345,9 @@ viz.timing(here)
 #   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
 #   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
 #   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
-# - A long prefill would hold up the decodes that wait for the same GPU. Many servers therefore mix pieces of prefill into
-#   the passes of decode (**chunked prefill**, Agrawal et al., 2024, arXiv:2403.02310; lesson 04), and some run the two
-#   on different GPUs (**disaggregated prefill** in vLLM, **PD disaggregation** in SGLang).
+# - A long prefill would hold up the decodes that wait for the same GPU. Many servers therefore mix pieces of prefill
+#   into the passes of decode (**chunked prefill**, Agrawal et al., 2024, arXiv:2403.02310; lesson 04), and some run the
+#   two on different GPUs (**disaggregated prefill** in vLLM, **PD disaggregation** in SGLang).
 # - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
 #   off, together with `torch.compile`, and so shows what both were worth.
 

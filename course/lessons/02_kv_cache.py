@@ -373,8 +373,8 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # No. The new token still scores every key, which is O(n). What becomes O(1) per token is the work of the linear layers.
 # </details>
 #
-# <details><summary>At batch size 1 on an H200 in bf16, from which length on does the cache begin to save Llama-3-8B time
-# per token?</summary>
+# <details><summary>At batch size 1 on an H200 in bf16, from which length on does the cache begin to save Llama-3-8B
+# time per token?</summary>
 #
 # By the roofline from about 188 tokens on, the ridge point. A pass over fewer tokens takes as long as a pass over one,
 # because both have to read the weights. At twice that length a step without a cache takes twice as long. With 32 such
