@@ -36,9 +36,8 @@ from minispec.course.viz import presets
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# (Strictly, $N$ counts the parameters of the matrices, without an input embedding that is stored separately, because a
-# token only looks up one vector in it. Attention has FLOPs of its own, which do not involve weights; we come to those
-# below.)
+# (Strictly, $N$ leaves out an input embedding that is stored separately, because a token only looks up one vector in it.
+# Attention has FLOPs of its own, which do not involve weights; we come to those below.)
 #
 # And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
 # many tokens it processes. (A mixture of experts does not; see *Go deeper* at the end.)
@@ -184,43 +183,11 @@ viz.roofline(here)
 # A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the
 # prompt. Is that the reason?
 #
-# Attention works on pairs of a token and a token before it (or itself), and a prompt of $L$ tokens has about $L^2/2$ of
-# them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for the weighted sum, in each head
-# of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot \text{heads} \cdot D$. The linear
-# layers do $2 N$ FLOPs per token. Here are $N$ and $W$ for Llama-3-8B (without its input embedding, half a billion
-# parameters):
-
-# %%
-llama = presets.SHAPES["Llama-3-8B"]
-N, W = presets.weights_read(llama), llama.num_layers * llama.num_heads * llama.head_dim
-print(f"N = {N / 1e9:.1f} billion parameters read per pass, W = {W:,}")
-
-# %% [markdown]
-# Attention grows with the square of the prompt length and the linear layers in proportion to it. At which prompt length
-# are the two equal?
-
-# %% tags=["nbval-ignore-output"]
-meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
-meet
-
-# %% tags=["spoiler"]
-print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
-for length in (128, 512, 2048, 8192):
-    linear = theory.pass_flops(N, tokens=length) / 1e12
-    attention = 4 * W * (length * (length + 1) // 2) / 1e12
-    share = attention / (linear + attention)
-    intensity = theory.arithmetic_intensity(tokens=length)
-    print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
-
-# %% tags=["spoiler"]
-meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
-
-# %% [markdown]
-# At 8,192 tokens attention is about an eighth of the work, and it outweighs the linear layers only beyond the length
-# that you have just seen. But prefill is compute-bound from a few hundred tokens on, so attention cannot be the reason.
 # Without any attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$
-# tokens of the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. A
-# prompt that is shorter is memory-bound, quadratic attention or not.
+# tokens of the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. That
+# takes a few hundred tokens on the GPUs above. At such lengths attention is a small part of the work: in Llama-3-8B it
+# reaches about an eighth at 8,192 tokens (*Go deeper* computes this). So attention cannot be the reason. And a prompt
+# that is shorter than the ridge point is memory-bound, quadratic attention or not.
 #
 # So for a long prompt at batch size 1, prefill is a matter of FLOPs and each further token a matter of bytes. By the
 # roofline a decode pass on an H200 takes as long as a pass over 188 tokens, and uses the time for one.
@@ -230,10 +197,13 @@ meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
 #
 # Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill,
 # and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. The
-# last column, [`free_tokens`](../minispec/theory.py), is the $M$ at which the pass reaches the ridge point.
+# model is Llama-3-8B, whose input embedding of half a billion parameters does not count. The last column,
+# [`free_tokens`](../minispec/theory.py), is the $M$ at which the pass reaches the ridge point.
 
 # %%
-ridge = theory.balance_point(H200)
+llama = presets.SHAPES["Llama-3-8B"]
+N, ridge = presets.weights_read(llama), theory.balance_point(H200)
+print(f"N = {N / 1e9:.1f} billion parameters read per pass")
 print("batch size   FLOP per byte   bound by   t(5) / t(1), roofline   M at the ridge")
 for batch in (1, 8, 32, 64, 128):
     intensity = theory.arithmetic_intensity(batch=batch, tokens=5)
@@ -252,9 +222,8 @@ for batch in (1, 8, 32, 64, 128):
 # How close is that to a real GPU? Our engine, with the shape of Llama-3-8B in bf16 (and random weights) on an H200,
 # after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at batch size 1, 1.23 at 32 and 1.90 at 128
 # ([benchmarks](../docs/benchmarks.md)), where the roofline for this context gives 1.00, 1.00 and 2.22. So a real curve
-# has no sharp corner, and it begins to rise earlier. At 128 its *ratio* is even below that of the roofline, but no pass
-# was faster than the roofline allows: the pass over one token already took more than twice its bound, so what the other
-# four add is a smaller share of it.
+# has no sharp corner, and it begins to rise earlier. (At 128 only the *ratio* is below that of the roofline. The pass
+# over one token took more than twice its bound there, so what the other four add is a smaller share of it.)
 #
 # The table counts the weights only. When contexts are long, the KV caches outweigh the weights. Then verification stays
 # cheap even at large batches, because the $M$ tokens of a sequence share the reading of its cache just as they share
@@ -290,6 +259,36 @@ for batch in (1, 8, 32, 64, 128):
 # a model read up to nearly five times as many experts. If neighbouring tokens choose some of the same experts, the
 # factor is smaller. At a large batch size nearly all experts are read anyway, and the effect disappears.
 # </details>
+#
+# **How much of the work is attention?** It works on pairs of a token and a token before it (or itself), and a prompt of
+# $L$ tokens has about $L^2/2$ of them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for
+# the weighted sum, in each head of each layer. So it costs $4 W$ FLOPs in all, where
+# $W = \text{layers} \cdot \text{heads} \cdot D$. The linear layers do $2 N$ FLOPs per token. So attention grows with the
+# square of the prompt length and the linear layers in proportion to it. At which length are the two equal?
+
+# %%
+W = llama.num_layers * llama.num_heads * llama.head_dim
+print(f"Llama-3-8B: N = {N / 1e9:.1f} billion, W = {W:,}")
+
+# %% tags=["nbval-ignore-output"]
+meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
+meet
+
+# %% tags=["spoiler"]
+print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
+for length in (128, 512, 2048, 8192):
+    linear = theory.pass_flops(N, tokens=length) / 1e12
+    attention = 4 * W * (length * (length + 1) // 2) / 1e12
+    share = attention / (linear + attention)
+    intensity = theory.arithmetic_intensity(tokens=length)
+    print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
+
+# %% tags=["spoiler"]
+meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
+
+# %% [markdown]
+# So attention outweighs the linear layers only at lengths far beyond the ridge point, and prefill is compute-bound long
+# before.
 #
 # **Long contexts.** How much does the KV cache change at batch size 64? A pass now reads the weights and the caches of
 # all sequences:
@@ -349,7 +348,7 @@ viz.timing(here)
 #   into the passes of decode (**chunked prefill**, Agrawal et al., 2024, arXiv:2403.02310; lesson 04), and some run the
 #   two on different GPUs (**disaggregated prefill** in vLLM, **PD disaggregation** in SGLang).
 # - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
-#   off, together with `torch.compile`, and so shows what both were worth.
+#   off, together with `torch.compile`.
 
 # %% [markdown]
 # ## Check yourself
