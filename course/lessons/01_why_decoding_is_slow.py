@@ -36,8 +36,8 @@ from minispec.course.viz import presets
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# (Strictly, $N$ leaves out an input embedding that is stored separately, because a token only looks up one vector in it.
-# Attention has FLOPs of its own, which do not involve weights; we come to those below.)
+# (Strictly, $N$ leaves out an input embedding that is stored separately, because a token only looks up one vector in
+# it. Attention has FLOPs of its own, which do not involve weights; we come to those below.)
 #
 # And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
 # many tokens it processes. (A mixture of experts does not; see *Go deeper* at the end.)
@@ -262,9 +262,9 @@ for batch in (1, 8, 32, 64, 128):
 #
 # **How much of the work is attention?** It works on pairs of a token and a token before it (or itself), and a prompt of
 # $L$ tokens has about $L^2/2$ of them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for
-# the weighted sum, in each head of each layer. So it costs $4 W$ FLOPs in all, where
-# $W = \text{layers} \cdot \text{heads} \cdot D$. The linear layers do $2 N$ FLOPs per token. So attention grows with the
-# square of the prompt length and the linear layers in proportion to it. At which length are the two equal?
+# the weighted sum, in each head of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot
+# \text{heads} \cdot D$. The linear layers do $2 N$ FLOPs per token. So attention grows with the square of the prompt
+# length and the linear layers in proportion to it. At which length are the two equal?
 
 # %%
 W = llama.num_layers * llama.num_heads * llama.head_dim
@@ -320,12 +320,12 @@ for choice, how in (("torch", "operation by operation"), ("auto", "layers as one
     print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
 
 # %% [markdown]
-# Most of the difference between the two passes is overhead. (Not all of it, because the matrix product differs as well,
-# see *Your machine*.) Even the second pass takes longer than the reading. When we took it apart, the compiled call took
-# hardly longer than reading its weights, and most of the rest was work around it: Python looks up the embedding,
-# prepares the call, and starts the last norm and the output matrix. So `micro` is overhead-bound either way. (If other
-# programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took less time than the
-# reading, the weights stayed in the CPU's cache and were not read from memory at all.)
+# Most of the difference between the two passes is overhead, so operation by operation `micro` is overhead-bound. (A
+# part of it is the matrix product, which differs as well, see *Your machine*.) Even the second pass takes longer than
+# the reading. When we took it apart, the compiled call took hardly longer than reading its weights, and most of the
+# rest was work around it: Python looks up the embedding, prepares the call, and starts the last norm and the output
+# matrix. (If other programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took
+# less time than the reading, the weights stayed in the CPU's cache and were not read from memory at all.)
 #
 # **Every $M$.** The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements,
 # and the dotted line is what the tokens would cost if each paid alone. The distance between the dotted line and the
