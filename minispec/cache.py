@@ -3,9 +3,9 @@
 Attention needs one key and one value vector of every earlier token, in each layer. These never change, so they are
 computed once. A new token then costs O(n) in attention instead of O(n²), and the linear layers process it alone.
 
-Each sequence of a batch has `capacity` slots; `lengths` says how many of them count. Slots past the length may hold
-anything: no token attends to them, and the next forward pass overwrites them. So to *rewind* (transformers: crop; vLLM:
-discard rejected slots), as speculative decoding does after every rejection, is to change one number.
+Each sequence of a batch has `capacity` slots; `lengths` says how many of them count. What is left in slots past the
+length does no harm: no token attends to it, and later tokens overwrite it. So to *rewind* (transformers: crop; vLLM
+lowers num_computed_tokens), as speculative decoding does after every rejection, is to change one number.
 """
 
 from __future__ import annotations

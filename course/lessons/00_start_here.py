@@ -5,7 +5,8 @@
 #
 # A language model generates one token at a time, and each token costs one forward pass through the whole model. This
 # course is about needing fewer of these passes and making each of them cheaper. Speculative decoding, its main subject,
-# does so without changing what the model says. (Quantisation, lesson 12, does change it a little.)
+# needs fewer: a greedy output stays the same, and a sampled one keeps its distribution. (Quantisation, lesson 12, makes
+# a pass cheaper and changes the output a little.)
 #
 # You will be able to
 #
@@ -96,7 +97,8 @@ print("tokens processed in each pass:", *passes)
 # %% [markdown]
 # The first pass processes the whole prompt, and this phase is called **prefill**. Every later pass processes a single
 # token, the one that was generated last, and gives the distribution of the next one. This second phase is called
-# **decode**.
+# **decode**. It need not process the earlier tokens again, because the model has kept what it needs of them in its
+# **KV cache** (lesson 02).
 #
 # Decode cannot run ahead, because the second new token depends on the first and the third depends on the second. So
 # forty tokens take forty passes, one after the other. The loop is short enough to read now:
@@ -133,11 +135,12 @@ print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
 print("on this machine:", measure.machine()["cpu"])
 
 # %% [markdown]
-# If your ratio is well below five, the five tokens have shared something, because a pass has costs that it pays once,
-# however many tokens it processes. There are two of them. Every weight has to travel from memory to the arithmetic
-# units once per pass, and every operation of the pass has to be started. For a model as small as `micro` both matter;
-# for a large model it is nearly all reading. Lesson 01 tells the two apart. (If your ratio is near five, another program
-# may have used the machine at the same time, so run the two cells again.)
+# If your ratio is well below five, the five tokens have shared something: a pass has costs that it pays once, however
+# many tokens it processes. The largest is usually reading, because every weight has to travel from memory to the
+# arithmetic units once per pass. On top of it comes a fixed overhead, such as starting the operations of the pass. For
+# a model as small as `micro` the overhead can be a large part; for a large model it is nearly all reading. (If your
+# ratio is near five, run the two cells again, because another program may have disturbed them. If it stays there,
+# arithmetic already limits your machine at five tokens; lesson 01 measures where that begins.)
 #
 # Take a large dense model (one that uses all of its weights for every token) in bf16 (two bytes per parameter), on a GPU
 # that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
@@ -150,9 +153,10 @@ print("on this machine:", measure.machine()["cpu"])
 # How could decode profit from that, when it never *knows* the next five tokens? Something cheaper than the target could
 # **guess** them. If we run the target on the prompt and the guess together, a single forward pass checks the whole
 # guess. The reason is that the model's output at every position scores the token *after* that position. So the scores
-# (the **logits**) at the last prompt token say what the target would choose instead of the first guessed token, those
-# at the first guessed token say what it would choose instead of the second, and so on. The last guessed token gives one
-# choice more, for the token after the guess.
+# (the **logits**) at the last prompt token give the target's own choice for the first new token, which we compare with
+# the first guessed one. The logits at the first guessed token give its choice for the second, and so on. Those at the
+# last guessed token give one choice more, for the token after the guess. (To stay short, the function below uses no
+# cache and processes the prompt again.)
 
 
 # %%
@@ -205,8 +209,8 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # %% [markdown]
 # Plain autoregressive decoding gives exactly one token per pass. So for drafts of four tokens these numbers are also
 # the largest possible speed-up, which you would get if drafting cost nothing and a pass over five tokens took no longer
-# than a pass over one. What you really get also depends on what the drafter costs and on the ratio that you have just
-# measured. Lesson 07 turns these three quantities into a prediction and checks it.
+# than a pass over one. What you really get depends on three quantities: the acceptance probability α, what the drafter
+# costs, and the ratio that you measured above. Lesson 07 turns them into a prediction and checks it.
 
 # %% [markdown]
 # ## Watch it run
@@ -219,21 +223,24 @@ for alpha in (0.2, 0.4, 0.6, 0.8):
 # %%
 draft = ms.load("micro-draft", device="cpu")
 question = "One day, a girl named Lily"
-fast = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40, temperature=0)
-slow = ms.generate(target, question, max_new_tokens=40, temperature=0)
+speculative = ms.speculate(target, question, ms.drafters.Model(draft), k=4, max_new_tokens=40, temperature=0)
+plain = ms.generate(target, question, max_new_tokens=40, temperature=0)
 print(f"the draft model has {draft.num_parameters / target.num_parameters:.0%} of the target's parameters")
-print("forward passes of the target, plain decoding:", len(slow.tokens))
-print("fewer with a draft:", fast.trace.target_passes < len(slow.tokens))
+print("forward passes of the target, plain decoding:", len(plain.tokens))
 
 # %% tags=["nbval-ignore-output"]
-print("forward passes of the target, with a draft:", fast.trace.target_passes)
-print("the same output:", fast.tokens == slow.tokens)
-viz.cycle_stepper(target, draft, question, fast)
+print("forward passes of the target, with a draft:", speculative.trace.target_passes)
+print("the same output:", speculative.tokens == plain.tokens)
+viz.cycle_stepper(target, draft, question, speculative)
 
 # %% [markdown]
 # Press play and watch the marks. A token marked ✓ was drafted and accepted, → is a correction, ✗ was discarded, and + is
 # a bonus token, after a draft of which every token was accepted. *Your task:* find a cycle in which nothing was
 # accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
+#
+# The ratio of the two numbers of passes is not yet a speed-up: the drafter ran up to four small passes per cycle, which
+# are not counted here, a pass over five tokens takes longer than a pass over one, and we have not looked at the clock.
+# Lesson 07 counts all of it.
 
 # %% [markdown]
 # ## Where the course goes
@@ -296,7 +303,7 @@ viz.cycle_stepper(target, draft, question, fast)
 # <details><summary>Why is a pass over five tokens not five times as slow as a pass over one?</summary>
 #
 # Part of its cost does not depend on the number of tokens. In a large dense model that is reading the weights, once per
-# pass and for all of its tokens; in a tiny model it is also the start of each operation.
+# pass and for all of its tokens; in a tiny model it is also overhead, such as the start of each operation.
 # </details>
 #
 # <details><summary>A drafter guesses four tokens. The first two are right and the third is wrong. The fourth happens to be

@@ -3,9 +3,9 @@
 #
 # *Time:* 50 minutes · *Before this:* [00 Start here](00_start_here.ipynb) · *Practice:* [exercises 01](../exercises/01_why_decoding_is_slow.ipynb)
 #
-# A GPU can do hundreds of trillions of operations per second, and yet a model of 8 billion parameters in bf16 on an
-# H200 generates at most 262 tokens per second for one user, without the tricks of this course. This lesson finds out
-# what the GPU is waiting for. The answer decides which of the later techniques can help, and when.
+# An H200 can do hundreds of trillions of operations per second, and yet a model of 8 billion parameters in bf16
+# generates at most a few hundred tokens per second on it for one user, without the tricks of this course. This lesson
+# finds out what the GPU is waiting for. The answer decides which of the later techniques can help, and when.
 #
 # You will be able to
 #
@@ -27,8 +27,8 @@ from minispec.course.viz import presets
 # ## Two kinds of forward pass
 #
 # Lesson 00 found two kinds of forward pass: **prefill**, which takes the whole prompt at once, and **decode**, which
-# takes one token per sequence. Both use the same weights, and all of them. What differs is how much work is done with a
-# weight once it has arrived from memory.
+# takes one token per sequence. Both use all of the weights. What differs is how much work is done with a weight once it
+# has arrived from memory.
 #
 # In a linear layer each parameter is multiplied once and added once for every token. So let $N$ be the number of
 # parameters, $B$ the **batch size** (how many sequences go through the model together) and $M$ the number of tokens
@@ -36,9 +36,8 @@ from minispec.course.viz import presets
 #
 # $$\text{FLOPs} = 2 \, N \, B \, M$$
 #
-# (Strictly, $N$ counts the parameters of the matrices. An input embedding that is stored separately is left out, because
-# a token only looks up one vector in it, and the few parameters of the norms hardly matter. Attention has FLOPs of its
-# own, which do not involve weights; we come to those below.)
+# (Strictly, $N$ leaves out an input embedding that is stored separately, because a token only looks up one vector in
+# it. Attention has FLOPs of its own, which do not involve weights; we come to those below.)
 #
 # And the bytes? A **dense** model uses the same weights for every token. So one pass reads each weight once, however
 # many tokens it processes. (A mixture of experts does not; see *Go deeper* at the end.)
@@ -102,15 +101,14 @@ used.reveal(round(100 * flops / seconds / H200.flops, 2))
 
 # %% [markdown]
 # The arithmetic units wait nearly all of the time. The same holds for decoding with any large dense model at a small
-# batch size, and such a pass is called **memory-bound**. Attention is not the cause. The cause is that generation is
-# sequential: a sequence brings a single token to each pass, because the next one is not known yet. So with few
-# sequences each byte that is read serves very few operations, while the GPU could do far more with it in the time that
-# the next byte takes to arrive.
+# batch size, and such a pass is called **memory-bound**. The cause is that generation is sequential: a sequence brings
+# a single token to each pass, because the next one is not known yet. So with few sequences each byte that is read
+# serves very few operations.
 #
-# How much more? There is an intensity at which reading and computing take equally long. It is the peak divided by the
-# bandwidth, and it is called the **ridge point** (or ops:byte ratio; in our code `balance_point`). It depends on the
-# machine and on the number format in which the machine computes, but not on the model. Below the ridge point a pass is
-# memory-bound, above it **compute-bound**.
+# How many could it serve? There is an intensity at which reading and computing take equally long. It is the peak
+# divided by the bandwidth, and it is called the **ridge point** (or ops:byte ratio; in our code `balance_point`). It
+# depends on the machine and on the number format in which the machine computes, but not on the model. Below the ridge
+# point a pass is memory-bound, above it **compute-bound**.
 
 # %%
 for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVERSE_N1):
@@ -126,7 +124,7 @@ for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVE
 # What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
 # block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
 # ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds, and
-# as long again the first time, when our product for few tokens is compiled.
+# as long again if the package still has to compile its own matrix product, which is explained below.
 
 # %% tags=["nbval-ignore-output"]
 here = viz.measure_here()
@@ -155,33 +153,18 @@ five_for_one.reveal(at[5].ratio)
 # tokens, and some rearrange all weights before they multiply, which is additional reading. So for few tokens the model
 # uses a product of its own, which reads each weight once for all of them ([`kernels`](../minispec/kernels.py)).
 #
-# There is one more cost, which the roofline does not know: the start of each operation. To see it, time one pass of
-# `micro` in two ways. PyTorch starts a few hundred small operations from Python, one after the other; our compiled pass
-# is a single one. Both read the same weights and compute the same numbers.
-
-# %% tags=["nbval-ignore-output"]
-micro = ms.load("micro", device="cpu")
-least = 4 * micro.num_parameters / here.hardware.bandwidth  # four bytes per parameter
-print(f"reading the weights:    {1e3 * least:.2f} ms")
-for choice, how in (("torch", "operation by operation"), ("auto", "as one operation")):
-    os.environ["MINISPEC_LINEAR"] = choice
-    [one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
-    print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
-
-# %% [markdown]
-# The difference between the two passes is **overhead**. A pass that takes much longer than both reading and computing is
-# called **overhead-bound**, and small models usually are. (If a pass took less than the reading, the weights stayed in
-# the CPU's cache and were not read from memory at all.) In lesson 00 the five tokens of `micro` shared both, the
-# overhead and the reading.
+# There is one more cost, which the roofline does not know: the start of each operation, and other work that does not
+# depend on the number of tokens. This is **overhead**. A pass that takes much longer than both reading and computing is
+# called **overhead-bound**, and passes of small models often are. (*Go deeper* at the end measures it for `micro`.) So
+# in lesson 00 the five tokens of `micro` shared the reading and the overhead.
 
 # %% [markdown]
 # ## Play: the roofline explorer
 #
 # The roof is the most that a machine can do at each intensity. To the left of the ridge it is a slope, because memory
-# decides, and each additional FLOP per byte costs no time. To the right it is flat, because arithmetic decides. The
-# rings show a decode pass and a prefill of 512 tokens, and the dot is the pass that you set. With the model `40M` in
-# float32 on this machine you also see the passes that were timed. They lie below the roof, because it shows what could
-# be reached, and no real pass reaches it.
+# decides. To the right it is flat, because arithmetic decides. The rings show a decode pass and a prefill of 512
+# tokens, and the dot is the pass that you set. With the model `40M` in float32 on this machine you also see the passes
+# that were timed, which lie below the roof.
 
 # %% tags=["nbval-ignore-output"]
 viz.roofline(here)
@@ -200,100 +183,52 @@ viz.roofline(here)
 # A widespread explanation says that prefill is compute-bound because attention is quadratic in the length of the
 # prompt. Is that the reason?
 #
-# Attention works on pairs of a token and a token before it (or itself), and a prompt of $L$ tokens has about $L^2/2$ of
-# them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for the weighted sum, in each head
-# of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot \text{heads} \cdot D$. The linear
-# layers do $2 N$ FLOPs per token. Here are $N$ and $W$ for Llama-3-8B. Of its 8.0 billion parameters, half a billion
-# are the input embedding, which does not count:
-
-# %%
-llama = presets.SHAPES["Llama-3-8B"]
-N, W = presets.weights_read(llama), llama.num_layers * llama.num_heads * llama.head_dim
-print(f"N = {N / 1e9:.1f} billion parameters read per pass, W = {W:,}")
-
-# %% [markdown]
-# Attention grows with the square of the prompt length and the linear layers in proportion to it. At which prompt length
-# are the two equal?
-
-# %% tags=["nbval-ignore-output"]
-meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
-meet
-
-# %% tags=["spoiler"]
-print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
-for length in (128, 512, 2048, 8192):
-    linear = theory.pass_flops(N, tokens=length) / 1e12
-    attention = 4 * W * (length * (length + 1) // 2) / 1e12
-    share = attention / (linear + attention)
-    intensity = theory.arithmetic_intensity(tokens=length)
-    print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
-
-# %% tags=["spoiler"]
-meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
-
-# %% [markdown]
-# At ordinary prompt lengths attention is a small part of the work, so the explanation cannot be right. Without any
-# attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$ tokens of
-# the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. For the same
-# reason a prompt that is shorter than the ridge point is memory-bound, quadratic attention or not.
+# Without any attention at all, prefill would still be compute-bound, because **each weight that is read serves all $L$
+# tokens of the prompt**. The intensity is $L$ in bf16, and once it exceeds the ridge point, arithmetic decides. That
+# takes a few hundred tokens on the GPUs above. At such lengths attention is a small part of the work: in Llama-3-8B it
+# reaches about an eighth at 8,192 tokens (*Go deeper* computes this). So attention cannot be the reason. And a prompt
+# that is shorter than the ridge point is memory-bound, quadratic attention or not.
 #
-# So for a long prompt at batch size 1, prefill is a matter of FLOPs and each further token a matter of bytes. Counting
-# the linear layers only:
-
-# %%
-first, later = (theory.pass_time(H200, N, tokens=tokens) for tokens in (2048, 1))
-print(f"Llama-3-8B on an H200, at best: {1e3 * first:.1f} ms for a prompt of 2048 tokens,")
-print(f"then {1e3 * later:.2f} ms per output token, so a prompt token costs {later / (first / 2048):.0f} times less")
-
-# %% [markdown]
-# This factor is the ridge point itself: a decode pass takes as long as a pass over 188 tokens, and uses the time for
-# one.
+# So for a long prompt at batch size 1, prefill is a matter of FLOPs and each further token a matter of bytes. By the
+# roofline a decode pass on an H200 takes as long as a pass over 188 tokens, and uses the time for one.
 
 # %% [markdown]
 # ## Verification lies in between
 #
 # Speculative decoding puts the last token and $k$ draft tokens into one pass, so $M = k + 1$. Is that a small prefill,
 # and therefore compute-bound, as is sometimes said? Put it on the roofline, for $k = 4$ and growing batch sizes. The
-# last column ([`free_tokens`](../minispec/theory.py)) is the $M$ at which the pass reaches the ridge point.
+# model is Llama-3-8B, whose input embedding of half a billion parameters does not count. The last column,
+# [`free_tokens`](../minispec/theory.py), is the $M$ at which the pass reaches the ridge point.
 
 # %%
-ridge = theory.balance_point(H200)
+llama = presets.SHAPES["Llama-3-8B"]
+N, ridge = presets.weights_read(llama), theory.balance_point(H200)
+print(f"N = {N / 1e9:.1f} billion parameters read per pass")
 print("batch size   FLOP per byte   bound by   t(5) / t(1), roofline   M at the ridge")
 for batch in (1, 8, 32, 64, 128):
     intensity = theory.arithmetic_intensity(batch=batch, tokens=5)
     limit = "memory" if intensity < ridge else "compute"
     ratio = theory.pass_time(H200, N, batch=batch, tokens=5) / theory.pass_time(H200, N, batch=batch)
-    print(f"{batch:10d} {intensity:15.0f} {limit:>10} {ratio:23.2f} {ridge / batch:16.1f}")
+    print(f"{batch:10d} {intensity:15.0f} {limit:>10} {ratio:23.2f} {theory.free_tokens(H200, batch):16.1f}")
 
 # %% [markdown]
 # At a small batch size verification is as memory-bound as decode, and **that is why it costs almost no extra time**. At
 # batch size 1, 188 tokens take no longer than one by the roofline, and since the last token is in the pass anyway, 187
-# of them can be draft tokens. As the batch grows, verification becomes compute-bound (beyond 38 sequences for $k = 4$)
-# and the gain of speculation shrinks. At batch size 128 not a single draft token is free. If already the pass over one
-# token were compute-bound, at a batch size of 188 or more, five tokens would cost five times as much and drafting could
-# hardly pay.
+# of them can be draft tokens. As the batch grows, verification becomes compute-bound (from 38 sequences on for $k = 4$)
+# and the gain of speculation shrinks. At batch size 128 not a single draft token is free. Beyond 188 sequences already
+# the pass over one token is compute-bound. Then five tokens cost five times as much and give at most five tokens, so by
+# the roofline drafting cannot pay.
 #
-# How close is that to a real GPU? Our engine on an H200, after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at
-# batch size 1, 1.23 at 32 and 1.90 at 128 ([benchmarks](../docs/benchmarks.md)), where the roofline for this context
-# gives 1.00, 1.00 and 2.22. So a real curve has no sharp corner: it begins to rise earlier, and then it rises more
-# gently.
+# How close is that to a real GPU? Our engine, with the shape of Llama-3-8B in bf16 (and random weights) on an H200,
+# after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at batch size 1, 1.23 at 32 and 1.90 at 128
+# ([benchmarks](../docs/benchmarks.md)), where the roofline for this context gives 1.00, 1.00 and 2.22. So a real curve
+# has no sharp corner, and it begins to rise earlier. (At 128 only the *ratio* is below that of the roofline. The pass
+# over one token took more than twice its bound there, so what the other four add is a smaller share of it.)
 #
-# The table counts the weights only. When contexts are long, the KV caches outweigh the weights, and that changes the
-# answer again, because the $M$ tokens of a sequence share the reading of its cache just as they share the weights.
-
-# %%
-kv_bytes = 128 * 1024  # per cached token of Llama-3-8B in bf16: lesson 02 computes it
-shape = dict(weights=N, batch=64, kv_bytes=kv_bytes, attention_width=W)
-print("batch size 64, Llama-3-8B, H200, by the roofline")
-for context in (0, 1024, 4096, 8192):
-    read = 2 * N + 64 * context * kv_bytes
-    one, five = (theory.pass_time(H200, tokens=tokens, context=context, **shape) for tokens in (1, 5))
-    times = f"{1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}"
-    print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
-
-# %% [markdown]
-# So at long contexts verification stays cheap even at large batches. Whether speculation pays then depends on the
-# drafter as well, which has a cost and usually a cache of its own (lesson 11).
+# The table counts the weights only. When contexts are long, the KV caches outweigh the weights. Then verification stays
+# cheap even at large batches, because the $M$ tokens of a sequence share the reading of its cache just as they share
+# the weights; *Go deeper* has the numbers. Whether speculation pays there depends on the drafter as well, which has a
+# cost and usually a cache of its own (lesson 11).
 
 # %% [markdown]
 # ## What can be done about it
@@ -325,10 +260,77 @@ for context in (0, 1024, 4096, 8192):
 # factor is smaller. At a large batch size nearly all experts are read anyway, and the effect disappears.
 # </details>
 #
-# The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements, and the dotted
-# line is what the tokens would cost if each paid alone. The distance between the dotted line and the dots is what
-# speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises above 1. Where
-# does it rise at twice the batch size?
+# **How much of the work is attention?** It works on pairs of a token and a token before it (or itself), and a prompt of
+# $L$ tokens has about $L^2/2$ of them. With heads of $D$ numbers, a pair costs $2 D$ FLOPs for the score and $2 D$ for
+# the weighted sum, in each head of each layer. So it costs $4 W$ FLOPs in all, where $W = \text{layers} \cdot
+# \text{heads} \cdot D$. The linear layers do $2 N$ FLOPs per token. So attention grows with the square of the prompt
+# length and the linear layers in proportion to it. At which length are the two equal?
+
+# %%
+W = llama.num_layers * llama.num_heads * llama.head_dim
+print(f"Llama-3-8B: N = {N / 1e9:.1f} billion, W = {W:,}")
+
+# %% tags=["nbval-ignore-output"]
+meet = viz.predict("From which prompt length on does attention outweigh the linear layers?", "tokens")
+meet
+
+# %% tags=["spoiler"]
+print("prompt   linear TFLOP   attention TFLOP   share of attention   FLOP per byte of weights")
+for length in (128, 512, 2048, 8192):
+    linear = theory.pass_flops(N, tokens=length) / 1e12
+    attention = 4 * W * (length * (length + 1) // 2) / 1e12
+    share = attention / (linear + attention)
+    intensity = theory.arithmetic_intensity(tokens=length)
+    print(f"{length:6d} {linear:14.2f} {attention:17.3f} {share:20.1%} {intensity:26.0f}")
+
+# %% tags=["spoiler"]
+meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
+
+# %% [markdown]
+# So attention outweighs the linear layers only at lengths far beyond the ridge point, and prefill is compute-bound long
+# before.
+#
+# **Long contexts.** How much does the KV cache change at batch size 64? A pass now reads the weights and the caches of
+# all sequences:
+
+# %%
+kv_bytes = 128 * 1024  # per cached token of Llama-3-8B in bf16: lesson 02 computes it
+shape = dict(weights=N, batch=64, kv_bytes=kv_bytes, attention_width=W)
+print("batch size 64, Llama-3-8B, H200, by the roofline")
+for context in (0, 1024, 4096, 8192):
+    read = 2 * N + 64 * context * kv_bytes
+    one, five = (theory.pass_time(H200, tokens=tokens, context=context, **shape) for tokens in (1, 5))
+    times = f"{1e3 * one:4.1f} ms per pass, t(5) / t(1) = {five / one:.2f}"
+    print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
+
+# %% [markdown]
+# At 4,096 cached tokens per sequence five tokens take no longer than one, because the pass is memory-bound again.
+#
+# **Overhead.** Here one pass of `micro` is timed in two ways. With `torch`, Python starts one small operation after the
+# other. With `auto`, the default, all layers are a single call of compiled code. Both read the same weights and compute
+# the same numbers.
+
+# %% tags=["nbval-ignore-output"]
+micro = ms.load("micro", device="cpu")
+least = 4 * micro.num_parameters / here.hardware.bandwidth  # four bytes per parameter
+print(f"reading the weights:    {1e3 * least:.2f} ms")
+for choice, how in (("torch", "operation by operation"), ("auto", "layers as one call")):
+    os.environ["MINISPEC_LINEAR"] = choice  # "torch": PyTorch's own operations, "auto": our compiled code, if faster
+    [one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
+    print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
+
+# %% [markdown]
+# Most of the difference between the two passes is overhead, so operation by operation `micro` is overhead-bound. (A
+# part of it is the matrix product, which differs as well, see *Your machine*.) Even the second pass takes longer than
+# the reading. When we took it apart, the compiled call took hardly longer than reading its weights, and most of the
+# rest was work around it: Python looks up the embedding, prepares the call, and starts the last norm and the output
+# matrix. (If other programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took
+# less time than the reading, the weights stayed in the CPU's cache and were not read from memory at all.)
+#
+# **Every $M$.** The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements,
+# and the dotted line is what the tokens would cost if each paid alone. The distance between the dotted line and the
+# dots is what speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises
+# above 1. Where does it rise at twice the batch size?
 
 # %% tags=["nbval-ignore-output"]
 viz.timing(here)
@@ -342,11 +344,11 @@ viz.timing(here)
 #   request: the time from the first to the last token, divided by the number of tokens after the first. **ITL**
 #   (inter-token latency) is each single gap between two deliveries to the user. Under speculation one delivery may
 #   carry several tokens, so TPOT falls while the gaps stay as long as a cycle of drafting and verifying.
-# - For the same reason servers either mix pieces of prefill into the passes of decode (**chunked prefill**, Agrawal et
-#   al., 2024, arXiv:2403.02310; lesson 04), or run the two on different machines (**disaggregated prefill** in vLLM,
-#   **PD disaggregation** in SGLang).
+# - A long prefill would hold up the decodes that wait for the same GPU. Many servers therefore mix pieces of prefill
+#   into the passes of decode (**chunked prefill**, Agrawal et al., 2024, arXiv:2403.02310; lesson 04), and some run the
+#   two on different GPUs (**disaggregated prefill** in vLLM, **PD disaggregation** in SGLang).
 # - Overhead is reduced with CUDA graphs, which launch a recorded pass as a whole. `--enforce-eager` in vLLM turns them
-#   off, together with `torch.compile`, and so shows what both were worth.
+#   off, together with `torch.compile`.
 
 # %% [markdown]
 # ## Check yourself
@@ -381,7 +383,7 @@ viz.timing(here)
 # - Shazeer, 2019: *Fast transformer decoding: one write-head is all you need*
 #   ([arXiv:1911.02150](https://arxiv.org/abs/1911.02150)): an early analysis of decoding as a problem of bandwidth.
 # - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative
-#   decoding* ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): what long contexts do to the last table above.
+#   decoding* ([arXiv:2408.11049](https://arxiv.org/abs/2408.11049)): what long contexts do to speculation.
 #
 # All papers of the course are in [the references](../docs/references.md).
 

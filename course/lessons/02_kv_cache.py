@@ -75,9 +75,9 @@ other = torch.tensor([[*prompt[:12], 400, 500, 600]])
 first, second = (target.transformer.new_cache(batch=1, capacity=15) for _ in range(2))
 target.transformer(one, first)
 target.transformer(other, second)
-# keys are [layers, batch, heads, slots, D]: compare them slot by slot
-same = [torch.allclose(first.keys[:, :, :, slot], second.keys[:, :, :, slot], atol=1e-4) for slot in range(15)]
-print("slots whose keys agree:", [slot for slot in range(15) if same[slot]])
+both = [torch.stack((cache.keys, cache.values)) for cache in (first, second)]  # [2, layers, batch, heads, slots, D]
+same = [slot for slot in range(15) if torch.allclose(both[0][..., slot, :], both[1][..., slot, :], atol=1e-4)]
+print("slots whose keys and values agree:", same)
 
 # %% [markdown]
 # Queries need not be kept, because a query is used only in its own token's pass and no later token looks at it.
@@ -160,8 +160,8 @@ print("one single pass over 199 tokens:", once, "- the same as with the cache:",
 # But less arithmetic is not yet less time. By the roofline of lesson 01, a pass at batch size 1 on an H200 takes as
 # long over 188 tokens as over one, because both read all weights once. So for a request as short as this one, the cache
 # would save a large model on that GPU next to no time. Saved arithmetic becomes saved time once $n$ exceeds the ridge
-# point, or once many sequences share a pass. Then the cache is indispensable: without it, every step is a whole
-# prefill.
+# point (in bf16, where a token is one FLOP per byte), or once many sequences share a pass. Then the cache is
+# indispensable: without it, every step is a whole prefill.
 #
 # And in any case there are still a hundred passes, one after the other, each of which reads all weights: **the cache
 # makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
@@ -242,8 +242,8 @@ large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 # %% [markdown]
 # ## Play: the size calculator
 #
-# The thick line is the model as it is, and the thin lines are the designs it did not choose. Where the thick line
-# crosses the level of the weights, a pass reads more cache than weights.
+# The thick line is the model as it is, and the thin lines are the designs it did not choose. Beyond the point where the
+# thick line crosses the level of the weights, a pass reads more cache than weights.
 
 # %% tags=["nbval-ignore-output"]
 viz.cache_size()
@@ -261,9 +261,9 @@ viz.cache_size()
 #
 # Why does this matter for speed, and not only for memory? Every decode pass reads the whole cache of a sequence for that
 # sequence alone, while the weights serve all sequences of the batch. So a larger batch makes the weights cheaper per
-# token, but not the cache. (An exception are sequences with a common prefix: lesson 03 stores it once, and some kernels
-# also read it once for all, such as cascade attention in FlashInfer.) The two are equally expensive at this many cached
-# tokens in the whole batch:
+# token, but not the cache. (Sequences with a common prefix are an exception: lesson 03 stores it once, and some kernels
+# also read it once for all, such as cascade attention in FlashInfer.) Reading the cache takes as long as reading the
+# weights when the whole batch has this many cached tokens:
 
 # %%
 llama = presets.SHAPES["Llama-3-8B"]
@@ -275,17 +275,18 @@ print(f"Llama-3-8B in bf16: {equal:,.0f} tokens; at batch size 32 that is {equal
 # ## Rewind
 #
 # When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. Later
-# tokens must not see them, and nothing before them may change. Taking them back is called to **rewind** the cache
-# (transformers says *crop*, and vLLM speaks of discarding the rejected slots).
+# tokens must not see them, and nothing before them may change. Taking them back is called **rewinding** the cache. (In
+# transformers the method is `crop`. In vLLM it is part of the accounting of rejected tokens, see *In production*.)
 #
-# Take a cache that holds 50 tokens, of which the last 20 are rejected. What share of its bytes has to change?
+# Take a cache that holds 50 tokens, of which the last 20 are rejected. What share of the bytes of its keys and values
+# has to change?
 
 # %% tags=["nbval-ignore-output"]
-changed = viz.predict("20 of 50 tokens are rejected. What share of the cache's bytes changes?", "%")
+changed = viz.predict("20 of 50 tokens are rejected. What share of the keys' and values' bytes changes?", "%")
 changed
 
 # %% [markdown]
-# Our function is [`KVCache.rewind`](../minispec/cache.py).
+# Our function is [`KVCache.rewind`](../minispec/cache.py). Its argument is the new length, here 30.
 
 # %% tags=["spoiler"]
 tokens = target.encode("Once upon a time, a small bear found a red boat by the river and " * 4)
@@ -299,18 +300,20 @@ def process(tokens: list[int], cache) -> torch.Tensor:
 rewound = target.transformer.new_cache(batch=1, capacity=64)
 process(good, rewound)
 process(wrong, rewound)  # a draft that will be rejected
-before = rewound.keys.clone()
+before = torch.stack((rewound.keys, rewound.values))  # a copy, [2, layers, batch, kv heads, slots, D]
 rewound.rewind(len(good))
-print("length:", int(rewound.lengths[0]), "- an integer of", rewound.lengths.nbytes, "bytes")
-print("keys untouched:", torch.equal(rewound.keys, before), "- the slots past the length still hold the wrong tokens")
+after = torch.stack((rewound.keys, rewound.values))
+print("length:", int(rewound.lengths[0]), "- one integer of", rewound.lengths.nbytes, "bytes")
+print("keys and values as before:", torch.equal(after, before))
 
 # %% tags=["spoiler"]
-changed.reveal(100 * rewound.lengths.nbytes / (rewound.keys.nbytes + rewound.values.nbytes))
+changed.reveal(100 * (after != before).float().mean().item())
 
 # %% [markdown]
-# Nothing is erased. The cache has a length for each sequence, and only this integer changes. Attention ignores the slots
-# past the length, so they may hold anything, and the next pass overwrites them. To test whether that is enough, we take
-# a fresh cache that has never held the wrong tokens, and process the same four tokens after both.
+# Not one byte of them. The cache has a length for each sequence, and only this integer changes. Attention ignores the
+# slots past the length, so the old keys and values in them do no harm, and later tokens overwrite them one by one. To
+# test whether that is enough, we take a fresh cache that has never held the wrong tokens, and process the same four
+# tokens after both.
 
 # %%
 fresh = target.transformer.new_cache(batch=1, capacity=64)
@@ -335,8 +338,9 @@ p, biased = (process(right, cache)[0, -1].softmax(-1) for cache in (fresh, carel
 print("the same distribution:", torch.allclose(p, biased, atol=0.01))
 
 # %% [markdown]
-# In a batch, every sequence has to be rewound by a different amount, because each accepted a different number of draft
-# tokens. There is one length per sequence, so nothing has to be moved.
+# In a batch, each sequence may be rewound by a different amount, because each may have accepted a different number of
+# draft tokens. `rewind` takes the new length of each. Here 4, 0 and 9 of 40 tokens are taken back, and nothing has to
+# be moved.
 
 # %%
 batch = target.transformer.new_cache(batch=3, capacity=64)
@@ -369,11 +373,12 @@ print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 # No. The new token still scores every key, which is O(n). What becomes O(1) per token is the work of the linear layers.
 # </details>
 #
-# <details><summary>At batch size 1 on an H200, from which length on does the cache save Llama-3-8B noticeable time per
-# token?</summary>
+# <details><summary>At batch size 1 on an H200 in bf16, from which length on does the cache begin to save Llama-3-8B
+# time per token?</summary>
 #
 # By the roofline from about 188 tokens on, the ridge point. A pass over fewer tokens takes as long as a pass over one,
-# because both have to read the weights. With 32 such requests in a batch, it is already from about 6 tokens on.
+# because both have to read the weights. At twice that length a step without a cache takes twice as long. With 32 such
+# requests in a batch it begins at about 6 tokens. (On a real GPU it begins more gradually, see lesson 01.)
 # </details>
 #
 # <details><summary>A state-space layer, as in Mamba, keeps no keys and values but one running state, which every token

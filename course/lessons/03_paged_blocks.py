@@ -3,9 +3,9 @@
 #
 # *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
-# A server keeps the KV caches of many requests in one memory. How many requests fit decides how many of them share a
-# forward pass, and that decides what a token costs. So this lesson asks where the memory goes, and how to waste little
-# of it.
+# A server keeps the KV caches of many requests in one memory. How many requests fit limits how many of them can share a
+# forward pass, and while reading the weights is the cost, every further request in the pass makes a token cheaper. So
+# this lesson asks where the memory goes, and how to waste little of it.
 #
 # You will be able to
 #
@@ -50,8 +50,9 @@ for length in (2048, 1024, 512, 300):
 # ## Predict
 #
 # Now take a whole server. It has 32,768 slots and reserves 2,048 of them for each request. The prompts have 100 to
-# 1,024 tokens and so do the outputs, with all lengths equally likely. Sequences grow while they run, so a reservation
-# is emptiest at its start.
+# 1,024 tokens and so do the outputs, with all lengths equally likely. 48 requests wait from the start. Once one of them
+# is admitted, its prompt is stored within a few steps, and then it grows by one token per step. So a reservation is
+# emptiest at its start.
 #
 # What share of the reserved slots holds no token, on average over the whole run?
 
@@ -62,8 +63,8 @@ reserved_and_empty
 # %% [markdown]
 # ## Run
 #
-# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one
-# token per step, and counts at every tenth step how many of the reserved slots hold a token.
+# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, and
+# counts at every tenth step how many of the reserved slots hold a token.
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
@@ -82,10 +83,10 @@ reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 
 # %% [markdown]
 # More than half of the reserved slots hold no token. Some of them are only not filled yet, because their sequence still
-# grows. Most will never be filled: a finished sequence has 1,202 tokens on average, so about two fifths of a reservation
-# stay empty to the end. (Kwon et al., whom we meet below, count the two kinds separately.) What this costs is not so
-# much the memory as the batch size. A request that gets no memory has to wait, so fewer requests share each reading of
-# the weights, and every token becomes more expensive.
+# grows. Most will never be filled: a finished sequence has 1,202 tokens on average (1,124 would be expected; these are
+# only 48 samples), so about two fifths of a reservation stay empty to the end. (Kwon et al., whom we meet below, count
+# the two kinds separately.) What this costs is not so much the memory as the batch size. A request that gets no memory
+# has to wait, so fewer requests share each reading of the weights, and every token becomes more expensive.
 
 # %% [markdown]
 # ## Exact reservations do not solve it
@@ -120,8 +121,9 @@ print("a request for 4 contiguous slots:", "refused" if pool.start("E", reserve=
 #
 # [`BlockPool`](../minispec/serving/blocks.py) keeps these tables. It needs three calls. `start` opens the table of a
 # request and finds room for its prompt, `allocate` finds room for more tokens before a pass, and `commit` says after
-# the pass which tokens the request now holds. (It takes all of them, from the beginning, because a later section
-# recognises blocks by their tokens.) Here B starts after A, and then A grows:
+# the pass which tokens the request now holds. Its argument is the whole list of tokens from the beginning, not only the
+# new ones. (The pool needs them to recognise equal blocks; *Prefix caching* below says how.) Here B starts after A, and
+# then A grows:
 
 # %%
 A, B = list(range(9)), [100, 101, 102]  # made-up tokens
@@ -199,8 +201,8 @@ print("empty slots:", *empty)
 print("on average: ", sum(empty) / len(empty))
 
 # %% [markdown]
-# So a sequence leaves $e = (s - 1)/2$ slots empty on average, whatever its length. We measure waste as before, as the
-# share of the reserved slots that hold no token:
+# So on average over any $s$ consecutive lengths, $e = (s - 1)/2$ slots stay empty, for short and for long sequences
+# alike. We measure waste as before, as the share of the reserved slots that hold no token:
 #
 # $$\text{waste} = \frac{e}{L + e}, \qquad e = \frac{s - 1}{2}$$
 #
@@ -222,7 +224,7 @@ long_enough
 
 # %% tags=["spoiler"]
 for length in (20, 50, 100, 200, 500, 1000, 4000):
-    print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average, at most {15 / (length + 15):6.2%}")
+    print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average around it, at most {15 / (length + 15):6.2%}")
 
 # %% [markdown]
 # ## Reveal
@@ -237,8 +239,8 @@ long_enough.reveal(next(length for length in range(1, 1000) if theory.block_wast
 #
 # That length grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
 # not take blocks of one slot, then? Tables and bookkeeping grow, and some attention kernels need larger blocks. It is
-# possible, though: SGLang uses blocks of one token by default. Large blocks have another disadvantage besides waste,
-# which the next section shows: they share less.
+# possible, though: SGLang uses blocks of one token, unless the attention backend needs larger ones. Large blocks have
+# another disadvantage besides waste, which the next section shows: they share less.
 
 # %% [markdown]
 # ## Prefix caching
@@ -260,7 +262,8 @@ print("same tokens, another beginning:", after_one == block_hash(block_hash(b"",
 
 # %% [markdown]
 # [`match_prefix`](../minispec/serving/blocks.py) goes through a prompt block by block, up to the first hash that is not
-# registered.
+# registered. It always leaves at least the last prompt token to be computed, even if every block is known. (Why? The
+# last question of *Check yourself* comes back to it.)
 
 # %%
 instructions = list(range(10))
@@ -298,8 +301,9 @@ print("the same outputs:", outputs[0] == outputs[1])
 # %% [markdown]
 # Only two of the eight requests ran at a time. The first two started together, before any block was registered, so they
 # shared nothing. Each of the other six found 20 tokens, in five full blocks, although the requests that had computed
-# them were finished. A block that no request uses keeps its hash until its memory is needed for something else, and the
-# least recently used block is reused first. Such a block is free and cached at the same time.
+# them were finished. A block that no request uses keeps its hash until its memory is needed for something else, so it
+# is free and cached at the same time. When memory is needed, the block that has been unused for longest is overwritten
+# first (**LRU eviction**).
 
 # %% [markdown]
 # ## Copy on write
@@ -358,12 +362,14 @@ viz.memory_map()
 # **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs. `gpu_memory_utilization` is
 # the share of the card that vLLM may use in all, and the pool gets what weights and working memory leave of it.
 # `max_model_len` limits the length of a request, but nothing is reserved for it. Its pool is called `BlockPool` as well,
-# and `enable_prefix_caching` uses chained hashes as we do here. In the current version several samples of one prompt
-# are requests that find each other's *full* blocks by hash, and a block in a table is never replaced by a copy. So it
-# needs no copy on write; the version of the paper had it.
+# and `enable_prefix_caching` uses chained hashes as we do here. In its V1 engine (as of August 2026, for models with
+# ordinary attention layers) several samples of one prompt are separate requests that find each other's *full* blocks by
+# hash. Each of them computes the half-full last block for itself, so no shared block is ever changed and no copy on
+# write is needed. The version of the paper had it.
 #
-# **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104), by default with a
-# `page_size` of one token. So it shares prefixes to the last token and leaves no slots empty at the end.
+# **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104). With pages of one
+# token, its default where the attention backend allows it, it shares prefixes token by token (all but the last prompt
+# token, which is always computed) and leaves no slots empty at the end.
 #
 # In both, the attention kernels take the table as an argument (`block_table` in FlashAttention, page indices in
 # FlashInfer), so they need no separate gather, unlike our plain version.

@@ -34,6 +34,7 @@ LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attenti
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
     "01": {
+        188: theory.balance_point(theory.H200),
         187: theory.balance_point(theory.H200) - 1,
         38: theory.balance_point(theory.H200) / 5,
         1.04: V[1],
@@ -43,7 +44,7 @@ QUOTED: dict[str, dict[float, object]] = {
         37.6: 256 * (1 - (1 - 8 / 256) ** 5),
     },
     "02": {4096: GIVEN, 8192: GIVEN, 188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
-    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 2023: GIVEN},
+    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 1124: 2 * (100 + 1024) / 2, 2023: GIVEN, 2026: GIVEN},
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},
