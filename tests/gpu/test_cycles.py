@@ -122,7 +122,8 @@ MUTANTS = {
         ("medusa", "dflash"),
     ),
     "deep nodes lose their grandparents": Mutant(
-        changed(tree_kernels, "laid_out_torch", "ancestors(parents, depth)", "ancestors(parents, 2)"), ("medusa", "eagle")
+        changed(tree_kernels, "laid_out_torch", "ancestors(parents, depth)", "ancestors(parents, 2)"),
+        ("medusa", "eagle"),
     ),
     "states of the wrong nodes": Mutant(
         changed(TreeSpeculator, "verdict", "F.pad(path + 1, (1, 0))", "F.pad(path, (1, 0))"),
