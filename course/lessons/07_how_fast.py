@@ -17,7 +17,6 @@
 # - check a claim about speed before you repeat it, your own included.
 
 # %%
-import os
 
 import minispec as ms
 from minispec import theory
