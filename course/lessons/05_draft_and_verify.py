@@ -351,7 +351,7 @@ viz.cycle_stepper(target, draft, prompt, out)
 # for a fifth.
 # </details>
 #
-# The third task deserves a closer look, so here is the count over all cycles:
+# The third task deserves a closer look, so here is what occurs, over all cycles:
 
 # %% tags=["spoiler"]
 rewinds = [step for step in stepper.steps(trace) if step.stage == "rewind"]  # one per cycle
