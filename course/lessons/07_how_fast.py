@@ -261,7 +261,7 @@ print(f"from one α = {wide.acceptance_rate:.2f}:               {theory.expected
 # The acceptance rises along the draft. Does the draft model get better as it runs ahead? It does not: look at the
 # number of cycles. All 96 reach position 1, but only 13 reach position 10, and those 13 are mostly cycles in which the
 # text was easy to predict. This is **survivorship**: a late position is measured only in the cycles that got so far. (With
-# the heads of lessons 09 and 10 there is an opposite effect: they do get worse with depth.)
+# the heads of lessons 09 and 10 the depth itself matters as well.)
 #
 # So the acceptance is not one number, and the formula with a single α is off, as the last two lines show. When you predict
 # the speed-up of a smaller $k$ from a trace, use the β of each position. For a larger $k$ nothing was measured.
