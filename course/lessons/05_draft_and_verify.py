@@ -79,7 +79,7 @@ print([target.decode([token]) for token in drafted])
 #
 # How can one pass check four tokens? A causal transformer gives logits at every position of its input, and each of them
 # depends only on the tokens up to that position. So if the draft tokens are part of the input, one pass tells for each of
-# them what the target would have chosen in its place, provided that all draft tokens before it are right.
+# them what the target would have chosen instead, provided that all draft tokens before it are right.
 #
 # One convention makes the bookkeeping easy. After a verify pass the sequence ends with a token that was just emitted and
 # that no pass has processed yet, so **the cache holds every token but the last**. To make the first cycle look like all
