@@ -3,10 +3,11 @@
 #
 # *Time:* 40 minutes · *Before this:* [03 paged blocks](03_paged_blocks.ipynb) · *Practice:* [exercises 04](../exercises/04_continuous_batching.ipynb)
 #
-# A decode pass of a large model on a GPU costs little more for eight requests than for one, because the weights are read
-# once for all of them (lesson 01). A server should therefore keep its batch full. But requests arrive at any moment and
-# finish at any moment, so it has to be decided, again and again, which requests take part in the next pass. That is the
-# job of the scheduler, and this lesson is about how it decides.
+# While contexts are short, a decode pass of a large model on a GPU costs little more for eight requests than for one,
+# because the weights are read once for all of them (lesson 01); only the keys and values are read for each request
+# separately. A server should therefore keep its batch full. But requests arrive at any moment and finish at any moment, so
+# it has to be decided, again and again, which requests take part in the next pass. That is the job of the scheduler, and
+# this lesson is about how it decides.
 #
 # You will be able to
 #
@@ -23,6 +24,7 @@ from statistics import median
 
 import minispec as ms
 from minispec.bench import batching
+from minispec.bench.measure import place
 from minispec.course import viz
 from minispec.course.viz import recorder
 from minispec.serving.blocks import BlockPool
@@ -93,7 +95,7 @@ print("the same outputs:", outputs == static_outputs)
 
 # %% tags=["spoiler"]
 fewer_steps.reveal(steps)
-print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))
+print("no schedule can beat", max(max(lengths), -(-sum(lengths) // 4)))  # -(-a // b) is a / b, rounded up
 
 # %% [markdown]
 # Two bounds hold for every schedule, whatever its order. The longest output needs one step for each of its tokens, and
@@ -155,8 +157,9 @@ while scheduler.requests:
 # ## Why is there a token budget?
 #
 # A forward pass ends for all of its tokens at the same time. If a long prompt is processed in one go, every request that
-# is decoding has to wait for that long pass, and its user sees the output stall. The budget bounds the length of a pass,
-# and `max_chunk` bounds how much of it a single prompt may take.
+# is decoding has to wait for that long pass, and its user sees the output stall. The budget bounds the number
+# of tokens in a pass, and with it most of its duration (not the part that attention to long contexts takes). `max_chunk`
+# bounds how many of these tokens a single prompt may take.
 #
 # To see the effect, let three requests decode. Before the fifth step a fourth request arrives, with a long prompt.
 
@@ -190,10 +193,12 @@ for name, max_chunk in (("in one go", None), ("chunks of 32", 32)):
 
 # %% [markdown]
 # The new request pays for this, since its prompt takes six passes instead of one and its first token comes later. So
-# **chunked prefill** (Agrawal et al., 2024, arXiv:2403.02310) trades the *time to first token* (TTFT) of one request for a
-# steady *inter-token latency* (ITL) of the others. It has a second benefit: a pass that only decodes leaves most of the
-# arithmetic units idle, and a chunk gives them useful work. The price is that every chunk attends to the keys of all
-# earlier chunks and so reads them from memory again, which makes very small chunks inefficient.
+# **chunked prefill** (Sarathi, Agrawal et al., 2023, arXiv:2308.16369) trades the *time to first token* (TTFT) of one
+# request for a steady *inter-token latency* (ITL) of the others. The second paper of the group, Sarathi-Serve (Agrawal et
+# al., 2024, arXiv:2403.02310), made it the rule of a scheduler that never stalls requests that are decoding. There is a
+# second benefit: a pass that only decodes leaves most of the arithmetic units idle, and a chunk gives them useful work. The
+# price is that every chunk attends to the keys of all earlier chunks and so reads them from memory again, which makes very
+# small chunks inefficient.
 
 # %% [markdown]
 # ## What happens when memory runs out?
@@ -202,10 +207,12 @@ for name, max_chunk in (("in one go", None), ("chunks of 32", 32)):
 # reserves nothing for it, because reserving is what paging was meant to avoid. So it can happen that all running requests
 # have grown and the next token of one of them finds no free block.
 #
-# Then one request has to give way: the **last** one in the order of priority and arrival. It loses all its blocks and
-# returns to the queue. When it is admitted again, its prompt and the tokens it has generated so far are processed like one
-# long prompt. This is **preemption by recomputation**. It costs arithmetic but no memory, and it is cheaper than it sounds:
-# all those tokens are known by now, so one prefill pass recomputes what took one decode pass per token before.
+# Then one request has to give way: the **last** one in the order of priority and arrival. (A request may carry a
+# priority, and a higher one goes first. All requests of this lesson have the same, so only the order of arrival counts
+# here.) It loses all its blocks and returns to the queue. When it is admitted again, its prompt and the tokens it has
+# generated so far are processed like one long prompt. This is **preemption by recomputation**. It costs arithmetic but
+# no memory, and it is cheaper than it sounds: all those tokens are known by now, so one prefill pass recomputes what
+# took one decode pass per token before.
 #
 # Three requests run in a pool of 8 blocks. A block has room for 4 tokens, so the pool has room for 32. First, for
 # comparison, in a pool that is large enough:
@@ -269,7 +276,7 @@ print("the same outputs:", tight_outputs == roomy_outputs)
 # requests of higher priority must not keep arriving, because each of them goes to the front, and a request of low
 # priority could then wait for ever; with equal priorities this cannot happen.
 #
-# The order itself matters, too. If a request without a free block could take the blocks of any other request, two
+# The order itself matters, too. If a request that finds no free block could take those of any other request, two
 # requests that do not fit into memory together could preempt each other in turn, and neither would finish.
 
 # %% [markdown]
@@ -303,8 +310,9 @@ viz.gantt(target)
 #
 # Fewer steps do not have to mean less time by the same factor, so we measure.
 # [`bench.batching`](../minispec/bench/batching.py) serves the same requests in three ways. `padded` calls `generate` on
-# whole batches, where a finished sequence is computed along until the batch ends; `static` and `continuous` are the two
-# policies of the engine. The three ways take turns, so that other load on the machine disturbs all of them alike.
+# whole batches, where a finished sequence still takes part in every pass until the batch ends; `static` and
+# `continuous` are the two policies of the engine. The three ways take turns, so that other load on the machine disturbs
+# all of them alike.
 
 # %% tags=["nbval-ignore-output"]
 os.environ["MINISPEC_LINEAR"] = "torch"  # the same kernels for all three: `generate` has faster ones
@@ -314,13 +322,19 @@ here = batching.compare(target, work, batch=4, repeat=5)
 print(batching.text(here))
 
 # %% [markdown]
+# *First token* is counted from the arrival of a request, its time in the queue included. All requests of this benchmark
+# arrive at the start, so waiting for a slot dominates it. *Each next* is the mean time from one token of a request to the
+# next.
+#
 # Does the time fall by the same factor as the number of steps? The next cell compares the two ratios, for the run above
-# and for a longer run of the same benchmark that was recorded on a CPU with two cores:
+# and for a longer run of the same benchmark that was recorded on another machine. Do not compare the milliseconds of the
+# two runs, because their CPUs differ; only the ratios within one run mean something.
 
 # %% tags=["nbval-ignore-output"]
 recorded = json.loads((Path(ms.__file__).parent / "data/benchmarks/batching.json").read_text())
 for name, run in (("here", here), ("recorded", recorded)):
     print(f"{name}: {run['target']}, {run['requests']} requests, {run['tokens']} tokens, {run['batch']} slots")
+    print(f"  {place(run['machine'])}")
     static, continuous = (run["results"][policy] for policy in ("static", "continuous"))
     faster = continuous["tokens_per_second"]["median"] / static["tokens_per_second"]["median"]
     print(f"  {static['steps'] / continuous['steps']:.1f} times fewer steps, {faster:.1f} times the tokens per second")
@@ -333,9 +347,16 @@ for name, run in (("here", here), ("recorded", recorded)):
 # fewer empty slots and takes longer: compare the times per step. On a GPU at a moderate batch size, where reading the
 # weights dominates the time of a step, the two ratios come closer.
 #
-# The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner, but
-# *each next* token later, again because the steps are fuller. So throughput and the speed of a single request are two
-# different goals. Batching improves the first. Speculation, from the next lesson on, improves the second.
+# The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner,
+# because it waits less for a slot, but *each next* token comes later. The fuller steps are one reason, and there is a
+# larger one, the stall that we met above. With the static policy all prompts of a batch are processed in its first
+# step, when none of its requests is decoding yet. With continuous batching the prompt of each request that joins is
+# processed in the same pass as the next tokens of the others, and they wait for it. (Most outputs of our run are only a
+# few tokens long, so a large share of its steps has such a prompt. In the recorded run with its longer outputs the
+# share is smaller.)
+#
+# So throughput and the speed of a single request are two different goals. Batching improves the first. Speculation, from
+# the next lesson on, improves the second.
 
 # %% [markdown]
 # ## In production
@@ -349,7 +370,8 @@ for name, run in (("here", here), ("recorded", recorded)):
 # recomputed; the earlier V0 engine could also swap their blocks to host memory. The metrics count preemptions. If you see
 # many of them, admit fewer requests or give the pool more memory.
 #
-# **SGLang** has `max_running_requests` and `chunked_prefill_size`, and says *retract* for preempt. **TensorRT-LLM** says
+# **SGLang** has `max_running_requests` and `chunked_prefill_size`, and says *retract* for preempt. By default a chunk and
+# the requests that are decoding do not share a pass there; `--enable-mixed-chunk` allows it. **TensorRT-LLM** says
 # *in-flight batching* and lets you choose between a scheduler that admits only what is certain to fit and one that fills
 # the memory and preempts.
 #
@@ -387,8 +409,11 @@ for name, run in (("here", here), ("recorded", recorded)):
 #   block tables.
 # - Kwon et al., 2023: *Efficient memory management for large language model serving with PagedAttention*
 #   ([arXiv:2309.06180](https://arxiv.org/abs/2309.06180)): preemption, and what paging adds to it.
+# - Agrawal et al., 2023: *SARATHI: efficient LLM inference by piggybacking decodes with chunked prefills*
+#   ([arXiv:2308.16369](https://arxiv.org/abs/2308.16369)): where chunked prefill comes from, as a way to use idle
+#   arithmetic.
 # - Agrawal et al., 2024: *Taming throughput-latency tradeoff in LLM inference with Sarathi-Serve*
-#   ([arXiv:2403.02310](https://arxiv.org/abs/2403.02310)): chunked prefill, and what it does to latency.
+#   ([arXiv:2403.02310](https://arxiv.org/abs/2403.02310)): chunked prefill in a server, and what it does to latency.
 #
 # All papers of the course are in [the references](../docs/references.md).
 

@@ -4,10 +4,11 @@
 # *Time:* 45 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 05](../exercises/05_draft_and_verify.ipynb)
 #
 # Decoding needs one forward pass of the model for every token, and lesson 01 showed that such a pass spends most of its
-# time reading weights. **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192) makes one pass serve several
-# tokens: a cheap **draft model** proposes the next $k$ tokens, and the large **target** model checks all of them in a single
-# forward pass. The idea fits in a sentence, but the bookkeeping of positions and caches is where implementations go wrong,
-# so most of this lesson is about bookkeeping.
+# time reading weights. **Speculative decoding** (Leviathan et al., 2023, arXiv:2211.17192; independently Chen et al.,
+# 2023, arXiv:2302.01318; the name is from Xia et al., 2023, arXiv:2203.16487) makes one pass serve several tokens: a
+# cheap **draft model** proposes the next $k$ tokens, and the large **target** model checks all of them in a single
+# forward pass. The idea fits in a sentence, but the bookkeeping of positions and caches is where implementations go
+# wrong, so most of this lesson is about bookkeeping.
 #
 # You will be able to
 #
@@ -27,17 +28,18 @@ from minispec.course.viz import cycles as stepper
 # %% [markdown]
 # ## Two models
 #
-# We need a target and a draft model. The two share one vocabulary here, so that a token id means the same to both. That is
-# the usual case and the simple one; there are methods for different vocabularies as well (Timor et al., 2025,
-# arXiv:2502.05202). Everything is computed in float64, where rounding errors are far smaller than any gap between two
-# tokens that we will meet.
+# We need a target and a draft model. The two share one vocabulary here, so that a token id means the same to both. Two
+# vocabularies of equal size would not be enough: the loop would run without an error and accept almost nothing. So the
+# cell compares them entry by entry. A shared vocabulary is the usual case and the simple one; there are methods for
+# different vocabularies as well (Timor et al., 2025, arXiv:2502.05202). Everything is computed in float64, where
+# rounding errors are far smaller than any gap between two tokens that we will meet.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)
 draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
 for name, model in (("target", target), ("draft", draft)):
     print(f"{name:6s} {model.config.num_layers} layers, {model.num_parameters / 1e6:.1f} million parameters")
-print("same vocabulary:", target.config.vocab_size == draft.config.vocab_size)
+print("same vocabulary:", target.tokenizer.get_vocab() == draft.tokenizer.get_vocab())  # each token and its id
 print("the target is larger by a factor of", round(target.num_parameters / draft.num_parameters, 1))
 
 # %% [markdown]
@@ -61,7 +63,7 @@ print("tokens, and so forward passes:", len(plain.tokens), "(the first of them i
 
 # %%
 def propose(sequence: list[int], k: int, model=draft) -> list[int]:
-    """The next k tokens, if it were for the draft model."""
+    """The next k tokens, if it were up to the draft model."""
     drafted: list[int] = []
     for _ in range(k):
         logits = model.transformer(torch.tensor([sequence + drafted])).logits[0, -1]  # [V]
@@ -77,7 +79,7 @@ print([target.decode([token]) for token in drafted])
 #
 # How can one pass check four tokens? A causal transformer gives logits at every position of its input, and each of them
 # depends only on the tokens up to that position. So if the draft tokens are part of the input, one pass tells for each of
-# them what the target would have chosen instead.
+# them what the target would have chosen instead, provided that all draft tokens before it are right.
 #
 # One convention makes the bookkeeping easy. After a verify pass the sequence ends with a token that was just emitted and
 # that no pass has processed yet, so **the cache holds every token but the last**. To make the first cycle look like all
@@ -111,7 +113,10 @@ for token, choice, proposed in zip([prompt[-1], *drafted], choices, [*drafted, N
 #
 # $$a = \max\{\,i : 0 \le i \le k,\; d_1 = y_1, \dots, d_i = y_i\,\}, \qquad \text{emit } d_1 \dots d_a,\; y_{a+1}$$
 #
-# Here $d_i$ is the $i$-th draft token, and $y_i$ is the target's choice after $d_1 \dots d_{i-1}$, at the position of $d_i$.
+# Here $d_i$ is the $i$-th draft token, and $y_i$ is the target's choice after $d_1 \dots d_{i-1}$, at the position of
+# $d_i$. (Python counts from 0, so $d_i$ is `drafted[i - 1]`, $y_i$ is `choices[i - 1]`, and the last emitted token,
+# $y_{a+1}$, is `choices[a]`.)
+#
 # If already the first two differ, $a = 0$. If we write 1 for every match and 0 for every mismatch, the cumulative product
 # is 1 up to the first mismatch and 0 from there on, so its sum is $a$.
 
@@ -219,8 +224,9 @@ for k in (1, 2, 4, 8):
 #
 # What does it cost? To judge four draft tokens, the logits at the last token and at the first three draft tokens are
 # enough. The fourth draft token is part of the input for two reasons: if it is accepted, its keys and values have to be in
-# the cache, and its logits give the bonus. So the bonus costs one more position in the same forward pass. This is next to
-# nothing while reading the weights dominates the time of a pass, and no longer in a full batch (lesson 11).
+# the cache, and its logits give the bonus. So the bonus costs one more position in the same forward pass. While
+# reading the weights dominates the time of a pass, this is next to nothing. In a full batch it is not, because there each
+# additional position costs time (lesson 11).
 #
 # To see what it is worth, let the target draft for itself. Then every draft token is right, and each cycle drafts four.
 
@@ -345,16 +351,15 @@ viz.cycle_stepper(target, draft, prompt, out)
 # for a fifth.
 # </details>
 #
-# The third task deserves a closer look, so here is the count over all cycles:
+# The third task deserves a closer look, so here is what occurs, over all cycles:
 
 # %% tags=["spoiler"]
 rewinds = [step for step in stepper.steps(trace) if step.stage == "rewind"]  # one per cycle
-differences = {"correction": set(), "bonus": set()}
-for step, cycle in zip(rewinds, trace.cycles, strict=True):
-    last = "bonus" if cycle.bonus else "correction"  # the token that ended the cycle
-    differences[last].add(step.target_cache - step.draft_cache)  # of the two cache lengths, after the cycle
-for last, found in differences.items():
-    print(f"after a {last} the draft model's cache is shorter by", *found)
+ended = [
+    (cycle.kinds[-1], step.target_cache - step.draft_cache) for cycle, step in zip(trace.cycles, rewinds, strict=True)
+]
+for last, shorter in sorted(set(ended)):
+    print(f"last token {last}: the draft model's cache is shorter by {shorter}")
 
 # %% [markdown]
 # If all draft tokens were accepted, the draft model has *proposed* the last of them but has never *processed* it, because no
@@ -379,9 +384,10 @@ for last, found in differences.items():
 # A server runs many sequences at once, and each of them accepts a different number of draft tokens. So its cache keeps
 # a length for every sequence, and rewinding subtracts a vector. Lesson 11 puts this into a scheduler.
 #
-# In bfloat16, one pass over five tokens and five passes over one token round differently. Where two tokens are nearly
-# tied, the output of a greedy server may therefore diverge from plain decoding. That is rounding and not a bug in the
-# loop. [Lesson 14](14_is_it_really_exact.ipynb) shows how to tell the two apart.
+# In bfloat16, one pass over five tokens and five passes over one token usually round differently, because other kernels
+# run or they add in another order. Where two tokens are nearly tied, the output of a greedy server can therefore
+# diverge from plain decoding. That is rounding and not a bug in the loop. [Lesson 14](14_is_it_really_exact.ipynb)
+# shows how to tell the two apart.
 
 # %% [markdown]
 # ## Check yourself
@@ -404,8 +410,11 @@ for last, found in differences.items():
 # <details><summary>The greedy output equals plain decoding exactly. Which of these bugs can still be there: no rewind of the
 # target, no rewind of the draft model, no bonus?</summary>
 #
-# The last two can. What the draft model proposes cannot change a greedy output, and a missing bonus only costs passes. Both bugs
-# lower the number of tokens per forward pass, so measure that too.
+# The last two can, in any test. What the draft model proposes cannot change a greedy output, and a missing bonus only costs
+# passes. Both bugs lower the number of tokens per forward pass, so measure that too.
+#
+# The first can hide only in a test that is too easy: no draft token was rejected, or the output ended before the first
+# wrong token. So compare long outputs, and make sure that draft tokens were rejected in them.
 # </details>
 
 # %% [markdown]
@@ -413,8 +422,11 @@ for last, found in differences.items():
 #
 # - Leviathan, Kalman, Matias, 2023: *Fast inference from transformers via speculative decoding*
 #   ([arXiv:2211.17192](https://arxiv.org/abs/2211.17192)): section 2 is the loop of this lesson, for sampling targets.
+# - Chen et al., 2023: *Accelerating large language model decoding with speculative sampling*
+#   ([arXiv:2302.01318](https://arxiv.org/abs/2302.01318)): the same loop, found independently and tried on a 70B target.
 # - Stern, Shazeer, Uszkoreit, 2018: *Blockwise parallel decoding for deep autoregressive models*
-#   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy loop, five years earlier.
+#   ([arXiv:1811.03115](https://arxiv.org/abs/1811.03115)): the greedy loop, with additional heads of the target in
+#   place of a draft model.
 # - Timor et al., 2025: *Accelerating LLM inference with lossless speculative decoding algorithms for heterogeneous
 #   vocabularies* ([arXiv:2502.05202](https://arxiv.org/abs/2502.05202)): what to do if the draft model has another
 #   vocabulary.

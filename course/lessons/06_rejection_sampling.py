@@ -44,8 +44,8 @@ print("draft  q:", q.tolist())
 #
 # $$\min\left(1, \frac{p(d)}{q(d)}\right)$$
 #
-# If the draft model gives the token less probability than the target does, we always accept it. If it gives more, we accept
-# it just often enough to remove the excess.
+# If the draft model gives the token at most as much probability as the target does, we always accept it. If it gives more,
+# we accept it just often enough to remove the excess.
 
 # %%
 for token in range(3):
@@ -63,8 +63,9 @@ guess_acceptance
 # %% [markdown]
 # ## Run
 #
-# Sample five thousand draft tokens from $q$, and apply the rule to each. [`pick`](../minispec/sampling.py) samples with a
-# random number $u$ from [0, 1): it returns the first token at which the cumulative sum of the probabilities exceeds $u$.
+# Sample five thousand draft tokens from $q$, and apply the rule to each. [`pick`](../minispec/sampling.py), here called
+# as `verify.pick`, samples with a random number $u$ from [0, 1): it returns the first token at which the cumulative sum
+# of the probabilities exceeds $u$.
 
 # %% tags=["spoiler"]
 random = Random(0).random
@@ -81,9 +82,10 @@ guess_acceptance.reveal(beta)
 
 # %% [markdown]
 # The answer is the sum of $\min(p, q)$ over all tokens, because the probability to draft $x$ and to accept it is
-# $q(x)\min(1, p(x)/q(x)) = \min(p, q)(x)$. This sum is the overlap of the two distributions, and it can also be expressed by
-# their distance. The **total variation distance** is half the sum of all differences, $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$. For every token
-# $|p - q| = p + q - 2\min(p, q)$, and $p$ and $q$ both sum to one, so
+# $q(x)\min(1, p(x)/q(x)) = \min(p, q)(x)$. This sum is the overlap of the two distributions, and it can also be
+# expressed by their distance. The **total variation distance** is half the sum of the absolute differences,
+# $\mathrm{TV}(p, q) = \frac12 \sum_x |p(x) - q(x)|$. For every token $|p - q| = p + q - 2\min(p, q)$, and $p$ and $q$
+# both sum to one, so
 #
 # $$\beta = \sum_x \min(p(x), q(x)) = 1 - \mathrm{TV}(p, q)$$
 
@@ -176,8 +178,10 @@ viz.overlap_figure(p, q)
 # The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the
 # picture: the orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a
 # rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
-# really sampled from it. If $p = q$, the normaliser is 0, but then nothing is ever rejected and no residual is needed. Code
-# still has to guard against 0/0, because rounding may leave nothing of $p - q$.
+# really sampled from it. If $p = q$, the normaliser is 0, but then nothing is ever rejected and no residual is needed.
+# Code still has to guard against 0/0: if $p$ and $q$ agree up to rounding, $p(d)/q(d)$ may come out slightly below 1,
+# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/verify.py) returns
+# $p$ then.
 #
 # Here are the same three lines with the numbers of our example:
 
@@ -192,7 +196,9 @@ for line in (q * coin + rejected * verify.residual(p, q), torch.minimum(p, q) + 
 #
 # Several guides to this topic get parts of it wrong. Here each claim becomes a computation:
 # [`emitted_distribution`](../minispec/exact.py) computes the distribution of the emitted token for any $p$ and $q$, without
-# sampling, and `TV` is the distance between what the claim says and what comes out.
+# sampling, and `TV` is the distance between what the claim says and what comes out. Two optional arguments vary the rule:
+# `replace` says what to sample from after a rejection, in place of the residual, and `drawn_from` is the distribution that
+# the draft token really comes from, if this is not the reported $q$.
 #
 # ### "Accepted tokens follow the target"
 #
@@ -270,12 +276,17 @@ viz.residual_explorer(viz.real_places(target, draft, "Once upon a time", count=5
 # %% [markdown]
 # ## More than one token
 #
-# So far the proof covers one token, but a cycle emits several. At position $i$ the proof holds for $p_i$ and $q_i$,
-# which are the distributions *given what was emitted before*. So the first token follows the target. The second token
-# comes from the same cycle if the first was accepted, and from the next cycle if the first was a correction. In both cases
-# the rule is applied to the target's distribution given the first token, so the second token follows it; and so on, by
-# induction. Two conditions make the induction work. A draft token that comes after a rejected one must not be looked at,
-# because it was sampled for a context that does not exist. And each position needs a fresh random number.
+# So far the proof covers one token, but a cycle emits several. What we want for sequences is: whatever was emitted before,
+# the next token follows the target's distribution given it. At position $i$ the proof holds for $p_i$ and $q_i$, which are
+# the distributions *given what was emitted before*. So the first token follows the target. The second token comes from the
+# same cycle if the first was accepted, and from the next cycle if the first was a correction. In both cases the rule is
+# applied to the target's distribution given the first token (or the second token is the bonus, which is sampled from that
+# distribution directly), so the second token follows it; and so on, by induction.
+#
+# Two conditions make the induction work. A draft token that comes after a rejected one must not be looked at, because
+# it was sampled for a context that does not exist. And each decision needs a random number of its own: sampling a draft
+# token, accepting it, and sampling the correction or the bonus. The number that has just rejected a token must not be
+# used again to replace it, because it is known to be large, and that would bias the correction.
 #
 # ## Draft tokens that were not sampled
 #
@@ -299,11 +310,12 @@ claim("greedy draft, q one-hot", exact.emitted_distribution(p, certain), p)
 claim("greedy draft, q from the softmax", exact.emitted_distribution(p, q, drawn_from=certain), p)
 
 # %% [markdown]
-# This rule matters in practice. Prompt lookup (lesson 08) has no probabilities at all and rests on it. And vLLM and SGLang, in
-# the versions that [the hand-over page](../docs/handover.md) names, let their draft models propose greedily by default, also
-# when the target samples, so their $q$ is one-hot as well: they accept with probability $p(d)$ and need not store the draft
-# model's probabilities. Is a greedy draft token accepted more often than a sampled one? It depends on the two distributions,
-# because a sampled one is accepted with $\sum\min(p, q)$ and a greedy one with $p(d)$:
+# This rule matters in practice. Prompt lookup (lesson 08) has no probabilities at all and rests on it. And vLLM
+# (checked at commit `002e77c`) and SGLang (at `001067f`) let their draft models propose greedily by default, also when
+# the target samples, so their $q$ is one-hot as well: in a chain they accept with probability $p(d)$, and they need not
+# store the draft model's probabilities ([details](../docs/handover.md)). Is a greedy draft token accepted more often
+# than a sampled one? It depends on the two distributions, because a sampled one is accepted with $\sum\min(p, q)$ and a
+# greedy one with $p(d)$:
 
 # %%
 for one, other in (([0.6, 0.4], [0.6, 0.4]), ([0.8, 0.2], [0.55, 0.45])):
@@ -353,17 +365,21 @@ for name, setting in settings.items():
 
 # %% [markdown]
 # The output is exact in every line. The parameters decide only how much is accepted, so the drafter's may be tuned for
-# acceptance alone.
+# acceptance alone. Do not take these shares for the acceptance of a run, though: they are means over the positions of one
+# story that the target did not generate, and elsewhere even their order may differ. What cannot differ is the last column.
 #
 # ### What must be consistent
 #
-# $q$ has to be the distribution that was used, and $p$ the one that plain decoding uses. There are two ways to get it wrong,
-# and here they are at one position of the story. First: sample the draft token with top-p, and report $q$ from before
-# top-p. Second: verify with $p$ from before top-p, where plain decoding would truncate.
+# $q$ has to be the distribution that was used, and $p$ the one that plain decoding uses. There are two ways to get it
+# wrong, and here they are at one position of the story. First: sample the draft token with top-p, and report $q$ from
+# before top-p. Second: verify with $p$ from before top-p, where plain decoding would truncate. The target has top-p 0.9
+# as above. The draft model has 0.5, so that truncation removes a lot and the error is plain to see.
 
 # %%
-p_before, p_after = (ms.Sampling(temperature=0.8, top_p=top_p).probs(target_logits[15]) for top_p in (1.0, 0.9))
-q_before, q_after = (ms.Sampling(temperature=0.8, top_p=top_p).probs(draft_logits[15]) for top_p in (1.0, 0.5))
+p_before = ms.Sampling(temperature=0.8).probs(target_logits[15])
+p_after = ms.Sampling(temperature=0.8, top_p=0.9).probs(target_logits[15])
+q_before = ms.Sampling(temperature=0.8).probs(draft_logits[15])
+q_after = ms.Sampling(temperature=0.8, top_p=0.5).probs(draft_logits[15])
 claim("both after top-p", exact.emitted_distribution(p_after, q_after), p_after)
 claim("q before top-p, sampled after it", exact.emitted_distribution(p_after, q_before, drawn_from=q_after), p_after)
 claim("p before top-p, where plain decoding truncates", exact.emitted_distribution(p_before, q_after), p_after)
@@ -390,9 +406,9 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # | a rule that changes the distribution (lesson 09) | | SGLang: `speculative_accept_threshold_single` and `…_acc` below 1 |
 #
 # Production code takes all requests of a batch at once, and computes $p$ in float32 even where the model runs in
-# bfloat16. vLLM samples the recovered token of every position in advance, and takes its random numbers in float64,
-# because in float32 a number of exactly 0 is too common. Its documentation promises what you can now read precisely:
-# lossless up to the numerics of the hardware.
+# bfloat16. vLLM samples the recovered token of every position in advance. The random numbers of its acceptance test are
+# float64, because in float32 a number of exactly 0 would be too common. Its documentation promises what you can now
+# read precisely: lossless up to the numerics of the hardware.
 #
 # There are also rules that accept more tokens by changing the distribution, and they are used on purpose. Lesson 09 has one
 # of them.
@@ -430,7 +446,8 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 # - Sun et al., 2023: *SpecTr: fast speculative decoding via optimal transport*
 #   ([arXiv:2310.15141](https://arxiv.org/abs/2310.15141)): what the rule becomes with several candidates per position.
 # - Sun et al., 2025: *Block verification accelerates speculative decoding*
-#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a rule that accepts more often and is still lossless.
+#   ([arXiv:2403.10444](https://arxiv.org/abs/2403.10444)): a rule that accepts at least as many tokens
+#   per cycle on average, and is still lossless.
 #
 # All papers of the course are in [the references](../docs/references.md).
 

@@ -15,9 +15,10 @@
 # - say when speculation loses, and which speed-up no draft of a given acceptance can exceed;
 # - find out from a trace why a set-up is slow;
 # - check a claim about speed before you repeat it, your own included.
+#
+# The part *Go deeper* near the end is optional, and the time above does not include it.
 
 # %%
-
 import minispec as ms
 from minispec import theory
 from minispec.bench import slower
@@ -26,10 +27,12 @@ from minispec.course import demo, viz
 # %% [markdown]
 # ## How many tokens does a cycle emit?
 #
-# A cycle drafts $k$ tokens (γ in Leviathan's paper) and verifies them in one forward pass of the target. Let $\alpha$ be the
-# probability that a draft token is accepted, given that all draft tokens before it were accepted. The cycle ends with a
-# correction at the first rejection, or with a bonus after all $k$ tokens. In both cases it emits one token more than it
-# accepts.
+# A cycle drafts $k$ tokens (γ in Leviathan's paper) and verifies them in one forward pass of the target. Let $\alpha$
+# be the probability that a draft token is accepted, given that all draft tokens before it were accepted. We assume for
+# now that it is the same for every draft token; a later section drops this. (At one position lesson 06 computed it as
+# $\beta = \sum_x \min(p(x), q(x))$, and α is the average of this over the positions that are tested.) The cycle ends
+# with a correction at the first rejection, or with a bonus after all $k$ tokens. In both cases it emits one token more
+# than it accepts.
 #
 # Call the number of emitted tokens $N$. At least $i$ draft tokens are accepted with probability $\alpha^i$, and the mean of a
 # count is the sum of the probabilities that it is at least 1, at least 2, and so on. So
@@ -45,23 +48,22 @@ tokens_guess
 
 # %% tags=["spoiler"]
 for alpha in (0.4, 0.7, 0.9):
-    print(f"α = {alpha}:", *(f"k = {k}: {theory.expected_tokens(alpha, k):.2f}  " for k in (1, 2, 4, 8, 16)))
+    line = "  ".join(f"k = {k}: {theory.expected_tokens(alpha, k):.2f}" for k in (1, 2, 4, 8, 16))
+    print(f"α = {alpha}:  {line}  k → ∞: {theory.token_ceiling(alpha):.2f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 tokens_guess.reveal(theory.expected_tokens(0.7, 4))
 
 # %% [markdown]
-# Go through a line from left to right: each doubling of $k$ adds less than the one before. The reason is that draft token $i$
-# adds $\alpha^i$ tokens on average, and this shrinks with $i$. However long the draft is, $E[N]$ stays below a **ceiling**:
+# Each further draft token adds less than the one before it: draft token $i$ adds $\alpha^i$ tokens on average, and this
+# shrinks with $i$. (From column to column $k$ doubles, so many draft tokens are added at once. At α = 0.9 the steps
+# therefore grow from left to right, while the gain per draft token falls.) However long the draft is, $E[N]$ stays below a
+# **ceiling**, the last column:
 #
 # $$\lim_{k \to \infty} E[N] = \frac{1}{1 - \alpha}$$
 #
 # Every cycle takes at least one forward pass of the target. So this is also the ceiling of the speed-up, which only a
-# draft that costs nothing could reach.
-
-# %%
-for alpha in (0.2, 0.5, 0.7, 0.8, 0.9):
-    print(f"α = {alpha}: never more than {1 / (1 - alpha):.2f} times as fast")
+# draft that costs nothing could reach. At α = 0.7 that is 3.33 times as fast as plain decoding.
 
 # %% [markdown]
 # ## What is the speed-up?
@@ -94,17 +96,10 @@ for v in (1.0, 1.3, 2.5):
 # Speculation pays when $S > 1$. For $k = 1$ and $v = 1$ this can be solved by hand: $1 + \alpha > c + 1$, so speculation gains exactly when
 # $\alpha > c$. For other $k$ and $v$, [`break_even`](../minispec/theory.py) finds the α at which $S = 1$ by bisection.
 
-# %% tags=["nbval-ignore-output"]
-even_guess = viz.predict("k = 4 and c = 0.1. Above which α does speculation gain, if verifying costs v = 1?")
-even_guess
-
-# %% tags=["spoiler"]
+# %%
 print(f"k = 1, c = 0.1: from α = {theory.break_even(1, 0.1):.2f} on")
 for k, c, v in ((4, 0.1, 1.0), (4, 0.02, 1.0), (8, 0.1, 1.0), (4, 0.1, 2.9)):
     print(f"k = {k}, c = {c}, v = {v}: from α = {theory.break_even(k, c, v):.2f} on")
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-even_guess.reveal(theory.break_even(4, 0.1))
 
 # %% [markdown]
 # So there is no single acceptance rate below which speculation "does not work". There is one for each combination of $k$, $c$ and
@@ -112,10 +107,9 @@ even_guess.reveal(theory.break_even(4, 0.1))
 #
 # ## Which draft length is best?
 #
-# One more draft token adds $\alpha^{k+1}$ tokens on average and costs $c$. It raises the speed-up as long as what it
-# yields for its cost, $\alpha^{k+1} / c$, exceeds the current speed-up $E[N] / (k c + v)$. It is not enough that
-# $\alpha^{k+1} / c$ exceeds 1, the yield of plain decoding: it must exceed the speed-up that you already have. (This
-# assumes that $v$ does not change with $k$.)
+# One more draft token adds $\alpha^{k+1}$ tokens on average and costs $c$. If $v$ does not change with $k$, it raises the
+# speed-up as long as what it yields for its cost, $\alpha^{k+1} / c$, exceeds the speed-up that you already have,
+# $E[N] / (k c + v)$. (To exceed 1, the yield of plain decoding, is not enough.)
 # [`best_k`](../minispec/theory.py) simply tries all lengths; 0 means that it is best not to speculate.
 
 # %%
@@ -141,8 +135,8 @@ draft = ms.load("micro-draft", device="cpu")
 # - Accepted over *drafted* counts all draft tokens, so it is lower, and it falls with $k$ although the draft model is the same.
 #   This is what vLLM logs as the acceptance rate.
 #
-# The formula needs the first, and our [`acceptance_rate`](../minispec/trace.py) is the first. Under the model of one α,
-# the second follows from it:
+# The formula needs the first, and our [`acceptance_rate`](../minispec/trace.py) is the first. If α is the same at every
+# position, the second follows from it:
 
 # %%
 for k in (2, 4, 8):
@@ -150,6 +144,10 @@ for k in (2, 4, 8):
     print(f"α = 0.8, k = {k}: {accepted / k:.2f} of all draft tokens are accepted")
 
 # %% [markdown]
+# On a dashboard one often has only the second, say $r$, and needs to go back. $E[N] = 1 + k r$ holds directly, and at this
+# $k$ the speed-up needs nothing else. For another $k$, find the α for which $1 + \alpha + \dots + \alpha^k = 1 + k r$, by
+# bisection: for $r = 0.59$ at $k = 4$ it is 0.8, as the second line above says.
+#
 # **c** and **v** come from a clock. [`demo`](../minispec/course/demo.py) generates 48 tokens at temperature 0.6, plain and
 # with four draft tokens per cycle in turn, five rounds of each. It takes the medians of the times for drafting, verifying and
 # one plain pass. Before you look, commit to a number.
@@ -165,7 +163,9 @@ speedup_guess
 PROMPT = "One day, a little girl named Lily"
 here = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=4, temperature=0.6, repeat=5)
 alpha, counted = here.out.trace.acceptance_rate, here.out.trace.tokens_per_cycle
-print(f"α = {alpha:.2f}, c = {here.c:.2f}, v = {here.v:.2f}")
+tested = sum(cycle.tested for cycle in here.out.trace.cycles)
+error = (alpha * (1 - alpha) / tested) ** 0.5  # the standard error of a share of so many tokens
+print(f"α = {alpha:.2f} ± {error:.2f} ({tested} draft tokens tested), c = {here.c:.2f}, v = {here.v:.2f}")
 print(f"tokens per forward pass: {counted:.2f}, by the formula {theory.expected_tokens(alpha, 4):.2f}")
 print(f"speed-up: predicted {here.predicted:.2f}, measured {here.measured:.2f}")
 
@@ -176,43 +176,19 @@ speedup_guess.reveal(here.measured)
 # ### What the three numbers say
 #
 # On a CPU the result can lie on either side of 1, and if it lies below, the three numbers say why. The acceptance is fine
-# for such a small draft model. But $c$ may be large, because a model this small does not spend its time on reading weights.
-# And $v$ may be well above 1, because on most CPUs a pass over five tokens uses other kernels than a pass over one. Both
-# numbers stand in the denominator of $S$.
+# for such a small draft model. But $c$ may be large, because a model this small does not spend its time on reading weights,
+# and $v$ may be well above 1, because on most CPUs a pass over five tokens uses other kernels than a pass over one.
 #
-# The one thing that we can choose is $k$. With your own α and $c$ the formula says which $k$ is best on this machine. For
-# $v$ we take a straight line from 1 at $k = 0$ through the value measured at $k = 4$. If the best $k$ is 0, the formula
-# expects a loss at every length; the rerun then takes $k = 1$ to check that.
-
-# %% tags=["spoiler", "nbval-ignore-output"]
-best = theory.best_k(alpha, here.c, lambda k: max(1.0, 1 + (here.v - 1) * k / 4), longest=12)
-again = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=max(1, best), temperature=0.6, repeat=5)
-print(f"best k: {best}" + ("" if best else ", so do not speculate; k = 1 below"))
-print(f"speed-up: predicted {again.predicted:.2f}, measured {again.measured:.2f}; at k = 4 it was {here.measured:.2f}")
-
-# %% [markdown]
-# The two numbers need not agree. The formula counts passes only, and it takes one α for all positions. The sampler and the
-# Python code around the passes take time too: in plain decoding once per token, in speculation once per draft token and once
-# per cycle. With models as small as these that is a considerable share. So if the formula promises only a few per cent, the
-# clock may well show a loss: what the formula leaves out decides when the gain is this small.
-#
-# How large would $c$ be if only bytes mattered, and how large if only the number of layers mattered?
-
-# %%
-print(f"share of the bytes:  {draft.num_parameters / target.num_parameters:.2f}")
-print(f"share of the layers: {draft.config.num_layers / target.config.num_layers:.2f}")
-
-# %% [markdown]
-# Compare both with your $c$. Models as small as these are not limited by bytes: each layer costs a few calls whatever its
-# width, and each draft token costs a sampling step and some Python code besides. On a GPU the same effect comes from kernel
-# launches.
+# The predicted and the measured speed-up need not agree. The formula counts passes only, and it takes one α for all
+# positions. The sampler and the Python code around the passes take time too, and with models as small as these that is a
+# considerable share. So if the formula promises only a few per cent, the clock may well show a loss.
 #
 # ### A large model on a GPU
 #
 # For comparison, here is a recorded run on an H200 (`minispec bench speculate`): batch 1, bfloat16, after 500 tokens of
 # context. The target has the shape of an 8B model, its first two layers are the draft model, and a whole cycle is one CUDA
-# graph, so that launches cost next to nothing. The weights are random, which changes neither the times nor the formula. The
-# acceptance was set by hand, by letting all later layers contribute little, and says nothing about real models.
+# graph, so that launches cost next to nothing. The weights are random and the acceptance was set by hand, so it says
+# nothing about real models; the times and the formula do not depend on that.
 
 # %%
 h200 = viz.Dot.recorded()
@@ -228,27 +204,24 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 #
 # The widget shows the whole formula at once. On the left is the speed-up over α and $k$, with the line where nothing is
 # gained and, for every α, the best $k$. On the right is a cut at the α of the slider. A filled mark is a measured
-# speed-up, and the open mark beside it is its prediction, each with the c and v of its own run. If you choose a set-up,
-# the sliders move there.
+# speed-up, and the open mark beside it is its prediction.
 
 # %% tags=["nbval-ignore-output"]
 viz.surface([here, h200])
 
 # %% [markdown]
-# Three tasks:
+# Two tasks:
 #
 # 1. Set c to 0.5 and α to 0.9, as for an INT8 copy of a bf16 target. Where is the best $k$, and what is it worth?
-# 2. Choose *8b on H200* as the set-up. Would a longer draft have been faster there?
-# 3. Go back to α = 0.7 and c = 0.1, and raise v, first by the same amount for every $k$, then so that it grows with $k$. In
+# 2. Go back to α = 0.7 and c = 0.1, and raise v, first by the same amount for every $k$, then so that it grows with $k$. In
 #    which direction does each of them move the best $k$, and why?
 #
-# <details><summary>Answers to 2 and 3</summary>
+# <details><summary>Answer to 2</summary>
 #
-# By the formula yes, but hardly: $k = 6$ is best, and its speed-up is only a few per cent higher than at $k = 4$.
-#
-# A cost that is the same for every $k$ makes the best $k$ larger (6 instead of 4 at v = 2), because each cycle has to pay it
-# once, and a longer draft spreads it over more tokens. A cost that grows with $k$ makes the best $k$ smaller (2, if v grows to
-# 2 at $k = 4$), because every further draft token then costs more than $c$.
+# A cost that is the same for every $k$ makes the best $k$ larger (5 or 6, which are practically equal, instead of 4 at
+# v = 2), because each cycle has to pay it once, and a longer draft spreads it over more tokens. A cost that grows with
+# $k$ makes the best $k$ smaller (2, if v grows to 2 at $k = 4$), because every further draft token then costs more than
+# $c$.
 # </details>
 #
 # The first task is a common idea: a quantised copy of the target is a tempting draft model, because it agrees with the
@@ -260,6 +233,10 @@ for bits, c in ((8, 8 / 16), (4, 4 / 16)):
     print(f"INT{bits} copy of bf16: c = {c}, at α = 0.9 the best k is {k}, with {theory.speedup(0.9, k, c):.2f} times")
 
 # %% [markdown]
+# The α of 0.9 is an assumption, the same for both copies. A higher one does not help much: even if every draft token were
+# accepted, $S = (k + 1) / (k c + 1)$ would stay below $1/c$, which is 2 for INT8 and 4 for INT4. So there are two ceilings,
+# $1/(1 - \alpha)$ from the acceptance and $1/c$ from the cost of drafting.
+#
 # ## One α is a simplification
 #
 # The acceptance differs from position to position. [`acceptance_by_position`](../minispec/trace.py) measures $\beta_i$,
@@ -283,14 +260,11 @@ print(f"from one α = {wide.acceptance_rate:.2f}:               {theory.expected
 # %% [markdown]
 # The acceptance rises along the draft. Does the draft model get better as it runs ahead? It does not: look at the
 # number of cycles. All 96 reach position 1, but only 13 reach position 10, and those 13 are mostly cycles in which the
-# text was easy to predict. This is **survivorship**: a late position is measured only in the cycles that got so far. A
-# separate draft model has no reason to get worse with depth either, as long as everything before was accepted, because
-# its input is then the same as the target's. With some other drafters the depth does matter: a Medusa head for a late
-# position does not see the draft tokens before it (lesson 09), and EAGLE continues from features that it has predicted
-# itself (lesson 10).
+# text was easy to predict. This is **survivorship**: a late position is measured only in the cycles that got so far. (With
+# the heads of lessons 09 and 10 the depth itself matters as well.)
 #
 # So the acceptance is not one number, and the formula with a single α is off, as the last two lines show. When you predict
-# the speed-up of another $k$ from a trace, use the β of each position.
+# the speed-up of a smaller $k$ from a trace, use the β of each position. For a larger $k$ nothing was measured.
 #
 # ## What does it cost?
 #
@@ -309,49 +283,77 @@ for alpha in (0.4, 0.7, 0.9):
 #
 # $$v = \frac{\max(1, B(k + 1) / R)}{\max(1, B / R)}$$
 #
-# Here it is for an H200, with the peaks that we measured and with those of the data sheet:
+# Here it is for an H200, with the peaks that we measured:
 
 # %%
-for hardware in (theory.H200, theory.H200_SHEET):
-    ridge = hardware.flops / hardware.bandwidth  # FLOP per byte, and in bf16 also tokens
-    v = {batch: max(1, batch * 5 / ridge) / max(1, batch / ridge) for batch in (1, 32, 64, 128, 256)}
-    print(f"{hardware.name}: {hardware.flops / 1e12:.0f} TFLOP/s, {hardware.bandwidth / 1e12} TB/s, R = {ridge:.0f}")
-    print("  k = 4:", *(f"batch {batch}: v = {cost:.2f}  " for batch, cost in v.items()))
+ridge = theory.H200.flops / theory.H200.bandwidth  # FLOP per byte, and in bf16 also tokens
+print(f"{theory.H200.flops / 1e12:.0f} TFLOP/s, {theory.H200.bandwidth / 1e12} TB/s, R = {ridge:.0f}")
+for batch in (1, 32, 64, 128, 256):
+    print(f"batch {batch:3d}, k = 4: v = {max(1, batch * 5 / ridge) / max(1, batch / ridge):.2f}")
 
 # %% [markdown]
 # At α = 0.7 and c = 0.1, v = 2.5 already turned a gain into a loss. By this estimate, speculation with four draft tokens
 # therefore stops paying between batch 64 and batch 128. The estimate counts the weights alone and keeps c fixed. In a real
-# server the keys and values of long contexts are read as well, passes do not reach the roofline, and c changes with the
-# batch, so take it as a tendency; [lesson 11](11_speculation_in_a_server.ipynb) measures.
+# server the keys and values are read as well. With long contexts this keeps a pass limited by memory for longer, so there
+# speculation pays up to larger batches. That passes do not reach the roofline and that c changes with the batch can move
+# the limit either way; [lesson 11](11_speculation_in_a_server.ipynb) measures.
 #
-# **Temperature** enters the formula through α alone. At a higher temperature the target's distribution is spread over
-# more tokens, and a small draft model usually matches it less well. At temperature 0 the draft model only has to find
-# the most likely token, so α is usually highest there. Lesson 08 measures how α depends on both temperatures.
+# **Temperature** enters the formula through α alone. It is usually highest at temperature 0, where the draft model only has
+# to find the most likely token; lesson 08 measures this.
 
 # %% [markdown]
 # ## Why is it slower?
 #
-# Now use the formula in the other direction: speculation is slower than plain decoding, and you want to know why. There is
-# a method. Take the α, c and v of a sound run. Each fault shows mainly in one number. Set that number right, leave the
-# others as they are, and predict again. If the predicted speed-up now exceeds 1, you have found the fault.
+# Now use the formula in the other direction: speculation is slower than plain decoding, and you want to know why. Take
+# the α, $k$, c and v of a sound run. Each fault shows mainly in one of the four. Set that one right, leave the others
+# as they are, and predict again. If only one of them lifts the prediction above 1, that is where to look.
 #
-# Here is one example, a recorded pair of runs of `micro` and `micro-draft` on one CPU core, with everything that the
-# traces tell. *batch* is the number of sequences per forward pass, and *c by bytes* is the share of the target's bytes that
-# the draft model reads.
+# Here is one example, a recorded pair of runs of `micro` and `micro-draft` on one CPU core:
 
 # %%
 sound, slow = runs["sound"], runs["full batch"]
-print(slower.table([sound, slow]))
-print(f"with the c of the sound run: {theory.speedup(slow.alpha, slow.k, sound.c, slow.v):.2f}")
-print(f"with the v of the sound run: {theory.speedup(slow.alpha, slow.k, slow.c, sound.v):.2f}")
+for run in (sound, slow):
+    print(f"{run.name}: batch {run.rows}, predicted {run.predicted:.2f}, measured {run.measured:.2f}")
+    print(f"  α = {run.alpha:.2f}, k = {run.k}, c = {run.c:.2f}, v = {run.v:.2f}")
+found = {"alpha": slow.alpha, "k": slow.k, "c": slow.c, "v": slow.v}
+for name in found:
+    print(f"with the {name} of the sound run: {theory.speedup(**found | {name: getattr(sound, name)}):.2f}")
 
 # %% [markdown]
-# α and c are as good as in the sound run, and with the v of the sound run speculation would pay. So the verify pass is too
-# expensive. Two faults can do that, a pass that has no idle arithmetic left and a pass that runs a bad kernel. The batch of
-# 64 sequences speaks for the first. The optional lab below has five such set-ups for you to diagnose.
+# α, $k$ and c are as good as in the sound run, and only with the v of the sound run would speculation pay. So the
+# verify pass is too expensive. Two faults can do that, a pass that has no idle arithmetic left and a pass that runs a
+# bad kernel. The batch of 64 sequences speaks for the first. The optional lab below has five such set-ups for you to
+# diagnose.
 
 # %% [markdown]
-# ## Check what you are told
+# ## Go deeper (optional, 30 minutes)
+#
+# ### Which k is best on this machine?
+#
+# With your own α and $c$ the formula says which $k$ is best here. For $v$ we take a straight line from 1 at $k = 0$ through
+# the value measured at $k = 4$. If the best $k$ is 0, the formula expects a loss at every length; the rerun then takes
+# $k = 1$ to check that.
+
+# %% tags=["nbval-ignore-output"]
+measured = here.out.trace.acceptance_rate
+best = theory.best_k(measured, here.c, lambda k: max(1.0, 1 + (here.v - 1) * k / 4), longest=12)
+again = demo.demo(target, ms.drafters.Model(draft), PROMPT, tokens=48, k=max(1, best), temperature=0.6, repeat=5)
+print(f"best k: {best}" + ("" if best else ", so do not speculate; k = 1 below"))
+print(f"speed-up: predicted {again.predicted:.2f}, measured {again.measured:.2f}; at k = 4 it was {here.measured:.2f}")
+
+# %% [markdown]
+# How large would $c$ be if only bytes mattered, and how large if only the number of layers mattered?
+
+# %%
+print(f"share of the bytes:  {draft.num_parameters / target.num_parameters:.2f}")
+print(f"share of the layers: {draft.config.num_layers / target.config.num_layers:.2f}")
+
+# %% [markdown]
+# Compare both with your $c$. Models as small as these are not limited by bytes: each layer costs a few calls whatever its
+# width, and each draft token costs a sampling step and some Python code besides. On a GPU the same effect comes from kernel
+# launches.
+#
+# ### Check what you are told
 #
 # Guides for interviews are full of numbers, and you can now compute most of them. We did that for 59 claims of five guides:
 # [the audit](../docs/audit.md) lists each claim with its computation and a verdict. Here is one for you to compute. Which α
@@ -363,7 +365,7 @@ needed = next(alpha for alpha in alphas if theory.speedup(alpha, max(1, theory.b
 print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 
 # %% [markdown]
-# ## Go deeper: five slow set-ups (optional, 20 minutes)
+# ### Five slow set-ups
 #
 # Here are five recorded set-ups, all of them slower than plain decoding, and the sound run above them. The target is the
 # same in all of them, and the draft model is another one where that is the fault. Each has one of these faults (one of them
@@ -378,7 +380,8 @@ print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 # - **wrong kernel**: the verify pass does more than read each weight once.
 #
 # Make your own diagnosis for each of them before you open the menu. The menu tests yours by the method above
-# ([`suspects`](../minispec/course/viz/diagnose.py)).
+# ([`suspects`](../minispec/course/viz/diagnose.py)). In the table, *batch* is the number of sequences per forward pass, and
+# *c by bytes* is the share of the target's bytes that the draft model reads.
 
 # %%
 print(slower.table(runs.values(), named=False))
@@ -387,8 +390,9 @@ print(slower.table(runs.values(), named=False))
 viz.diagnose(runs)
 
 # %% [markdown]
-# In one line the prediction and the clock are far apart, 0.81 against 0.60. The prediction takes the average α of eight
-# stories, the clock the story in the middle. With sixteen draft tokens the stories differ widely, and three that are easy
+# In one line the prediction and the clock are far apart, 0.81 against 0.60. Each set-up with a batch of 1 generates eight
+# stories, one after the other. The prediction takes the α of all of them together, while the measured speed-up compares
+# medians over the stories. With sixteen draft tokens the stories differ widely, and three that are easy
 # to predict pull the average up.
 #
 # The command `minispec bench slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
@@ -404,13 +408,12 @@ viz.diagnose(runs)
 # | accepted over drafted | *draft acceptance rate* in the log; in Prometheus two counters to divide | |
 # | $E[N]$ | *mean acceptance length* | SGLang: *accept length* |
 # | $\prod_{j \le i} \beta_j$ | *per-position acceptance rate*: relative to all cycles, not only to those that reached position $i$ | |
-# | `k="auto"` | fixed, or by batch size: `num_speculative_tokens_per_batch_size` | by acceptance: `--speculative-adaptive` in SGLang |
-# | the cycle as one CUDA graph | a CUDA graph of the target's pass, for *uniform decode* batches | SGLang: graphs for draft and verify |
+# | `k="auto"`: chosen while it runs, from the acceptance and the times | fixed, or by batch size: `num_speculative_tokens_per_batch_size` | by acceptance: `--speculative-adaptive` in SGLang |
+# | the cycle as one CUDA graph | a CUDA graph of the target's pass, for *uniform decode* batches (all requests have equally many tokens in the pass) | SGLang: graphs for draft and verify |
 #
-# Mind the second line of this table: what vLLM logs as the acceptance rate is accepted over drafted, so it has to be
-# converted before it goes into the formula. To compare systems, use tokens per second at equal load. Tokens per forward
-# pass of the target (per sequence, corrections and bonuses counted, the prefill not) then tell where a difference comes
-# from, but they ignore $c$ and $v$ and grow with $k$.
+# Mind the second line of this table: what vLLM logs as the acceptance rate is accepted over drafted, so convert it as above
+# before it goes into the formula. To compare systems, use tokens per second at equal load. Tokens per forward
+# pass of the target then tell where a difference comes from, but they ignore $c$ and $v$ and grow with $k$.
 
 # %% [markdown]
 # ## Check yourself
@@ -422,8 +425,11 @@ viz.diagnose(runs)
 #
 # <details><summary>A vendor promises a speed-up of 4 for a draft model with 70 % acceptance. What do you ask?</summary>
 #
-# Ask which acceptance is meant. If it is α, the ceiling is 1/0.3 = 3.33, and the promise is impossible for a chain of draft tokens.
-# If it is accepted over drafted, α is higher, and the promise may be true.
+# Ask which acceptance is meant. If it is α, the ceiling is 1/0.3 = 3.33, and the promise is impossible for a chain of
+# draft tokens. If it is accepted over drafted, then E[N] = 1 + 0.7 k, so ask for k. Up to k = 4 the promise is
+# impossible, because a cycle emits at most 3.8 tokens. Beyond that it depends on c and v; at k = 8 and v = 1, c would
+# have to be at most 0.081. Also ask for the batch size, the temperature, the kind of output, and what it was compared
+# with.
 # </details>
 #
 # <details><summary>Acceptance and c are as expected, but v is twice what it was yesterday. What are two possible causes?</summary>
