@@ -47,7 +47,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2)},
-    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200)},
+    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
     "09": {
         32000: GIVEN,
         128000: GIVEN,
