@@ -123,7 +123,7 @@ storyteller = ms.load("micro", device="cpu")
 corpus = tell_stories(storyteller, rows=48, max_new_tokens=128, temperatures=(0.0, 0.8))
 mine, curve = train_heads(storyteller, corpus, steps=150, lr=6e-3, batch_tokens=512, head_vocab=512, warmup=20)
 weights = sum(0.8**j for j in (1, 2, 3, 4))
-print("loss over weights:", ", ".join(f"{point['loss'] / weights:.1f} at step {point['step']}" for point in curve))
+print("loss per head:", ", ".join(f"{point['loss'] / weights:.1f} at step {point['step']}" for point in curve))
 for j, accuracy in enumerate(mine.accuracy, start=1):
     print(f"head {j}: best candidate right {accuracy[0]:.0%}, one of ten {sum(accuracy):.0%}")
 
