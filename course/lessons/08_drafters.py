@@ -92,8 +92,8 @@ for turn in ("first", "second"):
 # tokens. Every forward pass of the target also runs on these guesses, and what the target predicts after a guess is
 # appended to it. So a guess grows by one token per pass. As soon as it has four tokens (with our settings), it is stored
 # in a pool as an n-gram, and its oldest token is dropped. If the last emitted token is the first token of an n-gram in
-# the pool, the rest of that n-gram is a draft for the next cycle. Many of these drafts are poor, and the verifier
-# rejects them like any others.
+# the pool, the rest of that n-gram is a draft for the next cycle. Many of these guesses are poor, and the verifier
+# rejects them like those of any other drafter.
 
 
 # %%
