@@ -247,8 +247,8 @@ for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
 
 # %% [markdown]
 # Rows and columns are the seven tokens of this pass, the last token and then nodes 0 to 5. The cached tokens before them
-# are not shown, because every row attends to all of them. Look at the last row: it belongs to node 5 with the path
-# `0 → 2 → 5`, so it has four marks, the last token and these three nodes.
+# are not shown, because each of the seven attends to all of them. Look at the last row of this mask. It belongs to node 5
+# with the path `0 → 2 → 5`, so it has four marks: the last token and these three nodes.
 #
 # How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass
 # over the prompt followed by that node's path ([`branch_logits`](../minispec/course/drafting.py)). The next cell

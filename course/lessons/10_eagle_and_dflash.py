@@ -260,40 +260,17 @@ training_guess.reveal(untrained["EAGLE"])
 
 # %% [markdown]
 # Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
-# different position. Training changes that in minutes. (Medusa's chain is one token shorter, because it has four heads.)
+# different position. Training changes that in minutes, because the three have to learn only how to use states that already
+# contain the language. (Medusa's chain is one token shorter, because it has four heads.)
 #
-# And what does a draft cost with each of them? The next cell counts the parameters that each adds, with the small model of
-# lesson 05 for comparison, and how much training each has had: steps times tokens per step, from the cards of
-# [micro-draft](../minispec/data/micro-draft/README.md), [micro-medusa](../minispec/data/micro-medusa/README.md),
-# [micro-eagle](../minispec/data/micro-eagle/README.md) and [micro-dflash](../minispec/data/micro-dflash/README.md).
-
-# %%
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-for name, module, taught, steps in (
-    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
-    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
-    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
-    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
-):
-    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
-    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
-small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
-print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
-
-# %% [markdown]
-# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent. What the table leaves out is the LM head, which all three borrow here. EAGLE reads it at each of its five
-# steps, Medusa and DFlash once per draft. With the vocabulary of Llama-3-8B it has about twice the parameters of EAGLE's
-# layer, which is why EAGLE-3 reduces the vocabulary.
+# Published heads are trained far longer, on the target's answers to hundreds of thousands of prompts. So do not take the
+# order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's chain accepts
+# more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports higher speed-ups than EAGLE-3.
+# In the curves below, look at how acceptance changes with the position rather than at its height.
 #
-# The small model had to learn the language from scratch. The other three had to learn only how to use states that already
-# contain it, which is why minutes on a CPU bring them so far. Published heads are trained far longer, on the target's
-# answers to hundreds of thousands of prompts.
-#
-# So do not take the order of the drafters here as a result about the methods. On `micro`, after minutes of training,
-# EAGLE's chain accepts more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports
-# higher speed-ups than EAGLE-3. In the curves below, look at how acceptance changes with the position rather than at its
-# height.
+# And what does a draft cost? EAGLE reads the LM head at each of its five steps, Medusa and DFlash read it once per draft.
+# With the vocabulary of Llama-3-8B it has about twice the parameters of EAGLE's layer, so for EAGLE a reduced vocabulary
+# saves most. *Go deeper* counts the parameters of all three.
 #
 # `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
 # and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
@@ -381,6 +358,33 @@ print("block at 20: same logits as in drafting", torch.allclose(before[1], alone
 # first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
 
 # %% [markdown]
+# ## Go deeper: parameters and training
+#
+# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters that each adds,
+# with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens per step, from
+# the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
+# [micro-dflash](../minispec/data/micro-dflash/README.md).
+
+# %%
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+for name, module, taught, steps in (
+    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
+    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
+    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
+    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
+):
+    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
+    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
+small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
+print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
+
+# %% [markdown]
+# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
+# few percent. The LM head is left out, since all three borrow the target's here. The small model had to learn the
+# language from scratch, which is why it needed so many more tokens.
+
+# %% [markdown]
 # ## Go deeper: norms
 #
 # <details><summary>Why are the streams normalised before they are fused?</summary>
@@ -416,8 +420,7 @@ print("block at 20: same logits as in drafting", torch.allclose(before[1], alone
 #   passes, so published blocks are longer than ours.
 # - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
 # - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
-# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what width costs, with chains of
-#   four tokens; a tree is wider still.
+# - **Large batches** favour chains, since a tree makes the pass wide (lesson 11).
 #
 # A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
 # often. Nothing breaks, so the acceptance rate has to be monitored.

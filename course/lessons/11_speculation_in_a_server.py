@@ -235,7 +235,6 @@ viz.scheduler_steps(target, drafter)
 # Things to try
 #
 # - Find a step in which a request takes a block for its draft and returns it in the same step.
-# - Look at a request in its last step. How many lookahead slots does it get, and why so few?
 # - Choose *little memory*: which requests get fewer lookahead slots, and does any request lose a block to another one's
 #   draft?
 
@@ -326,7 +325,6 @@ viz.batch_speedup(dots)
 #
 # - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens per request, the stop nearest to 500. How
 #   near does the line come to its dots, and on which side of it do they lie?
-# - Move α: does a better draft move the end of the gain to larger batches, or does it only raise the beginning?
 # - Raise the number of cached tokens, then choose Llama-2-7B, which keeps four times as much per token as Llama-3-8B. Why
 #   does its gain last up to larger batches?
 
@@ -349,11 +347,11 @@ print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 1
 # requests, already took 1.17 times as long as one over four. So measure the time of a pass against its number of tokens,
 # and choose the budget from that curve. If nothing is left, do not draft.
 #
-# Which rules keep the target's distribution? If draft tokens are sampled, what matters is why one is left out. A draft may
-# be cut for any reason that does not depend on the tokens cut off: the size of the batch, memory, earlier acceptance, even
-# the draft tokens before the cut. But a sampled token must not be dropped because of its own value, or of what was sampled
-# after it, since the tokens that remain would no longer follow $q$. If draft tokens are not sampled (a one-hot $q$, as in
-# n-gram lookup or a tree of the most probable tokens), any choice among them is allowed.
+# Which rules keep the target's distribution? If draft tokens are sampled, a draft may be cut for any reason that does not
+# depend on the tokens cut off: the size of the batch, memory, earlier acceptance, even the draft tokens before the cut.
+# But a sampled token must not be dropped because of its own value, or of what was sampled after it, since the tokens that
+# remain would no longer follow $q$. With a one-hot $q$ (n-gram lookup, a tree of the most probable tokens) any choice is
+# allowed.
 
 # %% [markdown]
 # ## Go deeper: do long contexts bring the gain back?
