@@ -403,7 +403,8 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # to $1 + (W + G)(N - 1)$ tokens. Ours are small, $W = G = 5$ and $N = 4$, which makes 31 tokens where a chain of four
 # makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), parameters in bf16 and no KV cache, a
 # pass is memory-bound up to 188 tokens in all. So 31 tokens can be free for one request. Sixteen requests at once would
-# make $16 \cdot 31 = 496$ tokens, far above 188, and there lookahead is not free: each request's share of the 188 is 12.
+# make $16 \cdot 31 = 496$ tokens, far above 188, and there lookahead is not free: each request's share of the 188 is about
+# 12.
 # </details>
 
 # %% [markdown]

@@ -360,9 +360,9 @@ print("block at 20: same logits as in drafting", torch.allclose(before[1], alone
 # %% [markdown]
 # ## Go deeper: parameters and training
 #
-# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters that each adds,
-# with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens per step, from
-# the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters
+# that each adds, with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens
+# per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
 # [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
 # [micro-dflash](../minispec/data/micro-dflash/README.md).
 

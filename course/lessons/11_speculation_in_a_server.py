@@ -303,8 +303,8 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #   128. So most of the fall up to batch 32 is the prompts, and the fall after it is the load.
 # - **At batch 128 the run still gains**, 1.16 times, where the first table above said 0.77. The reason is $v$: 1.90
 #   measured, 3.40 in that table, which has no context. The larger $c$, 0.14 instead of 0.05, works against the gain. Of the
-#   five rounds at this size at least one was far slower (0.63; the median is 1.16), while the rounds
-#   without speculation were steady. We do not know why, so this line is the least certain.
+#   five rounds at this size at least one was far slower (0.63; the median is 1.16), while the rounds without speculation
+#   were steady. We do not know why, so this line is the least certain.
 # - **At batch 32 it is the other way round.** The roofline says that verification is free, and measured $v$ is 1.23.
 #
 # So quote a crossover only together with its conditions (model, GPU, context, $k$, $\alpha$ and $c$), and measure it on your
