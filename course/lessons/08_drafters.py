@@ -83,15 +83,17 @@ for turn in ("first", "second"):
 # | [`Cascade`](../minispec/drafters/cascade.py) | a cheap drafter, verified by a small model | the small model, but less often |
 # | [`Lookahead`](../minispec/drafters/lookahead.py) | the target, in the pass that verifies | nothing extra, but every pass is wider |
 #
-# Three of them have papers of their own: early exit (Elhoushi et al., 2024, arXiv:2404.16710), staging (Spector and Ré,
-# 2023, arXiv:2308.04623) and lookahead (Fu et al., 2024, arXiv:2402.02057). A small model needs the target's tokenizer
-# here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Lessons 09 and 10 add heads
-# that are trained on the target's hidden states.
+# The small model is the drafter of the original paper (Leviathan et al., 2023, arXiv:2211.17192). It needs the target's
+# tokenizer here; methods for different vocabularies exist (Timor et al., 2025, arXiv:2502.05202). Early exit (Elhoushi et
+# al., 2024, arXiv:2404.16710), staging (Spector and Ré, 2023, arXiv:2308.04623) and lookahead (Fu et al., 2024,
+# arXiv:2402.02057) have papers of their own. Lessons 09 and 10 add heads that are trained on the target's hidden states.
 #
-# How can the target draft for itself, as in lookahead? It keeps a window of guesses for the next positions, appends them
-# to every forward pass of the target, and replaces each guess by what the target predicts there. So the guesses are
-# refined from pass to pass, and the n-grams that they go through are collected. The n-grams that begin with the last
-# emitted token are the drafts of the next cycle.
+# How can the target draft for itself, as in lookahead? At the next few positions it keeps guesses, at first arbitrary
+# tokens. Every forward pass of the target also runs on these guesses, and what the target predicts after a guess is
+# appended to it. So a guess grows by one token per pass. As soon as it has four tokens (with our settings), it is stored
+# in a pool as an n-gram, and its oldest token is dropped. If the last emitted token is the first token of an n-gram in
+# the pool, the rest of that n-gram is a draft for the next cycle. Many of these guesses are poor, and the verifier
+# rejects them like those of any other drafter.
 
 
 # %%
@@ -222,8 +224,8 @@ viz.drafter_race(race)
 # %% [markdown]
 # ## What does each drafter cost?
 #
-# A memory-bound forward pass takes at least as long as reading the weights takes. For the cost $c$ of lesson 07, the time
-# of one draft token over the time of one target pass, this suggests a ratio of bytes:
+# A forward pass that is memory-bound takes about as long as reading its weights. So for the cost $c$ of lesson 07, the
+# time of one draft token over the time of one target pass, we can use a ratio of bytes:
 #
 # $$c \approx \frac{\text{bytes for one draft token}}{\text{bytes for one pass of the target}}$$
 #
@@ -246,7 +248,7 @@ guess_int8
 # ## Run
 
 # %% tags=["spoiler"]
-for name, c in (("INT8", 0.5), ("INT4", 0.25), ("a tenth of the size", 0.1)):
+for name, c in (("INT8", 0.5), ("INT4", 0.25), ("INT4 with scales", 0.28), ("a tenth of the size", 0.1)):
     k = theory.best_k(0.9, c)
     print(f"{name:<20} c = {c:<5} best k = {k}   speed-up {theory.best_speedup(0.9, c):.1f}")
 
@@ -258,17 +260,17 @@ guess_int8.reveal(theory.best_speedup(0.9, 0.5))
 
 # %% [markdown]
 # The problem of a quantised copy is its cost, not its acceptance. A cycle emits at most $k + 1$ tokens and takes
-# $k c + 1$ plain passes, so the speed-up is below $1/c$ for any α, and INT8 can never reach 2. Claims of two to three
-# times are sometimes made for quantised copies. At α = 0.9 the formula gives 1.4 for INT8 and 2.1 for INT4, and the
-# latter only with kernels that really read a quarter of the bytes. The copy also occupies memory of its own. While
-# decoding is memory-bound, serving the INT4 model alone would be up to four times as fast, so speculation with it makes
-# sense only if the output has to be that of the 16-bit model.
+# $k c + 1$ plain passes, so for $c < 1$ the speed-up is below $1/c$ whatever α is, and INT8 can never reach 2. At
+# α = 0.9 the formula gives 1.4 for INT8. For INT4 it gives 2.1 with exactly a quarter of the bytes and 2.0 with
+# $c = 0.28$, which includes the scales of the groups; both need kernels that really read 4-bit weights. The copy also
+# occupies memory of its own. While decoding is memory-bound, serving the INT4 model alone would be up to four times as
+# fast, so speculation with it makes sense only if the output has to be that of the 16-bit model.
 #
 # The next cell puts all drafters side by side: $c$ by bytes for a target that is stored with 16 bits per parameter
 # ([`draft_cost`](../minispec/theory.py)), the tokens per pass measured above on the free story, and the speed-up
 # $E[N]/(kc + v)$ at $k = 4$ and $v = 1$.
 
-# %% tags=["spoiler"]
+# %%
 print("free story, k = 4, v = 1")
 for name, c in drafting.byte_costs(target, draft).items():
     tokens = traces[name].tokens_per_cycle
@@ -328,8 +330,9 @@ print("accepted by the target, middle alone:", round(sum(map(min, p, middle)), 3
 
 # %% [markdown]
 # The middle model emits its own distribution and the target emits $p$, although every guess of the tiny drafter is
-# token 3. So staging lowers the cost of a draft token and leaves its acceptance alone. That is worth
-# much if the middle model is expensive, and little if its $c$ was small anyway.
+# token 3. So staging lowers the cost of a draft token and leaves its acceptance alone. At a given $k$ the tokens per
+# forward pass stay the same too. But with cheaper draft tokens the best $k$ can be larger, and with a larger $k$ the
+# tokens per pass do rise. All this is worth much if the middle model is expensive, and little if its $c$ was small anyway.
 
 # %% [markdown]
 # ## Which temperature should the draft model have?
@@ -344,6 +347,8 @@ print("accepted by the target, middle alone:", round(sum(map(min, p, middle)), 3
 prompts = [target.encode(text) for text in STORIES["stories"]]
 ours, theirs = (0.0, 0.5, 1.0, 1.5), (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
 grid = by_temperature.measure(target, draft, prompts, ours, theirs, new_tokens=32)
+for temperature, row in zip(ours, grid["acceptance"], strict=True):
+    print(f"target at {temperature}: acceptance {row[0]:.2f} with a greedy draft, {max(row):.2f} at best")
 viz.acceptance_by_temperature(grid)
 
 # %%
@@ -355,8 +360,9 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # %% [markdown]
 # The rings mark the best draft temperature of each curve. They sit at or near the target's own temperature, and the
 # curves are flat around them, so the target's temperature is a good start. The left end of each curve is a greedy
-# draft. It costs acceptance when the target samples at a high temperature, and it is what several servers do by default
-# (see below). For exactness nothing has to match; a match is worth something for acceptance only.
+# draft. With these two models it costs acceptance when the target samples at a high temperature, as the printed lines
+# show, and it is what several servers do by default (see below). For exactness nothing has to match; a match is worth
+# something for acceptance only.
 
 # %% [markdown]
 # ## How to choose
@@ -396,8 +402,9 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 # The width depends on the settings, a window of $W$ columns, n-grams of length $N$ and $G$ candidates: a pass processes up
 # to $1 + (W + G)(N - 1)$ tokens. Ours are small, $W = G = 5$ and $N = 4$, which makes 31 tokens where a chain of four
 # makes five. With the compute and bandwidth that we measured on an H200 (lesson 01), parameters in bf16 and no KV cache, a
-# pass is memory-bound up to 188 tokens in all. So lookahead can be free for one request, and is not free for sixteen at
-# once, which have 12 tokens each.
+# pass is memory-bound up to 188 tokens in all. So 31 tokens can be free for one request. Sixteen requests at once would
+# make $16 \cdot 31 = 496$ tokens, far above 188, and there lookahead is not free: each request's share of the 188 is about
+# 12.
 # </details>
 
 # %% [markdown]

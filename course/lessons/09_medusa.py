@@ -31,9 +31,10 @@ target = ms.load("micro", device="cpu", dtype=torch.float64)
 # %% [markdown]
 # ## What does a head predict?
 #
-# The target processes the token at position $t$, and the last layer leaves a hidden state $h$ of $d$ numbers. The LM head
-# turns $h$ into the distribution of the token at position $t + 1$. But $h$ contains more than the next token. After
-# "Once", a model that tells stories can already tell that "upon a time" will follow.
+# The target processes the token at position $t$, and the last layer leaves a residual stream of $d$ numbers. After the
+# final norm this is the hidden state $h$, which the LM head turns into the distribution of the token at position $t + 1$.
+# But $h$ contains more than the next token. After "Once", a model that tells stories can already tell that "upon a time"
+# will follow.
 #
 # Medusa head $j$ is given the same $h$ and predicts $j$ positions further ahead than the LM head (the letter $k$ stays
 # the length of a draft):
@@ -121,11 +122,16 @@ parameters_guess.reveal(full / 1e9)
 storyteller = ms.load("micro", device="cpu")
 corpus = tell_stories(storyteller, rows=48, max_new_tokens=128, temperatures=(0.0, 0.8))
 mine, curve = train_heads(storyteller, corpus, steps=150, lr=6e-3, batch_tokens=512, head_vocab=512, warmup=20)
-print("loss:", ", ".join(f"{point['loss']:.1f} at step {point['step']}" for point in curve))
+weights = sum(0.8**j for j in (1, 2, 3, 4))
+print("loss per head:", ", ".join(f"{point['loss'] / weights:.1f} at step {point['step']}" for point in curve))
 for j, accuracy in enumerate(mine.accuracy, start=1):
     print(f"head {j}: best candidate right {accuracy[0]:.0%}, one of ten {sum(accuracy):.0%}")
 
 # %% [markdown]
+# The printed loss is divided by the sum of the weights, so it is a mean over the four heads, in nats. A later head can look
+# as good as an earlier one, because each is scored only at positions where every head before it had the right token among
+# its ten candidates, and those are the more predictable passages.
+#
 # Training heads on a frozen base model is the paper's **Medusa-1**. The target's distributions cannot change, and neither
 # can the output, *if* the acceptance rule is lossless (*Go deeper* below shows one that is not). **Medusa-2** trains the
 # base model together with the heads. The heads get better, but the base model becomes a different model, whose quality
@@ -145,8 +151,8 @@ for j, accuracy in enumerate(heads.accuracy, start=1):
 
 # %% [markdown]
 # The table was measured on held-out stories that the target had generated at several temperatures. An entry $a_j(i)$ says
-# how often candidate $i$ of head $j$ is the token that the target generated there. It counts only positions where the
-# output was still among the candidates: for every head before $j$, one of its ten candidates was the generated token.
+# how often candidate $i$ of head $j$ is the token that the target generated there, again only at positions where each
+# head before $j$ had the right token among its ten candidates. Elsewhere no node of depth $j$ could be accepted.
 #
 # The best candidate of a head is right in less than a third of the cases, but one of its ten best candidates is right in
 # more than half. That is the reason for trees. Medusa also has a weakness: head 2 does not know which candidate of head 1
@@ -186,14 +192,15 @@ print("parents:", small.parents)
 # ## Predict
 #
 # A chain takes the best candidate of each head, which makes four nodes. A tree of 24 nodes makes the forward pass five
-# times as wide, 25 tokens instead of 5. How many more tokens does it bring?
+# times as wide, 25 tokens instead of 5. How many tokens per forward pass does it bring in all, the target's own token
+# included?
 
 # %%
 chain = [(0,) * depth for depth in (1, 2, 3, 4)]
 print(f"chain of 4: {tree.expected_tokens(heads.accuracy, chain):.2f} tokens per forward pass expected")
 
 # %% tags=["nbval-ignore-output"]
-tree_guess = viz.predict("And the best tree of 24 nodes?", "tokens per forward pass")
+tree_guess = viz.predict("How many with the best tree of 24 nodes?", "tokens per forward pass")
 tree_guess
 
 # %% [markdown]
@@ -239,8 +246,9 @@ for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
     print(f"{position:8}   {' '.join('#' if seen else '.' for seen in row)}")
 
 # %% [markdown]
-# Look at the last row of this mask. It belongs to node 5 with the path `0 → 2 → 5`, so it has four marks: the last
-# token and these three nodes.
+# Rows and columns are the seven tokens of this pass, the last token and then nodes 0 to 5. The cached tokens before them
+# are not shown, because each of the seven attends to all of them. Look at the last row of this mask. It belongs to node 5
+# with the path `0 → 2 → 5`, so it has four marks: the last token and these three nodes.
 #
 # How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass
 # over the prompt followed by that node's path ([`branch_logits`](../minispec/course/drafting.py)). The next cell
@@ -287,9 +295,10 @@ print("positions count slots:    ", torch.allclose(in_one_pass(mask, by_slot), e
 # repeats, it is $q$ with the earlier siblings removed, renormalised. If they are the top candidates, nothing is sampled,
 # and each $q_i$ is one-hot.
 #
-# If all siblings are rejected, the token is sampled from the last $r$. This is the multi-candidate rule of SpecInfer
-# (Miao et al., 2024); SpecTr (Sun et al., 2023, arXiv:2310.15141) treats the same problem as optimal transport. In
-# minispec it is [`verify.tree`](../minispec/verify.py), and with one sibling it is the sampler of lesson 06.
+# If all siblings are rejected, the token is sampled from the last $r$. For independent siblings this is the
+# multi-candidate rule of SpecInfer (Miao et al., 2024). Sampling without repeats came later (Jeon et al., 2024,
+# arXiv:2402.14160), and SpecTr (Sun et al., 2023, arXiv:2310.15141) treats the same problem as optimal transport. In
+# minispec the rule is [`verify.tree`](../minispec/verify.py), and with one sibling it is the sampler of lesson 06.
 #
 # The next cell computes the distribution of the emitted token exactly, for these three ways to choose three siblings, and
 # compares it with a tempting shortcut that tests every sibling against $p$.
@@ -326,7 +335,7 @@ for name, siblings in (
 #
 # Here are greedy runs of a chain and of a tree:
 
-# %% tags=["spoiler"]
+# %%
 plain = ms.generate(target, prompt, max_new_tokens=48)
 for name, drafter in (
     ("chain of 4", Medusa(target, heads, tree="chain")),
@@ -368,10 +377,11 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 #
 # $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
 #
-# The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). No
-# random number is used to accept or refuse. Which distribution does the emitted token have?
-# [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every outcome of
-# their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
+# The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). After
+# it, or if no token passes, one token is sampled from the target's $p$ at that node. (The authors' code takes the most
+# probable token there.) No random number is used to accept or refuse a draft token. Which distribution does the emitted
+# token have? [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every
+# outcome of their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
 
 # %%
 print("target's distribution:   ", p)
@@ -390,7 +400,7 @@ for tokens in ([1, 2], [3], [2, 0]):
 # samples of the target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every
 # trace says so.
 
-# %% tags=["spoiler", "nbval-ignore-output"]
+# %% tags=["nbval-ignore-output"]
 for lossless in (True, False):
     drafter = Medusa(target, heads, nodes=24, lossless=lossless)
     outs = ms.speculate(target, [prompt] * 8, drafter, k=4, max_new_tokens=40, temperature=1.0, seed=0)
@@ -435,8 +445,10 @@ for lossless in (True, False):
 # wrong, and how would you show it?</summary>
 #
 # After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
-# Testing it against p again accepts the later siblings too often. Compute the distribution of the emitted token for a
-# small p and q, as above, and compare it with p. A greedy test cannot show the difference.
+# Tested against p again, a later sibling is accepted with the wrong probability: too often if the siblings were sampled
+# independently, too seldom if they are the top candidates. And a token that was rejected can come back when all siblings
+# fail and p is sampled once more. Compute the distribution of the emitted token for a small p and q, as above, and
+# compare it with p. A greedy test cannot show the difference.
 # </details>
 
 # %% [markdown]

@@ -14,7 +14,7 @@
 # - say which hidden state EAGLE pairs with which token, and which position the pair predicts;
 # - explain why EAGLE-3 is trained on its own outputs, and what changed from EAGLE to EAGLE-2 and EAGLE-3;
 # - grow a draft tree from the draft's own probabilities;
-# - sketch DFlash's block mask on paper, and say what an anchor is;
+# - say what DFlash is given, what its block attends to, and (with *Go deeper*) how anchors and a mask train many blocks;
 # - interpret acceptance by position, and say what training adds.
 
 # %%
@@ -45,10 +45,9 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
-# The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1. EAGLE-3 as
-# published has no hats: it feeds the raw streams to $\text{fc}$. Normalising each stream first came with
-# [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM), and minispec does it too
-# ([`fuse`](../minispec/drafters/eagle.py)). How different are the sizes?
+# The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
+# ([`fuse`](../minispec/drafters/eagle.py)). EAGLE-3 as published has no hats (*Go deeper* says why they came). How
+# different are the sizes of the streams?
 
 # %%
 head = D.EagleHead.load(target)
@@ -57,10 +56,6 @@ sizes = {layer: float(stream.square().mean().sqrt()) for layer, stream in stream
 print("streams after layers:", list(head.hidden_layers), "of", target.config.num_layers)
 print("RMS of the last over that of the first:", round(sizes[6] / sizes[2]))
 print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hidden_layers]).shape))  # [1, T, d]
-
-# %% [markdown]
-# A trained $\text{fc}$ can learn a constant factor, as the published EAGLE-3 does. The norm spares it that, and keeps its
-# input in a fixed range where the sizes vary from token to token.
 
 # %% [markdown]
 # ## Which token belongs to which feature?
@@ -82,18 +77,24 @@ print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hid
 #
 # $$f_t = \text{layer}\bigl(x_{t+1},\, g_t\bigr), \qquad q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
 #
-# Here "head" means the target's LM head, which EAGLE borrows together with the embedding. The layer attends to all
-# earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and to rewind.
+# How do a token and a feature enter one layer? The embedding of $x_{t+1}$ and the feature $g_t$ are normalised and joined to
+# a vector of $2d$ numbers, from which attention computes queries, keys and values. The rest is an ordinary decoder layer
+# of width $d$ with $g_t$ as its residual stream. (minispec also adds a projection of the embedding to this stream.)
+#
+# The layer attends to all earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and
+# to rewind. "head" means an LM head. minispec borrows the target's, as the first EAGLE does, together with the embedding;
+# published EAGLE-3 heads usually have an LM head of their own for a reduced vocabulary.
 
 # %% [markdown]
 # ## Predict
 #
 # Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing
-# crashes, since all shapes are right. With the shift, the layer's first guess is the story's token at position $t + 2$
-# about half of the time.
+# crashes, since all shapes are right. With the shift, the layer's most probable token, its first guess, is the story's
+# token at position $t + 2$ about half of the time.
 
 # %% tags=["nbval-ignore-output"]
-shift_guess = viz.predict("Without the shift, at how many positions t of 100 is it still the token at t + 2?", "of 100")
+question = "Without the shift: at how many of 100 positions t is the layer's first guess the story's token at t + 2?"
+shift_guess = viz.predict(question, "of 100")
 shift_guess
 
 # %% [markdown]
@@ -156,8 +157,9 @@ print("here:     ", "  ".join(f"{a:.2f}" for a in here))
 print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 
 # %% [markdown]
-# The accuracy falls with the step. Whether it falls faster after the third step, where training never went, one story of
-# 60 tokens cannot tell: its standard error is about 0.07.
+# The accuracy falls with the step. Whether it falls faster after the third step, where training never went, one story
+# cannot tell: with fewer than 60 positions each number of the first line has a standard error of 0.06 to 0.07, about as
+# much as the differences in question.
 
 # %% [markdown]
 # ## A tree that grows where the draft is likely
@@ -200,9 +202,10 @@ print("nodes at depth 1 to 5, in the tree with fewest nodes at depth 1:", min(sh
 # [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
 # ```
 #
-# and its output is a distribution for every blank at once. Besides the last token, all it knows of the sequence is the
-# **context**: the target's fused residual streams of all positions before $n$, which serve as keys and values in each
-# of its layers. Inside the block attention is bidirectional: every position attends to every other. A masked diffusion
+# and its output is a distribution for every blank at once. What it knows of the sequence is the last token and the
+# **context**. The context is one fused feature per position before $n$, made from the target's residual streams as in
+# EAGLE. Each layer of DFlash computes keys and values from these features, and the block attends to them as if they were
+# earlier tokens. Inside the block attention is bidirectional: every position attends to every other. A masked diffusion
 # model fills blanks in the same way over several rounds, some of them in each; DFlash has one round. The next cell
 # counts what a draft of five tokens takes.
 
@@ -219,8 +222,9 @@ for name, drafter, layer, layers in (
 
 # %% [markdown]
 # The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
-# pass yields a whole distribution for every blank, a **tree** of the most probable combinations costs the drafter no
-# further pass. minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
+# pass yields a whole distribution for every blank, a **tree** costs the drafter no further pass. The value of a path is
+# the product of its blanks' probabilities. Like Medusa's, this product ignores that the tokens depend on one another.
+# minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
 #
 # In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* below shows the mask that
 # keeps them apart.
@@ -228,10 +232,11 @@ for name, drafter, layer, layers in (
 # %% [markdown]
 # ## What does training add?
 #
-# In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer copies the
-# target's last layer where it fits: the attention to the feature is copied, and of the MLP the neurons with the largest
-# weights. The weights for the token's embedding, which that layer does not have, start near zero. DFlash's two layers
-# are copies of the target's first and last with half of the MLP neurons. So how well do they draft before training?
+# In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer starts as a
+# smaller copy of the target's last layer. Its attention weights for the feature half of the input are copied. Those for
+# the embedding half have no counterpart there and start near zero. Of the MLP only the neurons with the largest weights
+# are copied. DFlash's two layers are copies of the target's first and last with half of the MLP neurons. So how well do
+# they draft before training?
 
 # %% tags=["nbval-ignore-output"]
 training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens per forward pass?", "tokens")
@@ -255,40 +260,17 @@ training_guess.reveal(untrained["EAGLE"])
 
 # %% [markdown]
 # Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
-# different position. Training changes that in minutes. (Medusa's chain is one token shorter, because it has four heads.)
+# different position. Training changes that in minutes, because the three have to learn only how to use states that already
+# contain the language. (Medusa's chain is one token shorter, because it has four heads.)
 #
-# And what does a draft cost with each of them? All three borrow the target's LM head, and EAGLE and DFlash also its
-# embedding. The next cell counts the parameters that each adds, with the small model of lesson 05 for comparison, and how much training each
-# has had: steps times tokens per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
-# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
-# [micro-dflash](../minispec/data/micro-dflash/README.md).
-
-# %%
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-for name, module, taught, steps in (
-    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
-    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
-    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
-    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
-):
-    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
-    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
-small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
-print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
-
-# %% [markdown]
-# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent. What the table leaves out is the target's LM head, which Medusa, EAGLE and DFlash borrow and apply to every
-# draft token.
+# Published heads are trained far longer, on the target's answers to hundreds of thousands of prompts. So do not take the
+# order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's chain accepts
+# more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports higher speed-ups than EAGLE-3.
+# In the curves below, look at how acceptance changes with the position rather than at its height.
 #
-# The small model had to learn the language from scratch. The other three had to learn only how to use states that already
-# contain it, which is why minutes on a CPU bring them so far. Published heads are trained far longer, on the target's
-# answers to hundreds of thousands of prompts.
-#
-# So do not take the order of the drafters here as a result about the methods. On `micro`, after minutes of training,
-# EAGLE's chain accepts more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports
-# higher speed-ups than EAGLE-3. In the curves below, look at how acceptance changes with the position rather than at its
-# height.
+# And what does a draft cost? EAGLE reads the LM head at each of its five steps, Medusa and DFlash read it once per draft.
+# With the vocabulary of Llama-3-8B it has about twice the parameters of EAGLE's layer, so for EAGLE a reduced vocabulary
+# saves most. *Go deeper* counts the parameters of all three.
 #
 # `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
 # and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
@@ -323,9 +305,9 @@ viz.positions(runs)
 # 1. Bring out the DFlash chain and the EAGLE chain in turn. Which curve falls faster with the position, and why?
 # 2. Compare EAGLE's chain with its tree, then DFlash's. What does a tree add at position 1, and how many more tokens does
 #    the target have to process for it?
-# 3. Set the temperature to 1, where the target samples. Trees and blocks propose the most probable tokens, whereas the
-#    small model and EAGLE's chain sample theirs. Which of them loses most?
-# 4. Change the kind of prompt. Is the order of the drafters the same?
+#
+# If you have more time: set the temperature to 1, where the target samples. Trees and blocks propose the most probable
+# tokens, whereas the small model and EAGLE's chain sample theirs. Which of them loses most?
 
 # %% [markdown]
 # ## Go deeper: how is a block trained?
@@ -355,7 +337,8 @@ viz.positions(runs)
 # ```
 #
 # [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
-# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks notice.
+# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks change. And a block must
+# get the same logits as from the drafter itself, which has no state of the anchor's token.
 
 # %%
 anchors = [10, 20, 40]
@@ -363,13 +346,54 @@ before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, 
 after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
 for anchor, a, b in zip(anchors, before, after, strict=True):
     print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
+alone = drafting.block_alone(target, blocks, story, anchor=20)  # [blanks, V]
+print("block at 20: same logits as in drafting", torch.allclose(before[1], alone))
 
 # %% [markdown]
 # The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
-# it to copy the answer.
+# it to copy the answer. This first test does not cover the word *strictly*: the state of token 20 depends on tokens 0 to
+# 20, none of which we changed, so a mask that showed this state to its block would pass. The last line covers it.
 #
 # In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
 # first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
+
+# %% [markdown]
+# ## Go deeper: parameters and training
+#
+# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters
+# that each adds, with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens
+# per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
+# [micro-dflash](../minispec/data/micro-dflash/README.md).
+
+# %%
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+for name, module, taught, steps in (
+    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
+    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
+    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
+    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
+):
+    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
+    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
+small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
+print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
+
+# %% [markdown]
+# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
+# few percent. The LM head is left out, since all three borrow the target's here. The small model had to learn the
+# language from scratch, which is why it needed so many more tokens.
+
+# %% [markdown]
+# ## Go deeper: norms
+#
+# <details><summary>Why are the streams normalised before they are fused?</summary>
+#
+# EAGLE-3 as published feeds the raw streams to $\text{fc}$, which can learn a constant factor for each. Normalising each
+# stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM), and minispec does it
+# too. The norm spares $\text{fc}$ the factor, and keeps its input in a fixed range where the sizes vary from token to
+# token.
+# </details>
 
 # %% [markdown]
 # ## Go deeper: multi-token prediction
@@ -396,8 +420,7 @@ for anchor, a, b in zip(anchors, before, after, strict=True):
 #   passes, so published blocks are longer than ours.
 # - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
 # - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
-# - **Large batches** favour chains, since a tree makes the pass wide. Lesson 11 shows what width costs, with chains of
-#   four tokens; a tree is wider still.
+# - **Large batches** favour chains, since a tree makes the pass wide (lesson 11).
 #
 # A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
 # often. Nothing breaks, so the acceptance rate has to be monitored.

@@ -58,15 +58,15 @@ print(
 )
 
 # %% [markdown]
-# So it needs none: prefill, decoding and verification are the same kind of work to the scheduler, and a draft only makes
-# the number larger.
+# So vLLM's scheduler needs none: prefill, decoding and verification are the same kind of work to it, and a draft only makes
+# the number larger. Ours needs one addition, because it plans before the draft exists.
 #
 # ## Where do the draft tokens' keys and values go?
 #
 # A forward pass stores keys and values for every token it runs on, draft tokens included, so their slots in the cache have
-# to exist before the pass begins. Our engine differs from vLLM here: it plans a step first and drafts afterwards, which is
-# easier to follow. When it plans, it cannot know how many draft tokens there will be. So its plan has two parts: the
-# tokens that are certain, and slots reserved for as many draft tokens as there could be, the **lookahead slots**.
+# to exist before the pass begins. Our engine plans a step first and drafts afterwards, which is easier to follow. When it
+# plans, it cannot know how many draft tokens there will be. So its plan has two parts: the tokens that are certain, and
+# slots reserved for as many draft tokens as there could be, the **lookahead slots**.
 #
 # Two bounds say how many that is. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
@@ -161,8 +161,9 @@ during.reveal(blocks_during)
 # allocated like any other tokens, so a draft can cause a preemption when memory is short.
 #
 # Prefix caching needs a rule in every engine. A full block gets a hash so that other requests can find and reuse it
-# (lesson 03). It must get this hash after verification, in `commit`, and never before: otherwise another request could
-# reuse a block with rejected tokens in it.
+# (lesson 03). It must get this hash for verified tokens only, in our engine in `commit`. Otherwise the hash would name
+# draft tokens. After a rejection the next pass overwrites their slots, and a request that finds the old hash would get
+# the keys and values of other tokens.
 
 # %% [markdown]
 # ## Does the engine still emit the same tokens?
@@ -234,7 +235,6 @@ viz.scheduler_steps(target, drafter)
 # Things to try
 #
 # - Find a step in which a request takes a block for its draft and returns it in the same step.
-# - Look at a request in its last step. How many lookahead slots does it get, and why so few?
 # - Choose *little memory*: which requests get fewer lookahead slots, and does any request lose a block to another one's
 #   draft?
 
@@ -254,20 +254,26 @@ viz.scheduler_steps(target, drafter)
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
 # pass. [`roofline_at`](../minispec/course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
 # with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
-# about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The last two columns show the best draft
-# length for each batch size, and what it gains.
+# about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The
+# last two columns show the best draft length for each batch size, and what it gains.
+#
+# At which batch size is the gain gone? There $S = 1$, so $v = E[N] - kc$. While the plain pass is memory-bound and the
+# verification pass is not, $v$ is the number of tokens over 188, so $B\,(k + 1) = 188\,(E[N] - kc)$.
 
 # %%
 print("batch   tokens      v   speed-up (k = 4)   best k   speed-up")
 for batch in (1, 32, 64, 128, 256):
     at = viz.roofline_at(batch, k=4, alpha=0.7, c=0.05)
     print(f"{batch:5d} {5 * batch:8d} {at.v:6.2f} {at.speedup:18.2f} {at.best_k:8d} {at.best_speedup:10.2f}")
+for k in (4, 1):
+    v = theory.expected_tokens(0.7, k) - k * 0.05
+    print(f"k = {k}: the gain is gone at v = {v:.2f}, batch {v * theory.free_tokens(theory.H200) / (k + 1):.0f}")
 
 # %% [markdown]
-# As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then take five
-# times as long as one. At that point even perfect drafts gain nothing, and rejected tokens are a loss.
-# Shorter drafts stay useful up to larger batches. Long contexts help too, because each request's cache is read once for
-# all of its draft tokens, which keeps the pass memory-bound (*Go deeper* below).
+# With four draft tokens the gain is gone at batch 97, and with one at batch 155: shorter drafts stay useful up to larger
+# batches. As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then
+# take five times as long as one. At that point even perfect drafts gain nothing. Long contexts help, because each
+# request's cache is read once for all of its draft tokens, which keeps the pass memory-bound (*Go deeper* below).
 
 # %% [markdown]
 # ## What do measurements say?
@@ -278,9 +284,9 @@ for batch in (1, 32, 64, 128, 256):
 # first two layers and its LM head, about an eighth of the parameters that a pass of the target reads.
 #
 # The weights are random, and one setting of the benchmark, ε, controls how well the two models agree. So $\alpha$ says
-# nothing about real draft models, while the times do not depend on what the weights are. $\alpha$ is counted, and $c$ and
-# $v$ are timed in the same run: $c$ is the time of drafting per draft token, and $v$ the rest of a cycle, both over the
-# time of a plain step. The column *formula* is $E[N]/(kc + v)$ with the values of its line.
+# nothing about real draft models, while the times depend on the shapes and hardly on the values of the weights. $\alpha$ is
+# counted, and $c$ and $v$ are timed in the same run: $c$ is the time of drafting per draft token, and $v$ the rest of a
+# cycle, both over the time of a plain step. The column *formula* is $E[N]/(kc + v)$ with the values of its line.
 
 # %%
 recorded = viz.BatchDot.recorded()
@@ -295,13 +301,10 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #   because a batch of $n$ serves the first $n$ prompts of a fixed list, and the first few happen to be easy to predict.
 #   The line *formula at α = 0.72* shows the effect of the load alone: 1.83 at batch 1, 1.63 at batch 32, 1.18 at batch
 #   128. So most of the fall up to batch 32 is the prompts, and the fall after it is the load.
-# - **What the agreement of the two columns proves.** $c$ and $v$ come from the same run, so it proves only that nothing is
-#   missing in the accounting, and that one $\alpha$ for all positions is good enough. At batch 1 it is not: the run emitted
-#   4.0 tokens per cycle, where $\alpha = 0.85$ at every position gives 3.7, so the formula is 7 % low.
 # - **At batch 128 the run still gains**, 1.16 times, where the first table above said 0.77. The reason is $v$: 1.90
-#   measured against 3.40 there. With 500 tokens of context the roofline expects 2.22, and the measured plain pass exceeded
-#   its bound by more than the verification pass did, which lowers the ratio further. The larger $c$, 0.14 instead of 0.05,
-#   works against the gain. The five rounds at this size ranged from 0.63 to 1.18, so this line is the least certain.
+#   measured, 3.40 in that table, which has no context. The larger $c$, 0.14 instead of 0.05, works against the gain. Of the
+#   five rounds at this size at least one was far slower (0.63; the median is 1.16), while the rounds without speculation
+#   were steady. We do not know why, so this line is the least certain.
 # - **At batch 32 it is the other way round.** The roofline says that verification is free, and measured $v$ is 1.23.
 #
 # So quote a crossover only together with its conditions (model, GPU, context, $k$, $\alpha$ and $c$), and measure it on your
@@ -322,31 +325,33 @@ viz.batch_speedup(dots)
 #
 # - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens per request, the stop nearest to 500. How
 #   near does the line come to its dots, and on which side of it do they lie?
-# - Move α: does a better draft move the end of the gain to larger batches, or does it only raise the beginning?
 # - Raise the number of cached tokens, then choose Llama-2-7B, which keeps four times as much per token as Llama-3-8B. Why
 #   does its gain last up to larger batches?
-# - Store the parameters in int4: with fewer bytes to read, arithmetic becomes the limit at a smaller batch.
 
 # %% [markdown]
 # ## How does a server turn speculation down?
 #
 # Our engine has one rule for it: [`draft_share`](../minispec/serving/scheduler.py) divides `draft_budget` draft tokens
-# equally among the requests that are decoding. A single request drafts $k$ tokens, and as the batch fills, drafts get shorter.
-# When there are more requests than draft tokens, the first requests draft one token each and the others none.
+# equally among the requests that are decoding. A single request drafts $k$ tokens, and as the batch fills, drafts get
+# shorter. The function returns the most that one request may draft.
 
 # %%
 print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 16, 20, 32, 64, 65)})
 
 # %% [markdown]
-# How large should the budget be? A pass has a number of tokens that are nearly free on your machine, and every request of
-# the batch takes one of them for its certain token. What is left is for drafts: with 188 free tokens and 128 requests,
-# a budget of 60 draft tokens. If nothing is left, do not draft.
+# With 65 requests it is still one token, but the engine stops at the 64 of the budget, so the last request gets none.
 #
-# Which rules keep the target's distribution? If draft tokens are sampled, every token that was sampled has to be verified.
-# Whether to draft one more may depend on anything known so far, the size of the batch, earlier acceptance, even the draft
-# tokens before it. But a sampled token must not be dropped because of its own value, since the ones that remain would no
-# longer follow $q$. If draft tokens are not sampled (a one-hot $q$, as in n-gram lookup or a tree of the most probable
-# tokens), any choice among them is allowed.
+# How large should the budget be? A pass has a number of tokens that are nearly free on your machine, and every request of
+# the batch takes one of them for its certain token. What is left is for drafts: by the roofline, with 188 free tokens and
+# 128 requests, 60 draft tokens. Take that as a start only. In the run above a pass over 20 tokens, five for each of four
+# requests, already took 1.17 times as long as one over four. So measure the time of a pass against its number of tokens,
+# and choose the budget from that curve. If nothing is left, do not draft.
+#
+# Which rules keep the target's distribution? If draft tokens are sampled, a draft may be cut for any reason that does not
+# depend on the tokens cut off: the size of the batch, memory, earlier acceptance, even the draft tokens before the cut.
+# But a sampled token must not be dropped because of its own value, or of what was sampled after it, since the tokens that
+# remain would no longer follow $q$. With a one-hot $q$ (n-gram lookup, a tree of the most probable tokens) any choice is
+# allowed.
 
 # %% [markdown]
 # ## Go deeper: do long contexts bring the gain back?
@@ -375,14 +380,28 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
 
 # %% [markdown]
+# ## Go deeper: the recorded run
+#
+# <details><summary>Why is the measured v at batch 128 below the roofline's?</summary>
+#
+# With 500 tokens of context the roofline expects 2.22, and 1.90 was measured. Real steps take longer than their bounds. At
+# this size the plain step, the denominator, took 2.4 times its bound and the verification step 2.1 times, which lowers
+# the ratio.
+# </details>
+#
+# <details><summary>What does the agreement of the columns "formula" and "measured" prove?</summary>
+#
+# $c$ and $v$ come from the same run, so it proves only that nothing is missing in the accounting, and that one $\alpha$ for
+# all positions is good enough. At batch 1 it is not: the run emitted 4.0 tokens per cycle, where $\alpha = 0.85$ at every
+# position gives 3.7, so the formula is 7 % low.
+# </details>
+
+# %% [markdown]
 # ## In production
 #
-# **vLLM**'s scheduler counts as ours does: `num_tokens_with_spec` less `num_computed_tokens`, with the draft tokens in
-# `spec_token_ids`. The order differs: vLLM drafts at the end of a step, so the next plan already knows the draft (with
-# asynchronous scheduling only how many tokens it has), while our engine drafts between plan and pass. In vLLM the tokens
-# to verify are therefore ordinary new tokens: they can cause a preemption, and blocks allocated for rejected ones stay
-# with the request. `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache of its own. The settings
-# come as `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and
+# **vLLM**'s scheduler has the draft tokens in `spec_token_ids`. It knows them when it plans a step (with asynchronous
+# scheduling only how many there are), and `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache
+# of its own. The settings come as `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and
 # `num_speculative_tokens`, our $k$; `num_speculative_tokens_per_batch_size` makes $k$ depend on the batch size. Its
 # metrics count drafts, draft tokens, accepted tokens, and accepted tokens per position. Look at these before you believe
 # any speed-up.

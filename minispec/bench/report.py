@@ -36,9 +36,9 @@ acceptance α (accepted / tested). A prediction from bytes and bandwidth alone i
 ratio of 1 is the best that is possible. (A ratio slightly below 1 means that a kernel read memory a little faster than
 our own measurement of the bandwidth.)
 
-Models named by their shape (8b) have random weights. That changes no timing of plain decoding, but the acceptance of
-such a pair is set by construction (ε scales what the layers after the draft's add), so its speed-ups show what the
-system does at that α, and not what a trained draft model would reach."""
+Models named by their shape (8b) have random weights. That hardly changes the timing of plain decoding, but the
+acceptance of such a pair is set by construction (ε scales what the layers after the draft's add), so its speed-ups
+show what the system does at that α, and not what a trained draft model would reach."""
 
 
 # ---------------------------------------------------------------- reading
