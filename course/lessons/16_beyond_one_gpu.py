@@ -311,8 +311,8 @@ print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}
 
 # %% [markdown]
 # The commands sum up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks. Both have
-# $k = 4$, the default of `Order`. SGLang's last number counts the token before the draft as well, so it is $k + 1 = 5$, the
-# tokens of a verification pass. Its `--speculative-eagle-topk 1` asks for a chain instead of a tree, although our drafter is
+# $k = 4$, the default of `Order`. SGLang's `--speculative-num-draft-tokens` counts the token before the draft as well, so it
+# is $k + 1 = 5$, the tokens of a verification pass. Its `--speculative-eagle-topk 1` asks for a chain instead of a tree, although our drafter is
 # not EAGLE. `probabilistic` and `--speculative-use-rejection-sampling` ask for the rule of lesson 06, with draft tokens that
 # are sampled from $q$; both engines draft greedily otherwise.
 
