@@ -213,7 +213,7 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # weights do not make a pass faster, and unpacking them can make it slower. What remains is the memory that they free: it
 # holds more cache, so more requests fit.
 #
-# There is a second condition: the kernel really has to *read* the small form. If INT8 weights are first expanded to 16-bit
+# There is a second condition: the kernel really has to *read* the small form. If 8-bit integers are first expanded to 16-bit
 # floats in memory, a parameter costs one byte to read the integer, two to store the float and two to read it again: five
 # bytes instead of the two of a 16-bit weight.
 #

@@ -287,7 +287,7 @@ else:
 # neither output is a bug, although float32 prefers one of the two tokens. When a greedy output differs, look at the gap at
 # the *first* difference ([`parting`](../minispec/bench/acceptance.py) computes it), and at δ for your model and dtype:
 #
-# - if the gap is at most 2δ or so, rounding *can* explain the difference, but a small bug can hide behind it;
+# - if the gap is at most 2δ or so, rounding *can* explain the difference, but so can a small bug;
 # - if it is clearly larger, suspect a bug.
 #
 # To decide, repeat it in float32, where δ is thousands of times smaller. On a GPU make sure that TF32 is off, or the inputs

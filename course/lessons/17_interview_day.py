@@ -202,7 +202,7 @@ gigabytes.reveal(total)
 # cell prints are worth knowing by heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page with the formulas, the drafters and what sinks a
 # candidate. Print it, learn it, and leave it at home.
 
-# %% tags=["spoiler"]
+# %%
 print(numbers_table(bank, 12))
 
 # %% [markdown]

@@ -43,7 +43,8 @@ from minispec.course import viz
 n, d = theory.compute_optimal(1.0)  # C = 1, so these are the factors of √C
 print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
 for parameters in (67e9, 40e9):
-    print(f"{parameters / 1e9:.0f} B parameters with 5.76e23 FLOP: {5.76e23 / 6 / parameters**2:.0f} tokens per parameter")
+    tokens = 5.76e23 / (6 * parameters)
+    print(f"Gopher's budget, {parameters / 1e9:.0f} B parameters: {tokens / parameters:.0f} tokens per parameter")
 
 # %% [markdown]
 # Near the optimum the loss changes slowly, so the exact ratio matters less than this looks.

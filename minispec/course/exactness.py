@@ -70,7 +70,9 @@ def pseudocode_errors() -> dict[str, float]:
         "replacement from p, at the right position": one_token(
             exact.exact_distribution(after_rejection(len(PROMPT) - 1))
         ),
-        "only q(d) kept, not the whole distribution": explore(TOY, "wrong: residual subtracts only q(d), at d").one_place,
+        "only q(d) kept, not the whole distribution": explore(
+            TOY, "wrong: residual subtracts only q(d), at d"
+        ).one_place,
         "prompt never advanced, one token": one_token(exact.chain_distribution(target, draft, 1, PROMPT)),
         "prompt never advanced, two tokens": two_tokens(advances=False),
     }
