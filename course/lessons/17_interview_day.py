@@ -132,7 +132,7 @@ print("Ben, with that sentence:", grades.level_with("Ben", question.sinks[0]))
 
 # %% [markdown]
 # If the interviewer asks back "exact bit for bit?", the precise answer is that the output *distribution* is exactly the
-# target's, up to floating point (lesson 14). Saying so sinks nobody; calling the method an approximation does.
+# target's, up to floating point (lesson 14). Saying so does not sink a candidate; calling the method an approximation does.
 #
 # ## Which numbers should you know?
 #
