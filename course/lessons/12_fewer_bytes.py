@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 12 Fewer bytes
 #
-# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
+# *Time:* 45 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [02 the KV cache](02_kv_cache.ipynb); for the numbers on acceptance also [06 rejection sampling](06_rejection_sampling.ipynb) · *Practice:* [exercises 12](../exercises/12_fewer_bytes.ipynb)
 #
 # Decoding at small batch sizes is limited by memory bandwidth: a forward pass takes as long as its bytes take to arrive.
 # Speculation answers with fewer passes. This lesson asks how to move fewer bytes in each pass, and looks at two answers:
@@ -61,8 +61,15 @@ print(f"largest error: {worst:.2f} steps")
 # ## Predict
 #
 # One scale for the whole tensor would be simpler, but then the largest weight of the tensor sets the step for every
-# channel. A 4-bit grid has 15 values. Take the channel of this matrix whose largest weight is the smallest, and call it the
-# quietest one.
+# channel. A 4-bit grid has 15 values, from −7 to 7 steps. Take the channel of this matrix whose largest weight is the
+# smallest, and call it the quietest one. How much smaller is that weight than the largest of all?
+
+# %%
+quiet = int(W.abs().amax(1).argmin())
+print(f"largest weight of all: {W.abs().max():.3f}, of the quietest channel: {W[quiet].abs().max():.3f}")
+
+# %% [markdown]
+# With one scale for the whole tensor, the step is a seventh of the first number. So the two numbers are all you need.
 
 # %% tags=["nbval-ignore-output"]
 guess_levels = viz.predict(
@@ -76,10 +83,8 @@ guess_levels
 # %% tags=["spoiler"]
 whole, step = quantize(W.reshape(1, -1), bits=4)  # the tensor as one long channel, so there is one scale
 whole = whole.view_as(W)
-quiet = int(W.abs().amax(1).argmin())
-print(f"largest weight of all {W.abs().max():.3f}, of channel {quiet} {W[quiet].abs().max():.3f}")
-print("values that occur in it, one scale per tensor: ", len(whole[quiet].unique()))
-print("values that occur in it, one scale per channel:", len(integers[quiet].unique()))
+print("values in the quietest channel, one scale per tensor: ", len(whole[quiet].unique()))
+print("values in the quietest channel, one scale per channel:", len(integers[quiet].unique()))
 
 # %% [markdown]
 # ## Reveal
@@ -129,8 +134,8 @@ for scale in ("tensor", "channel", 32):
     for bits in (8, 4, 3):
         effect = effects[bits, scale]
         print(f"{scale!s:<8} {bits} bits: perplexity {effect.perplexity:5.1f}   acceptance {effect.overlap:.2f}")
-worst = min(effects[2, scale].perplexity for scale in ("tensor", "channel", 32))
-print("2 bits: perplexity above 1,000:", worst > 1000)
+best = min(effects[2, scale].perplexity for scale in ("tensor", "channel", 32))
+print("2 bits: even the lowest perplexity is above 1,000:", best > 1000)
 
 # %% [markdown]
 # - Acceptance shows rounding earlier than perplexity does. In 4 bits with a scale per group of 32, perplexity is 4 % higher,
@@ -205,11 +210,12 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # %% [markdown]
 # Where the cache dominates, quantise the cache: keys and values in 8 bits halve its bytes, and twice as many tokens fit into
 # the same memory. Where arithmetic is the limit, as in the matrix products of prefill or of a very large batch, fewer bytes of
-# weights gain nothing, and unpacking them can make the pass slower.
+# weights do not make a pass faster, and unpacking them can make it slower. What remains is the memory that they free: it
+# holds more cache, so more requests fit.
 #
-# There is a second condition: the kernel really has to *read* the small form. If the integers are first expanded to 16-bit
+# There is a second condition: the kernel really has to *read* the small form. If 8-bit integers are first expanded to 16-bit
 # floats in memory, a parameter costs one byte to read the integer, two to store the float and two to read it again: five
-# bytes instead of two.
+# bytes instead of the two of a 16-bit weight.
 #
 # So "INT8 is twice as fast" is true under three conditions: the pass is limited by bandwidth, weights are nearly all that it
 # reads, and the kernel unpacks the integers in registers. A quantised copy of the target can also serve as a *draft model*,
@@ -243,10 +249,11 @@ print("e^(s − max):", [round(x, 3) for x in (large - large.max()).exp().tolist
 # %% [markdown]
 # ## How can a softmax be computed in tiles?
 #
-# The **online softmax** (Milakov and Gimelshein, 2018, arXiv:1805.02867) goes over the tiles once and keeps three things of
-# all scores $s$ and values $v$ it has seen: the largest score $m$, the sum $\ell = \sum e^{s - m}$, and the weighted sum of
-# values $o = \sum e^{s - m} v$. When a new tile has a larger maximum $m'$, the old sums were computed relative to the wrong
-# maximum. One factor corrects both of them:
+# The **online softmax** (Milakov and Gimelshein, 2018, arXiv:1805.02867) goes over the scores once and keeps two numbers of
+# all scores $s$ it has seen: the largest score $m$, and the sum $\ell = \sum e^{s - m}$. Attention needs a third thing, the
+# weighted sum of values $o = \sum e^{s - m} v$, and FlashAttention keeps all three while it goes from tile to tile. When a
+# new tile has a larger maximum $m'$, the old sums were computed relative to the wrong maximum. One factor corrects both of
+# them:
 #
 # $$\ell' = \ell\, e^{m - m'} + \sum_\text{tile} e^{s - m'}, \qquad o' = o\, e^{m - m'} + \sum_\text{tile} e^{s - m'} v.$$
 #
@@ -290,11 +297,12 @@ viz.online_softmax_tiles(target, story[:260])
 # %% [markdown]
 # ## And in decoding?
 #
-# A decode step has one query per sequence, so there is no $n \times n$ matrix to avoid. What counts here is to read keys and
-# values once and to keep the whole GPU busy while doing so, although there is only one query to distribute. So
-# **flash-decoding** cuts the cache into splits, processes all splits in parallel, and merges their states. Two states are
-# merged with the same correction as two tiles: with $w = e^{m - \max m}$ for each split, the output is
-# $\sum w\,o \,/ \sum w\,\ell$.
+# A decode step has one query per head and sequence, so there is no $n \times n$ matrix to avoid. What counts here is to read
+# keys and values once and to keep the whole GPU busy while doing so. At small batches that is hard: one sequence with 8
+# key/value heads gives eight independent pieces of work, and a GPU such as the H200 has more than a hundred
+# multiprocessors. So **flash-decoding** cuts the cache of each head into splits, processes all splits in parallel, and
+# merges their states. (A large batch has enough pieces without splits.) Two states are merged with the same correction as two
+# tiles: with $w = e^{m - \max m}$ for each split, the output is $\sum w\,o \,/ \sum w\,\ell$.
 
 # %%
 half = len(scores) // 2
@@ -314,19 +322,19 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # | result | another model, to be evaluated | exact, up to the order of sums |
 # | helps most | decoding with small batches | prefill and training, long contexts |
 #
-# Neither of them saves arithmetic, so both pay off where arithmetic was waiting for memory. That is no contradiction in the
-# last line: the matrix products of prefill are limited by arithmetic, but attention that stores its scores is limited by
-# memory, and FlashAttention removes that part.
+# Neither of them saves arithmetic, so both pay off where arithmetic was waiting for memory. The last line of the table names
+# prefill, although we called prefill limited by arithmetic. Both are true: its matrix products are limited by arithmetic,
+# but attention that stores its scores is limited by memory, and that is the part which FlashAttention removes.
 
 # %% [markdown]
 # ## In production
 #
 # vLLM recognises quantised checkpoints by their config (`compressed-tensors`, `awq`, `gptq`, `fp8`; `--quantization`
 # names a method explicitly) and runs 4-bit weights through kernels such as Marlin, which unpack in registers. The option
-# for the cache is `--kv-cache-dtype`, with `fp8` (which is e4m3 on NVIDIA GPUs), `fp8_e4m3` or `fp8_e5m2`: four bits of exponent
-# and three of mantissa, or five and two. SGLang has the same two options, and its cache option takes the last two
-# names. Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton. Splits over the keys
-# are called split-KV or flash-decoding there too.
+# for the cache is `--kv-cache-dtype`. Among its values are `fp8_e4m3` (four bits of exponent and three of mantissa) and
+# `fp8_e5m2` (five and two); plain `fp8` means e4m3 on NVIDIA GPUs. SGLang has `--quantization` and `--kv-cache-dtype` too, and
+# the latter also takes `fp8_e4m3` and `fp8_e5m2`. Attention kernels come as *backends*: FlashAttention, FlashInfer, Triton.
+# Splits over the keys are called split-KV or flash-decoding there too.
 
 # %% [markdown]
 # ## Check yourself
@@ -356,7 +364,7 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 # ## Read the papers
 #
 # - Milakov, Gimelshein, 2018: *Online normalizer calculation for softmax*
-#   ([arXiv:1805.02867](https://arxiv.org/abs/1805.02867)): the online softmax in three pages.
+#   ([arXiv:1805.02867](https://arxiv.org/abs/1805.02867)): the online softmax, in its original form without the values.
 # - Dao et al., 2022: *FlashAttention: fast and memory-efficient exact attention with IO-awareness*
 #   ([arXiv:2205.14135](https://arxiv.org/abs/2205.14135)): tiles, and the count of bytes that motivates them.
 # - Dettmers et al., 2022: *LLM.int8(): 8-bit matrix multiplication for transformers at scale*

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 16 Beyond one GPU
 #
-# *Time:* 45 minutes · *Before this:* [07 how fast](07_how_fast.ipynb), [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 50 minutes · *Before this:* [07 how fast](07_how_fast.ipynb), [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
 # Some models do not fit into the memory of one GPU, and others fit but are too slow on it. In both cases the model is split
 # over several GPUs, and then the parts have to exchange data. This lesson asks where a model can be split, what each kind of
@@ -28,7 +28,8 @@ from minispec.parallel import experts, handover, pipeline, scaling
 # In bf16 a parameter takes two bytes, and the cache of lesson 02 and the activations of a forward pass need room as well.
 # [`gpus_to_hold`](../minispec/parallel/scaling.py) computes how many H200 GPUs with 141 GB a model needs if a tenth of the
 # memory is kept free, rounded up to a power of two, because the heads have to divide evenly among the GPUs. (By memory alone,
-# seven would hold the largest.) The last column is the time of a decode pass at the 4.2 TB/s that we measured on one H200.
+# seven would hold the largest.) The last column is the time to read the parameters of a decode pass once, at the 4.2 TB/s that
+# we measured on one H200. So it is for one request with a short context.
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
@@ -78,7 +79,8 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 
 # %% [markdown]
 # An operation that sums a tensor over all ranks and leaves the sum on every rank is called an **all-reduce**. It is the price
-# of the second split.
+# of the second split. Operations like this one, in which all ranks take part, are called *collective*; another is the
+# *gather*, which puts the parts of a tensor together.
 #
 # The shapes show how to pay it once for two layers. The first split *leaves* its result divided among the ranks, and the
 # second split *needs* its input divided among the ranks. So if one follows the other, nothing has to be exchanged in
@@ -96,7 +98,7 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 # %%
 sent = 2 * 80 * (2 * 7 / 8) * 8192 * 2  # in each all-reduce, a rank of a ring sends 2 · 7/8 of the values
 print("all-reduces in one decode pass of a model with 80 layers, whatever the batch:", 2 * 80)
-print(f"each of 8 ranks sends at least {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
+print(f"each of 8 ranks of a ring sends {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
 
 # %% [markdown]
 # (The embedding and the output head are split as well, by vocabulary. That adds one all-reduce and one gather of the logits per
@@ -110,11 +112,17 @@ print(f"each of 8 ranks sends at least {sent / 1e6:.1f} MB in them (batch 1, hid
 # %% [markdown]
 # ## Predict
 #
-# Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. It runs on eight H200 with NVLink, for one request, so each
-# GPU reads an eighth of the parameters. Assume that one step of a collective operation takes 3 µs before the first byte
-# arrives, and that an all-reduce among eight ranks takes three such steps, $\log_2 8$. (That is optimistic. A ring, which sends
-# the fewest bytes, takes fourteen steps.) Compared with one GPU (if it were large enough), how many times as fast is a decode
-# pass?
+# Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. It runs on the eight H200 of one **node**, which is one
+# machine; they are connected by **NVLink**, which is much faster than the network between nodes. There is one request, and
+# each GPU reads an eighth of the parameters.
+#
+# A collective operation consists of steps, in each of which every rank sends a message to another one. Assume that a message
+# takes 3 µs to arrive, however short it is, and that an all-reduce among eight ranks takes three steps, $\log_2 8$. (Real
+# algorithms differ. A ring takes fourteen steps and sends few bytes. The one-shot kernels of servers take a single step, plus
+# synchronisation, and send more. NVLink switches can even add up on the way. So measure it on your machine.)
+#
+# Compared with one GPU (if it were large enough), how many times as fast is a decode pass? You need two numbers from above,
+# the 33.1 ms and the number of all-reduces.
 
 # %% tags=["nbval-ignore-output"]
 eight = viz.predict("Eight GPUs are how many times as fast?", "times")
@@ -124,8 +132,8 @@ eight
 # ## Run
 #
 # [`scaling`](../minispec/parallel/scaling.py) combines the formulas of `theory`. Its assumptions are listed at the top of the
-# file. A node has eight GPUs, so from 16 on the all-reduces also cross the network, where we assume 6 µs per step and 50 GB/s
-# per GPU.
+# file. From 16 GPUs on the all-reduces also cross the network between nodes, where we assume 6 µs per step and 50 GB/s per
+# GPU.
 
 # %% tags=["spoiler"]
 print("GPUs   speed-up   share of the time spent on communication")
@@ -154,18 +162,22 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
 # %% [markdown]
 # **What does it mean for speculation?** Remember lesson 07: with $k$ draft tokens per cycle, of which each is accepted with
 # probability $\alpha$, the speed-up is $E[N] / (k c + v)$. Here $c$ is the cost of a draft step and $v$ that of a verification
-# pass, both in plain decode passes of the target. A verification pass over $k + 1$ tokens needs the all-reduces of one pass, so
-# $v$ stays near 1. But the draft model is small, and small models gain little from many ranks. So $c$ rises with the ranks, and
-# the speed-up falls:
+# pass, both in plain decode passes of the target. At batch 1 a verification pass over $k + 1$ tokens reads the same parameters
+# and needs the same number of all-reduces as a plain one, so $v$ stays near 1. But the draft model is small, and small models
+# gain little from many ranks. So $c$ rises with the ranks, and the speed-up falls:
 
-# %%
+# %% tags=["spoiler"]
 expected = (1 - 0.7**5) / (1 - 0.7)  # E[N]
-print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs      c      v   speed-up")
+print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs   draft step      c      v   speed-up")
 for ranks in (1, 2, 4, 8, 16):
     plain = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    c = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks) / plain
-    v = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
-    print(f"{ranks:4d} {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
+    draft = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks)
+    c, v = draft / plain, scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
+    print(f"{ranks:4d} {1e3 * draft:9.2f} ms {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
+
+# %% [markdown]
+# By these formulas the draft model alone would be fastest on four ranks. At eight the difference is small, and at 16 it is
+# not.
 
 # %% [markdown]
 # ## Pipeline parallelism: what if layers stay whole?
@@ -185,8 +197,8 @@ for stages in (2, 4, 8):
     print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
 
 # %% [markdown]
-# A server never drains its pipeline in this way. It keeps at least $t$ batches of different requests in flight, so its stages
-# stay busy, and what remains idle comes from too few requests or from batches that take different times.
+# A busy server does not drain its pipeline in this way. It keeps about $t$ batches of different requests in flight, one per
+# stage, so its stages stay busy, and what remains idle comes from too few requests or from batches that take different times.
 #
 # In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline
 # does not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time.
@@ -199,24 +211,15 @@ for stages in (2, 4, 8):
 # %%
 target = ms.load("micro", device="cpu")
 tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
-logits, timeline = pipeline.run("micro", tokens, ranks=2, microbatches=4)
+logits, _ = pipeline.run("micro", tokens, ranks=2, microbatches=4)
 with torch.inference_mode():
     expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
 print("same logits:", torch.allclose(logits, expected, atol=1e-3))
 
 # %% [markdown]
 # Two things make it a pipeline: rank 1 waits for rank 0 with each micro-batch, and the two ranks work at the same time, on
-# different ones.
-
-# %% tags=["nbval-ignore-output"]
-work = {(entry["rank"], entry["what"]): entry for entry in timeline}
-first, second = ([work[rank, f"compute {i}"] for i in range(4)] for rank in range(2))
-waited = [b["start"] >= a["end"] for a, b in zip(first, second, strict=True)]
-overlap = [a["start"] < b["end"] for a, b in zip(first[1:], second, strict=False)]
-print(f"rank 1 began a micro-batch after rank 0 was done with it: {sum(waited)} of 4")
-print(f"rank 0 began the next one before rank 1 was done with this one: {sum(overlap)} of 3")
-
-# %% [markdown]
+# different ones. The timelines below show both.
+#
 # ## Expert parallelism: what if the tokens travel?
 #
 # A mixture of experts has many MLPs per layer, and a router that sends each token to one or a few of them (to one, in our toy
@@ -282,11 +285,11 @@ viz.parallel_timelines()
 # | tensor | every layer | two all-reduces per layer | falls | latency of the all-reduces, number of KV heads |
 # | pipeline | between layers | one message per stage | does not fall | unequal or too few batches |
 # | expert | the MLPs of a mixture | two all-to-alls per layer | falls somewhat | the most popular expert |
-# | context | the cache, by positions | partial attention outputs, per layer | falls for long contexts | pays only for long contexts |
+# | context | the cache, by positions | partial attention outputs, per layer | falls for long contexts | merging the parts, which short contexts do not repay |
 # | data (replicas) | nothing | none | does not fall | memory for every replica |
 #
-# Often the last line is the best. If a model fits into one GPU, eight replicas serve eight times as many requests without any
-# communication.
+# Often the last line is the best. If a model fits into one GPU with enough room for the caches of its requests, eight replicas
+# serve eight times as many requests as one, without any communication. The time per token stays that of one GPU.
 
 # %% [markdown]
 # ## The hand-over
@@ -307,23 +310,27 @@ print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}\n")
 print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}")
 
 # %% [markdown]
-# The command sums up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks.
+# The commands sum up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks. Both have
+# $k = 4$, the default of `Order`. SGLang's `--speculative-num-draft-tokens` counts the token before the draft as well, so it
+# is $k + 1 = 5$, the tokens of a verification pass. Its `--speculative-eagle-topk 1` asks for a chain instead of a tree, although our drafter is
+# not EAGLE. `probabilistic` and `--speculative-use-rejection-sampling` ask for the rule of lesson 06, with draft tokens that
+# are sampled from $q$; both engines draft greedily otherwise.
 
 # %% [markdown]
 # ## In production
 #
 # **vLLM** has `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel` to
 # spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them, and
-# `--decode-context-parallel-size` divides the cache by positions instead. A very small draft model, whose passes are mostly
-# all-reduces, would be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for
-# a separate draft model vLLM refuses any value but the target's size
+# `--decode-context-parallel-size` divides the cache by positions instead. A draft model whose passes are mostly all-reduces
+# can be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for a separate
+# draft model vLLM refuses any value but the target's size
 # ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
 # **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
 # a layer as `ColwiseParallel` and `RowwiseParallel` ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these
 # terms).
 #
 # A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
-# inside a node, as little as memory and latency allow. Add pipeline stages between nodes if one node cannot hold the model.
+# inside a node, with no more ranks than memory and the latency target require. Add pipeline stages between nodes if one node cannot hold the model.
 # Whatever load remains goes to replicas.
 
 # %% [markdown]

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 17 Interview day
 #
-# *Time:* 40 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` (10 minutes each) and `minispec mock` (45 minutes), as often as you like; the 40 minutes include one drill
+# *Time:* 40 minutes · *Before this:* [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [16 beyond one GPU](16_beyond_one_gpu.ipynb) · *Practice:* `minispec drill` (10 minutes each) and `minispec mock` (45 minutes), as often as you like; the 40 minutes include one drill and no mock interview
 #
 # You know the material, and now you explain it aloud, to somebody who asks back, with a clock running. That is a skill of its
 # own, and it improves with practice. So this lesson asks what an interviewer listens for, and lets you grade three answers
@@ -12,7 +12,7 @@
 # - say what separates an L4 answer from an L5 and an L6 answer to the same question;
 # - grade your own answers against a rubric, honestly;
 # - compute the numbers that come up: the first digit in your head, five per cent with paper;
-# - sit a mock interview of 45 minutes and read its report.
+# - sit a mock interview, for which you need 45 minutes more, and read its report.
 
 # %%
 from IPython.display import Markdown
@@ -85,19 +85,23 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # and $v$ that of verification, both in plain decode steps. With $\alpha = 0.7$, $k = 4$ and $c = 0.1$ that is about two,
 # as long as $v$ is one. Once the batch makes verification compute-bound, $v$ rises. For eight billion parameters on an
 # H200 and short contexts the roofline says break-even at a batch of about ninety for this $k$; I would measure that,
-# and let the server shorten drafts under load. After a rejection both caches are rolled back to the last kept token. In a
-# paged server the scheduler therefore allocates lookahead slots before the pass, and returns the blocks that turn out to be
-# unused after it. I would monitor acceptance by position. Drafters differ in what they cost and how often they are right:
-# n-grams cost almost nothing and work where the output copies the input, a draft model is general but expensive, and Medusa's
-# heads are cheap but get worse with depth. EAGLE feeds the target's hidden states to one small layer, so its draft tokens are
-# accepted more often than Medusa's, at a slightly higher cost."
+# and let the server shorten drafts under load. After a rejection both caches count only up to the last accepted token, and
+# the replacement enters with the next pass. In a paged server the scheduler reserves slots for the draft tokens before the
+# pass. After it, it corrects the number of computed tokens, and the slots of the rejected ones are overwritten later. I would
+# monitor acceptance by position. Drafters differ in what they cost and how often they are right: n-grams cost almost nothing
+# and work where the output copies the input, and a draft model is general but expensive. Medusa's heads guess all positions
+# at once from the target's last hidden state. That is cheap, but no head knows which tokens the others chose, so they get
+# worse with depth. EAGLE runs one small layer once per draft token, on the target's hidden states and the tokens drafted so
+# far, so its tokens are accepted more often, and it pays with $k$ sequential steps."
 
 # %% [markdown]
 # ## Grade them
 #
-# For each candidate, tick the points of the rubric that you heard. A level is reached with two thirds of its points, provided
-# that the levels below are reached too, and each point that sinks a candidate costs a level
-# ([`Said`](../minispec/course/interview/drill.py) counts this way).
+# For each candidate, tick the points of the rubric that you heard. The lengths of the answers give the levels away, so do not
+# grade by level: for each point find the words that earn it, and tick it only then. A level is reached with two thirds of its
+# points, provided that the levels below are reached too, and each point that sinks a candidate costs a level
+# ([`Said`](../minispec/course/interview/drill.py) counts this way). A real interviewer does not count like this. We do, because
+# counting keeps you honest when you grade yourself.
 
 # %% tags=["nbval-ignore-output"]
 grades = Grading(question)
@@ -127,6 +131,9 @@ grades.compare()
 print("Ben, with that sentence:", grades.level_with("Ben", question.sinks[0]))
 
 # %% [markdown]
+# If the interviewer asks back "exact bit for bit?", the precise answer is that the output *distribution* is exactly the
+# target's, up to floating point (lesson 14). Saying so does not sink a candidate; calling the method an approximation does.
+#
 # ## Which numbers should you know?
 #
 # A number in the right order of magnitude, derived on the spot, convinces more than a paragraph. You need few constants and
@@ -191,11 +198,11 @@ gigabytes.reveal(total)
 
 # %% [markdown]
 # In a conversation the first digit is enough, if you say how you got it. The drill is stricter, so use paper there: an answer
-# counts if it is within five per cent, or as near as the printed answer is rounded. The following numbers are worth knowing by
-# heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page with the formulas, the drafters and what sinks a
+# counts if it is off by at most five per cent, or by no more than the rounding of the printed answer. The numbers that the next
+# cell prints are worth knowing by heart. They are also on the [cheat sheet](../docs/cheatsheet.md), one page with the formulas, the drafters and what sinks a
 # candidate. Print it, learn it, and leave it at home.
 
-# %% tags=["spoiler"]
+# %%
 print(numbers_table(bank, 12))
 
 # %% [markdown]
@@ -220,7 +227,8 @@ ms.interview.drill(topics=["speed"], minutes=10)
 #
 # It has two questions with follow-ups, one derivation with random numbers, and one exercise to code, in 45 minutes. At the end
 # there is a report with points for each part and a reading list. The seed fixes what is asked, so two people can sit the same
-# interview and compare. In a terminal it is `minispec mock`.
+# interview and compare. In a terminal it is `minispec mock`. It is not part of the 40 minutes, so run this cell when you have 45
+# minutes to yourself.
 
 # %% tags=["nbval-ignore-output"]
 ms.interview.mock(seed=14)
@@ -257,7 +265,8 @@ Markdown(topics_table(bank))
 # Interviewers who run such systems often ask about the problems they have had: why a benchmark's speed-up vanished under load,
 # what filled the memory, why the tail latency rose when the mean fell, how a change was rolled out and taken back. So read the
 # metrics page of one real server before the day. vLLM's counts running and waiting requests, cache usage, preemptions, draft
-# tokens, and accepted tokens per position. For each of these, know what you would do if it doubled overnight.
+# tokens, and accepted tokens per position. For each of these, know what you would look at first if it doubled overnight while
+# the traffic stayed the same.
 
 # %% [markdown]
 # ## Check yourself

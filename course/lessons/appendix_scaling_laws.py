@@ -19,25 +19,35 @@ from minispec.course import viz
 # %% [markdown]
 # ## How large should a model be?
 #
-# We need to know what training costs, and which split of that cost gives the lowest loss. Training costs about 6 FLOPs
-# per parameter and token: 2 in the forward pass, 4 in the backward pass.
+# We need to know what training costs, and which split of that cost gives the lowest loss. Training costs about 6 FLOP per
+# parameter and token: 2 in the forward pass, 4 in the backward pass. (One FLOP is one addition or one multiplication.
+# Attention over the context is left out.)
 #
 # $$C = 6 N D$$
 #
-# Here $C$ is the training compute in FLOPs, $N$ the number of parameters and $D$ the number of training tokens. For a fixed
-# $C$, a larger model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556)
-# estimated in three ways which split gives the lowest loss. They found that $N$ and $D$ should grow almost equally with $C$,
-# and their model for the largest budget, Chinchilla, has 20 tokens per parameter. If both grow equally their ratio stays what
-# it is, so we use $D = 20 N$ for every budget. It follows that $C = 120 N^2$, so
+# Here $C$ is the training compute in FLOP, $N$ the number of parameters and $D$ the number of training tokens. (These are the
+# letters of the papers. This $N$ has nothing to do with the $E[N]$ of the lessons on speculation.) For a fixed $C$, a larger
+# model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556) estimated in
+# three ways which split gives the lowest loss. They found that $N$ and $D$ should grow by almost the same factor when $C$
+# grows, and the model that their authors then trained to test this, Chinchilla, has 20 tokens per parameter. If both grow
+# equally their ratio stays what it is, so we use $D = 20 N$ for every budget. It follows that $C = 120 N^2$, so
 #
 # $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
 #
-# [`compute_optimal`](../minispec/theory.py) computes both. The ratio of 20 is an empirical fit: the three estimates differ, it
-# depends on the data, and near the optimum the loss changes slowly. So treat it as a rule of thumb.
+# [`compute_optimal`](../minispec/theory.py) computes both. How far can you trust the 20? It is a rule of thumb, because it
+# depends on the data and on the method. Chinchilla was trained with the budget of an earlier model, Gopher, which the paper
+# counts as 5.76e23 FLOP. For that budget its first estimate gives 67 billion parameters and its third 40 billion, and these
+# differ by a factor of three in tokens per parameter:
 
 # %%
 n, d = theory.compute_optimal(1.0)  # C = 1, so these are the factors of √C
 print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
+for parameters in (67e9, 40e9):
+    tokens = 5.76e23 / (6 * parameters)
+    print(f"Gopher's budget, {parameters / 1e9:.0f} B parameters: {tokens / parameters:.0f} tokens per parameter")
+
+# %% [markdown]
+# Near the optimum the loss changes slowly, so the exact ratio matters less than this looks.
 
 # %% [markdown]
 # ## Predict
@@ -67,9 +77,10 @@ best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
 gpt3.reveal(round(best / 1e9))
 
 # %% [markdown]
-# With this arithmetic you can check what you read. [Our audit](../docs/audit.md) checks guides to this field, and one of them
-# (it is called E there) makes two claims about scaling. The first is that the best $N$ is $0.05 \sqrt{C}$ *and* that there are
-# 20 tokens per parameter. With $C = 6 N D$ both cannot be true, because the first one implies another ratio:
+# With this arithmetic you can check what you read, and an interviewer may ask you to. Two claims are common enough to be worth
+# it; we found them in a study guide ([our audit](../docs/audit.md) calls it E). The first is that the best $N$ is
+# $0.05 \sqrt{C}$ *and* that there are 20 tokens per parameter. With $C = 6 N D$ both cannot be true, because the first one
+# implies another ratio:
 
 # %%
 ratio = 1 / (6 * 0.05**2)
@@ -77,10 +88,12 @@ print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
 print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
 
 # %% [markdown]
+# (That ratio alone would not be absurd, because the paper's third estimate is near it. The contradiction is in claiming both.)
+#
 # The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. For Gopher it
-# holds, because that is how Chinchilla was made: its authors trained it with Gopher's budget, which they count as 5.76e23
-# FLOP. ($6 N D$ is an approximation and gives Gopher 12 % less.) For GPT-3 it does not hold, because GPT-3 had little more
-# than half of that budget:
+# holds by the rule, because that is how Chinchilla was made. ($6 N D$ is an approximation: it gives Gopher an eighth less than
+# the paper counts, and Chinchilla 2 % more.) For GPT-3 it does not hold, because GPT-3 had little more than half of that
+# budget:
 
 # %%
 n, d = theory.compute_optimal(5.76e23)
@@ -106,8 +119,8 @@ viz.compute_optimal()
 # - Raise the compute tenfold. By how much does the best model grow?
 #
 # The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,
-# roughly in proportion to the parameters that a token uses, plus its share of the cache. The rule of 20 minimises the first
-# bill only, and all lessons of this course are about the second.
+# roughly in proportion to the parameters that a token uses, plus its share of the cache. The rule of 20 gets the lowest loss
+# out of the first bill and ignores the second, and all lessons of this course are about the second.
 
 # %% [markdown]
 # ## In production
@@ -132,7 +145,7 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 #
 # <details><summary>Where does the 6 in C = 6ND come from?</summary>
 #
-# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOPs. The backward pass computes
+# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOP. The backward pass computes
 # two products of the same size, one for the gradient of the weights and one for that of the activations: 4 more.
 # </details>
 #

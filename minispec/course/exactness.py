@@ -23,15 +23,15 @@ def verifier_errors() -> dict[str, tuple[float, float, float]]:
     """For each verifier: how far one token and two tokens are from the target (total variation), tokens per cycle."""
     errors = {}
     for name, verifier in VERIFIERS.items():
-        found = explore(TOY, verifier, gamma=1 if "bonus one" in name else 2)
+        found = explore(TOY, verifier, gamma=1 if "bonus from" in name else 2)
         errors[name] = (found.one_place, found.two_places, found.tokens)
     return errors
 
 
 def verifier_table() -> str:
-    lines = [f"{'':36s} one token  two tokens  tokens per cycle"]
+    lines = [f"{'':44s} one token  two tokens  tokens per cycle"]
     for name, (one, two, tokens) in verifier_errors().items():
-        lines.append(f"{name:36s} {_shown(one):>9s}  {_shown(two):>10s}  {tokens:.4f}")
+        lines.append(f"{name:44s} {_shown(one):>9s}  {_shown(two):>10s}  {tokens:.4f}")
     return "\n".join(lines)
 
 
@@ -70,7 +70,9 @@ def pseudocode_errors() -> dict[str, float]:
         "replacement from p, at the right position": one_token(
             exact.exact_distribution(after_rejection(len(PROMPT) - 1))
         ),
-        "only q(d) kept, not the whole distribution": explore(TOY, "wrong: only q(d) kept").one_place,
+        "only q(d) kept, not the whole distribution": explore(
+            TOY, "wrong: residual subtracts only q(d), at d"
+        ).one_place,
         "prompt never advanced, one token": one_token(exact.chain_distribution(target, draft, 1, PROMPT)),
         "prompt never advanced, two tokens": two_tokens(advances=False),
     }

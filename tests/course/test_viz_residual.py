@@ -42,7 +42,7 @@ def test_the_real_verifier_is_exact_and_splits_as_the_proof_does(gamma):
 
 @every_verifier
 def test_every_verifier_bends_what_it_says_it_bends(name):
-    gamma = 1 if "bonus one" in name else 2
+    gamma = 1 if "bonus from" in name else 2
     found = residual.explore(PLACE, name, gamma)
     right_one, right_two = found.one_place < 1e-12, found.two_places < 1e-12
     expected = {NOTHING: (True, True), COUNT: (True, True), TWO: (True, False), ONE: (False, False)}

@@ -188,14 +188,14 @@ VERIFIERS = {
             partial(by_chain, replace=not_normalised),
         ),
         Verifier(
-            "wrong: likeliest of the residual",
+            "wrong: argmax of the residual, no sample",
             "It takes the likeliest token of the residual instead of sampling from it, so one token "
             "gets all of the residual.",
             ONE,
             partial(by_chain, replace=argmax_of_residual),
         ),
         Verifier(
-            "wrong: only q(d) kept",
+            "wrong: residual subtracts only q(d), at d",
             "It keeps one number per draft token. That is enough to accept, but the residual needs q of every token.",
             ONE,
             q_of_the_draft_only,
@@ -226,13 +226,13 @@ VERIFIERS = {
             partial(by_chain, accept=upside_down),
         ),
         Verifier(
-            "wrong: p one position too far",
+            "wrong: d judged by p of the next position",
             "It tests each draft token against the distribution of the position after it.",
             ONE,
             p_one_too_far,
         ),
         Verifier(
-            "wrong: q before top-p",
+            "wrong: d sampled with top-p, q without it",
             "It samples with top-p 0.7 and reports q from before truncation, so the real q is higher "
             "than the reported one.",
             ONE,
@@ -240,7 +240,7 @@ VERIFIERS = {
             q_before_top_p,
         ),
         Verifier(
-            "wrong: soft q for a greedy draft",
+            "wrong: d is an argmax, q a softmax",
             "It takes the likeliest token and reports the softmax, although that token was certain "
             "and not just likely.",
             ONE,
@@ -248,7 +248,7 @@ VERIFIERS = {
             greedy_called_soft,
         ),
         Verifier(
-            "wrong: unlikely draft tokens dropped",
+            "wrong: d dropped untested if q(d) is small",
             "It drops a sampled token if q(d) < 0.25, so the others are selected and do not follow "
             "q. (Keep it and stop: exact.)",
             ONE,
@@ -263,14 +263,14 @@ VERIFIERS = {
             past_a_rejection,
         ),
         Verifier(
-            "wrong: one random number for all",
+            "wrong: one acceptance number per cycle",
             "All tests of a cycle use the same number, so acceptances are correlated. It takes two "
             "draft tokens to see it.",
             TWO,
             one_number_for_all,
         ),
         Verifier(
-            "wrong: bonus one position too early",
+            "wrong: bonus from the last draft token's p",
             "It samples the bonus from the last draft token's distribution. With k = 1 the bonus is the second token; "
             "with k = 2 it is the third, and this picture shows two.",
             TWO,
