@@ -13,17 +13,18 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import KVCache
 from . import machine, trials
+from .int8 import Int8Linear
 from .panels import panels_of
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
 PATIENCE = 200  # passes of a model whose matrices are small, before numba is loaded for it, too
 # Whose modules a layer is made of.
-KNOWN = ("minispec.model", "minispec.drafters.eagle", "torch.nn.modules.linear", "torch.nn.modules.container")
+KNOWN = ("minispec.model", "minispec.cpu.int8", "minispec.drafters.eagle", "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
@@ -83,8 +84,10 @@ class Plan:
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
+        bytewise = [m for m in modules if isinstance(m, Int8Linear)]
+        self.parts += [(m._buffers, name, part) for m in bytewise for name, part in m._buffers.items()]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
-        usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
+        usual = all(type(m).__module__ in KNOWN or type(m) is nn.Identity for m in modules)
         if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
@@ -162,8 +165,8 @@ class Plan:
 
 
 def _plain(weight: Tensor) -> bool:
-    there = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
-    return there and not weight.is_inference()
+    there = weight.device.type == "cpu" and weight.is_contiguous() and not weight.is_inference()
+    return there and weight.dtype in (torch.float32, torch.int8)
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
@@ -174,8 +177,8 @@ def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> lis
     """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
 
     def product(linear) -> list[int | None]:
-        panels = panels_of(linear.weight)
-        return [panels and panels.data.data_ptr(), 0 if linear.bias is None else linear.bias.data_ptr()]
+        panels = linear.panels if isinstance(linear, Int8Linear) else panels_of(linear.weight)
+        return [*(panels.addresses if panels else [None, 0]), 0 if linear.bias is None else linear.bias.data_ptr()]
 
     def norm(module) -> int:
         return module.weight.data_ptr() if hasattr(module, "weight") else 0

@@ -4,6 +4,7 @@ A product of few tokens takes as long as its weights take to arrive. They arrive
 row of W, 2 KB of it, is no stream: the next row is elsewhere by the time the processor has learned where this one goes.
 The copy is made once, when a weight is first multiplied with few tokens, and made again if the weight has changed. The
 original stays: prompts go through torch's product, an embedding needs its rows, and a file's pages cost nothing.
+A weight in int8 (int8.py) has panels of bytes, a scale for each row, and no original.
 """
 
 from __future__ import annotations
@@ -23,16 +24,23 @@ SHARE = 0.5  # of the memory that is free: panels that would need more are not m
 
 
 class Panels:
-    """A weight [N, K] in panels, filled up with zeros to whole panels and an even K."""
+    """A weight [N, K] in panels, filled up with zeros to whole panels and an even K: float32, or integers that become
+    numbers when they are multiplied by `scale` [N], one for each row."""
 
-    def __init__(self, weight: Tensor):
+    def __init__(self, weight: Tensor, scale: Tensor | None = None):
         self.N, self.K = weight.shape
         self.version, self.address = _version(weight), weight.data_ptr()
-        self.data = torch.zeros(-(-self.N // ROWS), self.K + self.K % 2, ROWS)  # [N/16, K, 16]
+        self.data = torch.zeros(-(-self.N // ROWS), self.K + self.K % 2, ROWS, dtype=weight.dtype)  # [N/16, K, 16]
         whole = self.N // ROWS
         self.data[:whole, : self.K] = weight[: whole * ROWS].view(whole, ROWS, self.K).transpose(1, 2)
         if rest := self.N - whole * ROWS:
             self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
+        self.scale = None if scale is None else torch.nn.functional.pad(scale.float(), (0, -self.N % ROWS))
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the panels and of their scales, as code.py takes them; 0: there are none, and the panels are float32."""
+        return self.data.data_ptr(), 0 if self.scale is None else self.scale.data_ptr()
 
     def fresh(self, weight: Tensor) -> bool:
         """Whether the weight is still what was copied."""
@@ -44,9 +52,9 @@ def _version(weight: Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
-def pack(weight: Tensor) -> Panels:
+def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
     with torch.no_grad():
-        return Panels(weight)
+        return Panels(weight, scale)
 
 
 _known: dict[int, tuple[weakref.ref, Panels]] = {}
@@ -79,9 +87,9 @@ def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:
     columns = torch.zeros(panels.data.shape[1], P)  # [K, P]: the tokens side by side
     columns[: panels.K, :M] = x.T
     y = torch.empty(M, panels.N)
-    step = ROWS * max(1, panels.data.shape[0] // (16 * threads)) if threads > 1 else panels.N
+    step = max(1, len(panels.data) // (16 * threads)) if threads > 1 else len(panels.data)  # panels in a chunk
     size = np.array([M, panels.N, panels.data.shape[1], step])
-    shared = (np.zeros(32, np.int64), size, panels.data.data_ptr(), columns.numpy(), y.numpy())
+    shared = (np.zeros(32, np.int64), size, *panels.addresses, columns.numpy(), y.numpy())
     with machine.team.alone:
         own = [(torch.empty(8 * ROWS).numpy(),) for _ in range(threads)]
         machine.team.run(machine.compiled().product, shared, own)

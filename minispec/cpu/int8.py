@@ -1,0 +1,75 @@
+"""A linear layer whose weight is int8: a quarter of the bytes that float32 makes a token read, and another model.
+
+The weight is W̃ = s · W_int with one scale per row (files/quantize.py). It is kept in panels alone (panels.py), a byte per
+parameter, and a pass of few tokens multiplies with these. For many tokens, and for whoever asks for `weight`, W̃ is
+expanded: a temporary matrix of float32 that takes about as long to make as float32 weights take to be read and written.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import machine, trials
+from .panels import Panels, multiply
+
+GROUP = 8  # tokens that the product takes at once
+MOST_TOKENS = 32  # in groups; beyond that the expanded weight and torch's product are faster
+
+
+class Int8Linear(nn.Linear):
+    """x W̃ᵀ + b. To everybody else it is a linear layer with the weight W̃; nothing is left of what was rounded."""
+
+    def __init__(self, integers: Tensor, scale: Tensor, bias: Tensor | None = None):
+        nn.Module.__init__(self)  # not nn.Linear's: it would make a weight
+        self.out_features, self.in_features = integers.shape
+        panels = Panels(integers, scale.reshape(-1))
+        self.register_buffer("integers", panels.data)  # [N/16, K, 16] int8
+        self.register_buffer("scale", panels.scale)  # [N] float32, and some zeros
+        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+
+    @property
+    def weight(self) -> Tensor:
+        """W̃ [N, K] in float32, made anew whenever it is asked for."""
+        integers = self.integers[:, : self.in_features].transpose(1, 2)  # [N/16, 16, K]
+        return (integers * self.scale.view(-1, 16, 1)).flatten(0, 1)[: self.out_features]
+
+    def forward(self, x: Tensor) -> Tensor:
+        M = math.prod(x.shape[:-1])
+        if not 1 <= M <= MOST_TOKENS or not self._fits(x):
+            return F.linear(x, self.weight.to(x.dtype), self.bias)
+        panels, threads = self.panels, trials.threads_for(self.integers.nbytes)
+        tokens = x.detach().reshape(M, -1)
+        y = torch.cat([multiply(group, panels, threads) for group in tokens.split(GROUP)])
+        y = y.view(*x.shape[:-1], self.out_features)
+        return y if self.bias is None else y + self.bias
+
+    @property
+    def panels(self) -> Panels:
+        """What the product reads: the layer's own memory, wherever it was moved."""
+        panels = Panels.__new__(Panels)
+        panels.N, panels.K, panels.data, panels.scale = self.out_features, self.in_features, self.integers, self.scale
+        return panels
+
+    def _fits(self, x: Tensor) -> bool:
+        """Whether our product can compute this."""
+        return (
+            x.dtype == self.scale.dtype == torch.float32
+            and x.device.type == self.scale.device.type == "cpu"
+            and not (torch.is_grad_enabled() and x.requires_grad)
+            and not torch.compiler.is_compiling()
+            and machine.wish() != "torch"
+            and machine.compiled() is not None
+        )
+
+    def _save_to_state_dict(self, destination, prefix, keep_vars) -> None:
+        """Under the names of a linear layer, so that a copy or a file of the model holds what it computes with."""
+        destination[f"{prefix}weight"] = self.weight
+        if self.bias is not None:
+            destination[f"{prefix}bias"] = self.bias.detach()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, int8"
