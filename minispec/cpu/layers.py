@@ -28,14 +28,15 @@ from .code import (
     values4,
 )  # fmt: skip
 
-# What a layer's row of the table of addresses holds. 0 is a bias or norm that the model does not have, or the scales of
-# a weight that is float32.
+# What a layer's row of the table of addresses holds: a weight's panels, its scales and its bias. 0 is a norm or a bias
+# that the model does not have, or the scales of a weight that is float32.
 FIELDS = (
     "input_layernorm q_proj q_scales q_bias k_proj k_scales k_bias v_proj v_scales v_bias q_norm k_norm "
     "o_proj o_scales o_bias post_attention_layernorm gate_proj gate_scales gate_bias up_proj up_scales up_bias "
     "down_proj down_scales down_bias"
 ).split()
-LN1, WQ, SQ, BQ, WK, SK, BK, WV, SV, BV, QN, KN, WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(len(FIELDS))
+LN1, WQ, SQ, BQ, WK, SK, BK, WV, SV, BV, QN, KN = range(12)
+WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, len(FIELDS))
 PHASES = 6  # of a layer
 QUERIES = ROWS  # that a thread attends for at once
 
@@ -156,7 +157,7 @@ def swiglu(gate, up):
 
 @njit(**options)
 def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, y):
-    """A phase: the residual stream x [M, d] += (what is at X [K, P]) Wᵀ + b; and a copy of it, if an address is given."""
+    """A phase: the residual stream x [M, d] += X Wᵀ + b for X [K, P]; with an address, a copy of the sum, too."""
     M, d = x.shape
     panels, kept = (d + ROWS - 1) // ROWS, carray(floats_at(copy), (M, d))
     chunks = (panels + step - 1) // step

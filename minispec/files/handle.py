@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from reprlib import repr as shortened
 
 import torch
@@ -45,8 +46,14 @@ class Model:
 
     @property
     def weights(self) -> str | None:
-        """"int8" where the matrices are kept in int8 (`ms.load(…, weights="int8")`); None: as `dtype` says."""
+        """ "int8" where the matrices are kept in int8 (`ms.load(…, weights="int8")`); None: as `dtype` says."""
         return "int8" if isinstance(self.transformer.lm_head, Int8Linear) else None
+
+    @property
+    def label(self) -> str:
+        """What results call it: not by the path of its folder, and with what was done to its weights."""
+        name = Path(self.name).name or self.name
+        return f"{name} with {self.weights} weights (another model than the float32 one)" if self.weights else name
 
     @property
     def config(self) -> Config:
