@@ -1,4 +1,6 @@
-"""What numba compiles: the product of panels, and a forward pass through all layers around it, for up to eight tokens.
+"""What numba compiles, its small parts: blocks of a product, chunks of work, and what numba has no word for.
+
+products.py makes the product of panels of them, layers.py a forward pass through all layers, for up to eight tokens.
 
 Imported when it is first needed, for numba takes most of a second. Nothing in here knows of torch: a weight is the
 address of its panels (panels.py), activations are numpy arrays, and all is float32, but for weights that may be int8.
@@ -125,6 +127,16 @@ def floats_at(typing, address):
     return types.CPointer(types.float32)(types.int64), emit
 
 
+@intrinsic
+def integers_at(typing, address):
+    """The address of int32 numbers, for carray."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], i4.as_pointer())
+
+    return types.CPointer(types.int32)(types.int64), emit
+
+
 key1, keys4 = make_block(1, 2, "keys"), make_block(4, 2, "keys")
 key1_few, keys4_few = make_block(1, 1, "keys"), make_block(4, 1, "keys")
 values4 = make_block(4, 2, "values")
@@ -168,23 +180,6 @@ def make_rows(size: int):
                     more4(W, X + 16, y + 4 * 4 * ROWS, length)
 
     return rows
-
-
-float_rows, byte_rows = make_rows(4), make_rows(1)
-
-
-@njit(**options)
-def panel_product(M, K, panel, w, scales, x, y):
-    """y [M, 16] = x [K, P]ᵀ times a panel of the weight at w: float32, or int8 with a scale for each row at `scales`.
-    The scale comes last, once for each sum: (Σ x W_int) · s."""
-    if scales:
-        byte_rows(M, K, w + ROWS * panel * K, x, y)
-        scale, y = carray(floats_at(scales + 4 * ROWS * panel), ROWS), carray(floats_at(y), ROWS * M)
-        for m in range(M):
-            for r in range(ROWS):
-                y[ROWS * m + r] *= scale[r]
-    else:
-        float_rows(M, K, w + 4 * ROWS * panel * K, x, y)
 
 
 # ---- small things that numba has no word for -----------------------------------------------------------------------
@@ -263,19 +258,3 @@ def next_chunk(counters, phase, chunks):
     """The same, after a chunk that this thread has just done."""
     fetch_add(counters.ctypes.data + 8 * LINE * (2 * phase + 1), 1)
     return first_chunk(counters, phase, chunks)
-
-
-@njit("void(i8[::1], i8[::1], i8, i8, f4[:, ::1], f4[:, ::1], f4[::1])", **options)
-def product(counters, size, w, scales, x, y, scratch):
-    """y [M, N] = x [K, P]ᵀ Wᵀ, a phase of its own. size: M, N, K, panels per chunk."""
-    M, N, K, step = size[0], size[1], size[2], size[3]
-    panels = (N + ROWS - 1) // ROWS
-    chunks = (panels + step - 1) // step
-    chunk = first_chunk(counters, 0, chunks)
-    while chunk >= 0:
-        for panel in range(chunk * step, min(panels, chunk * step + step)):
-            panel_product(M, K, panel, w, scales, x.ctypes.data, scratch.ctypes.data)
-            for m in range(M):
-                for r in range(min(ROWS, N - ROWS * panel)):
-                    y[m, ROWS * panel + r] = scratch[ROWS * m + r]
-        chunk = next_chunk(counters, 0, chunks)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..cache import KVCache
 from . import machine, trials
 from .int8 import Int8Linear
-from .panels import panels_of
+from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
@@ -132,9 +132,9 @@ class Plan:
         with machine.team.alone:
             between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
-            columns = torch.zeros(0 if given is None else given.shape[1], 4 if M <= 4 else 8)  # [K, P]
+            columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
             if given is not None:
-                columns[:, :M] = given.T
+                columns[: given.shape[1], :M] = given.T
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
@@ -155,10 +155,11 @@ class Plan:
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
             lines = 2 * c.head_dim + 5 + self.memory["slots"]
             self.memory[P] = (
-                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
-                 make(c.intermediate_size + c.intermediate_size % 2, P)],
-                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
-                  make(lines, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
+                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(filled(heads), P),
+                 make(filled(c.intermediate_size), P)],
+                [(make(filled(c.hidden_size), P), make(2 * 8 * 16), make(lines, queries),
+                  np.zeros((2, queries), np.int64), pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)))
+                 for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own

@@ -27,14 +27,15 @@ class Int8Linear(nn.Linear):
         nn.Module.__init__(self)  # not nn.Linear's: it would make a weight
         self.out_features, self.in_features = integers.shape
         panels = Panels(integers, scale.reshape(-1))
-        self.register_buffer("integers", panels.data)  # [N/16, K, 16] int8
+        self.register_buffer("integers", panels.data)  # int8
         self.register_buffer("scale", panels.scale)  # [N] float32, and some zeros
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     @property
     def weight(self) -> Tensor:
         """W̃ [N, K] in float32, made anew whenever it is asked for."""
-        integers = self.integers[:, : self.in_features].transpose(1, 2)  # [N/16, 16, K]
+        integers = self.integers.transpose(1, 2)  # [N/16, 16, K], or [N/16, 16, K/4, 4]
+        integers = integers.flatten(2)[..., : self.in_features]
         return (integers * self.scale.view(-1, 16, 1)).flatten(0, 1)[: self.out_features]
 
     def forward(self, x: Tensor) -> Tensor:

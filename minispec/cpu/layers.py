@@ -24,9 +24,9 @@ from .code import (
     keys4_few,
     next_chunk,
     options,
-    panel_product,
     values4,
 )  # fmt: skip
+from .products import panel_product, prepare
 
 # What a layer's row of the table of addresses holds: a weight's panels, its scales and its bias. 0 is a norm or a bias
 # that the model does not have, or the scales of a weight that is float32.
@@ -78,9 +78,9 @@ def rotated(x, cos, sin, y):
 
 
 @njit(**options)
-def projected(M, K, N, panel, w, scales, bias, X, y):
+def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
     """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K]."""
-    panel_product(M, K, panel, w, scales, X, y.ctypes.data)
+    panel_product(M, K, panel, w, scales, X, pieces, y.ctypes.data)
     if bias:
         b = carray(floats_at(bias), N)
         for m in range(M):
@@ -156,15 +156,18 @@ def swiglu(gate, up):
 
 
 @njit(**options)
-def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, y):
+def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces, y):
     """A phase: the residual stream x [M, d] += X Wᵀ + b for X [K, P]; with an address, a copy of the sum, too."""
     M, d = x.shape
     panels, kept = (d + ROWS - 1) // ROWS, carray(floats_at(copy), (M, d))
-    chunks = (panels + step - 1) // step
+    chunks, ready = (panels + step - 1) // step, False
     chunk = first_chunk(counters, phase, chunks)
     while chunk >= 0:
+        if not ready:
+            prepare(M, K, X, scales, pieces)
+            ready = True
         for panel in range(chunk * step, min(panels, chunk * step + step)):
-            projected(M, K, d, panel, w, scales, bias, X, y)
+            projected(M, K, d, panel, w, scales, bias, X, pieces, y)
             for m in range(M):
                 for r in range(min(ROWS, d - ROWS * panel)):
                     x[m, ROWS * panel + r] += y[ROWS * m + r]
@@ -178,7 +181,7 @@ numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
 SIGNATURE = ", ".join([
     numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
-    memory, memory, *[matrix] * 7, vector, matrix, pairs,
+    memory, memory, *[matrix] * 7, vector, matrix, pairs, "i4[::1]",
 ])  # fmt: skip
 
 
@@ -190,12 +193,12 @@ def run(
     keys, values,  # [L, B, Hkv, S, D]
     q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
     given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
-    xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16]
+    xn, y, own, picked, pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
 ):  # fmt: skip
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
     X, OUT, HIDDEN = xn.ctypes.data, o.ctypes.data, h.ctypes.data
-    GIVEN, kg = given.ctypes.data, given.shape[0]
+    GIVEN, kg, PIECES = given.ctypes.data, given.shape[0], pieces.ctypes.data
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
     KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
     queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
@@ -206,12 +209,14 @@ def run(
     for n in range(order.size):
         layer, phase = table[order[n]], PHASES * n
 
-        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, layer[LN1] == 0
+        chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, False
         X1, k1 = (X, kd) if layer[LN1] else (GIVEN, kg)
         chunk = first_chunk(counters, phase, chunks)
         while chunk >= 0:
             if not ready:
-                normed(x, layer[LN1], eps, xn)
+                if layer[LN1]:
+                    normed(x, layer[LN1], eps, xn)
+                prepare(M, k1, X1, layer[SQ] | layer[SK] | layer[SV], PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_q + 2 * panels_kv, chunk * step + step)):
                 if panel < panels_q:
@@ -220,7 +225,7 @@ def run(
                     at, to, N, w, s, b = panel - panels_q, k, Hkv * D, layer[WK], layer[SK], layer[BK]
                 else:
                     at, to, N, w, s, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[SV], layer[BV]
-                projected(M, k1, N, at, w, s, b, X1, y)
+                projected(M, k1, N, at, w, s, b, X1, PIECES, y)
                 for m in range(M):
                     for r in range(min(ROWS, N - ROWS * at)):
                         to[m, ROWS * at + r] = y[ROWS * m + r]
@@ -264,7 +269,7 @@ def run(
             chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        add_projected(counters, phase, step, ko, layer[WO], layer[SO], layer[BO], OUT, x, 0, y)
+        add_projected(counters, phase, step, ko, layer[WO], layer[SO], layer[BO], OUT, x, 0, PIECES, y)
 
         phase += 1
         chunks, ready = (panels_i + step - 1) // step, False
@@ -272,10 +277,11 @@ def run(
         while chunk >= 0:
             if not ready:
                 normed(x, layer[LN2], eps, xn)
+                prepare(M, kd, X, layer[SG] | layer[SU], PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_i, chunk * step + step)):
-                projected(M, kd, I, panel, layer[WG], layer[SG], layer[BG], X, y)
-                projected(M, kd, I, panel, layer[WU], layer[SU], layer[BU], X, y[half:])
+                projected(M, kd, I, panel, layer[WG], layer[SG], layer[BG], X, PIECES, y)
+                projected(M, kd, I, panel, layer[WU], layer[SU], layer[BU], X, PIECES, y[half:])
                 swiglu(y[:half], y[half : 2 * half])
                 for r in range(min(ROWS, I - ROWS * panel)):
                     for m in range(M):
@@ -284,4 +290,4 @@ def run(
 
         phase += 1
         copy = hidden.ctypes.data + 4 * M * d * wanted[n] if wanted[n] >= 0 else 0
-        add_projected(counters, phase, step, ki, layer[WD], layer[SD], layer[BD], HIDDEN, x, copy, y)
+        add_projected(counters, phase, step, ki, layer[WD], layer[SD], layer[BD], HIDDEN, x, copy, PIECES, y)

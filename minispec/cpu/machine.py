@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import sys
 import tempfile
 import threading
@@ -39,13 +40,28 @@ def wish() -> str:
     return wish
 
 
+@lru_cache(maxsize=1)
+def has_dot_product() -> bool:
+    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
+    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
+    if os.environ.get("MINISPEC_INT8") == "widen" or platform.machine().lower() not in ("arm64", "aarch64"):
+        return False
+    from llvmlite import binding
+
+    try:
+        features = binding.get_host_cpu_features()
+    except RuntimeError:  # LLVM cannot tell; every Mac of this kind has it
+        features = {}
+    return features.get("dotprod", platform.system() == "Darwin")
+
+
 COMPILING = "compiling the CPU pass once for this machine …"
 PATIENCE = 2.0  # seconds, before that is said
 _importing = threading.RLock()
 
 
 def compiled() -> SimpleNamespace | None:
-    """`product` of code.py and `run` of layers.py; None where there is no numba."""
+    """`product` of products.py and `run` of layers.py; None where there is no numba."""
     with _importing:
         return _compiled()
 
@@ -67,17 +83,18 @@ def _compiled() -> SimpleNamespace | None:
     if not was_compiled():
         notice.start()
     try:
-        from . import code, layers
+        from . import layers, products
     finally:
         notice.cancel()
         numba.config.CACHE_DIR = before
-    return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
+    return SimpleNamespace(product=products.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
 
 
 def compiled_folder() -> Path:
     """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
     would not notice that layers.py was compiled with an older code.py inside."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "layers.py")]
+    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "products.py", "layers.py")]
+    sources.append(os.environ.get("MINISPEC_INT8", "").encode())
     return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 
