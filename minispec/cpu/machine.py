@@ -44,15 +44,18 @@ def wish() -> str:
 def has_dot_product() -> bool:
     """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
     int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
-    if os.environ.get("MINISPEC_INT8") == "widen" or platform.machine().lower() not in ("arm64", "aarch64"):
+    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
+        return False
+    if platform.machine().lower() not in ("arm64", "aarch64"):
         return False
     from llvmlite import binding
 
+    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
+        return False
     try:
-        features = binding.get_host_cpu_features()
-    except RuntimeError:  # LLVM cannot tell; every Mac of this kind has it
-        features = {}
-    return features.get("dotprod", platform.system() == "Darwin")
+        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
+    except OSError:
+        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 COMPILING = "compiling the CPU pass once for this machine …"
@@ -94,7 +97,7 @@ def compiled_folder() -> Path:
     """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
     would not notice that layers.py was compiled with an older code.py inside."""
     sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "products.py", "layers.py")]
-    sources.append(os.environ.get("MINISPEC_INT8", "").encode())
+    sources.append(str(has_dot_product()).encode())
     return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 
