@@ -76,6 +76,19 @@ def product() -> None:
             assert_product(panels.multiply(x, packed, 1), x, rounded(weight))
 
 
+def precision() -> None:
+    """As good as float32: tokens with one number a thousand times as large as the others, tiny tokens, and zeros."""
+    weight = rows_of_all_sizes(48, 576)
+    integers, scale = q.quantize(weight)
+    x = normal(8, 576, seed=1)
+    x[1, 5], x[2], x[3], x[4, ::2] = 1000.0, 1e-20 * x[2], 0.0, 0.0
+    x[5], x[6] = 1.0, 1e20 * x[6]
+    x[7] = -x[7].abs().max()
+    exact, size = F.linear(x.double(), rounded(weight).double()), x.norm(dim=-1, keepdim=True) * weight.norm(dim=-1)
+    y = panels.multiply(x, panels.pack(integers, scale[:, 0]), 1)
+    assert bool(((y - exact).abs() <= 1e-6 * size.double()).all())
+
+
 def same_bits() -> None:
     """Whatever the number of threads, and whatever other tokens there are."""
     for N, K in SHAPES:
@@ -170,4 +183,5 @@ def change() -> None:
         before = now
 
 
-CHECKS = {check.__name__: check for check in (product, same_bits, layer, model, fused_pass, company, mixed, change)}
+ALL = (product, precision, same_bits, layer, model, fused_pass, company, mixed, change)
+CHECKS = {check.__name__: check for check in ALL}

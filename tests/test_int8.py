@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from inspect import getdoc
 
@@ -44,6 +48,22 @@ def test_mutant_is_invisible_elsewhere(name, monkeypatch):
 
 def test_every_mutant_says_what_is_wrong_with_it():
     assert all(getdoc(mutant.install) for mutant in MUTANTS.values()) and int8_mutants.__doc__
+
+
+WIDENED = """
+from minispec.cpu import machine
+from int8_checks import CHECKS
+assert not machine.has_dot_product()
+for check in ("product", "precision", "same_bits", "layer", "fused_pass", "company", "mixed"):
+    CHECKS[check]()
+"""
+
+
+@pytest.mark.slow  # a process of its own, which compiles
+def test_processors_without_a_dot_product_of_bytes(tmp_path):
+    """On others this is the only way, and what the checks above went."""
+    environment = os.environ | {"MINISPEC_INT8": "widen", "MINISPEC_HOME": str(tmp_path), "MINISPEC_LINEAR": "numba"}
+    subprocess.run([sys.executable, "-c", WIDENED], env=environment, check=True)
 
 
 # ---------------------------------------------------------------- loading
@@ -114,8 +134,6 @@ def test_a_report_knows_what_was_measured():
             machine={}, model="m", parameters=1, device="cpu", dtype="float32", weight_bytes=1, bandwidth=rate,
             flops=rate | {"median": 8.0}, plain=rate, context=1, curve=[], weights=weights,
         )  # fmt: skip
-    import json
-
     reports = {weights: Report.from_json(json.dumps(raw)) for weights, raw in fields.items()}
     assert reports[None].free_tokens == 4 * reports["int8"].free_tokens
 

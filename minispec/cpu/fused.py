@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import KVCache
-from . import machine, trials
-from .int8 import Int8Linear
+from . import int8, machine, trials
 from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
-MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
+MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before numba is loaded for it, too
 # Whose modules a layer is made of.
 KNOWN = ("minispec.model", "minispec.cpu.int8", "minispec.drafters.eagle", "torch.nn.modules.container")
@@ -33,7 +32,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
         type(cache) is not KVCache
-        or tokens.numel() > (MOST_TOKENS if len(tokens) == 1 else GROUP)
+        or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
         or not cache.keys.is_contiguous()  # some rows of another cache
@@ -45,6 +44,13 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     if plan is None:
         plan = _plans[transformer] = Plan()
     return plan.run if plan.ready(transformer) else None
+
+
+def most_tokens(transformer, tokens: Tensor) -> int:
+    """Up to how many tokens the compiled pass is the faster one."""
+    if len(tokens) > 1 or tokens.numel() <= MOST_TOKENS:
+        return GROUP if len(tokens) > 1 else MOST_TOKENS
+    return int8.MOST_TOKENS if isinstance(transformer.blocks[0][-1].down_proj, int8.Int8Linear) else MOST_TOKENS
 
 
 _plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -84,7 +90,7 @@ class Plan:
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
-        bytewise = [m for m in modules if isinstance(m, Int8Linear)]
+        bytewise = [m for m in modules if isinstance(m, int8.Int8Linear)]
         self.parts += [(m._buffers, name, part) for m in bytewise for name, part in m._buffers.items()]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
         usual = all(type(m).__module__ in KNOWN or type(m) is nn.Identity for m in modules)
@@ -178,7 +184,7 @@ def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> lis
     """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
 
     def product(linear) -> list[int | None]:
-        panels = linear.panels if isinstance(linear, Int8Linear) else panels_of(linear.weight)
+        panels = linear.panels if isinstance(linear, int8.Int8Linear) else panels_of(linear.weight)
         return [*(panels.addresses if panels else [None, 0]), 0 if linear.bias is None else linear.bias.data_ptr()]
 
     def norm(module) -> int:
