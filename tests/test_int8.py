@@ -51,9 +51,9 @@ def test_every_mutant_says_what_is_wrong_with_it():
 
 
 WIDENED = """
-from minispec.cpu import machine
+from minispec.cpu.processor import has_dot_product
 from int8_checks import CHECKS
-assert not machine.has_dot_product()
+assert not has_dot_product()
 for check in ("product", "precision", "same_bits", "layer", "fused_pass", "company", "mixed"):
     CHECKS[check]()
 """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import sys
 import tempfile
 import threading
@@ -16,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+
+from .processor import has_dot_product
 
 
 def home() -> Path:
@@ -38,24 +39,6 @@ def wish() -> str:
     if wish not in ("auto", "torch", "numba"):
         raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
     return wish
-
-
-@lru_cache(maxsize=1)
-def has_dot_product() -> bool:
-    """Whether one instruction multiplies int8 with int8 and adds up four of them in int32: ARM's SDOT. It decides how
-    int8 weights are laid out and multiplied (code.py). MINISPEC_INT8=widen does without."""
-    if os.environ.get("MINISPEC_INT8") == "widen" or "NUMBA_CPU_NAME" in os.environ:
-        return False
-    if platform.machine().lower() not in ("arm64", "aarch64"):
-        return False
-    from llvmlite import binding
-
-    if binding.get_host_cpu_name() == "generic":  # LLVM does not know this processor, and would refuse the instruction
-        return False
-    try:
-        return "asimddp" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split()
-    except OSError:
-        return platform.system() == "Darwin"  # every Mac of this kind has it
 
 
 COMPILING = "compiling the CPU pass once for this machine …"
