@@ -17,6 +17,8 @@ from mutants.int8_mutants import MUTANTS
 from mutants.patching import assert_caught, assert_unseen
 
 import minispec as ms
+from minispec import cli
+from minispec.bench import drafters
 from minispec.bench.measure import Report, verify_curve, weight_bytes
 from minispec.cpu import machine
 from minispec.cpu.int8 import Int8Linear
@@ -103,6 +105,21 @@ def test_an_int8_model_generates_and_verifies_as_any_other(stored):
     assert again.weights is None
     for name, value in small.transformer.state_dict().items():
         assert torch.equal(again.transformer.state_dict()[name], value)
+
+
+@pytest.mark.parametrize("command", [["measure"], ["demo"], ["bench", "drafters"]], ids=" ".join)
+def test_the_commands_ask_for_these_weights(monkeypatch, capsys, command):
+    asked = []
+
+    def load(name, **options):
+        asked.append(options.get("weights"))
+        raise ValueError("no further")
+
+    monkeypatch.setattr(ms, "load", load)
+    monkeypatch.setattr(drafters, "load", load)
+    for more in ([], ["--weights", "int8"], ["--weights", "int4"]):
+        assert cli.main([*command, "--model", "micro", *more]) != 0
+    assert asked == [None, "int8"]  # what cannot be had is refused before anything is loaded
 
 
 @pytest.mark.parametrize(

