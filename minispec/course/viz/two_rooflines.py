@@ -1,4 +1,4 @@
-"""The same model with float32 and with int8 weights: what a pass over M tokens should cost, and what it did cost."""
+"""The same model in float32 and in int8: what a forward pass over M tokens should cost, and what it did cost."""
 
 from __future__ import annotations
 
