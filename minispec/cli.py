@@ -54,6 +54,7 @@ def parser() -> Parser:
     sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
     options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
     options.add_device(sub)
+    options.add_weights(sub)
     options.add_draft_length(sub)
     options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
@@ -125,6 +126,7 @@ def parser() -> Parser:
     sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
     options.add_model(sub, help="the model to measure")
     options.add_device(sub)
+    options.add_weights(sub)
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
@@ -153,7 +155,7 @@ def demo(args) -> None:
     from .drafters.by_name import by_name, shipped_draft
 
     require_writable("json", args.json, make_folders=False)
-    target = load(args.model, device=args.device)
+    target = load(args.model, device=args.device, weights=args.weights)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft)
     colour = wants_colour(sys.stdout)
@@ -317,7 +319,7 @@ def measure(args) -> None:
     from .bench.measure import measure
 
     require_writable("json", args.json, make_folders=False)
-    report = measure(load(args.model, device=args.device), quick=args.quick)
+    report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
     publish(report.text(), report.to_json(), args.json)
 
 

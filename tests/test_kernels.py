@@ -405,7 +405,7 @@ def test_a_thread_s_memory_fits_every_cache_so_far(monkeypatch, numba):
 
     def noted(self, M, threads, slots, queries):
         between, own = right(self, M, threads, slots, queries)
-        rooms.append((min(len(scores) for _, _, scores, _ in own) - 2 * self.config.head_dim - 5, slots))
+        rooms.append((min(len(scores) for _, _, scores, *_ in own) - 2 * self.config.head_dim - 5, slots))
         return between, own
 
     monkeypatch.setattr(fused.Plan, "buffers", noted)

@@ -52,7 +52,7 @@ NOTEBOOKS = (
 COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-COMPILED = ("cpu.code", "cpu.layers")  # imported by cpu.machine when they are first needed
+COMPILED = ("cpu.code", "cpu.products", "cpu.layers")  # imported by cpu.machine when they are first needed
 
 
 # ---------------------------------------------------------------- the import graph

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -57,7 +56,7 @@ def race(
             results[category] = summarise(timed)
     return {
         "benchmark": "drafters",
-        "target": Path(target.name).name or target.name,
+        "target": target.label,
         "dtype": str(target.dtype).removeprefix("torch."),
         "recorded": target.backend is not None,
         "k": k,
@@ -128,6 +127,7 @@ def text(result: dict) -> str:
 
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
+    options.add_weights(parser)
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME",
                         help=f"of {', '.join(DRAFTERS)} (default: all that can be had)")  # fmt: skip
     options.add_draft_length(parser)
@@ -138,7 +138,7 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> dict:
-    target = load(args.model, device=args.device, fast=False if args.eager else None)
+    target = load(args.model, device=args.device, fast=False if args.eager else None, weights=args.weights)
     prompts = read_prompts(args.prompts, target, args.tokens)
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:

@@ -11,7 +11,6 @@ import os
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 
 from tqdm import tqdm
@@ -218,7 +217,7 @@ def demo(
         drafting.append(run.trace.seconds("draft") / drafted / one_pass)
         verifying.append(run.trace.seconds("verify") / run.trace.target_passes / one_pass)
     return Result(
-        model=Path(target.name).name or target.name,  # a model loaded from a folder is called by its path
+        model=target.label,
         drafter=name_of(drafter),
         k=k,
         temperature=temperature,

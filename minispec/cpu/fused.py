@@ -13,17 +13,17 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import KVCache
-from . import machine, trials
-from .panels import panels_of
+from . import int8, machine, trials
+from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
-MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
+MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 # Whose modules a layer is made of.
-KNOWN = ("minispec.model", "minispec.drafters.eagle", "torch.nn.modules.linear", "torch.nn.modules.container")
+KNOWN = ("minispec.model", "minispec.cpu.int8", "minispec.drafters.eagle", "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
@@ -32,7 +32,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
         type(cache) is not KVCache
-        or tokens.numel() > (MOST_TOKENS if len(tokens) == 1 else GROUP)
+        or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
         or not cache.keys.is_contiguous()  # some rows of another cache
@@ -44,6 +44,13 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     if plan is None:
         plan = _plans[transformer] = Plan()
     return plan.run if plan.ready(transformer) else None
+
+
+def most_tokens(transformer, tokens: Tensor) -> int:
+    """Up to how many tokens the compiled pass is the faster one."""
+    if len(tokens) > 1 or tokens.numel() <= MOST_TOKENS:
+        return GROUP if len(tokens) > 1 else MOST_TOKENS
+    return int8.MOST_TOKENS if isinstance(transformer.blocks[0][-1].down_proj, int8.Int8Linear) else MOST_TOKENS
 
 
 _plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
@@ -83,8 +90,10 @@ class Plan:
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
+        bytewise = [m for m in modules if isinstance(m, int8.Int8Linear)]
+        self.parts += [(m._buffers, name, part) for m in bytewise for name, part in m._buffers.items()]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
-        usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
+        usual = all(type(m).__module__ in KNOWN or type(m) is nn.Identity for m in modules)
         if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
@@ -129,9 +138,9 @@ class Plan:
         with machine.team.alone:
             between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
-            columns = torch.zeros(0 if given is None else given.shape[1], 4 if M <= 4 else 8)  # [K, P]
+            columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
             if given is not None:
-                columns[:, :M] = given.T
+                columns[: given.shape[1], :M] = given.T
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
@@ -152,18 +161,19 @@ class Plan:
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
             lines = 2 * c.head_dim + 5 + self.memory["slots"]
             self.memory[P] = (
-                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
-                 make(c.intermediate_size + c.intermediate_size % 2, P)],
-                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
-                  make(lines, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
+                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(filled(heads), P),
+                 make(filled(c.intermediate_size), P)],
+                [(make(filled(c.hidden_size), P), make(2 * 8 * 16), make(lines, queries),
+                  np.zeros((2, queries), np.int64), pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)))
+                 for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own
 
 
 def _plain(weight: Tensor) -> bool:
-    there = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
-    return there and not weight.is_inference()
+    there = weight.device.type == "cpu" and weight.is_contiguous() and not weight.is_inference()
+    return there and weight.dtype in (torch.float32, torch.int8)
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
@@ -174,8 +184,8 @@ def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> lis
     """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
 
     def product(linear) -> list[int | None]:
-        panels = panels_of(linear.weight)
-        return [panels and panels.data.data_ptr(), 0 if linear.bias is None else linear.bias.data_ptr()]
+        panels = linear.panels if isinstance(linear, int8.Int8Linear) else panels_of(linear.weight)
+        return [*(panels.addresses if panels else [None, 0]), 0 if linear.bias is None else linear.bias.data_ptr()]
 
     def norm(module) -> int:
         return module.weight.data_ptr() if hasattr(module, "weight") else 0

@@ -18,6 +18,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
 
+from .processor import has_dot_product
+
 
 def home() -> Path:
     """The cache folder: MINISPEC_HOME, else XDG_CACHE_HOME/minispec, else ~/.cache/minispec."""
@@ -47,7 +49,7 @@ _importing = threading.RLock()
 
 
 def compiled() -> SimpleNamespace | None:
-    """`product` of code.py and `run` of layers.py; None where there is no numba."""
+    """`product` of products.py and `run` of layers.py; None where there is no numba."""
     with _importing:
         return _compiled()
 
@@ -69,17 +71,18 @@ def _compiled() -> SimpleNamespace | None:
     if not was_compiled():
         notice.start()
     try:
-        from . import code, layers
+        from . import layers, products
     finally:
         notice.cancel()
         numba.config.CACHE_DIR = before
-    return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
+    return SimpleNamespace(product=products.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
 
 
 def compiled_folder() -> Path:
     """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
     would not notice that layers.py was compiled with an older code.py inside."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "layers.py")]
+    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "products.py", "layers.py")]
+    sources.append(str(has_dot_product()).encode())
     return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 

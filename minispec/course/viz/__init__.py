@@ -31,6 +31,7 @@ from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
 from .timing import measure_here, timing, timing_figure
 from .tree import tree_figure, tree_viewer
+from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
 
 __all__ = [
     "BatchDot",
@@ -61,6 +62,7 @@ __all__ = [
     "gantt",
     "gantt_figure",
     "measure_batches",
+    "measure_both",
     "measure_here",
     "measure_positions",
     "measure_race",
@@ -96,4 +98,6 @@ __all__ = [
     "toy_place",
     "tree_figure",
     "tree_viewer",
+    "two_rooflines",
+    "two_rooflines_figure",
 ]

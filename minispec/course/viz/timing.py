@@ -59,7 +59,7 @@ def measure_here(
         measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median,
     )
     curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
-    return Here(hardware, model.config, model.dtype.itemsize, context, tuple(curve))
+    return Here(hardware, model.config, 1 if model.weights else model.dtype.itemsize, context, tuple(curve))
 
 
 def recorded() -> list[dict]:
