@@ -11,6 +11,7 @@ drops the launch: it is as if it had not happened.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -130,8 +131,9 @@ class RunsAhead:
                 self._next_cycle(turns)
                 return
             results = flat(*self.buckets.again(self._tables(turns)))
-        except Exception:  # it will be done again, for each alone or in the next step, and then the error counts
+        except Exception as error:  # it will be done again, for each alone or in the next step: then the error counts
             self.runs_ahead = False  # whatever it was, it is not to be met in every step
+            warnings.warn(f"nothing is launched ahead any more, so steps take longer: {error!r}", stacklevel=2)
             return
         plans = [turn.plan for turn in turns]
         self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], results)

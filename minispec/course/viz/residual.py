@@ -178,7 +178,7 @@ class ResidualExplorer(panel.Panel):
         where = panel.choice("p and q", every)
         who = panel.choice("verifier", VERIFIERS)
         how_many = panel.choice("draft tokens k", {"1": 1, "2": 2}, 2)
-        for control, width in ((where, "300px"), (who, "300px"), (how_many, "110px")):
+        for control, width in ((where, "300px"), (who, "300px"), (how_many, "170px")):
             control.layout = ipywidgets.Layout(width=width)
         draws = panel.slider("cycles sampled", 0, 0, 5000, 100)
         play = ipywidgets.Play(min=0, max=5000, step=100, interval=500, description="sample cycles")

@@ -13,7 +13,7 @@ from .wrong_verifiers import NOTHING
 TOO_MUCH, TOO_LITTLE = PALETTE[3], PALETTE[4]
 FULL = 0.05  # a difference in probability that a cell shows at full strength
 MOST_COLUMNS = 6
-HEIGHT, LEFT, TOP = 150, 34, 20
+HEIGHT, LEFT, TOP = 150, 46, 20
 CARD = "flex:1 1 235px; min-width:225px; max-width:420px"
 SMALL = 'font-size="13"'
 
@@ -154,16 +154,12 @@ def _number(i: int, value: float, scale: float, text: str, n: int, bold: bool = 
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" {SMALL}{weight}>{text}</text>'
 
 
-def _tick(value: float) -> str:
-    return f"{value:g}".removeprefix("0") or "0"  # .375: there is room for four signs
-
-
 def _axes(found, scale: float) -> str:
     shown, marks = found.place.shown, []
     for part in (0, 0.5, 1):
         y = _y(part * scale, scale)
         marks.append(f'<line x1="{LEFT}" x2="320" y1="{y}" y2="{y}" stroke="var(--jp-border-color2)"/>')
-        marks.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" {SMALL}>{_tick(part * scale)}</text>')
+        marks.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" {SMALL}>{part * scale:g}</text>')
     for i, x in enumerate(shown):
         left, width = _column(i, len(shown))
         marks.append(_token(left + width / 2, TOP + HEIGHT + 16, found.place.labels[x], int(width / 0.6 / 8.2)))
