@@ -85,7 +85,7 @@ VARIANTS = {
         ),
     ),
     "appendix.compute_optimal": Variant(
-        "training takes {flops} FLOPs a parameter and token, not 6: part of the forward pass is computed again on "
+        "training takes {flops} FLOPs per parameter and token, not 6: part of the forward pass is computed again on "
         "the way back.",
         lambda r: {"flops": r.choice([7, 8, 9, 10])},
         lambda own, flops, tokens_per_parameter: (flops * 6 / own["flops"], tokens_per_parameter),
