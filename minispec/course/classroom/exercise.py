@@ -16,7 +16,8 @@ docstring of a mutant is what a learner reads whose function behaves like it: se
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
 Where the answer uses random numbers, observe composes the exact distribution of its results (`distribution_of`); where
 it drives models, observe lets it drive scripted ones and returns what they saw. A dict with tuples as keys is a
-distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are shown."""
+distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
+shown."""
 
 from __future__ import annotations
 
