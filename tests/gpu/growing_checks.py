@@ -40,8 +40,9 @@ def whole(*numbers) -> torch.Tensor:
 
 
 def logits(B: int, rows: int, v: int, ties: bool, seed: int) -> torch.Tensor:
-    """Random ones. With ties all rows are the same: x, then y and y, then x have the same probability."""
-    return random(v, seed=7).expand(B, rows, v) if ties else random(B, rows, v, seed=seed)
+    """Random ones, so far apart that deep nodes are likelier than some above. With ties all rows are the same: x, then
+    y and y, then x have the same probability."""
+    return random(v, seed=7).expand(B, rows, v) if ties else 4 * random(B, rows, v, seed=seed)
 
 
 def grown(cls, B: int, width: int, depth: int, most: int, v: int = 700, ties: bool = False, limits=(None, None),
