@@ -527,7 +527,8 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, B: in
     if ragged and tables.shape[0] != B:
         raise ValueError(f"tables is {list(tables.shape)}, not [{B}, n]: give one for each sequence")
     if mask is not None:
-        T, E = mask.shape[-1] if ragged else T, T if ragged or mask.dim() == 2 else max(T, mask.shape[-1])
+        T = mask.shape[-1] if ragged else T
+        E = T if mask.dim() == 2 else max(T, mask.shape[-1])
         if mask.dtype != torch.bool or mask.shape not in ((T, T), (B, T, E)):
             raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
     if splits is not None and not 1 <= splits <= MOST_SPLITS:
