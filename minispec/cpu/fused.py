@@ -60,7 +60,7 @@ class Plan:
     """Where everything is that a pass through a model needs, and what that was read off."""
 
     def __init__(self):
-        self.passes, self.table, self.facts = 0, None, []
+        self.passes, self.prepared, self.table, self.facts = 0, False, None, []
 
     def ready(self, transformer) -> bool:
         """Whether the pass can be had, now that it is asked for once more."""
@@ -77,7 +77,9 @@ class Plan:
         if not machine.is_loaded():
             c, self.passes = transformer.config, self.passes + 1
             large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= machine.REPAYS_LOADING
-            if not (large or machine.was_compiled() or self.passes >= PATIENCE):
+            if self.passes == 1:  # once: that looks into files
+                self.prepared = machine.was_compiled()
+            if not (large or self.prepared or self.passes >= PATIENCE):
                 return False
         return machine.compiled() is not None
 

@@ -52,9 +52,7 @@ def softmax(scores: Tensor, temperature: Tensor) -> Tensor:
         return (scores.to(torch.promote_types(scores.dtype, torch.float32)) / temperature).softmax(-1)
     *shape, V = scores.shape
     rows, pages = scores.numel() // V, -(-V // WIDE)
-    scores = scores.reshape(rows, V)
-    if not scores.is_contiguous():
-        scores = scores.contiguous()
+    scores = scores.reshape(rows, V).contiguous()
     tops, sums = torch.empty(2, rows, pages, dtype=torch.float32, device=scores.device)
     probs = torch.empty(rows, V, dtype=torch.float32, device=scores.device)
     with torch.cuda.device_of(scores):

@@ -5,12 +5,11 @@ test_skinny.py runs this file in a process of its own, because Triton reads TRIT
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
+from mutants.patching import broken
 
 from minispec.gpu import attention as fd
 from minispec.gpu import entry, growing
@@ -141,12 +140,7 @@ MUTANTS = {  # none that would read or write outside its memory: the interpreter
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, tmp_path):
-    source, (old, new) = Path(growing.__file__).read_text(), MUTANTS[name]
-    assert source.count(old) == 1, f"growing.py no longer says {old!r}: change this mutant too"
-    file = tmp_path / "mutant.py"
-    file.write_text(source.replace(old, new))
-    mutant = module_from_spec(spec := spec_from_file_location("minispec.gpu.mutant", file))
-    spec.loader.exec_module(mutant)
+    mutant = broken(growing, *MUTANTS[name], tmp_path)
     with pytest.raises(AssertionError):
         check_limits(mutant.GrowingByKernels)
         check_ties(mutant.GrowingByKernels)

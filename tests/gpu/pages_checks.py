@@ -5,11 +5,9 @@ test_skinny.py runs this file in a process of its own, because Triton reads that
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 import torch
+from mutants.patching import broken
 
 from minispec.gpu import attention as fd
 from minispec.gpu import pages as module
@@ -112,12 +110,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, tmp_path):
-    source, (old, new, check) = Path(module.__file__).read_text(), MUTANTS[name]
-    assert source.count(old) == 1, f"pages.py no longer says {old!r}: change this mutant too"
-    file = tmp_path / "mutant.py"
-    file.write_text(source.replace(old, new).replace("from .attention", "from minispec.gpu.attention"))
-    spec = spec_from_file_location("mutant", file)
-    mutant = module_from_spec(spec)
-    spec.loader.exec_module(mutant)
+    old, new, check = MUTANTS[name]
+    mutant = broken(module, old, new, tmp_path)
     with pytest.raises(AssertionError):
         check(mutant.softmax if check is check_softmax else mutant.pick)
