@@ -43,6 +43,15 @@ def workload(prompts: Sequence[Sequence[int]], count: int, longest: int, seed: i
     return [(prompts[i % len(prompts)], length) for i, length in enumerate(lengths)]
 
 
+def endless(target: Model) -> Model:
+    """The same model without end tokens: how long an output becomes is then ours to say, and equal on every machine.
+    Its passes are recorded where the target's are."""
+    same = Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
+    if target.backend:
+        same.accelerate()
+    return same
+
+
 def padded(target: Model, work: Work, batch: int) -> dict:
     texts, steps = [], 0
     for first in range(0, len(work), batch):
@@ -76,8 +85,7 @@ def compare(
     k: int = 4,
 ) -> dict:  # fmt: skip
     """The benchmark. Ratios are those of single rounds, both runs moments apart."""
-    # Without end tokens: how long a text becomes must not depend on rounding.
-    target = Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
+    target = endless(target)
     ways: dict[str, Callable[[], dict]] = {PADDED: partial(padded, target, work, batch)}
     for policy in (STATIC, CONTINUOUS):
         ways[policy] = partial(served, target, work, batch, num_blocks=num_blocks, policy=policy)
