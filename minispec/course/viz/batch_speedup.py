@@ -263,10 +263,12 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
     """
     machines = {machine.name: machine for machine in MACHINES}
     there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
+    date = json.loads(RECORDED.read_text(encoding="utf-8"))["date"]
 
     def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
         hardware, config = machines[machine], presets.SHAPES[model]
-        measured = {"here": dots, "on an H200": recorded if (machine, model, stored) == there else ()}
+        shown = recorded if (machine, model, stored) == there else ()
+        measured = {"on this machine, just now": dots, f"on an H200, recorded {date}": shown}
         figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
         return figure, in_words(hardware, config, alpha, k, c, stored, context)
 
