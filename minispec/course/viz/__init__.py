@@ -31,7 +31,8 @@ from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
-from .timing import measure_here, timing, timing_figure
+from .timing import measure_here, random_model, timing, timing_figure
+from .timing import recorded as recorded_curves
 from .tree import tree_figure, tree_viewer
 from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
 
@@ -87,8 +88,10 @@ __all__ = [
     "predict",
     "quantisation",
     "quantisation_figure",
+    "random_model",
     "read_attention",
     "real_places",
+    "recorded_curves",
     "residual_explorer",
     "residual_html",
     "roofline",
