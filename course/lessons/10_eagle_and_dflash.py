@@ -320,7 +320,7 @@ viz.positions(runs)
 # on the right as recorded for SmolLM2 on an H200 with other prompts (the trees only).
 
 # %% tags=["nbval-ignore-output"]
-timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=40, repeat=3)
+timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=32, repeat=3)
 viz.drafter_speedups(timed_race)
 
 # %% [markdown]

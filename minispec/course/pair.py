@@ -14,8 +14,8 @@ from ..gpu.backend import load
 def course_pair(device: str | torch.device | None = None) -> tuple[Model, Model]:
     """Target and draft model: SmolLM2 and its draft on a GPU, micro and micro-draft on a CPU.
 
-    On a GPU micro would be all overhead; on a CPU SmolLM2 would make a lesson wait. Where SmolLM2 cannot be had, micro
-    takes its place on the GPU too, and a line says so. None is `ms.device()`.
+    On a GPU micro would be all overhead; on a CPU SmolLM2 would make a lesson wait. Where SmolLM2 cannot be had, it is
+    micro on the GPU too, and a line says so. None is `ms.device()`.
     """
     device, name = usable_device(device), "micro"
     if device.type == "cuda":

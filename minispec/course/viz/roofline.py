@@ -34,7 +34,7 @@ def roofline_figure(
 ) -> go.Figure:  # fmt: skip
     """FLOP/s against FLOP per byte: the roof of a machine, and on it a decode pass, a prefill and a pass of your own.
 
-    `measured` are timed passes, each of its own model on its own machine; another machine's roof is drawn dotted.
+    `measured` are timed passes, each of its own model on its own machine; a roof of another machine is dotted.
     The number beside each is its M.
     """
     shape = dict(bytes_per_weight=bytes_per_weight, batch=batch, context=context)
