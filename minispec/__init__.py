@@ -37,6 +37,7 @@ from .files import interrupt  # noqa: F401  before all others: Ctrl-C while they
 # isort: split
 from . import drafters
 from .cache import KVCache
+from .files.folder import default_device as device
 from .files.handle import Model
 from .files.registry import models
 from .generate import Output, generate
@@ -59,6 +60,7 @@ __all__ = [
     "SamplingParams",
     "Trace",
     "Transformer",
+    "device",
     "drafters",
     "generate",
     "load",

@@ -60,6 +60,8 @@ H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
 H200_SHEET = Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
 H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
 A100 = Hardware("A100 80 GB SXM, bf16, data sheet", 2.039e12, 312e12)
+RTX_4090 = Hardware("RTX 4090, bf16, data sheet", 1.008e12, 165e12)  # accumulated in float32, without sparsity
+T4 = Hardware("T4, float16, data sheet", 0.32e12, 65e12)
 NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 

@@ -25,13 +25,28 @@ import minispec as ms
 from minispec import theory
 from minispec.bench import measure
 from minispec.course import viz
+from minispec.course.pair import course_pair, where
+
+# %% [markdown]
+# ## The device you measure
+#
+# This course measures time on your own machine, and always on one device: your GPU if there is one, else the CPU. The
+# environment variable `MINISPEC_DEVICE` (`cpu`, `cuda`, `cuda:1`) overrides that.
+
+# %% tags=["nbval-ignore-output"]
+device = ms.device()
+print(f"what is timed runs on {device}: {where(device)}")
+
+# %% [markdown]
+# What is *counted* does not need a fast machine, and should be the same for every reader. So cells that count tokens and
+# passes, or compare two outputs token by token, run a small model on the CPU, also where there is a GPU. If you have
+# one, [the page for GPU owners](../docs/gpu.md) says what to expect of it.
 
 # %% [markdown]
 # ## A model that tells stories
 #
 # We need a model that runs on any laptop, so one is part of the package. `micro` was trained on simple stories and on
-# nothing else, and it loads in about a second. We keep it on the CPU so that you can compare your numbers with the ones
-# printed here.
+# nothing else, and it loads in about a second.
 
 # %%
 target = ms.load("micro", device="cpu")
@@ -117,11 +132,16 @@ guess
 # %% [markdown]
 # ## Run
 #
+# The model for timing is `micro` again if your device is a CPU. On a GPU, where `micro` would be nothing but overhead, it
+# is the larger [SmolLM2](https://huggingface.co/HuggingFaceTB/SmolLM2-135M-Instruct).
+# ([`course_pair`](../minispec/course/pair.py) loads it together with a draft model, which we need later.)
 # [`verify_curve`](../minispec/bench/measure.py) runs the two passes in alternation and takes the median of each,
 # because a single timing says little on a machine that also does other things.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-one, five = measure.verify_curve(target, tokens=(1, 5), repeat=51)
+timed, timed_draft = course_pair(device)
+one, five = measure.verify_curve(timed, tokens=(1, 5), repeat=51)
+print(f"{timed.name} on {where(device)}")
 print(f"a pass over 1 token:  {one.time.median * 1000:.2f} ms")
 print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
 
@@ -132,13 +152,19 @@ print(f"a pass over 5 tokens: {five.time.median * 1000:.2f} ms")
 guess.reveal(five.ratio)
 print(f"a token alone costs {one.time.median * 1000:.2f} ms")
 print(f"one of five costs   {five.time.median * 1000 / 5:.2f} ms")
-print("on this machine:", measure.machine()["cpu"])
+
+# %% [markdown]
+# For comparison, the same ratio as we recorded it on a data-centre GPU, with a model of 8 billion parameters:
+
+# %% tags=["spoiler"]
+[h200] = viz.recorded_curves()
+print(f"{h200.what}: {next(point.ratio for point in h200.curve if point.tokens == 5):.2f}")
 
 # %% [markdown]
 # If your ratio is well below five, the five tokens have shared something: a pass has costs that it pays once, however
 # many tokens it processes. The largest is usually reading, because every weight has to travel from memory to the
 # arithmetic units once per pass. On top of it comes a fixed overhead, such as starting the operations of the pass. For
-# a model as small as `micro` the overhead can be a large part; for a large model it is nearly all reading. (If your
+# models as small as these two the overhead can be a large part; for a large model it is nearly all reading. (If your
 # ratio is near five, run the two cells again, because another program may have disturbed them. If it stays there,
 # arithmetic already limits your machine at five tokens; lesson 01 measures where that begins.)
 #
@@ -240,7 +266,20 @@ viz.cycle_stepper(target, draft, question, speculative)
 #
 # The ratio of the two numbers of passes is not yet a speed-up: the drafter ran up to four small passes per cycle, which
 # are not counted here, a pass over five tokens takes longer than a pass over one, and we have not looked at the clock.
-# Lesson 07 counts all of it.
+# Lesson 07 counts all of it. But we can look at the clock already, on your device and with the models that belong to it:
+
+# %% tags=["nbval-ignore-output"]
+fixed = dict(max_new_tokens=40, temperature=0, ignore_eos=True)  # every run generates as many tokens
+ways = {
+    "plain": lambda: ms.generate(timed, question, **fixed),
+    "with drafts of 4": lambda: ms.speculate(timed, question, ms.drafters.Model(timed_draft), k=4, **fixed),
+}
+for way, time in measure.interleaved_times(ways, repeat=5, device=device).items():
+    print(f"{timed.name}, {way}: {time.rate(40).median:.0f} tokens per second")
+
+# %% [markdown]
+# If the second number is the smaller one, nothing is broken. It happens where a pass of the small model takes nearly as
+# long as one of the target, which is common with models this small on a CPU, and lesson 07 finds the cause in numbers.
 
 # %% [markdown]
 # ## Where the course goes

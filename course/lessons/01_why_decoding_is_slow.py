@@ -21,6 +21,7 @@ import minispec as ms
 from minispec import theory
 from minispec.bench import measure
 from minispec.course import viz
+from minispec.course.pair import where
 from minispec.course.viz import presets
 
 # %% [markdown]
@@ -122,36 +123,41 @@ for hardware in (H200, theory.H200_SHEET, theory.H100, theory.A100, theory.NEOVE
 # ## Your machine
 #
 # What is the ridge point of the machine you sit at? [`measure_here`](../minispec/course/viz/timing.py) reads a large
-# block of memory, multiplies large matrices, and times passes of a model with 40 million random parameters. (Random
-# ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten seconds, and
-# as long again if the package still has to compile its own matrix product, which is explained below.
+# block of memory on your device (the GPU if there is one, see lesson 00), multiplies large matrices, and times passes of
+# a model with random parameters: 40 million of them in float32 on a CPU, 1.2 billion in 16 bits on a GPU with room for
+# them. (Random ones will do, because the time of a pass depends on the shapes and not on the values.) It takes about ten
+# seconds, and as long again if the package still has to compile its own matrix product, which is explained below.
 
 # %% tags=["nbval-ignore-output"]
-here = viz.measure_here()
+device = ms.device()
+here = viz.measure_here(device=device)
 ridge = theory.balance_point(here.hardware)
-print(f"reads        {here.hardware.bandwidth / 1e9:.1f} GB/s")
-print(f"computes     {here.hardware.flops / 1e9:.1f} GFLOP/s in float32")
+print(f"{where(device)}, {presets.name_of(here.bytes_per_weight)}")
+print(f"reads        {here.hardware.bandwidth / 1e9:,.1f} GB/s")
+print(f"computes     {here.hardware.flops / 1e9:,.1f} GFLOP/s")
 print(f"ridge point  {ridge:.1f} FLOP per byte")
 
 # %% [markdown]
 # Let $t(M)$ be the time of a pass with $M$ tokens per sequence. How much longer does a pass over five tokens take on
-# your machine than a pass over one? Work out first what the roofline says (a parameter in float32 has four bytes, so
-# the intensity is $M / 2$), and then guess what the clock said.
+# your machine than a pass over one? Work out first what the roofline says (in float32 a parameter has four bytes, so
+# the intensity is $M / 2$; in 16 bits it is $M$), and then guess what the clock said.
 
 # %% tags=["nbval-ignore-output"]
-five_for_one = viz.predict("40M in float32 on this machine: t(5) / t(1), measured?", "times")
+five_for_one = viz.predict(f"{here.model} on this machine: t(5) / t(1), measured?", "times")
 five_for_one
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 at = {point.tokens: point for point in here.curve}
-print(f"1 token: {1e3 * at[1].time.median:.1f} ms, 5 tokens: {1e3 * at[5].time.median:.1f} ms")
-print(f"the roofline says {max(1, 5 / (2 * ridge)):.2f} times: memory-bound up to {2 * ridge:.1f} tokens")
+free = theory.free_tokens(here.hardware, bytes_per_weight=here.bytes_per_weight)
+print(f"1 token: {1e3 * at[1].time.median:.2f} ms, 5 tokens: {1e3 * at[5].time.median:.2f} ms")
+print(f"the roofline says {max(1, 5 / free):.2f} times: memory-bound up to {free:.1f} tokens")
 five_for_one.reveal(at[5].ratio)
 
 # %% [markdown]
 # If the clock came close to the roofline, that is not a matter of course. General matrix libraries are made for many
 # tokens, and some rearrange all weights before they multiply, which is additional reading. So for few tokens the model
-# uses a product of its own, which reads each weight once for all of them ([`kernels`](../minispec/kernels.py)).
+# uses a product of its own, which reads each weight once for all of them (on a CPU [`kernels`](../minispec/kernels.py),
+# on a GPU [`products`](../minispec/gpu/products.py)).
 #
 # There is one more cost, which the roofline does not know: the start of each operation, and other work that does not
 # depend on the number of tokens. This is **overhead**. A pass that takes much longer than both reading and computing is
@@ -163,8 +169,9 @@ five_for_one.reveal(at[5].ratio)
 #
 # The roof is the most that a machine can do at each intensity. To the left of the ridge it is a slope, because memory
 # decides. To the right it is flat, because arithmetic decides. The rings show a decode pass and a prefill of 512
-# tokens, and the dot is the pass that you set. With the model `40M` in float32 on this machine you also see the passes
-# that were timed, which lie below the roof.
+# tokens, and the dot is the pass that you set. The passes that were timed lie below their roofs, each with its $M$ beside
+# it: those of *this machine, measured just now*, and those of an H200 that we *recorded* with the shape of Llama-3-8B in
+# bf16. Whichever machine you choose, the roofs of these two stay in the picture, dotted.
 
 # %% tags=["nbval-ignore-output"]
 viz.roofline(here)
@@ -176,6 +183,8 @@ viz.roofline(here)
 #    weights in int4: the same pass moves to the right, because fewer bytes are read for the same work.
 # 2. At batch size 64, raise the number of cached tokens. Decode moves back to the left, because attention reads
 #    the stored keys and values of every sequence (its KV cache, lesson 02), and these serve that sequence alone.
+#
+# How far below its roof does a pass of your machine lie, at $M = 1$ and at the largest $M$? Compare with the H200.
 
 # %% [markdown]
 # ## Why prefill is compute-bound
@@ -306,31 +315,33 @@ for context in (0, 1024, 4096, 8192):
 # %% [markdown]
 # At 4,096 cached tokens per sequence five tokens take no longer than one, because the pass is memory-bound again.
 #
-# **Overhead.** Here one pass of `micro` is timed in two ways. With `torch`, Python starts one small operation after the
-# other. With `auto`, the default, all layers are a single call of compiled code. Both read the same weights and compute
-# the same numbers.
+# **Overhead.** Here one pass of `micro` is timed on your device in two ways. In the first, Python starts one small
+# operation after the other. In the second, the default, all layers are started at once: on a CPU as a single call of
+# compiled code, on a GPU as a recorded **CUDA graph**. Both read the same weights and compute the same numbers.
 
 # %% tags=["nbval-ignore-output"]
-micro = ms.load("micro", device="cpu")
-least = 4 * micro.num_parameters / here.hardware.bandwidth  # four bytes per parameter
-print(f"reading the weights:    {1e3 * least:.2f} ms")
-for choice, how in (("torch", "operation by operation"), ("auto", "layers as one call")):
-    os.environ["MINISPEC_LINEAR"] = choice  # "torch": PyTorch's own operations, "auto": our compiled code, if faster
+least = measure.weight_bytes(ms.load("micro", device=device)) / here.hardware.bandwidth
+print(f"reading the weights:    {1e3 * least:.3f} ms")
+for choice, how in (("torch", "operation by operation"), ("auto", "all layers at once")):
+    os.environ["MINISPEC_LINEAR"] = choice  # CPU: PyTorch's own operations, or our compiled code if that is faster
+    micro = ms.load("micro", device=device, fast=None if choice == "auto" else False)  # GPU: recorded, or not
     [one] = measure.verify_curve(micro, tokens=(1,), context=64, repeat=25)
-    print(f"{how + ':':23} {1e3 * one.time.median:.2f} ms")
+    print(f"{how + ':':23} {1e3 * one.time.median:.3f} ms")
 
 # %% [markdown]
 # Most of the difference between the two passes is overhead, so operation by operation `micro` is overhead-bound. (A
 # part of it is the matrix product, which differs as well, see *Your machine*.) Even the second pass takes longer than
-# the reading. When we took it apart, the compiled call took hardly longer than reading its weights, and most of the
-# rest was work around it: Python looks up the embedding, prepares the call, and starts the last norm and the output
-# matrix. (If other programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took
-# less time than the reading, the weights stayed in the CPU's cache and were not read from memory at all.)
+# the reading. When we took it apart on a CPU, the compiled call took hardly longer than reading its weights, and most of
+# the rest was work around it: Python looks up the embedding, prepares the call, and starts the last norm and the output
+# matrix. On a GPU a graph still has to start its kernels one after another, and each of them has next to nothing to read.
+# (If other programs use the machine, a pass of a few milliseconds also waits for a core. And if a pass took less time than
+# the reading, the weights stayed in the processor's cache and were not read from memory at all.)
 #
-# **Every $M$.** The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements,
-# and the dotted line is what the tokens would cost if each paid alone. The distance between the dotted line and the
-# dots is what speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises
-# above 1. Where does it rise at twice the batch size?
+# **Every $M$.** The widget below shows $t(M)/t(1)$ for every $M$: the lines are rooflines, the dots are measurements of
+# this machine and, recorded, of an H200 (open where they belong to another model than the one you chose), and the dotted
+# line is what the tokens would cost if each paid alone. The distance between the dotted line and the dots is what
+# speculation can use. Choose `Llama-3-8B` in bf16 and find the $M$ at which the line of the H200 rises above 1. Where
+# does it rise at twice the batch size?
 
 # %% tags=["nbval-ignore-output"]
 viz.timing(here)

@@ -27,7 +27,7 @@ from minispec.course import viz
 from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.paged import PagedKVCache
 
-target = ms.load("micro", device="cpu")
+target = ms.load("micro", device="cpu")  # blocks are counted and bits compared, so on the CPU, also beside a GPU
 
 # %% [markdown]
 # ## One contiguous piece per request

@@ -26,11 +26,20 @@ import minispec as ms
 from minispec.bench import batching
 from minispec.bench.measure import place
 from minispec.course import viz
+from minispec.course.pair import course_pair, where
 from minispec.course.viz import recorder
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
+
+# %% [markdown]
+# A schedule is the same on every machine, so `micro` on the CPU is enough to count its steps. What is timed below runs on
+# your own device, with the model that suits it (lesson 00):
+
+# %% tags=["nbval-ignore-output"]
+timed = recorder.endless(course_pair(ms.device())[0])
+print(f"{timed.name} on {where(timed.device)}")
 
 # %% [markdown]
 # ## What does a static batch waste?
@@ -165,31 +174,42 @@ while scheduler.requests:
 
 
 # %%
-def with_a_long_prompt(max_chunk: int | None) -> list[dict]:
-    engine = ms.Engine(target, num_blocks=64, max_num_seqs=4, max_chunk=max_chunk)
+def engine_with(model: ms.Model, max_chunk: int | None) -> ms.Engine:
+    return ms.Engine(model, num_blocks=64, max_num_seqs=4, max_chunk=max_chunk, enable_prefix_caching=False)
+
+
+def with_a_long_prompt(engine: ms.Engine) -> list[dict]:
+    """The steps that these four requests take."""
+    earlier = len(engine.metrics()["steps"])
     for _ in range(3):
         engine.add("Once upon a time", 16)
     for _ in range(4):
         engine.step()
     engine.add("The old dog was tired. " * 24, 4)
     engine.run()
-    return engine.metrics()["steps"]
+    return engine.metrics()["steps"][earlier:]
 
 
-in_one_go, in_chunks = with_a_long_prompt(None), with_a_long_prompt(32)
+in_one_go, in_chunks = (with_a_long_prompt(engine_with(target, most)) for most in (None, 32))
 print("in one go:  ", *(f"{step['read']:4d}" for step in in_one_go))
 print("chunks of 32", *(f"{step['read']:4d}" for step in in_chunks))
 
 # %% [markdown]
-# These are the tokens of each pass. The next cell repeats both runs and prints the longest step, which is the longest
-# time that the three decoding requests had to wait for a token on this machine. (The first step is left out, because in
-# it the three prompts are processed and no request is decoding yet.)
+# These are the tokens of each pass. The next cell repeats both runs on your device and prints the longest step, which is
+# the longest time that the three decoding requests had to wait for a token. (The first step is left out, because in it
+# the three prompts are processed and no request is decoding yet. So is a first run, in which a GPU records its passes.)
 
 # %% tags=["nbval-ignore-output"]
 for name, max_chunk in (("in one go", None), ("chunks of 32", 32)):
-    runs = [with_a_long_prompt(max_chunk) for _ in range(5)]
+    engine = engine_with(timed, max_chunk)
+    runs = [with_a_long_prompt(engine) for _ in range(6)][1:]
     longest = [1000 * max(sum(step["seconds"].values()) for step in steps[1:]) for steps in runs]
-    print(f"{name:13} longest step {median(longest):.0f} ms, in five runs {min(longest):.0f} to {max(longest):.0f} ms")
+    print(f"{name:13} longest step {median(longest):.1f} ms, in five runs {min(longest):.1f} to {max(longest):.1f} ms")
+
+# %% [markdown]
+# How much the chunks help depends on the machine. Where the long pass is limited by arithmetic, as on a CPU, it takes far
+# longer than a chunk. A large GPU processes a prompt this short in little more time than a chunk of it, because both are
+# below its ridge point (lesson 01); there it takes prompts of thousands of tokens, or a large model, to stall a batch.
 
 # %% [markdown]
 # The new request pays for this, since its prompt takes six passes instead of one and its first token comes later. So
@@ -286,7 +306,7 @@ print("the same outputs:", tight_outputs == roomy_outputs)
 # below. Some of them arrive later. Everything after the chosen step is pale.
 
 # %% tags=["nbval-ignore-output"]
-viz.gantt(target)
+viz.gantt(timed)
 
 # %% [markdown]
 # Three tasks:
@@ -301,8 +321,9 @@ viz.gantt(target)
 # With continuous batching D, E and F are preempted. When such a request comes back, its bar begins with a prefill, a single
 # step over its prompt and all tokens generated so far, and then it continues to decode where it had stopped.
 #
-# Steps with a prefill or with more requests take longer. With continuous batching the steps are fuller, so the time
-# usually shrinks by a smaller factor than the number of steps.
+# On a CPU steps with a prefill or with more requests take longer. With continuous batching the steps are fuller, so the
+# time usually shrinks by a smaller factor than the number of steps. On a large GPU all steps of these few requests are
+# below the ridge point, so they take nearly equally long, and the two ratios nearly agree.
 # </details>
 
 # %% [markdown]
@@ -315,10 +336,10 @@ viz.gantt(target)
 # all of them alike.
 
 # %% tags=["nbval-ignore-output"]
-os.environ["MINISPEC_LINEAR"] = "torch"  # the same kernels for all three: `generate` has faster ones
-prompts = [target.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]
+os.environ["MINISPEC_LINEAR"] = "torch"  # on a CPU the same kernels for all three: `generate` has faster ones
+prompts = [timed.encode(text) for text in ("Once upon a time", "The old dog was tired.", "It was raining, and")]
 work = batching.workload(prompts, count=16, longest=24)
-here = batching.compare(target, work, batch=4, repeat=5)
+here = batching.compare(timed, work, batch=4, repeat=5)
 print(batching.text(here))
 
 # %% [markdown]
@@ -327,12 +348,12 @@ print(batching.text(here))
 # next.
 #
 # Does the time fall by the same factor as the number of steps? The next cell compares the two ratios, for the run above
-# and for a longer run of the same benchmark that was recorded on another machine. Do not compare the milliseconds of the
-# two runs, because their CPUs differ; only the ratios within one run mean something.
+# and for a longer run of the same benchmark that was recorded with `micro` on the CPU of another machine. Do not compare
+# the milliseconds of the two runs, because the machines differ; only the ratios within one run mean something.
 
 # %% tags=["nbval-ignore-output"]
 recorded = json.loads((Path(ms.__file__).parent / "data/benchmarks/batching.json").read_text())
-for name, run in (("here", here), ("recorded", recorded)):
+for name, run in (("this machine, just now", here), (f"recorded {recorded['date']}", recorded)):
     print(f"{name}: {run['target']}, {run['requests']} requests, {run['tokens']} tokens, {run['batch']} slots")
     print(f"  {place(run['machine'])}")
     static, continuous = (run["results"][policy] for policy in ("static", "continuous"))
@@ -343,13 +364,13 @@ for name, run in (("here", here), ("recorded", recorded)):
         print(f"  {policy}: {1000 * seconds / result['steps']:.1f} ms per step")
 
 # %% [markdown]
-# If all steps took equally long, the two ratios would be equal. They are not, because a step of continuous batching has
-# fewer empty slots and takes longer: compare the times per step. On a GPU at a moderate batch size, where reading the
-# weights dominates the time of a step, the two ratios come closer.
+# If all steps took equally long, the two ratios would be equal. On a CPU they are not, because a step of continuous
+# batching has fewer empty slots and takes longer: compare the times per step. On a GPU at a moderate batch size, where
+# reading the weights dominates the time of a step, the two ratios come closer.
 #
 # The table above also shows what it costs. With continuous batching the *first* token of a request comes much sooner,
-# because it waits less for a slot, but *each next* token comes later. The fuller steps are one reason, and there is a
-# larger one, the stall that we met above. With the static policy all prompts of a batch are processed in its first
+# because it waits less for a slot, but *each next* token tends to come later (on a CPU clearly so). The fuller steps are
+# one reason, and there is a larger one, the stall that we met above. With the static policy all prompts of a batch are processed in its first
 # step, when none of its requests is decoding yet. With continuous batching the prompt of each request that joins is
 # processed in the same pass as the next tokens of the others, and they wait for it. (Most outputs of our run are only a
 # few tokens long, so a large share of its steps has such a prompt. In the recorded run with its longer outputs the

@@ -31,8 +31,9 @@ from minispec.course.viz import cycles as stepper
 # We need a target and a draft model. The two share one vocabulary here, so that a token id means the same to both. Two
 # vocabularies of equal size would not be enough: the loop would run without an error and accept almost nothing. So the
 # cell compares them entry by entry. A shared vocabulary is the usual case and the simple one; there are methods for
-# different vocabularies as well (Timor et al., 2025, arXiv:2502.05202). Everything is computed in float64, where
-# rounding errors are far smaller than any gap between two tokens that we will meet.
+# different vocabularies as well (Timor et al., 2025, arXiv:2502.05202). Everything is computed in float64 on
+# the CPU, also where there is a GPU, because there rounding errors are far smaller than any gap between two tokens that we
+# will meet.
 
 # %%
 target = ms.load("micro", device="cpu", dtype=torch.float64)

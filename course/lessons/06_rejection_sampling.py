@@ -253,7 +253,8 @@ guess_biased.reveal(float(biased[0]))
 # ## The residual explorer
 #
 # Drag the bars of $p$ and $q$ (or focus one and use the arrow keys), choose a verifier, right or wrong, and let it sample.
-# The last entries of the first menu are positions of a real run: `micro` with its draft model, top-k 3 on both sides.
+# The last entries of the first menu are positions of a real run: `micro` with its draft model, top-k 3 on both sides, in
+# float64 on the CPU, since this lesson is about exactness and not about speed.
 
 # %% tags=["nbval-ignore-output"]
 target = ms.load("micro", device="cpu", dtype=torch.float64)

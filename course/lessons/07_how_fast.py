@@ -23,6 +23,7 @@ import minispec as ms
 from minispec import theory
 from minispec.bench import slower
 from minispec.course import demo, viz
+from minispec.course.pair import course_pair, where
 
 # %% [markdown]
 # ## How many tokens does a cycle emit?
@@ -122,11 +123,12 @@ for alpha in (0.05, 0.3, 0.5, 0.7, 0.8, 0.9):
 # %% [markdown]
 # ## Measure the three numbers
 #
-# The formula needs α, c and v, so we measure them, with `micro` as the target and `micro-draft` as the draft model.
+# The formula needs α, c and v, so we measure them on your device: with `micro` as the target and `micro-draft` as the
+# draft model on a CPU, with SmolLM2 and its own draft model on a GPU (see lesson 00).
 
-# %%
-target = ms.load("micro", device="cpu")
-draft = ms.load("micro-draft", device="cpu")
+# %% tags=["nbval-ignore-output"]
+target, draft = course_pair(ms.device())
+print(f"{target.name} and {draft.name} on {where(target.device)}")
 
 # %% [markdown]
 # Measuring **α** has a trap: two different rates are in use, and dashboards rarely say which one they show.
@@ -154,7 +156,7 @@ for k in (2, 4, 8):
 
 # %% tags=["nbval-ignore-output"]
 speedup_guess = viz.predict(
-    "micro with micro-draft, k = 4, 48 tokens at temperature 0.6, on your machine: how many times as fast as plain?",
+    f"{target.name} with {draft.name}, k = 4, 48 tokens at temperature 0.6, here: how many times as fast as plain?",
     "times",
 )
 speedup_guess
@@ -175,13 +177,15 @@ speedup_guess.reveal(here.measured)
 # %% [markdown]
 # ### What the three numbers say
 #
-# On a CPU the result can lie on either side of 1, and if it lies below, the three numbers say why. The acceptance is fine
-# for such a small draft model. But $c$ may be large, because a model this small does not spend its time on reading weights,
-# and $v$ may be well above 1, because on most CPUs a pass over five tokens uses other kernels than a pass over one.
+# The result can lie on either side of 1, and if it lies below, the three numbers say why. The acceptance is fine for such a
+# small draft model. But $c$ may be large, because models this small do not spend their time on reading weights: on a CPU it
+# goes into calls, on a GPU into starting kernels. And on a CPU $v$ may be well above 1, because most CPUs use other kernels
+# for a pass over five tokens than for a pass over one, and their ridge point is low. On a GPU $v$ should be near 1.
 #
 # The predicted and the measured speed-up need not agree. The formula counts passes only, and it takes one α for all
-# positions. The sampler and the Python code around the passes take time too, and with models as small as these that is a
-# considerable share. So if the formula promises only a few per cent, the clock may well show a loss.
+# positions. The sampler and the Python code around the passes take time too. With models as small as these that is a
+# considerable share where Python starts every pass, as on a CPU; on a GPU a whole cycle is one launch. So if the formula
+# promises only a few per cent, the clock may well show a loss.
 #
 # ### A large model on a GPU
 #
@@ -198,13 +202,34 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 # %% [markdown]
 # Here $v$ is nearly 1, as the simple formula assumes, because five tokens per pass are far below the ridge point of the
 # machine (lesson 01).
+#
+# ### Where does the time of a cycle go?
+#
+# The formula knows two terms, $k c$ and $v$. The clock knows four: drafting, the verify pass, sampling (accept, reject, and
+# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec/course/viz/cycle_parts.py)
+# takes the first three from the trace of real runs, and the last one is what they leave of the time from one cycle to the
+# next. One unit is one plain decoding step of the same machine, so both bars have the same axis. The mark is the time in
+# which plain decoding emits as many tokens as the cycle does: speculation gains if the bar ends to the left of its mark.
+
+# %% tags=["nbval-ignore-output"]
+cycles = [
+    viz.measure_cycle(target, ms.drafters.Model(draft), PROMPT, k=4, temperature=0.6, seed=0),
+    viz.CycleParts.recorded(),
+]
+print(viz.cycle_words(cycles))
+viz.cycle_figure(cycles)
+
+# %% [markdown]
+# Which part would you attack first on your machine? A smaller draft model shrinks the first part, a better kernel the
+# second, and one launch for the whole cycle the last. (The recorded cycle *is* one launch, so its sampling cannot be told
+# from the rest. A GPU divides the time of its launch by marks inside it.)
 
 # %% [markdown]
 # ## The surface
 #
 # The widget shows the whole formula at once. On the left is the speed-up over α and $k$, with the line where nothing is
 # gained and, for every α, the best $k$. On the right is a cut at the α of the slider. A filled mark is a measured
-# speed-up, and the open mark beside it is its prediction.
+# speed-up, of *this machine, just now* or of the *H200, recorded*, and the open mark beside it is its prediction.
 
 # %% tags=["nbval-ignore-output"]
 viz.surface([here, h200])
@@ -344,14 +369,14 @@ print(f"speed-up: predicted {again.predicted:.2f}, measured {again.measured:.2f}
 # %% [markdown]
 # How large would $c$ be if only bytes mattered, and how large if only the number of layers mattered?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print(f"share of the bytes:  {draft.num_parameters / target.num_parameters:.2f}")
 print(f"share of the layers: {draft.config.num_layers / target.config.num_layers:.2f}")
 
 # %% [markdown]
 # Compare both with your $c$. Models as small as these are not limited by bytes: each layer costs a few calls whatever its
-# width, and each draft token costs a sampling step and some Python code besides. On a GPU the same effect comes from kernel
-# launches.
+# width, and each draft token costs a sampling step besides (on a CPU also some Python code). On a GPU the same effect comes
+# from its kernels, which start one after another even inside a graph.
 #
 # ### Check what you are told
 #

@@ -26,7 +26,7 @@ from minispec.course import drafting, viz
 from minispec.drafters import Medusa, MedusaHeads
 from minispec.train.medusa import tell_stories, train_heads
 
-target = ms.load("micro", device="cpu", dtype=torch.float64)
+target = ms.load("micro", device="cpu", dtype=torch.float64)  # outputs are compared, so exactly, and on the CPU
 
 # %% [markdown]
 # ## What does a head predict?

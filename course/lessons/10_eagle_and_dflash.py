@@ -24,10 +24,11 @@ import minispec as ms
 from minispec import tree
 from minispec.bench.prompts import STORIES
 from minispec.course import drafting, viz
+from minispec.course.pair import course_pair, where
 from minispec.drafters.dflash import load_head
 
 D = ms.drafters
-target = ms.load("micro", device="cpu", dtype=torch.float64)
+target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine
 prompt = target.encode("One day, a girl named Lily")
 plain = ms.generate(target, prompt, max_new_tokens=60)
 story = prompt + plain.tokens  # the prompt and what the target generates after it
@@ -278,7 +279,8 @@ training_guess.reveal(untrained["EAGLE"])
 # %% [markdown]
 # ## Play: acceptance by position
 #
-# Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. On the left is the probability
+# Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. They run on your device, for
+# `micro` on a CPU and for SmolLM2 on a GPU, each with the heads that were trained for it. On the left is the probability
 # that a draft token is accepted at a position, given that all before it were; small marks are positions that few cycles
 # reached. On the right are the tokens per forward pass, and how many were drafted for them.
 #
@@ -287,9 +289,10 @@ training_guess.reveal(untrained["EAGLE"])
 # better (survivorship), and the size of the marks shows when that may be the case.
 
 # %% tags=["nbval-ignore-output"]
-quick = ms.load("micro", device="cpu")
+quick, quick_draft = course_pair(ms.device())
+print(f"{quick.name} on {where(quick.device)}")
 drafters = {
-    "small model": D.Model(ms.load("micro-draft", device="cpu")),
+    "small model": D.Model(quick_draft),
     "Medusa tree": D.Medusa(quick, nodes=24),
     "EAGLE chain": D.Eagle(quick, tree=False),
     "EAGLE tree": D.Eagle(quick, nodes=24),
@@ -308,6 +311,21 @@ viz.positions(runs)
 #
 # If you have more time: set the temperature to 1, where the target samples. Trees and blocks propose the most probable
 # tokens, whereas the small model and EAGLE's chain sample theirs. Which of them loses most?
+
+# %% [markdown]
+# ## What does the clock say?
+#
+# More tokens per forward pass are worth their price only if the draft is cheap and the wider pass is cheap, too. So here
+# are the same drafters on the clock, greedily on one prompt: on the left as a speed-up over plain decoding on your device,
+# on the right as recorded for SmolLM2 on an H200 with other prompts (the trees only).
+
+# %% tags=["nbval-ignore-output"]
+timed_race = viz.run_race(quick, drafters, {"story": "One day, a girl named Lily"}, k=5, new_tokens=32, repeat=3)
+viz.drafter_speedups(timed_race)
+
+# %% [markdown]
+# Compare the trees with their chains. On a CPU a pass over 24 nodes costs several plain passes, so a tree usually loses
+# against its chain although it accepts more. On a GPU, where the pass is below the ridge point, the nodes are nearly free.
 
 # %% [markdown]
 # ## Go deeper: how is a block trained?

@@ -20,12 +20,13 @@
 import minispec as ms
 from minispec import theory
 from minispec.course import viz
+from minispec.course.pair import course_pair, where
 from minispec.course.viz.recorder import endless
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
 
 target = endless(ms.load("micro", device="cpu"))  # without end tokens, so that we decide how long an output gets
-drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))
+drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU: steps and blocks are counted, not timed
 
 # %% [markdown]
 # ## Does the scheduler need a speculative mode?
@@ -313,14 +314,20 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 # ## Speed-up against batch size
 #
 # The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
-# appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds `micro` on your machine.
-# That takes a few seconds; with one round and a small model these dots are noisy.
+# appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds *this machine, just now*:
+# `micro` on a CPU, SmolLM2 on a GPU. With one round and a small model these dots are noisy.
 
 # %% tags=["nbval-ignore-output"]
-dots = viz.measure_batches(target, drafter, batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
+timed, timed_draft = course_pair(ms.device())
+print(f"{timed.name} on {where(timed.device)}")
+dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
+print(viz.batch_table(dots))
 viz.batch_speedup(dots)
 
 # %% [markdown]
+# (On a GPU a draft may stay on the device, as a part of the step's one pass. Its time is then counted in $v$, and $c$ is
+# near 0; the sum $k c + v$ is what it was.)
+#
 # Things to try
 #
 # - Put the sliders where the H200 was measured: c at 0.14, and 256 cached tokens per request, the stop nearest to 500. How

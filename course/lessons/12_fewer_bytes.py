@@ -17,13 +17,18 @@
 
 # %%
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 import minispec as ms
 from minispec import theory
+from minispec.bench import measure
 from minispec.course import viz
+from minispec.course.pair import where
+from minispec.course.viz import presets
+from minispec.files.folder import default_dtype
 from minispec.files.quantize import dequantize, quantize
 
-target = ms.load("micro", device="cpu")
+target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}
 print(len(weights), "matrices in the layers of", target.name)
 
@@ -217,6 +222,26 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # floats in memory, a parameter costs one byte to read the integer, two to store the float and two to read it again: five
 # bytes instead of the two of a 16-bit weight.
 #
+# ## Does it show on the clock?
+#
+# minispec has such a kernel for CPUs: it reads matrices in int8 and multiplies in float32
+# ([`int8`](../minispec/cpu/int8.py)). So this measurement runs on the CPU, also where there is a GPU. The model has
+# forty million random parameters; lines are the roofline of this CPU, dots are passes that were just timed
+# ([`two_rooflines`](../minispec/course/viz/two_rooflines.py)).
+
+# %% tags=["nbval-ignore-output"]
+both = viz.measure_both(viz.random_model("cpu"), seconds=4)
+curves = viz.two_rooflines(both[0].hardware, presets.SHAPES["40M"], measured=both)
+one = {curve.weights: curve.measured[1].median for curve in curves}
+print(f"{where('cpu')}: one token takes {one['float32'] / one['int8']:.1f} times as long in float32 as in int8")
+viz.two_rooflines_figure(curves)
+
+# %% [markdown]
+# Two things are to be seen. At one token the int8 pass is faster, though hardly by the full factor of four, because the
+# norms, attention and the start of each operation stay as they were. And it turns upwards earlier: with a quarter of the
+# bytes it meets the ridge point at a quarter as many tokens. So a quantised target leaves less idle arithmetic for
+# speculation, and its $v$ is higher although its passes are shorter.
+#
 # So "INT8 is twice as fast" is true under three conditions: the pass is limited by bandwidth, weights are nearly all that it
 # reads, and the kernel unpacks the integers in registers. A quantised copy of the target can also serve as a *draft model*,
 # but there it competes with small models that cost far less (lesson 08).
@@ -293,6 +318,30 @@ viz.online_softmax_tiles(target, story[:260])
 # 1. Step on until a new maximum appears. All blue bars below shrink by the same factor, which is the rescaling.
 # 2. Go to the last tile and check that every bar ends in its circle.
 # 3. Change the tile size, and see that the intermediate states differ while the result is the same.
+
+# %% [markdown]
+# ## Tiles on the clock
+#
+# Does it matter that the scores are not stored? The next cell computes the same causal attention twice on your device:
+# once with the matrix of scores in memory, and once with PyTorch's fused kernel, which works tile by tile.
+
+# %% tags=["nbval-ignore-output"]
+device = ms.device()
+kind = default_dtype(device)  # 16 bits on a GPU, float32 on a CPU
+print(where(device))
+for n in (1024, 4096) if device.type == "cuda" else (512, 1024):
+    q, k, v = torch.randn(3, 1, 8, n, 64, generator=torch.Generator().manual_seed(0)).to(device, kind)  # [1, 8, n, 64]
+    mask = torch.full((n, n), -torch.inf, device=device, dtype=kind).triu(1)
+    ways = {
+        "scores stored": lambda q=q, k=k, v=v, m=mask: (q @ k.transpose(-1, -2) / 8 + m).softmax(-1) @ v,
+        "tile by tile": lambda q=q, k=k, v=v: scaled_dot_product_attention(q, k, v, is_causal=True),
+    }
+    times = measure.interleaved_times(ways, repeat=7, warmup=1, device=device)
+    print(f"n = {n}:", *(f"{way} {1e3 * time.median:.3f} ms" for way, time in times.items()), sep="   ")
+
+# %% [markdown]
+# The fused kernel gains twice: no scores travel, and tiles above the diagonal are skipped. The gain grows with $n$, since
+# the scores grow with its square.
 
 # %% [markdown]
 # ## And in decoding?

@@ -230,6 +230,7 @@ for samples in (200, needed):
 # The third is about the forward pass, not about the sampler. Sums of floating-point numbers depend on the order of their
 # terms, and that order depends on the shape of the computation. A verification pass runs the target on $k + 1$ tokens, and
 # plain autoregressive decoding on one, so the same logits come from sums in different orders. How large is the difference?
+# (We look on the CPU, so that every reader sees the same effect; a GPU adds in yet other orders.)
 
 # %% tags=["nbval-ignore-output"]
 STORY = (

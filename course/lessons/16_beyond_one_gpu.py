@@ -206,7 +206,8 @@ for stages in (2, 4, 8):
 # pipeline can shorten the time to the first token.
 #
 # Here is a real pipeline. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes, each of which computes half
-# of `micro`'s layers for four micro-batches. The logits have to be those of the whole model.
+# of `micro`'s layers for four micro-batches, on the CPU, since few readers have two GPUs. The logits have to be those of
+# the whole model.
 
 # %%
 target = ms.load("micro", device="cpu")

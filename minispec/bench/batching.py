@@ -43,6 +43,15 @@ def workload(prompts: Sequence[Sequence[int]], count: int, longest: int, seed: i
     return [(prompts[i % len(prompts)], length) for i, length in enumerate(lengths)]
 
 
+def endless(target: Model) -> Model:
+    """The same model without end tokens: how long an output becomes is then ours to say, and equal on every machine.
+    Its passes are recorded where the target's are."""
+    same = Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
+    if target.backend:
+        same.accelerate()
+    return same
+
+
 def padded(target: Model, work: Work, batch: int) -> dict:
     texts, steps = [], 0
     for first in range(0, len(work), batch):
@@ -54,20 +63,23 @@ def padded(target: Model, work: Work, batch: int) -> dict:
     return {"texts": texts, "steps": steps}
 
 
-def served(target: Model, work: Work, batch: int, **options) -> dict:
-    engine = Engine(target, max_num_seqs=batch, enable_prefix_caching=False, history=len(work), **options)
+def served(engine: Engine, work: Work) -> dict:
+    """All requests by an engine that has served them before: on a GPU its passes are then recorded. Its metrics keep
+    as many requests as these are."""
+    before = engine.metrics()["totals"]
     ids = [engine.add(prompt, length) for prompt, length in work]
     outs, metrics = engine.run(), engine.metrics()
     totals, requests = metrics["totals"], metrics["requests"]
+    count = {name: totals[name] - before[name] for name in ("steps", "preemptions", "accepted", "drafted")}
     per_token = [r["time_per_output_token"] for r in requests if r["time_per_output_token"] is not None]
     return {
         "texts": [outs[id].tokens for id in ids],
-        "steps": totals["steps"],
-        "preemptions": totals["preemptions"],
-        "acceptance": totals["accepted"] / totals["drafted"] if totals["drafted"] else None,
+        "steps": count["steps"],
+        "preemptions": count["preemptions"],
+        "acceptance": count["accepted"] / count["drafted"] if count["drafted"] else None,
         "time_to_first_token": median(r["time_to_first_token"] for r in requests),
         "time_per_output_token": median(per_token) if per_token else None,
-        "seconds": totals["seconds"],
+        "seconds": {part: spent - before["seconds"][part] for part, spent in totals["seconds"].items()},
     }
 
 
@@ -76,13 +88,13 @@ def compare(
     k: int = 4,
 ) -> dict:  # fmt: skip
     """The benchmark. Ratios are those of single rounds, both runs moments apart."""
-    # Without end tokens: how long a text becomes must not depend on rounding.
-    target = Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
+    target = endless(target)
     ways: dict[str, Callable[[], dict]] = {PADDED: partial(padded, target, work, batch)}
+    options = dict(max_num_seqs=batch, num_blocks=num_blocks, enable_prefix_caching=False, history=len(work))
     for policy in (STATIC, CONTINUOUS):
-        ways[policy] = partial(served, target, work, batch, num_blocks=num_blocks, policy=policy)
+        ways[policy] = partial(served, Engine(target, policy=policy, **options), work)
     if drafter is not None:
-        ways[SPECULATIVE] = partial(served, target, work, batch, num_blocks=num_blocks, drafter=drafter, k=k)
+        ways[SPECULATIVE] = partial(served, Engine(target, drafter, k=k, **options), work)
     runs: dict[str, list[dict]] = {name: [] for name in ways}
     seconds: dict[str, list[float]] = {}
     with tqdm(total=len(ways) * (repeat + 1), leave=False, disable=None) as bar:  # on terminals only

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import warnings
 import zlib
 from collections.abc import Callable
@@ -60,9 +61,9 @@ def require_weights(weights: str | None, device: torch.device, dtype: torch.dtyp
 
 
 def usable_device(device: str | torch.device | None = None) -> torch.device:
-    """None is the GPU where there is one, else the CPU; a device that is not here is refused."""
+    """None is `default_device()`; a device that is not here is refused."""
     if device is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return default_device()
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
@@ -74,6 +75,19 @@ def usable_device(device: str | torch.device | None = None) -> torch.device:
         have = f"torch sees {there} of them, numbered from 0" if there else "torch sees none here"
         raise ValueError(f"device={str(device)!r}: {have}; give one of those, or cpu")
     return found
+
+
+def default_device() -> torch.device:
+    """Where models go if nothing else is said, and what the course measures: the GPU if there is one, else the CPU.
+
+    The environment variable MINISPEC_DEVICE overrides that: cpu, cuda, cuda:N or mps.
+    """
+    if asked := os.environ.get("MINISPEC_DEVICE"):
+        try:
+            return usable_device(asked)
+        except ValueError as error:
+            raise ValueError(f"the environment variable MINISPEC_DEVICE says {error}; or unset it") from None
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def default_dtype(device: str | torch.device) -> torch.dtype:

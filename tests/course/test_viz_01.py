@@ -105,8 +105,8 @@ def test_cached_tokens_are_read_and_scored_too():
 
 
 def test_measured_passes_are_their_flops_over_their_time():
-    figure = viz.roofline_figure(SMALL, HERE.hardware, 4, measured=HERE.curve, measured_context=64)
-    dots = trace(figure, "measured")
+    figure = viz.roofline_figure(SMALL, HERE.hardware, 4, measured=[HERE])
+    dots = trace(figure, "just now")
     for x, y, point in zip(dots.x, dots.y, HERE.curve, strict=True):
         flops, read = presets.work(SMALL, 4, 1, point.tokens, 64)
         assert (x, y) == (flops / read, flops / point.time.median)
@@ -128,16 +128,28 @@ def test_the_explorer_moves_and_says_what_limits_a_pass():
         seen.add(panel.words)
 
 
-def test_this_machines_dots_appear_where_they_were_measured_and_nowhere_else():
+def test_both_machines_points_are_on_the_same_axes_each_of_its_own_model():
+    [there] = timing_module.recorded()
+    assert there.label.startswith("H200, recorded 20") and there.model == "Llama-3-8B" and there.bytes_per_weight == 2
     panel = viz.roofline(HERE)
-    shown = lambda: any("measured here" in t.name for t in panel.picture.data)  # noqa: E731
-    assert shown() and HERE.hardware.name in panel.picture.layout.title.text
-    for name, elsewhere in (("model", "micro"), ("stored", 2), ("batch", 2), ("machine", 1)):
-        control = panel.controls[name]
-        home, control.value = control.value, elsewhere
-        assert not shown()
-        control.value = home
-        assert shown()
+    assert HERE.hardware.name in panel.picture.layout.title.text
+    for value in options(panel.controls["machine"]):
+        panel.controls["machine"].value = value
+        for run in (HERE, there):
+            dots = trace(panel.picture, run.what)
+            work = [presets.work(run.config, run.bytes_per_weight, 1, p.tokens, run.context) for p in run.curve]
+            assert list(dots.x) == [flops / read for flops, read in work]
+            assert list(dots.y) == [f / p.time.median for (f, _), p in zip(work, run.curve, strict=True)]
+        low, high = (10**edge for edge in panel.picture.layout.yaxis.range)
+        assert low < HERE.hardware.flops < theory.H200.flops < high  # both fit
+    assert not [t for t in viz.roofline().picture.data if "just now" in t.name]  # nothing was measured here
+
+
+def test_another_machines_roof_is_theorys_too():
+    figure = viz.roofline_figure(SMALL, theory.A100, 4, measured=[HERE])
+    roof = trace(figure, "roof of this machine")
+    assert list(roof.y) == [theory.attainable_flops(x, HERE.hardware) for x in roof.x]
+    assert not [t for t in viz.roofline_figure(SMALL, HERE.hardware, 4, measured=[HERE]).data if "roof of" in t.name]
 
 
 def test_every_machine_says_whether_it_was_measured():
@@ -160,7 +172,7 @@ def test_lines_are_the_rooflines_ratio(stored, batch):
 
 
 def test_dots_are_the_measured_ratios_with_their_quartiles():
-    dots = trace(viz.timing_figure(SMALL, [HERE.hardware], 4, measured=HERE.curve), "measured: ")
+    dots = trace(viz.timing_figure(SMALL, [HERE.hardware], 4, measured=[HERE]), "just now (")
     assert list(dots.x) == [1, 4, 5, 64] and list(dots.y) == [1.0, 1.5, 2.0, 9.0]
     assert list(dots.error_y.array) == pytest.approx([0.5 * r for r in dots.y])
     assert list(dots.error_y.arrayminus) == pytest.approx([0.1 * r for r in dots.y])
@@ -168,41 +180,50 @@ def test_dots_are_the_measured_ratios_with_their_quartiles():
 
 def test_the_widget_speaks_of_this_machine_and_the_h200():
     panel = viz.timing(HERE)
-    assert "measured here 2.00 ×" in panel.words and "H200" in panel.words  # M = 5 at first
+    assert "just now: 2.00 ×" in panel.words and "H200" in panel.words  # M = 5 at first
     before, words = panel.picture, panel.words
     panel.controls["tokens"].index += 1
-    assert panel.picture is not before and panel.words != words and "measured here" not in panel.words  # M = 6 was not
+    assert panel.picture is not before and panel.words != words and "just now: 1.50 ×" not in panel.words
     for name, control in panel.controls.items():
         for value in options(control) if name != "tokens" else [1, 128]:
             control.value = value
             assert "at best" in panel.words
     names = [trace.name for trace in viz.timing().picture.data]  # each alone, the H200's line, the mark on it, its dots
-    assert len(names) == 4 and names[3] == "measured: NVIDIA H200"
+    assert len(names) == 4 and names[3].startswith("H200, recorded 20")
 
 
 def record(**changes) -> dict:
-    rows = [{"tokens": m, "seconds": {}, "ratio": r} for m, r in ((1, 1.0), (5, 1.02))]
+    times = dict(low=1.0, high=1.0, n=3)
+    rows = [{"tokens": m, "seconds": dict(median=r, **times), "ratio": r} for m, r in ((1, 1.0), (5, 1.02))]
     machine = {"cpu": "a CPU", "gpus": [{"name": "NVIDIA H200"}]}
-    known = dict(benchmark="verify", dtype="bfloat16", weight_bytes=2 * presets.weights_read(LLAMA), machine=machine)
+    known = dict(benchmark="verify", date="2026-01-02", shape="8b", dtype="bfloat16", context=500, machine=machine)
     return known | {"results": rows} | changes
 
 
-def test_recorded_curves_are_shown_for_the_model_they_are_of(tmp_path, monkeypatch):
+def test_recorded_curves_are_told_from_those_of_this_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(timing_module, "BENCHMARKS", tmp_path)
     assert timing_module.recorded() == []
     (tmp_path / "a.json").write_text(json.dumps(record()))
     (tmp_path / "b.json").write_text(json.dumps({"benchmark": "memory"}))
-    assert timing_module.recorded() == [record()]
-    panel = viz.timing()
-    assert list(trace(panel.picture, "measured: NVIDIA H200").y) == [1.0, 1.02]
-    for name, elsewhere in (("model", "Llama-2-7B"), ("stored", 1), ("batch", 2)):
-        home, panel.controls[name].value = panel.controls[name].value, elsewhere
-        assert not [t for t in panel.picture.data if "measured: " in t.name]
-        panel.controls[name].value = home
+    [there] = timing_module.recorded()
+    assert (there.label, there.context) == ("H200, recorded 2026-01-02", 500)
+    panel = viz.timing(HERE)
+    dots = trace(panel.picture, "H200, recorded")
+    assert list(dots.y) == [1.0, 1.02] and dots.marker.symbol == "square-open"  # of another model than the chosen one
+    assert trace(panel.picture, "just now (").marker.symbol == "circle"
+    panel.controls["model"].value, panel.controls["stored"].value = "Llama-3-8B", 2
+    assert trace(panel.picture, "H200, recorded").marker.symbol == "square"
+    assert trace(panel.picture, "just now (").marker.symbol == "circle-open"
+    panel.controls["tokens"].value = 5
+    assert "H200, recorded 2026-01-02: 1.02 ×" in panel.words
+    panel.controls["batch"].value = 2  # one sequence was measured
+    assert not [t for t in panel.picture.data if "recorded" in t.name or "just now (" in t.name]
 
 
-def test_what_ships_can_be_read():
-    assert all({"results", "machine", "dtype", "weight_bytes"} <= r.keys() for r in timing_module.recorded())
+def test_a_recorded_cpu_is_named_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing_module, "BENCHMARKS", tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps(record(machine={"cpu": "a CPU", "gpus": []})))
+    assert [run.label for run in timing_module.recorded()] == ["a CPU, recorded 2026-01-02"]
 
 
 def test_measure_here_measures_the_model_it_is_given(make_model, monkeypatch):
@@ -219,13 +240,15 @@ def test_measure_here_measures_the_model_it_is_given(make_model, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_model_it_makes_is_the_40m():
+def test_the_model_it_makes_on_a_cpu_is_the_40m():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "read_bandwidth", lambda device, **o: Rate(3e9, 2e9, 4e9, 5))
         patch.setattr(measure, "flops", lambda device, dtype, **o: Rate(7e9, 6e9, 8e9, 5))
         patch.setattr(measure, "verify_curve", lambda model, *a, **o: [Point(1, Timing(1, 1, 1, 1), model)])
-        [point] = viz.measure_here().curve
+        here = viz.measure_here(device="cpu")
+    [point] = here.curve
     assert isinstance(point.ratio.transformer, Transformer) and point.ratio.config == SMALL
+    assert here.model == "40M" and here.what == "this machine, measured just now (40M in float32)"
 
 
 def test_a_figure_of_no_machine_is_refused():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+import minispec as ms
 from minispec import theory
 from minispec.bench import report, slower
-from minispec.course.viz import Dot, diagnose, diagnose_html, surface, surface_figure
+from minispec.course import viz
+from minispec.course.viz import Dot, cycle_parts, diagnose, diagnose_html, surface, surface_figure
 from minispec.course.viz.diagnose import suspects, verdict
 from minispec.course.viz.surface import ALPHAS, LONGEST, verify_cost
+from minispec.speculate import speculate
 
 CASES = slower.cases()
 SOUND = CASES[slower.SOUND]
@@ -145,3 +149,56 @@ def test_bad_arguments():
         diagnose_html(SOUND, SOUND, "bad luck")
     with pytest.raises(ValueError, match="sound"):
         diagnose({"k too large": CASES["k too large"]})
+
+
+# ---------------------------------------------------------------- where the time goes
+
+
+def test_the_parts_of_a_cycle_are_those_of_the_trace_and_the_rest_is_the_host(tiny, monkeypatch):
+    drafter, seen = ms.drafters.Model(tiny), []
+
+    def watched(*args, on_cycle, **options):
+        def note(cycle):
+            seen.append(cycle)
+            on_cycle(cycle)
+
+        return speculate(*args, on_cycle=note, **options)
+
+    monkeypatch.setattr(cycle_parts, "speculate", watched)
+    ticks = iter(range(10**6))
+    clock = SimpleNamespace(perf_counter=lambda: float(next(ticks)))  # a second from one cycle to the next
+    monkeypatch.setattr(cycle_parts, "time", clock)
+    parts = viz.measure_cycle(tiny, drafter, [1, 2, 3], k=2, new_tokens=9, repeat=1)
+    assert (parts.k, parts.tokens) == (2, 3.0)  # its own draft: all accepted, and the bonus
+    cycles = seen[len(seen) // 2 + 1 :]  # the second run, without its first cycle
+    for part in ("draft", "verify", "sample"):
+        mean = sum(getattr(cycle, f"{part}_seconds") for cycle in cycles) / len(cycles)
+        assert getattr(parts, part) == pytest.approx(mean) and mean > 0
+    assert parts.cycle == pytest.approx(1.0) and parts.speedup == pytest.approx(3 * parts.plain)
+
+
+def test_the_recorded_cycle_adds_up():
+    result = json.loads((report.SHIPPED / "speculate.json").read_text(encoding="utf-8"))
+    there = viz.CycleParts.recorded()
+    assert there.cycle == pytest.approx(result["seconds"]["whole cycle"]["median"])
+    assert there.draft / there.plain / there.k == pytest.approx(result["c"], rel=1e-3)
+    assert there.verify / there.plain == pytest.approx(result["v"], rel=1e-3)
+    assert there.speedup == pytest.approx(result["speedup"], rel=1e-3)
+    assert "H200" in there.name and result["date"] in there.name
+
+
+def test_both_bars_are_in_plain_steps_of_their_own_machine():
+    runs = [viz.CycleParts("here", 4, 2.5, 2.0, 1.0, 3.0, 0.5, 0.5), viz.CycleParts.recorded()]
+    figure = viz.cycle_figure(runs)
+    bars = [bar for bar in figure.data if bar.type == "bar"]
+    assert [bar.x[0] for bar in bars] == [0.5, 1.5, 0.25, 0.25]
+    assert sum(bar.x[1] for bar in bars) == pytest.approx(runs[1].cycle / runs[1].plain)
+    [mark] = [t for t in figure.data if t.type == "scatter"]
+    assert list(mark.x) == [run.tokens for run in runs] and figure.layout.barmode == "stack"
+    words = viz.cycle_words(runs)
+    assert "1.00 ×" in words and "60%" in words  # 2.5 tokens of 2 s in a cycle of 5 s, 3 of which verify
+
+
+def test_one_cycle_is_not_enough_to_time_one(tiny):
+    with pytest.raises(ValueError, match="new_tokens=2"):
+        viz.measure_cycle(tiny, ms.drafters.Model(tiny), [1, 2, 3], k=4, new_tokens=2, repeat=1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 pytest.importorskip("plotly")
@@ -9,6 +11,8 @@ pytest.importorskip("plotly")
 import minispec as ms
 from minispec.course import viz
 from minispec.course.viz.race import COLOURS, Race, Runner
+from minispec.course.viz.race_beside import NAMES
+from minispec.files.registry import BENCHMARKS
 from minispec.generate import Output
 from minispec.trace import Cycle, Trace
 
@@ -109,3 +113,29 @@ def test_bad_arguments_are_refused(race, tiny):
         viz.run_race(tiny, {}, {"tale": [1]})
     with pytest.raises(ValueError, match="rename"):
         viz.run_race(tiny, {"plain": ms.drafters.NGram()}, {"tale": [1]})
+
+
+# ---------------------------------------------------------------- the same beside an H200
+
+
+def test_the_recorded_race_stands_beside_this_one_on_the_same_axis(race):
+    runners = race.runners["tale"]
+    named = Race("big", 3, race.pieces, {"tale": {"plain": runners["plain"], "n-gram": runners["good"],
+                                                  "int4 copy": runners["quick"]}})  # fmt: skip
+    figure = viz.drafter_speedups(named)
+    [here], there = [b for b in figure.data if b.xaxis == "x"], [b for b in figure.data if b.xaxis == "x2"]
+    assert list(here.x) == ["n-gram", "int4 copy"] and list(here.y) == pytest.approx([6 / 9, 6 / 3.5])
+    recorded = json.loads((BENCHMARKS / "drafters.json").read_text(encoding="utf-8"))
+    for bar in there:
+        gain = recorded["results"][bar.name]["ngram"]["speedup"]["median"]
+        assert list(bar.y) == [gain, None]  # the copy in 4 bits was not recorded
+    assert [bar.name for bar in there] == list(recorded["results"])
+    left, right = (title.text for title in figure.layout.annotations[:2])
+    assert "this machine" in left and "big" in left and "H200" in right and recorded["date"] in right
+    assert figure.layout.yaxis2.matches == "y"
+
+
+def test_every_drafter_of_the_lessons_has_its_name_in_the_benchmark():
+    recorded = json.loads((BENCHMARKS / "drafters.json").read_text(encoding="utf-8"))
+    for table in recorded["results"].values():
+        assert set(NAMES.values()) | {"plain"} == set(table)

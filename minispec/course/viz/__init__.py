@@ -11,6 +11,7 @@ from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
+from .cycle_parts import CycleParts, cycle_figure, cycle_words, measure_cycle
 from .cycles import cycle_stepper, cycle_stepper_html, distributions_along
 from .diagnose import diagnose, diagnose_html
 from .gantt import gantt, gantt_figure
@@ -24,17 +25,20 @@ from .positions import measure_positions, positions, positions_figure
 from .predict import Prediction, predict
 from .quantisation import effects_of, error_of, quantisation, quantisation_figure
 from .race import drafter_race, drafter_race_figure, drafter_race_html, run_race
+from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
 from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
-from .timing import measure_here, timing, timing_figure
+from .timing import measure_here, random_model, timing, timing_figure
+from .timing import recorded as recorded_curves
 from .tree import tree_figure, tree_viewer
 from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
 
 __all__ = [
     "BatchDot",
+    "CycleParts",
     "Dot",
     "Panel",
     "Prediction",
@@ -49,20 +53,24 @@ __all__ = [
     "cache_size_figure",
     "compute_optimal",
     "compute_optimal_figure",
+    "cycle_figure",
     "cycle_stepper",
     "cycle_stepper_html",
+    "cycle_words",
     "diagnose",
     "diagnose_html",
     "distributions_along",
     "drafter_race",
     "drafter_race_figure",
     "drafter_race_html",
+    "drafter_speedups",
     "effects_of",
     "error_of",
     "gantt",
     "gantt_figure",
     "measure_batches",
     "measure_both",
+    "measure_cycle",
     "measure_here",
     "measure_positions",
     "measure_race",
@@ -80,8 +88,10 @@ __all__ = [
     "predict",
     "quantisation",
     "quantisation_figure",
+    "random_model",
     "read_attention",
     "real_places",
+    "recorded_curves",
     "residual_explorer",
     "residual_html",
     "roofline",

@@ -20,6 +20,7 @@ from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...model import Config
 from ...serving.engine import Engine
+from ...serving.metrics import StepRecord
 from ...trace import Trace
 from . import presets
 from .panel import Panel, choice, slider
@@ -28,6 +29,7 @@ from .style import GREY, PALETTE, TEMPLATE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 LONGEST = 8  # the longest draft that is tried where k is free
+BLOCK = 16  # tokens in a block of the engines that are measured
 RECORDED = BENCHMARKS / "speculation.json"
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
@@ -148,30 +150,39 @@ def measure_batches(
     length = len(target.encode(prompt) if isinstance(prompt, str) else prompt)
     deep = dict(drafter=drafter, k=k, draft_budget=max(batches) * (drafter.max_tree_nodes(k) + drafter.scratch_slots))
 
-    def serve(batch: int, turn: int, options: dict) -> tuple[list[dict], Trace]:
-        """The steps of a full batch that decodes, and what became of the draft tokens."""
-        engine = Engine(
-            target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch,
-            max_num_batched_tokens=batch * (length + k + 1), enable_prefix_caching=False, **options,
+    def engines(batch: int) -> list[Engine]:
+        """Without drafts, and with them."""
+        shape = dict(
+            num_blocks=batch * -(-(length + new + k) // BLOCK), block_size=BLOCK, max_num_seqs=batch,
+            max_num_batched_tokens=batch * (length + k + 1), enable_prefix_caching=False,
         )  # fmt: skip
+        return [Engine(target, **shape), Engine(target, **shape, **deep)]
+
+    def serve(engine: Engine, batch: int, turn: int) -> tuple[list[StepRecord], Trace]:
+        """The steps of a full batch that decodes, and what became of the draft tokens."""
         for row in range(batch):  # sampled, each with its own seed: equal outputs would have equal luck
             engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
-        outputs = engine.run()
-        steps = [s for s in engine.metrics()["steps"] if [r["phase"] != "prefill" for r in s["rows"]] == [True] * batch]
-        return steps, Trace.of(outputs.values())
+        steps = []
+        while engine.jobs:
+            steps.append(engine.step())
+        full = [s for s in steps if [row.phase != "prefill" for row in s.rows] == [True] * batch]
+        return full, Trace.of(engine.take().values())
 
-    def mean(steps: Sequence[dict], *parts: str) -> float:
+    def mean(steps: Sequence[StepRecord], *parts: str) -> float:
         """Seconds of a step, or of some parts of it."""
-        return sum(s["seconds"][part] for s in steps for part in parts or s["seconds"]) / len(steps)
+        return sum(s.seconds[part] for s in steps for part in parts or s.seconds) / len(steps)
 
     dots = []
-    serve(1, 0, {}), serve(1, 0, deep)  # warms up
+    for engine in engines(1):  # whatever is compiled once
+        serve(engine, 1, 0)
     for batch in batches:
-        rounds = []
+        rounds, (plainly, deeply) = [], engines(batch)
+        if target.device.type == "cuda":  # passes are recorded when their shape first comes
+            serve(plainly, batch, 0), serve(deeply, batch, 0)
         for turn in range(repeat):
-            (plain, _), (spec, trace) = serve(batch, turn, {}), serve(batch, turn, deep)
+            (plain, _), (spec, trace) = serve(plainly, batch, turn), serve(deeply, batch, turn)
             one, cycle, drafting = mean(plain), mean(spec), mean(spec, "drafting")
-            tokens = sum(s["emitted"] for s in spec) / len(spec) / batch  # of a row
+            tokens = sum(s.emitted for s in spec) / len(spec) / batch  # of a row
             rounds.append((trace.acceptance_rate, drafting / one / k, (cycle - drafting) / one, tokens * one / cycle))
         dots.append(BatchDot(batch, k, *(median(column) for column in zip(*rounds, strict=True))))
     return dots
@@ -263,10 +274,12 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
     """
     machines = {machine.name: machine for machine in MACHINES}
     there, recorded = (theory.H200.name, "Llama-3-8B", 2), BatchDot.recorded()
+    date = json.loads(RECORDED.read_text(encoding="utf-8"))["date"]
 
     def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
         hardware, config = machines[machine], presets.SHAPES[model]
-        measured = {"here": dots, "on an H200": recorded if (machine, model, stored) == there else ()}
+        shown = recorded if (machine, model, stored) == there else ()
+        measured = {"on this machine, just now": dots, f"on an H200, recorded {date}": shown}
         figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
         return figure, in_words(hardware, config, alpha, k, c, stored, context)
 

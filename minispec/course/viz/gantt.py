@@ -70,6 +70,9 @@ def record(target: Model, asks: Sequence[Ask], batch: int, policy: str, **option
     """Serve the requests with an engine, `batch` at a time. The texts get the lengths that were asked for."""
     options = dict(enable_prefix_caching=False, max_num_batched_tokens=max(512, batch)) | options
     engine = Engine(endless(target), max_num_seqs=batch, policy=policy, **options)
+    if target.device.type == "cuda":  # passes are recorded when their shape first comes: not in the steps that we show
+        watch(engine, asks)
+        engine.take()
     return Run(tuple(asks), watch(engine, asks), batch)
 
 

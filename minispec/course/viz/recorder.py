@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from ...bench.batching import endless as endless
 from ...bench.memory import ContiguousPool
-from ...files.handle import Model
 from ...serving.blocks import BlockPool, PoolStats
 from ...serving.engine import Engine
 from ...serving.scheduler import Request, Result, Scheduler, StaticScheduler, StepRecord
@@ -136,11 +136,6 @@ def example_asks(count: int = 14, longest: int = 96, seed: int = 0) -> list[Ask]
         limit = min(longest + 1 - len(prompt), new + random.randint(0, 40))
         asks.append(Ask(prompt, new, arrival=3 * (i // 2), limit=limit))
     return asks
-
-
-def endless(target: Model) -> Model:
-    """The same model without end tokens: how long a text becomes is then ours to say, and equal on every machine."""
-    return Model(target.name, target.transformer, target.tokenizer, (), target.chat_template)
 
 
 def letter(id: int) -> str:

@@ -8,12 +8,11 @@ from math import log10
 import plotly.graph_objects as go
 
 from ... import theory
-from ...bench.measure import Point
 from ...model import Config
 from . import presets
 from .panel import Panel, choice
 from .style import GREY, PALETTE, TEMPLATE
-from .timing import Here
+from .timing import NOW, Here, recorded, shown_first
 
 PROMPT = 512  # tokens of the prompt whose prefill is marked
 LEFT, RIGHT = 0.1, 20_000  # FLOP per byte
@@ -31,11 +30,12 @@ def place(
 
 def roofline_figure(
     config: Config, hardware: theory.Hardware, bytes_per_weight: float = 2, batch: int = 1, tokens: int = 1,
-    context: int = 0, measured: Sequence[Point] = (), measured_context: int = 0,
+    context: int = 0, measured: Sequence[Here] = (),
 ) -> go.Figure:  # fmt: skip
     """FLOP/s against FLOP per byte: the roof of a machine, and on it a decode pass, a prefill and a pass of your own.
 
-    `measured` are timed passes of this model on this machine, after `measured_context` cached tokens.
+    `measured` are timed passes, each of its own model on its own machine; a roof of another machine is dotted.
+    The number beside each is its M.
     """
     shape = dict(bytes_per_weight=bytes_per_weight, batch=batch, context=context)
     ridge = theory.balance_point(hardware)
@@ -50,17 +50,30 @@ def roofline_figure(
             line=dict(color=GREY, width=3),
         )
     )
-    if measured:
-        passes = [presets.work(config, bytes_per_weight, 1, p.tokens, measured_context) for p in measured]
+    for run in measured:
+        ours, colour = run.label == NOW, PALETTE[1 if run.label == NOW else 0]
+        if run.hardware != hardware:
+            other = [LEFT, theory.balance_point(run.hardware), RIGHT]
+            figure.add_trace(
+                go.Scatter(
+                    x=other,
+                    y=[theory.attainable_flops(x, run.hardware) for x in other],
+                    name=f"roof of {run.label.split(',')[0]}",
+                    mode="lines",
+                    line=dict(color=colour, width=2, dash="dot"),
+                    showlegend=False,
+                )
+            )
+        passes = [presets.work(run.config, run.bytes_per_weight, 1, p.tokens, run.context) for p in run.curve]
         figure.add_trace(
             go.Scatter(
                 x=[flops / read for flops, read in passes],
-                y=[flops / p.time.median for (flops, _), p in zip(passes, measured, strict=True)],
-                text=[f"{p.tokens:g}" for p in measured],
+                y=[flops / p.time.median for (flops, _), p in zip(passes, run.curve, strict=True)],
+                text=[f"{p.tokens:g}" for p in run.curve],
                 textposition="bottom right",
-                name="measured here, M beside each",
+                name=run.what,
                 mode="markers+text",
-                marker=dict(size=8, color=PALETTE[1]),
+                marker=dict(size=8, symbol="circle" if ours else "square", color=colour),
             )
         )
     marks = (
@@ -81,7 +94,8 @@ def roofline_figure(
         figure.add_annotation(
             x=log10(x), y=1.0, yref="paper", yanchor="bottom", xanchor=anchor, text=text, showarrow=False
         )
-    low, high = LEFT * hardware.bandwidth, hardware.flops
+    every = [hardware, *(run.hardware for run in measured)]
+    low, high = LEFT * min(h.bandwidth for h in every), max(h.flops for h in every)
     figure.update_layout(
         title=dict(text=f"{hardware.name}: ridge at {ridge:.3g} FLOP per byte", y=0.97),
         xaxis=dict(title="arithmetic intensity, FLOP per byte", type="log", range=[log10(LEFT), log10(RIGHT)], dtick=1),
@@ -92,24 +106,23 @@ def roofline_figure(
             tickvals=[10.0**n for n in range(6, 17)],
             ticktext=[presets.si(10.0**n, "FLOP/s") for n in range(6, 17)],
         ),
-        legend=dict(orientation="h", y=-0.22),
+        legend=dict(orientation="h", y=-0.2, entrywidth=0.48, entrywidthmode="fraction"),
         margin=dict(t=70, b=90),
-        height=430,
+        height=480,
     )
     return figure
 
 
 def roofline(here: Here | None = None) -> Panel:
-    """The explorer. `here`, from `measure_here`, adds this machine and the passes timed on it."""
+    """The explorer, with the passes that were recorded on an H200. `here`, from `measure_here`, adds this machine and
+    the passes timed on it."""
+    runs = [*([here] if here else []), *recorded()]
     machines = ([here.hardware] if here else []) + list(MACHINES)
     names = {hardware.name: index for index, hardware in enumerate(machines)}
 
     def draw(tokens: int, batch: int, context: int, model: str, stored: float, machine: int):
         config, hardware = presets.SHAPES[model], machines[machine]
-        points = here.measured(config, stored, batch) if here and machine == 0 else ()
-        figure = roofline_figure(
-            config, hardware, stored, batch, tokens, context, points, here.context if points else 0
-        )
+        figure = roofline_figure(config, hardware, stored, batch, tokens, context, runs)
         flops, read = presets.work(config, stored, batch, tokens, context)
         seconds, ridge = theory.roofline_time(read, flops, hardware), theory.balance_point(hardware)
         limit = "memory" if flops / read < ridge else "compute"
@@ -125,7 +138,7 @@ def roofline(here: Here | None = None) -> Panel:
         "tokens": presets.stops("tokens per sequence", (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 256, 512, 2048), 1),
         "batch": presets.stops("batch size", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
         "context": presets.stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384, 131_072), 0),
-        "model": choice("model", list(presets.SHAPES), "40M" if here else "Llama-3-8B"),
+        "model": choice("model", list(presets.SHAPES), shown_first(here)),
         "stored": choice("weights in", presets.STORED, here.bytes_per_weight if here else 2),
         "machine": choice("machine", names),
     }

@@ -44,7 +44,8 @@ class Dot:
     def of(cls, run: Result | Case, name: str | None = None) -> Dot:
         """From `demo.demo`, which measures here and now, or from a case of the debugging lab."""
         if isinstance(run, Result):
-            return cls(name or f"{run.model}, here", run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
+            name = name or f"this machine, just now ({run.model})"
+            return cls(name, run.out.trace.acceptance_rate, run.k, run.c, run.v, run.measured)
         return cls(name or run.name, run.alpha, run.k, run.c, run.v, run.measured)
 
     @classmethod
@@ -53,7 +54,7 @@ class Dot:
         result = json.loads(Path(file).read_text(encoding="utf-8"))
         where = result["machine"]["gpus"][0]["name"] if result["machine"]["gpus"] else result["machine"]["cpu"]
         numbers = (result[key] for key in ("acceptance", "k", "c", "v", "speedup"))
-        return cls(f"{result['shape']} on {where.removeprefix('NVIDIA ')}", *numbers)
+        return cls(f"{where.removeprefix('NVIDIA ')}, recorded {result['date']} ({result['shape']} shape)", *numbers)
 
 
 def verify_cost(v: float, grows: bool) -> Callable[[int], float]:

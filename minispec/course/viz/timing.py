@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import plotly.graph_objects as go
@@ -11,8 +11,10 @@ import torch
 
 from ... import theory
 from ...bench import measure
+from ...bench.pairs import SHAPES as BENCH_SHAPES
 from ...bench.pairs import random_pair
 from ...cpu import machine
+from ...files.folder import usable_device
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...model import Config
@@ -23,38 +25,53 @@ from .style import GREY, PALETTE, TEMPLATE
 CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 LINE = (*range(1, 17), *(2**n for n in range(5, 9)), 24, 48, 96, 192)
 COLOURS = (PALETTE[1], PALETTE[0])  # this machine, and another
+NOW = "this machine, measured just now"
+ROOMY = 8 * 2**30  # bytes of a GPU that has room for a model of a billion parameters and what is recorded for it
 
 
 @dataclass(frozen=True)
 class Here:
-    """This machine: its roofline, and what passes of one model really took on it."""
+    """A machine: its roofline, and what passes of one model really took on it."""
 
     hardware: theory.Hardware
     config: Config
     bytes_per_weight: int
     context: int  # cached tokens under the curve
     curve: tuple[measure.Point, ...]
+    label: str = NOW
+
+    @property
+    def model(self) -> str:
+        """The measured model, as the menus call it."""
+        read = presets.weights_read(self.config)
+        return next((name for name, shape in presets.SHAPES.items() if presets.weights_read(shape) == read), "a model")
+
+    @property
+    def what(self) -> str:
+        return f"{self.label} ({self.model} in {presets.name_of(self.bytes_per_weight)})"
+
+    def fits(self, config: Config, bytes_per_weight: float) -> bool:
+        same = presets.weights_read(config) == presets.weights_read(self.config)
+        return same and bytes_per_weight == self.bytes_per_weight
 
     def measured(self, config: Config, bytes_per_weight: float, batch: int) -> tuple[measure.Point, ...]:
         """The curve, where it was measured for just that; else nothing."""
-        same = presets.weights_read(config) == presets.weights_read(self.config)
-        return self.curve if same and bytes_per_weight == self.bytes_per_weight and batch == 1 else ()
+        return self.curve if self.fits(config, bytes_per_weight) and batch == 1 else ()
 
 
 def measure_here(
-    model: Model | None = None, tokens: Sequence[int] = CURVE, context: int = 64, seconds: float = 6.0, **options
-) -> Here:
+    model: Model | None = None, tokens: Sequence[int] = CURVE, context: int = 64, seconds: float = 6.0, device=None,
+    **options,
+) -> Here:  # fmt: skip
     """Measure bandwidth, arithmetic and the verify curve, in about `seconds`.
 
-    Without a model, one of the shape "40M" with random weights is made on the spot: what a pass costs does not depend
-    on what the weights say. `options` are those of `measure.interleaved_times`.
+    Without a model, one with random weights is made on the device (None: `ms.device()`): what a pass costs does not
+    depend on what the weights say. `options` are those of `measure.interleaved_times`.
     """
-    if model is None:
-        model, _ = random_pair(presets.SHAPES["40M"], "cpu")
-        machine.compiled()  # else these passes would be torch's: for a small model numba is loaded late, or never
+    model = random_model(device) if model is None else model
     dtype = str(model.dtype).removeprefix("torch.")
     hardware = theory.Hardware(
-        f"this machine, {dtype}, measured now",
+        f"this machine, {dtype}, measured just now",
         measure.read_bandwidth(model.device, seconds=seconds / 6, **options).median,
         measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median,
     )
@@ -62,10 +79,32 @@ def measure_here(
     return Here(hardware, model.config, 1 if model.weights else model.dtype.itemsize, context, tuple(curve))
 
 
-def recorded() -> list[dict]:
-    """The results of `minispec bench verify` that come with the package."""
+def random_model(device=None) -> Model:
+    """A model so large that its pass is reading rather than overhead: "40M" on a CPU, "Llama-3.2-1B" on a GPU."""
+    device = usable_device(device)
+    roomy = device.type == "cuda" and torch.cuda.get_device_properties(device).total_memory >= ROOMY
+    model, _ = random_pair(presets.SHAPES["Llama-3.2-1B" if roomy else "40M"], device)
+    if device.type == "cuda":
+        model.accelerate()  # passes as `ms.load` would give them on a GPU: recorded
+    else:
+        machine.compiled()  # else these passes would be torch's: for a small model numba is loaded late, or never
+    return model
+
+
+def recorded() -> list[Here]:
+    """The results of `minispec bench verify` that come with the package, each with its date and machine."""
     results = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(BENCHMARKS.glob("*.json"))]
-    return [result for result in results if result.get("benchmark") == "verify"]
+    return [_read(result) for result in results if result.get("benchmark") == "verify"]
+
+
+def _read(result: dict) -> Here:
+    """A recorded curve. The roof over it is that of theory.py, which was measured on the same kind of machine."""
+    gpus = result["machine"]["gpus"]
+    name = gpus[0]["name"].removeprefix("NVIDIA ") if gpus else result["machine"]["cpu"]
+    points = [measure.Point(r["tokens"], measure.Timing(**r["seconds"]), r["ratio"]) for r in result["results"]]
+    size = getattr(torch, result["dtype"]).itemsize
+    shape, label = BENCH_SHAPES[result["shape"]], f"{name}, recorded {result['date']}"
+    return Here(theory.H200, shape, size, result["context"], tuple(points), label)
 
 
 def predicted_ratio(
@@ -85,11 +124,11 @@ def _seconds(hardware, config, tokens, bytes_per_weight, batch, context) -> floa
 
 def timing_figure(
     config: Config, machines: Sequence[theory.Hardware], bytes_per_weight: float = 2, batch: int = 1, tokens: int = 5,
-    context: int = 64, measured: Sequence[measure.Point] = (), records: Sequence[Mapping] = (),
+    context: int = 64, measured: Sequence[Here] = (),
 ) -> go.Figure:  # fmt: skip
     """t(M)/t(1) against M: a line per machine by the roofline, dots where it was measured, a mark at `tokens`.
 
-    `measured` belongs to the first machine; `records` are results of `bench verify` for this shape and format.
+    Dots are filled where they are of this model and format, else open: a ratio may stand beside another one's.
     """
     if not machines:
         raise ValueError("machines is empty: give one theory.Hardware at least, such as theory.H200")
@@ -120,31 +159,23 @@ def timing_figure(
             showlegend=False,
         )
         figure.add_traces([line, mark])
-    if measured:
-        one = next(p.time.median for p in measured if p.tokens == 1)
+    for run in measured if batch == 1 else ():
+        one = next(p.time.median for p in run.curve if p.tokens == 1)
+        ours = run.label == NOW
+        symbol = ("circle" if ours else "square") + ("" if run.fits(config, bytes_per_weight) else "-open")
         figure.add_trace(
             go.Scatter(
-                x=[p.tokens for p in measured],
-                y=[p.ratio for p in measured],
+                x=[p.tokens for p in run.curve],
+                y=[p.ratio for p in run.curve],
                 error_y=dict(
                     type="data",
                     symmetric=False,
-                    array=[(p.time.high - p.time.median) / one for p in measured],
-                    arrayminus=[(p.time.median - p.time.low) / one for p in measured],
+                    array=[(p.time.high - p.time.median) / one for p in run.curve],
+                    arrayminus=[(p.time.median - p.time.low) / one for p in run.curve],
                 ),
-                name="measured: this machine (quartiles)",
+                name=run.what,
                 mode="markers",
-                marker=dict(size=8, color=COLOURS[0]),
-            )
-        )
-    for record in records:
-        figure.add_trace(
-            go.Scatter(
-                x=[row["tokens"] for row in record["results"]],
-                y=[row["ratio"] for row in record["results"]],
-                name=f"measured: {_place(record)}",
-                mode="markers",
-                marker=dict(size=8, symbol="square", color=COLOURS[1]),
+                marker=dict(size=8, symbol=symbol, color=COLOURS[0 if ours else 1]),
             )
         )
     figure.update_traces(hovertemplate=hover)
@@ -154,46 +185,40 @@ def timing_figure(
         yaxis=dict(title="t(M) / t(1)", type="log", tickvals=[2**n for n in range(9)], range=[-0.25, 2.45]),
         legend=dict(orientation="h", y=-0.22),
         margin=dict(b=110),
-        height=430,
+        height=450,
     )
     return figure
 
 
-def _place(record: Mapping) -> str:
-    gpus = record["machine"]["gpus"]
-    return gpus[0]["name"] if gpus else record["machine"]["cpu"]
-
-
 def timing(here: Here | None = None) -> Panel:
-    """The verify curve under sliders. `here` is what `measure_here` found; without it only rooflines are shown."""
+    """The verify curve under sliders, with what was recorded on an H200. `here` is what `measure_here` found."""
     machines = [here.hardware] if here else []
     machines.append(theory.H200)
     context = here.context if here else 64
-    records = recorded()
+    runs = [*([here] if here else []), *recorded()]
 
     def draw(tokens: int, model: str, stored: float, batch: int):
         config = presets.SHAPES[model]
-        points = here.measured(config, stored, batch) if here else ()
-        fitting = [r for r in records if batch == 1 and _fits(r, config, stored)]
-        figure = timing_figure(config, machines, stored, batch, tokens, context, points, fitting)
+        figure = timing_figure(config, machines, stored, batch, tokens, context, runs)
         words = f"{model}, weights in {presets.name_of(stored)}, {batch} × {tokens} tokens."
         for hardware in machines:
             ratio = predicted_ratio(hardware, config, tokens, stored, batch, context)
             least = presets.duration(_seconds(hardware, config, tokens, stored, batch, context))
             words += f" {hardware.name}: {ratio:.2f} × a pass of one, {least} at best;"
-        if at := next((p for p in points if p.tokens == tokens), None):
-            words += f" measured here {at.ratio:.2f} ×, {presets.duration(at.time.median)}."
+        for run in runs:
+            if at := next((p for p in run.measured(config, stored, batch) if p.tokens == tokens), None):
+                words += f" {run.label}: {at.ratio:.2f} ×, {presets.duration(at.time.median)};"
         return figure, words.rstrip(";").removesuffix(".") + "."
 
     controls = {
         "tokens": presets.stops("M, tokens per sequence", CURVE, 5),
-        "model": choice("model", list(presets.SHAPES), "40M" if here else "Llama-3-8B"),
+        "model": choice("model", list(presets.SHAPES), shown_first(here)),
         "stored": choice("weights in", presets.STORED, here.bytes_per_weight if here else 2),
         "batch": presets.stops("batch size", (1, 2, 4, 8, 16, 32, 64, 128), 1),
     }
     return Panel(draw, controls)
 
 
-def _fits(record: Mapping, config: Config, bytes_per_weight: float) -> bool:
-    size = getattr(torch, record["dtype"]).itemsize
-    return size == bytes_per_weight and record["weight_bytes"] == size * presets.weights_read(config)
+def shown_first(here: Here | None) -> str:
+    """The model that a widget shows at first: the measured one."""
+    return here.model if here and here.model in presets.SHAPES else "Llama-3-8B"
