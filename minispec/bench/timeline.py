@@ -1,9 +1,9 @@
 """What the device did, kernel by kernel, and when the host asked for it: one token under torch's profiler.
 
 On a GPU a kernel is a kernel (or a copy), and a launch is a call of the driver that starts one, or a graph of many. On
-a CPU the innermost operators of torch stand for the kernels, and each is a launch of its own. Times are microseconds
-from the first of them. The profiler slows the host down, so gaps between kernels that the host launches are longer here
-than they are without it; how long a token really takes is measured elsewhere.
+a CPU torch's innermost operators that do some work stand for the kernels, and each is a launch of its own. Times are
+microseconds from the first of them. The profiler slows the host down, so gaps between kernels that the host launches
+are longer here than they are without it; how long a token really takes is measured elsewhere.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ from torch.profiler import ProfilerActivity, profile
 from ..trace import synchronize
 
 LONGEST_NAME = 32
+IDLE = re.compile(  # operators of torch that look at memory in another way, or ask for some: no work
+    r"aten::(as_strided|\w*view\w*|_reshape_alias|reshape|resolve_\w+|to|_to_copy|empty\w*|resize_|result_type|"
+    r"promote_types|t|transpose|expand\w*|unsqueeze|squeeze|select|slice|split\w*|chunk|unflatten|flatten|detach\w*)$"
+)
 
 
 class Event(NamedTuple):
@@ -123,7 +127,7 @@ def read(events: list[dict], on_gpu: bool) -> Timeline:
         calls = those("cuda_runtime", "cuda_driver", "hip_runtime")
         launches = [e for e in calls if re.search("Launch|Memcpy|Memset", e.name)]
     else:
-        operators = those("cpu_op")
+        operators = [event for event in those("cpu_op") if not IDLE.match(event.name)]
         kernels = [one for one, after in pairwise(operators) if after.start >= one.end] + operators[-1:]
         launches = kernels
     first = min((e.start for e in [*kernels, *launches]), default=0.0)

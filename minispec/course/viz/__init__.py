@@ -14,6 +14,8 @@ from .compute_optimal import compute_optimal, compute_optimal_figure
 from .cycles import cycle_stepper, cycle_stepper_html, distributions_along
 from .diagnose import diagnose, diagnose_html
 from .gantt import gantt, gantt_figure
+from .kernel_timeline import kernel_timeline, kernel_timeline_figure, live_timelines, recorded_timelines
+from .limit_steps import limit_steps_figure, machine_of, steps_table, stored_limit
 from .memory_map import memory_map, memory_map_html
 from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
 from .overlap import overlap_figure
@@ -29,6 +31,7 @@ from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
+from .tile_sizes import splits_figure, tile_sizes, tile_sizes_figure
 from .timing import measure_here, timing, timing_figure
 from .tree import tree_figure, tree_viewer
 from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
@@ -61,6 +64,11 @@ __all__ = [
     "error_of",
     "gantt",
     "gantt_figure",
+    "kernel_timeline",
+    "kernel_timeline_figure",
+    "limit_steps_figure",
+    "live_timelines",
+    "machine_of",
     "measure_batches",
     "measure_both",
     "measure_here",
@@ -82,6 +90,7 @@ __all__ = [
     "quantisation_figure",
     "read_attention",
     "real_places",
+    "recorded_timelines",
     "residual_explorer",
     "residual_html",
     "roofline",
@@ -90,9 +99,14 @@ __all__ = [
     "run_race",
     "scheduler_steps",
     "scheduler_steps_html",
+    "splits_figure",
+    "steps_table",
+    "stored_limit",
     "stored_timelines",
     "surface",
     "surface_figure",
+    "tile_sizes",
+    "tile_sizes_figure",
     "timing",
     "timing_figure",
     "toy_place",
