@@ -29,13 +29,12 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it then acts kernels out on the CPU
 
 import minispec as ms
-from minispec import theory
 from minispec.bench import ladder, measure, tiles
 from minispec.course import viz
 from minispec.files.registry import BENCHMARKS
 from minispec.gpu import attention, products
 from minispec.gpu.attention import jit, tl, triton
-from minispec.gpu.decode import FastDecoder, FastSpeculator
+from minispec.gpu.decode import FastSpeculator
 from minispec.gpu.fused import FastTransformer
 
 # %% [markdown]
