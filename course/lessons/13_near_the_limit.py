@@ -113,8 +113,8 @@ for duration in (2, 5, 10, 20):
 # %% [markdown]
 # ## Predict
 #
-# Below a gap of 6 µs it does not matter how fast the kernels are: 600 launches take 3.6 ms. This is **overhead-bound**
-# decoding, the third kind in lesson 01 beside memory-bound and compute-bound. How many kernels does one token take? Think of
+# As long as the kernels are shorter than the gap of 6 µs, it does not matter how fast they are: 600 launches take 3.6 ms.
+# This is **overhead-bound** decoding, the third kind in lesson 01 beside memory-bound and compute-bound. How many kernels does one token take? Think of
 # one layer: two norms, seven matrices, RoPE, the write to the cache, attention, SwiGLU, two residual sums. Many of these are
 # several operators.
 
@@ -144,7 +144,7 @@ print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
 guess_kernels.reveal(len(eager.kernels))
 
 # %% [markdown]
-# Twenty to sixty per layer is usual. Now multiply: kernels × gap is a time that does not depend on the size of the model at
+# A few dozen per layer add up. Now multiply: kernels × gap is a time that does not depend on the size of the model at
 # all, only on its number of layers. That is why a small model on a fast GPU is the worst case. SmolLM2 reads 0.27 GB per
 # token, which an H200 does in 64 µs, and no host launches hundreds of kernels in 64 µs.
 
@@ -190,7 +190,7 @@ viz.kernel_timeline(live)
 # ## Step 3: fewer kernels
 #
 # With a graph the device no longer waits for the host. But each kernel still starts, reads its input from memory, writes its
-# output, and ends, and between two of them the memory is idle for a microsecond or so. A product with a large matrix is worth
+# output, and ends, and between two of them the memory is idle (the timeline shows for how long). A product with a large matrix is worth
 # that. A norm of a few thousand numbers is not. So the small steps are **fused** into their neighbours.
 #
 # Some of it is obvious: SwiGLU, $\mathrm{silu}(g) \cdot u$, can be computed by the product that makes $g$ and $u$, and the
@@ -443,12 +443,13 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 # %% [markdown]
 # ## What is left?
 #
-# On the H200 the 8B shape ends at 87 % ([benchmarks](../docs/benchmarks.md)). Where are the other 13? Kernels begin and end
-# together: at the end of each product some multiprocessors have finished while others still read, and the next product
-# waits for all of them. With four products in each of 32 layers this happens 128 times per token. A microsecond or two each
-# time is a few per cent of 4 ms. Research systems go on from here by making the whole pass a single persistent kernel, in which the
-# reads of the next matrix begin before the current one has ended. A smaller model pays for the same ends with a larger share of
-# its time, because its kernels are shorter.
+# In the table at the top the 8B shape ends at 87 % of the bandwidth of an H200. Where are the other 13? One part is that
+# the programs of a kernel begin and end together: at the end of each product some multiprocessors have finished while
+# others still read, and the next product waits for all of them. With four products in each of 32 layers this happens 128
+# times per token, and a microsecond each time would be 3 % of 4.2 ms. (That is an estimate; we have not measured this part by
+# itself.) A smaller model pays for the same ends with a larger share of its time, because its kernels are shorter. The next
+# step would be a **megakernel** (Spector et al., 2025): the whole pass as one persistent kernel, in which the reads of the next
+# matrix begin before the current product has ended.
 
 # %% [markdown]
 # ## In production
@@ -494,6 +495,8 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 #   ([blog](https://crfm.stanford.edu/2023/10/12/flashdecoding.html)): splits over the keys, with measurements.
 # - Pope et al., 2023: *Efficiently scaling transformer inference*
 #   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the count of bytes on one chip and on many.
+# - Spector et al., 2025: *Look ma, no bubbles! Designing a low-latency megakernel for Llama-1B*
+#   ([blog](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles)): what comes after the steps of this lesson.
 #
 # All papers of the course are in [the references](../docs/references.md).
 
@@ -501,6 +504,6 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 # ## Next
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb).
-# - `minispec drill` asks `cuda-graphs`, `roofline`, `flash-attention`.
+# - `minispec drill` asks `decode-memory-bound`, `roofline-free-tokens`, `flash-attention`.
 # - On a GPU, `minispec bench limit` makes the recorded data of this lesson anew, on your own machine.
 # - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb).
