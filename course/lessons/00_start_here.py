@@ -299,12 +299,13 @@ for way, time in measure.interleaved_times(ways, repeat=5, device=device).items(
 # | 10 | [eagle and dflash](10_eagle_and_dflash.ipynb) | draft from the target's own hidden states |
 # | 11 | [speculation in a server](11_speculation_in_a_server.ipynb) | combine speculation with paging and batching, and see how a large batch uses up the gain |
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
+# | 13 | [near the limit](13_near_the_limit.ipynb) | say where a GPU's time goes, and bring decoding close to its bandwidth |
 # | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | test a sampler, and tell rounding from a bug |
 # | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | split a model over several devices |
 # | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
-# The numbers 13 and 15 are not in use yet. If you meet a word that you do not know, look it up in the
+# The number 15 is not in use yet. If you meet a word that you do not know, look it up in the
 # [glossary](../docs/glossary.md). The [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
 
 # %% [markdown]

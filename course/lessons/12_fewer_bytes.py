@@ -431,5 +431,5 @@ print("equal to the full softmax:", torch.allclose(merged.answer, full, rtol=1e-
 #
 # - Practice: [exercises 12](../exercises/12_fewer_bytes.ipynb).
 # - `minispec drill` asks `symmetric-quantisation`, `quantisation-speed`, `flash-attention`, `kv-quantisation`.
-# - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb), on testing and numerics (number 13 is not in use yet).
+# - Next lesson: [13 Near the limit](13_near_the_limit.ipynb), on reading the remaining bytes as fast as a GPU can.
 #   Where bytes travel between devices: [16 Beyond one GPU](16_beyond_one_gpu.ipynb).

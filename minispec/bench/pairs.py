@@ -31,6 +31,10 @@ SHAPES = {
         max_length=2048,
     ),
 }  # fmt: skip
+SMOLLM2 = Config(
+    vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_layers=30, num_heads=9, num_kv_heads=3, head_dim=64,
+    max_length=8192, rope_theta=100_000.0, tie_embeddings=True,
+)  # fmt: skip
 LAYERS = 2  # of the draft
 LAUNCHES = 8  # in one timing, so that starting the clock and waiting for the device do not count
 

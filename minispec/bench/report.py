@@ -92,8 +92,9 @@ def collect(folder: Path | None = None) -> tuple[dict[str, tuple[dict, Section]]
 def command(result: Mapping) -> str:
     """The command line that asks the same again, from what the result recorded."""
     name, options = result["benchmark"], {}
-    for option, key in (("model", "target"), ("shape", "shape"), ("device", "device"), ("dtype", "dtype"),
-                        ("requests", "requests"), ("batch", "batch"), ("blocks", "num_blocks"), ("context", "context"),
+    for option, key in (("model", "target"), ("models", "models_asked"), ("shape", "shape"), ("device", "device"),
+                        ("dtype", "dtype"), ("requests", "requests"), ("batch", "batch"), ("blocks", "num_blocks"),
+                        ("context", "context"),
                         ("block-size", "block_size"), ("capacity", "capacity"), ("lengths", "lengths"),
                         ("prompts", "prompts_from"), ("per-group", "per_group"), ("k", "k"), ("epsilon", "epsilon"),
                         ("temperature", "temperature"), ("tokens", "new_tokens"), ("lean", "lean"),
@@ -154,6 +155,7 @@ OPTIONS = {  # those that a result records under a name of its own
     "acceptance": "model prompts per-group tokens batch dtype seed",
     "drafters": "model k tokens temperature repeat seed",
     "batch": "shape context k epsilon repeat seed",
+    "limit": "models device context k epsilon repeat seed",
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from minispec import cli, theory
 from minispec.bench import acceptance as accepting
-from minispec.bench import attention, batch, memory, pairs, report, svg, verify
+from minispec.bench import attention, batch, limit, memory, pairs, report, svg, verify
 from minispec.bench import drafters as racing
 from minispec.bench.measure import Rate
 from minispec.bench.sections import SECTIONS, drafting, passes, serving
@@ -50,6 +50,21 @@ def a_verify() -> dict:
     times = {1: 4.5e-3, 5: 4.6e-3, 64: 5.9e-3}
     return {"benchmark": "verify", **FACTS, "flops": 100e12,
             "results": [{"tokens": m, "seconds": spread(t)} for m, t in times.items()]}  # fmt: skip
+
+
+def a_limit() -> dict:
+    steps = {"eager": 24e-3, "graph": 6e-3, "fused": 5e-3, "skinny": 4.5e-3, "split-K": 4.2e-3, "cycle": 2e-3}
+    rows = {name: {"seconds_per_token": spread(t), "fraction_of_bandwidth": 4e-3 / t, "kernels_per_token": 700.0,
+                   "launches_per_token": 1.0} for name, t in steps.items()}  # fmt: skip
+    model = {"weights": "random", "weight_bytes": 15e9, "bytes_per_token": 16e9, "predicted_seconds": 4e-3,
+             "steps": rows, "timelines": {}, "cycle": {"k": 4, "tokens_per_cycle": 2.5, "draft": "d"}}  # fmt: skip
+    one = {"bytes_per_second": 3e12, "programs": 256, "seconds": spread(1e-5)}
+    sweep = {"bytes": 33e6, "interpreted": False, "unavailable": None, "torch": {"bytes_per_second": 2e12}}
+    product = {"shape": [4096, 4096], "results": [{"rows": 16, "wide": 128, "stages": 4, **one}], **sweep}
+    splits = {"context": 8192, "results": [{"splits": 16, **one}], **sweep}
+    some = {key: FACTS[key] for key in ("dtype", "context", "seed", "repeat", "bandwidth", "machine")}
+    return {"benchmark": "limit", "device": "cuda", "models_asked": ["8b"], "k": 4, "epsilon": 0.05, **some,
+            "recorded": True, "models": {"8b": model}, "tiles": product, "splits": splits}  # fmt: skip
 
 
 def an_attention() -> dict:
@@ -140,7 +155,7 @@ def a_batch() -> dict:
 MADE = {
     "decode": a_decode, "verify": a_verify, "memory": lambda: copy.deepcopy(MEMORY), "attention": an_attention,
     "cpu": a_cpu, "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
-    "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch,
+    "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch, "limit": a_limit,
 }  # fmt: skip
 every_benchmark = pytest.mark.parametrize("name", MADE)
 
@@ -520,6 +535,7 @@ def test_the_command_knows_what_is_written_elsewhere_in_a_result():
     assert asked(a_verify()).sizes == [1, 5, 64]
     assert asked(a_decode()).peers == ["eager", "static"] and asked(CYCLE).peers == ["assisted"]
     assert asked(MEMORY).lengths == [100, 1024]
+    assert asked(a_limit()).models == ["8b"] and asked(a_limit()).device == "cuda"
     assert asked(an_attention()).cases == [(64, 4096)] and asked(an_attention()).new_tokens == [1, 5]
     assert asked(an_attention()).heads == [32, 8, 128]
     assert [accepting.parse(one) for one in asked(an_acceptance()).drafters] == [
@@ -641,6 +657,7 @@ def test_colours_are_those_of_the_course():
 def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_folder, tmp_path, run, monkeypatch):
     monkeypatch.setattr(pairs, "read_bandwidth", lambda device: Rate(1e10, 9e9, 1.1e10, 3))
     monkeypatch.setattr(attention, "read_bandwidth", lambda device, size: Rate(1e10, 9e9, 1.1e10, 3))
+    monkeypatch.setattr(limit, "read_bandwidth", lambda device: Rate(1e10, 9e9, 1.1e10, 3))
     for module in (verify, batch):
         monkeypatch.setattr(module, "flops", lambda device, dtype: Rate(4e10, 4e10, 4e10, 3))
     texts = tmp_path / "texts"
@@ -654,6 +671,7 @@ def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_fold
         "memory": ["--requests", 20, "--lengths", 10, 50], "attention": ["--cases", "1x20", "--repeat", 1],
         "batching": [*models, "--requests", 4, "--batch", 2, "--repeat", 1, "--drafter", "ngram"],
         "cpu": ["--model", tiny_folder, "--context", 8, "--repeat", 1],
+        "limit": ["--models", "toy", "--context", 8, "--repeat", 1, "--device", "cpu"],
         "acceptance": [*models, "--drafters", "model", "ngram:3"],
         "drafters": [*models, "--drafters", "model", "ngram", "--repeat", 1],
     }  # fmt: skip

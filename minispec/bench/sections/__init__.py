@@ -9,6 +9,7 @@ from __future__ import annotations
 from . import drafting, passes, serving
 from .base import Section, cell, table
 from .cpu import cpu
+from .limit import limit
 
 __all__ = ["SECTIONS", "Section", "cell", "table"]
 
@@ -23,4 +24,5 @@ SECTIONS = {  # in the order of the course
     "acceptance": drafting.acceptance,
     "drafters": drafting.drafters,
     "batch": serving.batch,
+    "limit": limit,
 }

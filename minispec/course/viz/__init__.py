@@ -15,6 +15,8 @@ from .cycle_parts import CycleParts, cycle_figure, cycle_words, measure_cycle
 from .cycles import cycle_stepper, cycle_stepper_html, distributions_along
 from .diagnose import diagnose, diagnose_html
 from .gantt import gantt, gantt_figure
+from .kernel_timeline import kernel_timeline, kernel_timeline_figure, live_timelines, recorded_timelines
+from .limit_steps import limit_steps_figure, machine_of, steps_table, stored_limit
 from .memory_map import memory_map, memory_map_html
 from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
 from .overlap import overlap_figure
@@ -31,6 +33,7 @@ from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
+from .tile_sizes import splits_figure, tile_sizes, tile_sizes_figure
 from .timing import measure_here, random_model, timing, timing_figure
 from .timing import recorded as recorded_curves
 from .tree import tree_figure, tree_viewer
@@ -68,6 +71,11 @@ __all__ = [
     "error_of",
     "gantt",
     "gantt_figure",
+    "kernel_timeline",
+    "kernel_timeline_figure",
+    "limit_steps_figure",
+    "live_timelines",
+    "machine_of",
     "measure_batches",
     "measure_both",
     "measure_cycle",
@@ -92,6 +100,7 @@ __all__ = [
     "read_attention",
     "real_places",
     "recorded_curves",
+    "recorded_timelines",
     "residual_explorer",
     "residual_html",
     "roofline",
@@ -100,9 +109,14 @@ __all__ = [
     "run_race",
     "scheduler_steps",
     "scheduler_steps_html",
+    "splits_figure",
+    "steps_table",
+    "stored_limit",
     "stored_timelines",
     "surface",
     "surface_figure",
+    "tile_sizes",
+    "tile_sizes_figure",
     "timing",
     "timing_figure",
     "toy_place",

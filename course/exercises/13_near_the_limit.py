@@ -1,0 +1,163 @@
+# %% [markdown]
+# # Exercises 13: near the limit
+#
+# A decoding step on a GPU is fast when it reads no byte twice, when nothing waits between two kernels, and when every part of
+# the device has work. You count the bytes, judge a kernel by them, merge the splits of flash decoding, and write a step that
+# survives being captured in a CUDA graph. No exercise needs a GPU, and each stands alone.
+
+# %%
+import torch
+
+from minispec.course.classroom import check, draw, hint
+
+# %% [markdown] exercise="13.pass_bytes"
+# ## 1. The bytes of a pass
+#
+# The least time of a memory-bound forward pass is its bytes divided by the bandwidth. So everything begins with a count: which
+# bytes does a pass read from memory?
+#
+# The model is a Llama: in each layer q, k, v and o, and a SwiGLU with gate, up and down; after the last layer the LM head.
+# Leave out the norms, which are small, and the embedding, of which a token looks up one row.
+#
+# | | | |
+# |---|---|---|
+# | `layers`, `hidden`, `intermediate` | whole numbers | the MLP's matrices have `hidden` × `intermediate` parameters |
+# | `heads`, `kv_heads`, `head_dim` | whole numbers | several query heads share a key/value head |
+# | `vocab` | whole number | rows of the LM head |
+# | `tokens` | whole number | new tokens in this pass |
+# | `context` | whole number | cached tokens that attention reads |
+# | `size` | number | bytes per parameter, and per number in the cache |
+# | returns | number | bytes read by one pass, for one sequence |
+
+
+# %% exercise="13.pass_bytes"
+def pass_bytes(
+    layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocab: int, tokens: int,
+    context: int, size: float,
+) -> float:  # fmt: skip
+    """Bytes that one forward pass reads: every weight once, and the cache."""
+    ### BEGIN SOLUTION: one line per kind of matrix; the tokens of the pass share every reading
+    attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim  # q and o, k and v
+    mlp = 3 * hidden * intermediate  # gate, up, down
+    weights = layers * (attention + mlp) + vocab * hidden
+    cache = 2 * layers * kv_heads * head_dim * context
+    return size * (weights + cache)
+    ### END SOLUTION
+
+
+# %% exercise="13.pass_bytes"
+check("13.pass_bytes", pass_bytes)
+
+# %% [markdown]
+# How much of it is cache, and how fast could an H200 generate?
+
+# %%
+draw("13.pass_bytes", pass_bytes)
+
+# %% [markdown] exercise="13.roofline"
+# ## 2. A kernel on the roofline
+#
+# A profiler gives the time of every kernel. Whether that is good depends on what the kernel had to do. The roofline (Williams
+# et al., 2009) says how long it takes at best, because reading and computing go on at the same time:
+#
+# $$t_\text{best} = \max\left(\frac{\text{bytes}}{\text{bandwidth}}, \frac{\text{FLOPs}}{\text{peak}}\right)$$
+#
+# | | | |
+# |---|---|---|
+# | `read`, `flops` | numbers | what the kernel reads and computes |
+# | `seconds` | number | how long it took |
+# | `bandwidth`, `peak` | numbers | bytes/s and FLOP/s of the machine |
+# | returns | `(intensity, bound, share)` | FLOP per byte; `"memory"`, `"compute"` or `"overhead"`; $t_\text{best}$ / `seconds` |
+#
+# Call a kernel bound by `"overhead"` when its share is below one half. Otherwise it is bound by whatever takes longer.
+
+
+# %% exercise="13.roofline"
+def place(read: float, flops: float, seconds: float, bandwidth: float, peak: float) -> tuple[float, str, float]:
+    """Where a kernel lies: its intensity, what bounds it, and the share of the best possible that it reached."""
+    ### BEGIN SOLUTION: two times, the larger one counts
+    reading, computing = read / bandwidth, flops / peak
+    share = max(reading, computing) / seconds
+    if share < 0.5:
+        bound = "overhead"
+    elif reading >= computing:
+        bound = "memory"
+    else:
+        bound = "compute"
+    return flops / read, bound, share
+    ### END SOLUTION
+
+
+# %% exercise="13.roofline"
+check("13.roofline", place)
+
+# %% [markdown] exercise="13.merge_splits"
+# ## 3. The split-K combine
+#
+# Flash decoding cuts the cached tokens into splits and lets one program process each. Every split ends with the state of the
+# online softmax over its own scores $s$ and values $v$: the largest score $m$, the sum $\ell = \sum e^{s - m}$, and
+# $o = \sum e^{s - m} v$. A second kernel merges the states. The result is the attention over all splits:
+#
+# $$\frac{\sum_i w_i\, o_i}{\sum_i w_i\, \ell_i}, \qquad w_i = e^{m_i - \max_j m_j}$$
+#
+# | | | |
+# |---|---|---|
+# | `m`, `ell` | tensors `[S]` | of every split, float64 |
+# | `o` | tensor `[S, D]` | not divided by anything yet |
+# | returns | tensor `[D]` | attention over all splits |
+#
+# A sequence may be shorter than the grid of programs. Then some splits had no slots: they have `ell` = 0 and `m` = −10³⁰, and
+# their `o` was never written, so it can hold anything, NaN included. At least one split has slots.
+
+
+# %% exercise="13.merge_splits"
+def merge_splits(m: torch.Tensor, ell: torch.Tensor, o: torch.Tensor) -> torch.Tensor:
+    """The attention over all splits from the online softmax of each."""
+    ### BEGIN SOLUTION: choose the splits that exist first, because 0 · NaN is NaN
+    filled = ell != 0
+    w = torch.exp(m[filled] - m[filled].max())  # [S']
+    return (w @ o[filled]) / (w @ ell[filled])
+    ### END SOLUTION
+
+
+# %% exercise="13.merge_splits"
+check("13.merge_splits", merge_splits)
+
+# %% [markdown] exercise="13.captured"
+# ## 4. What breaks inside a captured graph
+#
+# While a CUDA graph is captured, Python runs *once* and the kernels it asks for are noted. Afterwards the kernels are replayed
+# without Python: the same ones, in the same order, on the same addresses. So a number that Python knew at the time of capture
+# is frozen, and Python cannot use a number that only the device knows.
+#
+# `gpu` is a small stand-in for such a device. Write one decoding step for it: process the last token of the sequence, choose
+# the next one, append it. Your function is called once, then its kernels are replayed several times, and each replay must
+# append one token.
+#
+# | | |
+# |---|---|
+# | `gpu.count` | how many tokens the sequence has, on the device; `gpu.count - 1` is computed there, too |
+# | `gpu.token(position)` | the token at a position |
+# | `gpu.next(token, position)` | the model's choice after processing `token` at `position` |
+# | `gpu.write(position, token)` | puts a token at a position |
+# | `gpu.advance()` | adds 1 to `gpu.count` |
+# | `gpu.look(number)` | waits for the device and returns the number as it is now, as `.item()` does |
+# | `count` | how many tokens the sequence has when you are called, a Python number |
+#
+# Positions begin at 0. Nothing is returned.
+
+
+# %% exercise="13.captured"
+def captured_step(gpu, count: int) -> None:
+    """One decoding step that can be captured once and replayed."""
+    ### BEGIN SOLUTION: every number that changes from step to step lives on the device
+    position = gpu.count - 1
+    last = gpu.token(position)
+    token = gpu.next(last, position)
+    gpu.write(gpu.count, token)
+    gpu.advance(1)
+    ### END SOLUTION
+
+
+# %% exercise="13.captured"
+check("13.captured", captured_step)

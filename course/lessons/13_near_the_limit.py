@@ -1,0 +1,509 @@
+# %% [markdown]
+# # 13 Near the limit
+#
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+#
+# Lesson 01 found how long a token takes at best: the bytes that it reads, divided by the bandwidth. Straightforward code on
+# a fast GPU needs several times as long, although it reads no more. This lesson finds out where the time goes, and takes it
+# back in six steps: a CUDA graph, fused kernels, a matrix product made for one token, attention that uses the whole GPU,
+# and finally a whole draft–verify cycle as one launch.
+#
+# You will be able to
+#
+# - tell launch overhead from memory traffic in a profile, by counting kernels and gaps;
+# - say what a CUDA graph changes, and what may not happen inside one;
+# - read and write a skinny matrix product in Triton, and choose its tiles;
+# - explain split-K in flash decoding, and merge its splits;
+# - say what has to live on the device before a whole speculative cycle fits into one launch.
+
+# %%
+from __future__ import annotations  # Triton may be missing, and then its types in a signature are
+
+import json
+import os
+
+import torch
+import torch.nn.functional as F
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it then acts kernels out on the CPU
+
+import minispec as ms
+from minispec.bench import ladder, measure, tiles
+from minispec.course import viz
+from minispec.files.registry import BENCHMARKS
+from minispec.gpu import attention, products
+from minispec.gpu.attention import jit, tl, triton
+from minispec.gpu.decode import FastSpeculator
+from minispec.gpu.fused import FastTransformer
+
+# %% [markdown]
+# ## How far is it to the limit?
+#
+# Here is the question in numbers. The same model, of the shape of Llama-3-8B in bf16, was timed on an H200 in five ways:
+# by the loop of this course with one launch per token, by the same in the whole of `generate`, by our eager reference, and
+# by the `transformers` library, eager and with a static cache and `torch.compile`. All of them read the same weights.
+
+# %%
+decode = json.loads((BENCHMARKS / "decode.json").read_text(encoding="utf-8"))
+print(f"{decode['weight_bytes'] / 1e9:.1f} GB of weights per token, {decode['machine']['gpus'][0]['name']}, "
+      f"{decode['bandwidth']['median'] / 1e12:.2f} TB/s, {decode['date']}")  # fmt: skip
+for name, row in decode["results"].items():
+    milliseconds = 1e3 * row["seconds_per_token"]["median"]
+    print(f"{name:<20} {milliseconds:6.2f} ms per token   {row['fraction_of_bandwidth']:4.0%} of the bandwidth")
+
+# %% [markdown]
+# The slowest of them leaves five sixths of the bandwidth unused. And yet lesson 01 was not wrong: decoding *is* memory-bound,
+# once everything else is out of the way. Getting it out of the way is what this lesson is about.
+#
+# ### Where you are
+#
+# The next cell says which machine the timings of this lesson come from. On a CPU the model is `micro`; on a GPU it is
+# SmolLM2, and `micro` where SmolLM2 cannot be had. Beside your own timings you always see recorded ones, made by
+# `minispec bench limit`; the data say which machine they come from.
+
+# %% tags=["nbval-ignore-output"]
+device = "cuda" if torch.cuda.is_available() else "cpu"
+name = "micro"
+if device == "cuda":
+    try:
+        ms.load("smollm2", device=device)
+        name = "smollm2"
+    except ValueError as error:
+        print(f"SmolLM2 is not to be had ({error}): micro takes its place")
+target, draft = ms.load(name, device=device), ms.load(f"{name}-draft", device=device)
+here = torch.cuda.get_device_name() if device == "cuda" else measure.place(measure.machine())
+print(f"{target.label} in {target.dtype} on {here}")
+print(
+    "kernels:",
+    attention.unavailable(device) or ("on the GPU" if device == "cuda" else "acted out by Triton on the CPU"),
+)
+
+# %%
+recorded = viz.stored_limit()
+print("recorded on:", viz.machine_of(recorded))
+for model, climbed in recorded["models"].items():
+    print(f"{model}: {climbed['bytes_per_token'] / 1e6:,.1f} MB per token")
+
+# %% [markdown]
+# ## Step 1: eager, or how long it takes to ask
+#
+# In **eager** mode Python calls an operator of torch, torch chooses a kernel, and the driver puts it into a queue, from which
+# the GPU takes it. This is called a **launch**, and it costs the host some microseconds per kernel, whatever the kernel
+# does. The GPU works through its queue meanwhile. So as long as kernels take longer than launches, the queue is never empty
+# and the launches are hidden. What if they are shorter?
+#
+# Let kernel $i$ take $d_i$ and let the host need $g$ for each launch. A kernel starts when it has been launched *and* the
+# one before it has ended:
+
+
+# %%
+def finished(durations, gap):
+    """µs until the last kernel ends, if the host launches one every `gap` µs."""
+    end = 0.0
+    for number, duration in enumerate(durations):
+        end = max(end, (number + 1) * gap) + duration
+    return end
+
+
+for duration in (2, 5, 10, 20):
+    total = finished([duration] * 600, gap=6)
+    print(f"600 kernels of {duration:2d} µs: {total / 1e3:5.1f} ms, the GPU works {600 * duration / total:4.0%} of it")
+
+# %% [markdown]
+# ## Predict
+#
+# As long as the kernels are shorter than the gap of 6 µs, it does not matter how fast they are: 600 launches take 3.6 ms.
+# This is **overhead-bound** decoding, the third kind in lesson 01 beside memory-bound and compute-bound. How many kernels does one token take? Think of
+# one layer: two norms, seven matrices, RoPE, the write to the cache, attention, SwiGLU, two residual sums. Many of these are
+# several operators.
+
+# %% tags=["nbval-ignore-output"]
+guess_kernels = viz.predict("How many kernels does one token of this model launch, in eager mode?", "kernels")
+guess_kernels
+
+# %% [markdown]
+# ## Run
+#
+# [`record`](../minispec/bench/timeline.py) runs one token under torch's profiler and returns every kernel with its start and
+# its duration. On a CPU there are no kernels; there it returns torch's innermost operators, which are the same steps.
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+prompt = target.encode("Once upon a time there was a little duck who") * 4
+live = viz.live_timelines(target, prompt)
+eager = live.timelines[ladder.EAGER]
+print(
+    f"{target.config.num_layers} layers: {len(eager.kernels)} kernels, {len(eager.kernels) / target.config.num_layers:.0f} per layer"
+)
+print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
+
+# %% [markdown]
+# ## Reveal
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+guess_kernels.reveal(len(eager.kernels))
+
+# %% [markdown]
+# A few dozen per layer add up. Now multiply: kernels × gap is a time that does not depend on the size of the model at
+# all, only on its number of layers. That is why a small model on a fast GPU is the worst case. SmolLM2 reads 0.27 GB per
+# token, which an H200 does in 64 µs, and no host launches hundreds of kernels in 64 µs.
+
+# %% [markdown]
+# ## Step 2: one launch for all of them
+#
+# If Python only asks for the same kernels every time, it can ask once. A **CUDA graph** captures the launches of a piece of
+# code and replays them by a single call. Nothing about the kernels changes: the same ones run, in the same order, on the
+# same addresses. In minispec this is the class [`Recorded`](../minispec/gpu/record.py), 60 lines with their comments.
+#
+# The price is in the words *the same*. Between capture and replay
+#
+# - no shape may change, so memory is allocated for the longest sequence, and prompts are padded to a few sizes;
+# - no address may change, so results are written into tensors that already exist;
+# - no number may travel to Python: `.item()`, `if token == eos`, a Python counter. So the sequence, its length and the
+#   random numbers live on the device ([`FastDecoder`](../minispec/gpu/decode.py)), and the host looks afterwards.
+#
+# The last one is the one that breaks code in practice, and the fourth exercise of this set is about it.
+
+# %% [markdown]
+# ## Play: with and without a graph
+#
+# One token, kernel by kernel. The upper lane shows when the host launches, the lower one what the device runs. The step
+# `graph` replays exactly the kernels of `eager`; `split-K` is where this lesson arrives at its fifth step.
+
+# %% tags=["nbval-ignore-output"]
+viz.kernel_timeline(live)
+
+# %% [markdown]
+# Two tasks:
+#
+# 1. Show 500 µs of `eager` and move along the token. Which colour fills most of the time, and what do the gaps follow?
+# 2. Switch between `eager` and `graph`. On a GPU the kernels stay as they are and the gaps close. Which kernels are now
+#    the reason that the device is not reading weights? (A recording without a GPU says so below the picture: there both
+#    steps are the same operators, run by the host itself.)
+
+# %% [markdown]
+# A CPU has no such queue, but it has the same problem: Python needs a few microseconds per operator. Its answer is not a
+# graph but a compiler. In minispec a forward pass of few tokens on a CPU is *one* compiled function
+# ([`fused`](../minispec/cpu/fused.py)). We come back to it when we time all steps.
+
+# %% [markdown]
+# ## Step 3: fewer kernels
+#
+# With a graph the device no longer waits for the host. But each kernel still starts, reads its input from memory, writes its
+# output, and ends, and between two of them the memory is idle (the timeline shows for how long). A product with a large matrix is worth
+# that. A norm of a few thousand numbers is not. So the small steps are **fused** into their neighbours.
+#
+# Some of it is obvious: SwiGLU, $\mathrm{silu}(g) \cdot u$, can be computed by the product that makes $g$ and $u$, and the
+# residual sum by the product whose result is added. The norm is the interesting one, because it needs a sum over *all* of $x$
+# before anything can be divided:
+#
+# $$\mathrm{norm}(x)\, W^\top = \frac{x \cdot g}{\mathrm{rms}(x)}\, W^\top = \frac{(x \cdot g)\, W^\top}{\mathrm{rms}(x)}$$
+#
+# The division is by one number per token, so it can be done *after* the product. The product that makes $x$ also stores
+# $x \cdot g$ and the squares of its part of $x$; the next one sums these up and divides last. So the norm has no kernel of its
+# own. [`half_norm`](../minispec/gpu/products.py) is the first half, and the second belongs to
+# [`skinny_torch`](../minispec/gpu/products.py), which says in plain torch what our kernel does.
+
+# %%
+x, gain = torch.randn(1, 64, dtype=torch.float64), torch.rand(64, dtype=torch.float64) + 0.5
+weight = torch.randn(96, 64, dtype=torch.float64)
+plain = F.linear(F.rms_norm(x, (64,), gain, eps=1e-5), weight)
+late = products.skinny_torch(products.half_norm(x, gain), weight, eps=1e-5)
+print("the norm may divide last:", torch.allclose(plain, late, rtol=1e-12, atol=1e-12))
+
+# %% [markdown]
+# How many kernels are left? The recorded run has counted them. (If it was made on a CPU, our kernels did not run there, and
+# all steps have the same number.)
+
+# %%
+for model, climbed in recorded["models"].items():
+    counts = ", ".join(
+        f"{step} {climbed['steps'][step]['kernels_per_token']:,.0f}"
+        for step in (ladder.GRAPH, ladder.FUSED, ladder.SKINNY, ladder.SPLIT)
+    )
+    print(f"{model}: kernels per token: {counts}")
+
+# %% [markdown]
+# ## Step 4: a product for one token
+#
+# What remains are the products, four per layer once q, k, v and gate, up have been joined. For one token, $y = x W^\top$ is a
+# read of $W$ with two FLOPs per parameter. Matrix libraries are made for large matrices on both sides, and such a **skinny**
+# product is not what they are best at. So we write one. In **Triton** a kernel is a Python function that describes *one
+# program*; the grid says how many of them run. Here a program owns `ROWS` rows of $W$ and goes along them in strips of
+# `WIDE` numbers:
+
+
+# %%
+@jit
+def skinny_kernel(x, w, y, n, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """ROWS numbers of y = x Wᵀ for one token: x [K], W [N, K], y [N]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # which rows of W are ours
+    inside = row < n
+    total = tl.zeros([ROWS], tl.float32)
+    for start in range(0, width, WIDE):  # one strip after the other
+        k = start + tl.arange(0, WIDE)
+        there = k < width
+        strip = tl.load(w + row[:, None] * width + k[None, :], mask=inside[:, None] & there[None, :], other=0.0)
+        numbers = tl.load(x + k, mask=there, other=0.0)
+        total += tl.sum(strip.to(tl.float32) * numbers.to(tl.float32)[None, :], 1)
+    tl.store(y + row, total.to(y.dtype.element_ty), mask=inside)
+
+
+def skinny(x, w, rows=16, wide=64):
+    """y = x Wᵀ, one program per `rows` rows."""
+    n, width = w.shape
+    y = torch.empty(n, dtype=x.dtype, device=x.device)
+    skinny_kernel[(-(-n // rows),)](x, w, y, n, width, ROWS=rows, WIDE=wide)
+    return y
+
+
+# %% [markdown]
+# Read it once more with bytes in mind. Each number of $W$ is loaded by exactly one program, once. $x$ is loaded by all of them,
+# but it is small and stays in the cache. The sum is kept in float32. The masks are for sizes that the tile does not divide.
+#
+# If there is no GPU, Triton's interpreter acts the programs out with numpy, one after the other: right, and slow. (Triton
+# itself is installed with minispec on Linux, ARM included. On macOS and Windows it is missing, and the next cell says so;
+# everything else in this lesson works without it.)
+
+# %%
+generator = torch.Generator().manual_seed(0)
+x = torch.randn(200, generator=generator).to(device)
+w = torch.randn(100, 200, generator=generator).to(device)
+if triton is None:
+    y, how = torch.stack([(row * x).sum() for row in w]), "without Triton: one row at a time"
+else:
+    y, how = skinny(x, w), "by our kernel"
+close = torch.allclose(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
+print("as torch's own product:", close)
+
+# %% [markdown]
+# ## Predict
+#
+# The kernel of the package, [`skinny`](../minispec/gpu/products.py), is this one with matrix units, the fused steps, and reads
+# of the next strips under way while the current one is multiplied. Its tile is a choice. Take the output projection of
+# Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors.
+
+# %% tags=["nbval-ignore-output"]
+guess_idle = viz.predict("With 128 rows per program, how many of the 132 multiprocessors have nothing to do?", "of 132")
+guess_idle
+
+# %% [markdown]
+# ## Run
+
+# %% tags=["spoiler"]
+for rows in (16, 32, 64, 128):
+    programs = 4096 // rows
+    print(
+        f"{rows:3d} rows per program: {programs:3d} programs, {max(0, 132 - programs):3d} multiprocessors without one"
+    )
+chosen = products.default_tiles(torch.bfloat16, torch.bfloat16, (4096, 4096), False, 227 * 1024)
+print("the package takes", chosen)
+
+# %% [markdown]
+# ## Reveal
+
+# %% tags=["spoiler"]
+guess_idle.reveal(132 - 4096 // 128)
+
+# %% [markdown]
+# A multiprocessor without a program reads nothing, and one multiprocessor alone can only have so many bytes under way. So a
+# tile that is too large leaves part of the memory idle. A tile that is too small has its own costs: short strips, more
+# programs to start, and $x$ read again by each. [`default_tiles`](../minispec/gpu/products.py) is the compromise we
+# measured: 16 rows for short matrices, more for tall ones, where there are enough programs anyway.
+#
+# ## Play: bandwidth against tile size
+#
+# The dashed line is torch's own product, the dotted one the read bandwidth of that machine.
+
+# %% tags=["nbval-ignore-output"]
+measured = None
+if device == "cuda":
+    measured = {"bandwidth": {"median": measure.read_bandwidth(device).median},
+                "tiles": tiles.sweep_product(device, torch.bfloat16, repeat=3),
+                "splits": tiles.sweep_splits(device, torch.bfloat16, repeat=3)}  # fmt: skip
+viz.tile_sizes(measured)
+
+# %% [markdown]
+# Two tasks:
+#
+# 1. Go through the rows per program. How many programs are there when the bandwidth drops, and how many multiprocessors?
+# 2. Choose the attention kernel, which is the subject of the next step, and find the number of splits from which on more
+#    of them do not help.
+
+# %% [markdown]
+# ## Step 5: attention for the whole GPU
+#
+# The products read the weights; attention reads the cache. Its programs come from the heads: the query heads of a group share
+# the keys and values they read, so a sequence gives as many programs as there are key/value heads. For Llama-3-8B these
+# are 8, on 132 multiprocessors. The rest would wait while 8 of them go through thousands of tokens.
+#
+# **Flash decoding** (Dao et al., 2023) therefore splits the *cached tokens*: a program takes one head and one split of the
+# context and ends with its own state of the online softmax, $m$, $\ell$ and $o$ (lesson 12). A second, tiny kernel merges the
+# splits, $\sum w\,o / \sum w\,\ell$ with $w = e^{m - \max m}$. In a matrix product the same cut along the dimension that is
+# summed over is called **split-K**, and the name is used for attention, too.
+
+# %%
+for context in (500, 4000, 32_000):
+    splits = attention.choose_splits(8, context, 64, 132)
+    print(f"{context:6,} cached tokens: {splits:2d} splits, {8 * splits:3d} programs for 132 multiprocessors")
+
+# %% [markdown]
+# ([`choose_splits`](../minispec/gpu/attention.py) aims at a few programs per multiprocessor, but gives each a tile of 64
+# tokens at least.) Splitting changes the order of additions and nothing else:
+
+# %%
+q, k, v = (
+    torch.randn(1, heads, slots, 16, generator=generator).to(device) for heads, slots in ((4, 1), (2, 100), (2, 100))
+)
+lengths = torch.tensor([99], device=device)  # before the new token
+whole = attention.flash_decode_torch(q, k, v, lengths)
+if triton is None or attention.unavailable(device):
+    print("our kernel does not run here; its twin in torch does")
+else:
+    parts = [attention.flash_decode(q, k, v, lengths, splits=s, tiling=attention.Tiling(tile=16)) for s in (1, 4)]
+    print("1 and 4 splits agree with the twin:", all(torch.allclose(p, whole, rtol=1e-3, atol=1e-3) for p in parts))
+
+# %% [markdown]
+# ## Step 6: a whole cycle in one launch
+#
+# Plain decoding is now one launch per token, and it reads every weight once. That is the limit for one token per pass. To go
+# beyond it, a pass has to emit more than one token, and that is what speculation is for. But a draft–verify cycle as in
+# lesson 05 asks the host several times: which token did the draft model choose, how many were accepted, how far to rewind?
+# Each question stops the device.
+#
+# [`FastSpeculator`](../minispec/gpu/decode.py) puts all of it on the device: $k$ passes of the draft model, the verify pass,
+# the acceptance rule and the rewind are one recorded launch. Look at what `step` had to give up:
+#
+# - The accepted number is a tensor. The rewind is `lengths.copy_(n + accepted)`: slots after it are overwritten later.
+# - All $k + 1$ positions are always computed, and a `scatter` puts the emitted token behind the accepted ones.
+# - The draft model always processes two tokens first, because it has not seen the last draft token if all were accepted.
+#   The second one is padding otherwise. One shape serves both cases.
+# - Random numbers are taken in advance from the generator of each sequence, so the result is that of the slow loop.
+#
+# Without a GPU the same code runs, unrecorded. So everybody can check that it generates what `generate` does:
+
+# %%
+plain = ms.generate(ms.load("micro", device="cpu"), "Once upon a time", 24)
+big, small = (FastTransformer(ms.load(one, device="cpu").transformer, 1, 128) for one in ("micro", "micro-draft"))
+cycles = FastSpeculator(big, small, k=4)
+cycles.start([ms.load("micro", device="cpu").encode("Once upon a time")])
+cycles.launch(12)
+[tokens] = cycles.fetch()
+print("as generate:", tokens[:24] == plain.tokens[: len(tokens[:24])])
+print(f"{len(tokens)} tokens by 12 launches, {len(tokens) / 12:.1f} tokens per cycle")
+
+# %% [markdown]
+# ## All six steps
+#
+# ## Predict
+#
+# Which share of the bandwidth does your machine reach in eager mode, and which step gains most? The next cell times all steps
+# in turn ([`climb`](../minispec/bench/ladder.py)). The share counts the bytes of *one* pass per token, so a cycle, which
+# emits several tokens per pass, may exceed 100 %.
+
+# %% tags=["nbval-ignore-output"]
+guess_eager = viz.predict("Which share of this machine's read bandwidth does eager decoding reach?", "%")
+guess_eager
+
+# %% [markdown]
+# ## Run
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+bandwidth = measure.read_bandwidth(device, seconds=1.5).median
+mine = ladder.climb(target, draft, prompt, bandwidth, repeat=3, launches=4, profile=device == "cuda")
+print(f"{here}: {bandwidth / 1e9:,.0f} GB/s, {mine['bytes_per_token'] / 1e6:,.1f} MB per token")
+print(viz.steps_table(mine))
+if device == "cpu":
+    rate = measure.plain_speed(target, prompt, new_tokens=8, repeat=3, seconds=2).median
+    print(
+        f"{'one function':<14}{1e3 / rate:>14.3f}{mine['bytes_per_token'] * rate / bandwidth:>18.1%}   (compiled, whole pass)"
+    )
+
+# %% [markdown]
+# ## Reveal
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
+
+# %% [markdown]
+# On a CPU the six steps do the same work in the same way: nothing is recorded, and torch stands in for our kernels. There the
+# last line is the step that counts. (And `micro` is small enough to stay partly in the cache of a CPU, so its share of the
+# *memory* bandwidth is not the whole story.) Beside it, what was recorded:
+
+# %%
+print("recorded on:", viz.machine_of(recorded))
+for model, climbed in recorded["models"].items():
+    print(f"\n{model}, {climbed['weights']} weights, at best {1e3 * climbed['predicted_seconds']:.3g} ms per token")
+    print(viz.steps_table(climbed))
+
+# %% tags=["nbval-ignore-output"]
+runs = {f"{model}, {viz.machine_of(recorded)}": climbed for model, climbed in recorded["models"].items()}
+viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
+
+# %% [markdown]
+# ## What is left?
+#
+# In the table at the top the 8B shape ends at 87 % of the bandwidth of an H200. Where are the other 13? One part is that
+# the programs of a kernel begin and end together: at the end of each product some multiprocessors have finished while
+# others still read, and the next product waits for all of them. With four products in each of 32 layers this happens 128
+# times per token, and a microsecond each time would be 3 % of 4.2 ms. (That is an estimate; we have not measured this part by
+# itself.) A smaller model pays for the same ends with a larger share of its time, because its kernels are shorter. The next
+# step would be a **megakernel** (Spector et al., 2025): the whole pass as one persistent kernel, in which the reads of the next
+# matrix begin before the current product has ended.
+
+# %% [markdown]
+# ## In production
+#
+# vLLM captures CUDA graphs at start-up for a list of batch sizes (`cudagraph_capture_sizes` in its compilation config) and pads
+# each batch to the next one; `--enforce-eager` turns this off. Its graphs can be *piecewise*, with attention left out so that
+# it may have changing shapes, or *full*. SGLang has `--disable-cuda-graph` and `--cuda-graph-max-bs`. In plain PyTorch
+# `torch.compile(mode="reduce-overhead")` fuses the small steps and captures graphs, which is what `transformers` does with a
+# static cache. Attention comes from FlashAttention, FlashInfer or Triton, all with splits over the keys. A draft and its
+# verification are usually several graphs, with the host in between, because a server has other requests to schedule.
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary>A profile shows 700 kernels per token, a median kernel of 2 µs and a median gap of 5 µs. What do you do
+# first, and what can it gain at most?</summary>
+#
+# Capture a CUDA graph. A token takes about 700 · 7 = 4.9 ms, of which 1.4 ms are kernels, so the gain is at most 3.5 times.
+# After that fewer kernels are the next step, because a kernel of 2 µs is mostly start and end.
+# </details>
+#
+# <details><summary>A captured decoding step generates the first token correctly and then repeats it for ever. What is the
+# likely cause?</summary>
+#
+# A Python number in the captured code: the position or the length was an `int` when the graph was captured, so each replay
+# reads and writes the same slot. It has to be a tensor on the device which the step itself increments.
+# </details>
+#
+# <details><summary>Why does split-K help attention at batch size 1 and hardly at batch size 64?</summary>
+#
+# Programs come from sequences × key/value heads × splits. At batch size 64 with 8 key/value heads there are 512 programs
+# without any split, enough for 132 multiprocessors. At batch size 1 there are 8.
+# </details>
+
+# %% [markdown]
+# ## Read the papers
+#
+# - Williams, Waterman, Patterson, 2009: *Roofline*
+#   ([CACM 52(4)](https://doi.org/10.1145/1498765.1498785)): the limit that all of this is measured against.
+# - Tillet, Kung, Cox, 2019: *Triton: an intermediate language and compiler for tiled neural network computations*
+#   ([MAPL 2019](https://doi.org/10.1145/3315508.3329973)): why a kernel is written for a tile and not for a thread.
+# - Dao, Haziza, Massa, Sizov, 2023: *Flash-Decoding for long-context inference*
+#   ([blog](https://crfm.stanford.edu/2023/10/12/flashdecoding.html)): splits over the keys, with measurements.
+# - Pope et al., 2023: *Efficiently scaling transformer inference*
+#   ([arXiv:2211.05102](https://arxiv.org/abs/2211.05102)): the count of bytes on one chip and on many.
+# - Spector et al., 2025: *Look ma, no bubbles! Designing a low-latency megakernel for Llama-1B*
+#   ([blog](https://hazyresearch.stanford.edu/blog/2025-05-27-no-bubbles)): what comes after the steps of this lesson.
+#
+# All papers of the course are in [the references](../docs/references.md).
+
+# %% [markdown]
+# ## Next
+#
+# - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb).
+# - `minispec drill` asks `decode-memory-bound`, `roofline-free-tokens`, `flash-attention`.
+# - On a GPU, `minispec bench limit` makes the recorded data of this lesson anew, on your own machine.
+# - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb).

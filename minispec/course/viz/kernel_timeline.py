@@ -1,0 +1,140 @@
+"""One token, kernel by kernel: when the host asked for each, when the device ran it, and when it ran nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from ...bench import ladder
+from ...bench.timeline import Event, Timeline, record, unpacked
+from ...files.handle import Model
+from .limit_steps import machine_of, stored_limit
+from .panel import Panel, choice, slider
+from .style import GREY, PALETTE, TEMPLATE
+
+# What a kernel is for, by its name; the first that fits. Names are those of cuBLAS, torch and our own kernels.
+KINDS = {
+    "product": r"gemm|gemv|gemvx|nvjet|cutlass|cublas|splitk|dot_kernel|_product|^(add|b)?mm$|linear|matmul",
+    "attention": r"_attend|_merge_splits|flash|softmax|attention",
+    "copy": r"memcpy|memset|copy|cat|index|gather|scatter|embedding|select|slice|clone|fill|arange",
+}
+REST = "norm, RoPE, SwiGLU, sums and the like"
+COLOURS = {"product": PALETTE[0], "attention": PALETTE[2], "copy": PALETTE[4], REST: PALETTE[1]}
+HOST, DEVICE = "host: launches", "device: kernels"
+
+
+class Recording(NamedTuple):
+    """Timelines of one model on one machine, by step."""
+
+    model: str
+    machine: str
+    on_gpu: bool
+    timelines: Mapping[str, Timeline]
+
+    def __str__(self) -> str:
+        return f"{self.model}, {self.machine}"
+
+
+def kind_of(name: str) -> str:
+    return next((kind for kind, names in KINDS.items() if re.search(names, name, re.IGNORECASE)), REST)
+
+
+def recorded_timelines(result: Mapping | None = None) -> list[Recording]:
+    """Those in a result of `minispec bench limit`; without one, in what the package ships."""
+    result = stored_limit() if result is None else result
+    return [
+        Recording(name, machine_of(result), result["recorded"],
+                  {step: unpacked(packed) for step, packed in model["timelines"].items()})
+        for name, model in result["models"].items()
+    ]  # fmt: skip
+
+
+def live_timelines(model: Model, prompt: Sequence[int], steps: Sequence[str] = ladder.DRAWN) -> Recording:
+    """The same of a model where it lives, profiled now."""
+    every = ladder.ways(model, None, prompt, 1, len(prompt) + 64)
+    for step in steps:
+        for _ in range(2):  # what is compiled and recorded once
+            every[step].launch()
+    timelines = {step: record(every[step].launch, model.device) for step in steps}
+    return Recording(model.name, f"this machine ({model.device.type}), profiled now", model.device.type == "cuda",
+                     timelines)  # fmt: skip
+
+
+def kernel_timeline_figure(timeline: Timeline, start: float = 0.0, width: float | None = None) -> go.Figure:
+    """Two lanes over µs: the host's launches above the device's kernels, in colours by what they are for. Only events
+    between `start` and `start + width` are drawn."""
+    end = max((e.end for lane in timeline for e in lane), default=0.0)
+    left, right = start, end if width is None else start + width
+    figure = go.Figure(layout=dict(template=TEMPLATE))
+
+    def bars(events: list[Event], lane: str, name: str, colour: str) -> None:
+        figure.add_trace(
+            go.Bar(
+                x=[e.duration for e in events], base=[e.start for e in events], y=[lane] * len(events),
+                customdata=[[e.name, e.start] for e in events], orientation="h", name=name, width=0.6,
+                marker=dict(color=colour, line=dict(width=0)),
+                hovertemplate="%{customdata[0]}<br>from %{customdata[1]:.1f} µs, %{x:.1f} µs long<extra></extra>",
+            )
+        )  # fmt: skip
+
+    def shown(lane: list[Event]) -> list[Event]:
+        return [e for e in lane if e.end >= left and e.start <= right]
+
+    bars(shown(timeline.launches), HOST, "launch, by the host", GREY)
+    for kind, colour in COLOURS.items():
+        bars([e for e in shown(timeline.kernels) if kind_of(e.name) == kind], DEVICE, kind, colour)
+    figure.update_layout(
+        barmode="overlay",
+        xaxis=dict(title="µs", range=[left, right]),
+        yaxis=dict(categoryorder="array", categoryarray=[DEVICE, HOST]),
+        legend=dict(orientation="h", y=-0.3),
+        height=320,
+    )
+    return figure
+
+
+def in_words(timeline: Timeline) -> str:
+    """What the picture shows: counts, and how much of the time the device ran something."""
+    gap, kernel = (median(some) if some else 0.0 for some in (timeline.gaps, [e.duration for e in timeline.kernels]))
+    idle = 1 - timeline.busy / timeline.span if timeline.span else 0.0
+    return (
+        f"{len(timeline.kernels)} kernels by {len(timeline.launches)} launches in {timeline.span:,.0f} µs. Kernels "
+        f"run for {timeline.busy:,.0f} µs of it, so the device is idle for {max(0.0, idle):.0%}. The median kernel "
+        f"takes {kernel:.1f} µs, the median gap between two {gap:.1f} µs."
+    )
+
+
+def kernel_timeline(*live: Recording, recorded: Sequence[Recording] | None = None) -> Panel:
+    """The timelines to look at: `live` ones of this machine, from `live_timelines`, and the recorded ones."""
+    recordings = [*(recorded_timelines() if recorded is None else recorded), *live]
+    names = {str(recording): index for index, recording in enumerate(recordings)}
+    steps = [step for step in ladder.STEPS if any(step in one.timelines for one in recordings)]
+
+    def draw(recording: int, step: str, window: float, position: int):
+        chosen = recordings[recording]
+        if step not in chosen.timelines:
+            empty = Timeline([], [])
+            return kernel_timeline_figure(empty), f"{chosen} has no timeline of the step {step}: choose another."
+        timeline = chosen.timelines[step]
+        end = max(e.end for lane in timeline for e in lane)
+        width = end if window == 0 else min(window, end)
+        words = f"{chosen}, {step}: {in_words(timeline)}"
+        if not chosen.on_gpu:
+            words += (
+                " This machine has no GPU, so nothing was recorded as a graph: each bar is one of torch's operators, "
+                "and the host itself runs it."
+            )
+        return kernel_timeline_figure(timeline, (end - width) * position / 100, width), words
+
+    windows = {"the whole token": 0, "2,000 µs": 2000, "500 µs": 500, "100 µs": 100}
+    controls = {
+        "recording": choice("model and machine", names),
+        "step": choice("step", steps),
+        "window": choice("show", windows),
+        "position": slider("from, %", 0, 0, 100),
+    }
+    return Panel(draw, controls)

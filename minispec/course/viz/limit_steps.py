@@ -1,0 +1,72 @@
+"""The steps of lesson 13 beside one another: share of the bandwidth, recorded and measured here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import plotly.graph_objects as go
+
+from ...bench import ladder
+from ...bench.sections.base import where
+from ...files.registry import BENCHMARKS
+from .style import PALETTE, TEMPLATE
+
+RECORDED = BENCHMARKS / "limit.json"
+
+
+def stored_limit(file: Path | None = None) -> dict:
+    """What `minispec bench limit` recorded and the package ships, or a result of your own."""
+    try:
+        result = json.loads(Path(file or RECORDED).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"file={str(file)!r} cannot be read ({error}): give what minispec bench limit --json wrote"
+        ) from None
+    if result.get("benchmark") != "limit":
+        raise ValueError(f"file={str(file)!r} holds no result of minispec bench limit: make one with --json")
+    return result
+
+
+def machine_of(result: Mapping) -> str:
+    """The device in a few words, and the day."""
+    return f"{where(result['machine'])}, recorded {result['date']}"
+
+
+def steps_table(climbed: Mapping, steps: Sequence[str] | None = None) -> str:
+    """What ladder.climb measured, a line per step."""
+    lines = [f"{'step':<14}{'ms per token':>14}{'of the bandwidth':>18}{'kernels':>10}{'launches':>10}   per token"]
+    for name in steps or climbed["steps"]:
+        row = climbed["steps"][name]
+        counts = [row.get(key) for key in ("kernels_per_token", "launches_per_token")]
+        shown = "".join(f"{'–' if count is None else format(count, ',.0f'):>10}" for count in counts)
+        lines.append(
+            f"{name:<14}{1e3 * row['seconds_per_token']['median']:>14.3f}{row['fraction_of_bandwidth']:>18.1%}{shown}"
+        )
+    return "\n".join(lines)
+
+
+def limit_steps_figure(runs: Mapping[str, Mapping], steps: Sequence[str] = ladder.STEPS) -> go.Figure:
+    """The share of the read bandwidth that each step reaches, in %: a group of bars per step, a colour per run.
+
+    `runs` are results of ladder.climb by what they are called. A cycle emits several tokens for one reading of the
+    weights, so it can pass 100 %.
+    """
+    figure = go.Figure(layout=dict(template=TEMPLATE))
+    for (name, climbed), colour in zip(runs.items(), PALETTE, strict=False):
+        there = [step for step in steps if step in climbed["steps"]]
+        shares = [100 * climbed["steps"][step]["fraction_of_bandwidth"] for step in there]
+        figure.add_trace(
+            go.Bar(
+                x=there, y=shares, name=name, marker=dict(color=colour), text=[f"{s:.0f}" for s in shares],
+                hovertemplate="%{x}: %{y:.1f} %",
+            )
+        )  # fmt: skip
+    figure.add_hline(y=100, line=dict(color=PALETTE[1], dash="dot"))
+    figure.update_layout(
+        yaxis=dict(title="share of the read bandwidth, %", rangemode="tozero"),
+        legend=dict(orientation="h", y=-0.15),
+        barmode="group",
+    )
+    return figure

@@ -1,0 +1,158 @@
+"""The timeline draws what was recorded, the sweeps their own rates, and the steps their shares."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+
+pytest.importorskip("plotly")
+
+from minispec.bench import ladder, pairs
+from minispec.bench.timeline import Event, Timeline
+from minispec.course import viz
+from minispec.course.viz.kernel_timeline import DEVICE, HOST, REST, Recording, in_words, kind_of
+from minispec.course.viz.tile_sizes import ATTENTION, PRODUCT
+
+RESULT = viz.stored_limit()
+LAUNCHES = [Event("cudaLaunchKernel", 0.0, 1.0), Event("cudaLaunchKernel", 5.0, 1.0)]
+KERNELS = [Event("gemvx", 2.0, 4.0), Event("add", 8.0, 2.0)]
+MADE_UP = Recording("m", "a machine", True, {ladder.EAGER: Timeline(KERNELS, LAUNCHES)})
+
+
+# ---------------------------------------------------------------- timelines
+
+
+@pytest.mark.parametrize("recording", viz.recorded_timelines(), ids=str)
+def test_what_is_recorded_could_have_happened(recording):
+    assert set(recording.timelines) == set(ladder.DRAWN)
+    for step, timeline in recording.timelines.items():
+        counted = RESULT["models"][recording.model]["steps"][step]
+        assert len(timeline.kernels) == counted["kernels_per_token"]
+        assert len(timeline.launches) == counted["launches_per_token"]
+        assert timeline.busy > 0 and min(e.start for lane in timeline for e in lane) == 0
+        assert [e.start for e in timeline.kernels] == sorted(e.start for e in timeline.kernels)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("gemvx", "product"), ("nvjet_tst_64x8", "product"), ("_product", "product"), ("bmm", "product"),
+     ("_attend_split", "attention"), ("_merge_splits", "attention"), ("_softmax", "attention"),
+     ("Memcpy DtoD (Device -> Device)", "copy"), ("index_copy_", "copy"), ("add", REST), ("_add_norm", REST)],
+)  # fmt: skip
+def test_kernels_have_the_colour_of_what_they_are_for(name, kind):
+    assert kind_of(name) == kind
+
+
+def test_the_picture_draws_every_event_once():
+    bars = viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER]).data
+    drawn = [(bar.y[i], bar.base[i], bar.x[i]) for bar in bars for i in range(len(bar.x))]
+    assert sorted(drawn) == sorted(
+        [(HOST, e.start, e.duration) for e in LAUNCHES] + [(DEVICE, e.start, e.duration) for e in KERNELS]
+    )
+
+
+def test_a_window_shows_what_lies_in_it():
+    figure = viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER], 0.0, 3.0)
+    assert tuple(figure.layout.xaxis.range) == (0, 3)
+    assert sum(len(bar.x) for bar in figure.data) == 2  # a launch and a kernel
+
+
+def test_the_words_count():
+    words = in_words(MADE_UP.timelines[ladder.EAGER])
+    assert "2 kernels by 2 launches in 8 µs" in words and "idle for 25%" in words and "2.0 µs" in words
+    assert "0 kernels" in in_words(Timeline([], []))
+
+
+def test_the_widget_goes_through_steps_and_machines():
+    panel = viz.kernel_timeline(MADE_UP)
+    seen = set()
+    for recording in (value for _, value in panel.controls["recording"].options):
+        for step in panel.controls["step"].options:
+            panel.controls["recording"].value, panel.controls["step"].value = recording, step
+            seen.add(panel.words)
+            if recording == len(viz.recorded_timelines()) and step != ladder.EAGER:
+                assert "no timeline" in panel.words
+    assert len(seen) == len(panel.controls["recording"].options) * len(panel.controls["step"].options)
+    panel.controls["recording"].value, panel.controls["step"].value = 0, ladder.EAGER
+    panel.controls["window"].value, panel.controls["position"].value = 100, 100
+    left, right = panel.picture.layout.xaxis.range
+    assert right - left == pytest.approx(100) and left > 0
+
+
+def test_live_timelines_are_of_the_model_given():
+    target, _ = pairs.random_pair(pairs.SHAPES["toy"], "cpu")
+    live = viz.live_timelines(target, [1, 2, 3])
+    assert set(live.timelines) == set(ladder.DRAWN) and not live.on_gpu
+    assert all(timeline.kernels for timeline in live.timelines.values())
+
+
+# ---------------------------------------------------------------- sweeps
+
+
+def swept() -> dict:
+    result = copy.deepcopy(RESULT)
+    row = {"warps": 2, "stages": 4, "shared_bytes": 1, "seconds": {}}
+    result["tiles"] |= {"interpreted": False, "multiprocessors": 132, "results": [
+        row | {"rows": 16, "wide": 64, "programs": 256, "bytes_per_second": 3e12},
+        row | {"rows": 128, "wide": 64, "programs": 32, "bytes_per_second": 1e12},
+    ]}  # fmt: skip
+    result["bandwidth"] = {"median": 4e12}
+    return result
+
+
+def test_tiles_are_drawn_at_their_rates():
+    result = swept()
+    curve, own, roof = viz.tile_sizes_figure(result["tiles"], 4e12).data
+    assert (list(curve.x), list(curve.y)) == ([16, 128], [3000, 1000])
+    assert set(roof.y) == {4000} and set(own.y) == {result["tiles"]["torch"]["bytes_per_second"] / 1e9}
+
+
+def test_the_tile_widget_says_programs_and_share():
+    panel = viz.tile_sizes(recorded=swept())
+    assert panel.controls["kernel"].value == PRODUCT
+    assert "256 programs for 132 multiprocessors" in panel.words and "75%" in panel.words
+    panel.controls["rows"].value = 128
+    assert "32 programs" in panel.words and "25%" in panel.words and "16 rows × 64" in panel.words
+    panel.controls["kernel"].value = ATTENTION
+    assert f"{RESULT['splits']['context']:,}" in panel.words
+
+
+def test_the_tile_widget_shows_a_live_result_too_and_survives_a_machine_without_kernels():
+    live = swept()
+    live["tiles"] |= {"results": [], "unavailable": "no GPU"}
+    panel = viz.tile_sizes(live, recorded=swept())
+    panel.controls["machine"].value = "this machine, measured now"
+    assert "no GPU" in panel.words
+
+
+# ---------------------------------------------------------------- steps
+
+
+def test_the_shipped_result_says_its_machine():
+    assert RESULT["date"] in viz.machine_of(RESULT)
+    gpus = RESULT["machine"]["gpus"]
+    assert bool(gpus) == RESULT["recorded"]
+    assert (gpus[0]["name"].removeprefix("NVIDIA ") if gpus else RESULT["machine"]["cpu"]) in viz.machine_of(RESULT)
+
+
+def test_steps_are_shown_with_their_shares():
+    [climbed, *_] = RESULT["models"].values()
+    table = viz.steps_table(climbed)
+    assert all(step in table for step in climbed["steps"])
+    assert f"{climbed['steps'][ladder.EAGER]['fraction_of_bandwidth']:.1%}" in table
+    uncounted = {"steps": {ladder.EAGER: {key: value for key, value in climbed["steps"][ladder.EAGER].items()
+                                          if "per_token" not in key or "seconds" in key}}}  # fmt: skip
+    assert "–" in viz.steps_table(uncounted)
+    [bars] = viz.limit_steps_figure({"a": climbed}).data
+    assert list(bars.x) == list(ladder.STEPS)
+    assert bars.y[0] == pytest.approx(100 * climbed["steps"][ladder.EAGER]["fraction_of_bandwidth"])
+
+
+def test_other_files_are_refused(tmp_path):
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps({"benchmark": "decode"}), encoding="utf-8")
+    for path in (file, tmp_path / "nowhere.json"):
+        with pytest.raises(ValueError, match="bench limit"):
+            viz.stored_limit(path)
