@@ -9,6 +9,7 @@ minispec bench decode --shape 8b --json FILE                            plain de
 minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
 minispec bench speculate --shape 8b --json FILE                         a cycle as one launch, beside its prediction
 minispec bench batch --shape 8b --json FILE                             a server, and drafts against its batch size
+minispec bench serve --rate 1 2 4 --json FILE                           latency of a server under load
 minispec bench attention --json FILE                                    attention against the machine's read bandwidth
 minispec bench slower --json FILE                                       one sound set-up and five with a fault each
 minispec bench report --from FOLDER --out FOLDER                        all results as a page, beside what theory says
@@ -33,6 +34,7 @@ COMMANDS = {
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
     "batch": "tokens per second of a server beside transformers' own, and the batch size at which drafts stop paying",
+    "serve": "load on a server, ours or another: TTFT, TPOT, ITL, end-to-end latency, goodput",
     "attention": "attention of a few new tokens over a long memory, against the read bandwidth",
     "slower": "one sound speculative set-up and five with a fault each, for the debugging lab of lesson 07",
     "report": "results as a page: measured beside predicted, with pictures",

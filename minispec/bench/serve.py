@@ -1,0 +1,209 @@
+"""Load on an OpenAI-compatible server, ours or another, as its clients see it.
+
+The load is open: a request is sent when its moment has come, whether or not the ones before it have been answered. A
+client that waited for answers would slow down with the server, and would never see the queue that real users make.
+Gaps between requests follow a gamma distribution with mean 1 / rate: burstiness 1 is a Poisson process, less comes in
+bursts, more is steadier. Words as in vLLM's own benchmark, so that figures compare:
+
+    TTFT       time to first token: from sending the request to the first part of its answer
+    ITL        inter-token latency: between two parts; speculation emits several tokens in one part
+    TPOT       time per output token: (E2EL − TTFT) / (tokens − 1), one figure per request
+    E2EL       end-to-end latency: from sending the request to the last part
+    goodput    requests per second that met all the targets that were given
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from random import Random
+
+from ..files import options
+from .client import Answer, Endpoint
+from .measure import machine, place
+from .prompts import STORIES, read_texts
+
+WITHOUT_MODEL = True
+PERCENTILES = (50, 90, 99)
+LATENCIES = ("ttft", "tpot", "itl", "e2el")  # each in seconds, reported in ms
+
+
+# ---- what is sent when ---------------------------------------------------------------------------------------------
+
+
+def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """The moments at which requests are sent, the first at 0. An infinite rate sends all at once."""
+    random, now, moments = Random(f"arrivals {seed}"), 0.0, []
+    for _ in range(count):
+        moments.append(now)
+        now += 0.0 if rate == math.inf else random.gammavariate(burstiness, 1 / (rate * burstiness))
+    return moments
+
+
+def bodies(args, model: str) -> list[dict]:
+    """The requests: prompts in turn, from a file or of random tokens, and a random length for each output."""
+    random = Random(f"requests {args.seed}")
+    if args.input_tokens:
+        low, high = args.input_tokens
+        prompts = [[random.randrange(3, args.vocabulary) for _ in range(random.randint(low, high))]
+                   for _ in range(args.requests)]  # fmt: skip
+    elif args.prompts:
+        prompts = [text for _, text in read_texts(args.prompts, None)]
+    else:
+        prompts = [text for texts in STORIES.values() for text in texts]
+    low, high = args.output_tokens
+    return [
+        {"model": model, "prompt": prompts[i % len(prompts)], "max_tokens": random.randint(low, high),
+         "temperature": args.temperature, "seed": args.seed + i} | ({"ignore_eos": True} if args.ignore_eos else {})
+        for i in range(args.requests)
+    ]  # fmt: skip
+
+
+async def load(endpoint: Endpoint, requests: Sequence[dict], moments: Sequence[float]) -> tuple[list[Answer], float]:
+    """Send each request at its moment; the answers, and how many seconds it all took."""
+    start = time.perf_counter()
+
+    async def one(body: dict, moment: float) -> Answer:
+        await asyncio.sleep(max(0.0, start + moment - time.perf_counter()))
+        return await endpoint.complete(body)
+
+    answers = await asyncio.gather(*map(one, requests, moments))
+    return answers, time.perf_counter() - start
+
+
+# ---- what it comes to ----------------------------------------------------------------------------------------------
+
+
+def latencies(answer: Answer) -> dict[str, float | list[float] | None]:
+    """TTFT, TPOT, ITL (a list) and E2EL of one whole answer, in seconds. TPOT is None for a single token."""
+    first, last = answer.arrivals[0], answer.arrivals[-1]
+    return {
+        "ttft": first - answer.sent,
+        "tpot": (last - first) / (answer.tokens - 1) if answer.tokens > 1 else None,
+        "itl": [after - before for before, after in zip(answer.arrivals, answer.arrivals[1:], strict=False)],
+        "e2el": last - answer.sent,
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Between the two nearest values, linearly."""
+    values, at = sorted(values), (len(values) - 1) * percent / 100
+    low = math.floor(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (values[high] - values[low]) * (at - low)
+
+
+def meets(found: dict, targets: dict[str, float]) -> bool:
+    """Whether one answer met all targets. A single token has no TPOT to miss. ITL has none: it is not one figure."""
+    return all(found[name] is None or found[name] <= most for name, most in targets.items())
+
+
+def summary(answers: Sequence[Answer], seconds: float, targets: dict[str, float]) -> dict:
+    """The figures of one load. `targets`: seconds, by name."""
+    whole = [answer for answer in answers if answer.error is None and answer.arrivals]
+    found = [latencies(answer) for answer in whole]
+    tokens = sum(answer.tokens for answer in whole)
+    result = {
+        "requests": len(answers),
+        "completed": len(whole),
+        "errors": sorted({answer.error for answer in answers if answer.error})[:5],
+        "seconds": seconds,
+        "prompt_tokens": sum(answer.prompt_tokens for answer in whole),
+        "tokens": tokens,
+        "requests_per_second": len(whole) / seconds,
+        "tokens_per_second": tokens / seconds,
+        "goodput": sum(meets(one, targets) for one in found) / seconds if targets else None,
+    }
+    for name in LATENCIES:
+        values = [value for one in found for value in (one[name] if name == "itl" else [one[name]])]
+        values = [1000 * value for value in values if value is not None]
+        figures = {f"p{p}": percentile(values, p) for p in PERCENTILES} if values else None
+        result[f"{name}_ms"] = figures and figures | {"mean": sum(values) / len(values)}
+    return result
+
+
+# ---- the command ---------------------------------------------------------------------------------------------------
+
+
+def run(args) -> dict:
+    if args.input_tokens and args.prompts:
+        raise ValueError("give --prompts or --input-tokens, not both")
+    for name, span in (("input", args.input_tokens), ("output", args.output_tokens)):
+        if span and span[0] > span[1]:
+            raise ValueError(f"--{name}-tokens {span[0]} {span[1]}: give the smaller number first")
+    return asyncio.run(sweep(args))
+
+
+async def sweep(args) -> dict:
+    endpoint = Endpoint(args.url, args.api_key)
+    try:
+        model = args.served_model_name or (await endpoint.models())[0]
+    except OSError as error:
+        raise ValueError(f"url={args.url!r} does not answer ({error}): start a server there") from None
+    targets = {name: getattr(args, f"{name}_target") for name in ("ttft", "tpot", "e2el")}
+    targets = {name: most / 1000 for name, most in targets.items() if most is not None}
+    requests, rows = bodies(args, model), []
+    for body in requests[: args.warmup]:
+        await endpoint.complete(body)
+    for rate in args.rate:
+        answers, seconds = await load(endpoint, requests, arrivals(args.requests, rate, args.burstiness, args.seed))
+        rows.append({"rate": None if rate == math.inf else rate} | summary(answers, seconds, targets))
+    return {
+        "benchmark": "serve", "url": args.url, "model": model, "burstiness": args.burstiness, "seed": args.seed,
+        "temperature": args.temperature, "targets_ms": {name: 1000 * most for name, most in targets.items()},
+        "client": machine(), "results": rows,
+    }  # fmt: skip
+
+
+def text(result: dict) -> str:
+    """A table, a line for each rate."""
+    targets = ", ".join(f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items())
+    lines = [f"{result['model']} at {result['url']}, asked from {place(result['client'])}",
+             f"goodput: {targets}" if targets else "goodput: no targets were given",
+             "", f"{'rate':>6}{'done':>10}{'req/s':>8}{'good/s':>8}{'tok/s':>8}"
+             f"{'TTFT p50':>10}{'p99':>8}{'TPOT p50':>10}{'p99':>8}{'ITL p50':>9}{'p99':>8}{'E2EL p50':>10}{'p99':>8}",
+             ]  # fmt: skip
+    for row in result["results"]:
+        good = "–" if row["goodput"] is None else f"{row['goodput']:.2f}"
+        line = f"{row['rate'] or 'all':>6}{row['completed']:>5}/{row['requests']:<4}{row['requests_per_second']:>8.2f}"
+        line += f"{good:>8}{row['tokens_per_second']:>8.0f}"
+        for name, width in (("ttft", 10), ("tpot", 10), ("itl", 9), ("e2el", 10)):
+            figures = row[f"{name}_ms"]
+            for p, wide in (("p50", width), ("p99", 8)):
+                line += f"{figures[p]:>{wide}.1f}" if figures else f"{'–':>{wide}}"
+        lines.append(line)
+    lines += [f"error: {error}" for row in result["results"] for error in row["errors"]]
+    return "\n".join([*lines, "", "latencies in ms"])
+
+
+def rate(value: str) -> float:
+    """--rate: requests per second, or inf."""
+    return math.inf if value == "inf" else options.positive(value)
+
+
+def add_arguments(parser) -> None:
+    add = parser.add_argument
+    add("--url", type=options.text, default="http://127.0.0.1:8000", metavar="URL", help="(default: %(default)s)")
+    add("--api-key", type=options.text, metavar="KEY", help="what the server wants to see")
+    add("--served-model-name", type=options.text, metavar="NAME", help="(default: the first that the server lists)")
+    add("--rate", type=rate, nargs="+", default=[1.0], metavar="R",
+        help="requests per second, one load after the other; inf: all at once (default: 1)")  # fmt: skip
+    add("--burstiness", type=options.positive, default=1.0, metavar="B",
+        help="1: a Poisson process, less: bursts (default: %(default)s)")  # fmt: skip
+    add("--requests", type=options.count, default=64, metavar="N", help="per load (default: %(default)s)")
+    add(
+        "--warmup", type=options.natural, default=2, metavar="N", help="sent before, not counted (default: %(default)s)"
+    )
+    add("--prompts", metavar="FILE", help='JSON lines with "prompt" (default: beginnings of stories)')
+    add("--input-tokens", type=options.count, nargs=2, metavar=("LOW", "HIGH"),
+        help="prompts of so many random tokens instead")  # fmt: skip
+    add("--vocabulary", type=options.count, default=1000, metavar="N",
+        help="random tokens are below this (default: %(default)s)")  # fmt: skip
+    add("--output-tokens", type=options.count, nargs=2, default=[16, 128], metavar=("LOW", "HIGH"),
+        help="how many to generate, evenly spread (default: 16 128)")  # fmt: skip
+    add("--ignore-eos", action="store_true", help="go on past end tokens, where the server can (ours, vLLM)")
+    options.add_temperature(parser)
+    for name in ("ttft", "tpot", "e2el"):
+        add(f"--{name}-target", type=options.positive, metavar="MS", help=f"goodput: {name.upper()} of at most MS ms")
