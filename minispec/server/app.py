@@ -107,8 +107,8 @@ class Server:
 
     def require_key(self, request: Request) -> None:
         """Compared in constant time: how long a wrong key takes must not say how much of it is right."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self.api_key is not None and not hmac.compare_digest(given.encode(), self.api_key.encode()):
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")  # bytes, as sent
+        if self.api_key is not None and not hmac.compare_digest(given, self.api_key.encode("utf-8")):
             raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", "invalid_api_key")
 
     async def read_body(self, request: Request) -> bytes:
