@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
-from server_checks import ask, check_crowd, running
+from server_checks import ask, check_crowd, running  # noqa: E402
 
-from minispec.bench.client import Endpoint
+from minispec.bench.client import Endpoint  # noqa: E402
 
 
 def resident() -> float:

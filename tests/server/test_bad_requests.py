@@ -12,8 +12,8 @@ from server_checks import ask, assert_error, expected, listening, running
 
 DEEP = b'{"model": "micro", "prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 CHAT = {"model": "micro", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
-RAW = [b"", b"{", b"null", b"[]", b"3", b'"x"', b"\xff\xfe", b"\x00", b"{'a': 1}", b'{"model": NaN}', b'{"a": Infinity}',
-       DEEP, b'{"temperature": ' + b"9" * 10_000 + b"}", b'{"model": "micro", "prompt": "\\ud800"}',
+RAW = [b"", b"{", b"null", b"[]", b"3", b'"x"', b"\xff\xfe", b"\x00", b"{'a': 1}", b'{"model": NaN}',
+       b'{"a": Infinity}', DEEP, b'{"temperature": ' + b"9" * 10_000 + b"}", b'{"model": "micro", "prompt": "\\ud800"}',
        b'{"\\ud800": 1}', b'{"model": "micro", "prompt": "a", "stop": "\\udfff"}', b'{"model": "micro"} x',
        "\ufeff{}".encode()]  # fmt: skip
 FIELDS = [
@@ -113,7 +113,8 @@ def test_any_bytes(server, raw):
 
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 BROKEN = [
-    b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n", b"GET\r\n\r\n", HEAD[:20] + b"\r\n\r\n",
+    b"\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" * 20 + b"\r\n\r\n", b"GET\r\n\r\n",
+    HEAD[:20] + b"\r\n\r\n",
     HEAD + b"Content-Length: -1\r\n\r\n", HEAD + b"Content-Length: x\r\n\r\n",
     HEAD + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef", HEAD + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
     HEAD + b"Transfer-Encoding: gzip\r\n\r\n", HEAD + b"X: " + b"y" * 200_000 + b"\r\n\r\n",
