@@ -40,7 +40,8 @@ async def many(endpoint: Endpoint, requests: int, at_once: int = 32) -> list[flo
 
 
 if __name__ == "__main__":
-    clients, requests = [*map(int, sys.argv[1:]), 300, 5000][:2] if len(sys.argv) != 2 else (int(sys.argv[1]), 5000)
+    given = [int(number) for number in sys.argv[1:3]]
+    clients, requests = given + [300, 5000][len(given) :]
     print(json.dumps(check_crowd(clients, 24, 32)), flush=True)
     with running(num_blocks=512, max_num_seqs=32) as server:
         start = time.perf_counter()
