@@ -47,7 +47,7 @@ NOTEBOOKS = ("course.viz", "course.classroom", "course.interview")  # these need
 COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-SERVED = ("server.app", "server.metrics", "server.run")  # imported by `minispec serve`: the extra "serve"
+SERVED = ("server.app", "server.metrics", "server.process")  # imported by `minispec serve`: the extra "serve"
 COMPILED = ("cpu.code", "cpu.layers")  # imported by cpu.machine when they are first needed
 
 

@@ -4,7 +4,7 @@ schemas.py    what a body may ask for, and how an answer looks: plain functions,
 service.py    the engine's thread, and the queue between it and the event loop
 app.py        routes, limits and errors
 metrics.py    what Prometheus reads, under vLLM's names
-run.py        a port, signals, and how it all ends
+process.py    a port, signals, and how it all ends
 
 They need the packages of the extra "serve"; this file does not, so that `minispec --help` works without.
 """
@@ -57,6 +57,6 @@ def add_arguments(parser) -> None:
 
 def run(args) -> None:
     require_extra()
-    from .run import run
+    from .process import serve
 
-    run(args)
+    serve(args)

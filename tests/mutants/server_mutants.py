@@ -27,6 +27,11 @@ def another_request_is_aborted(patch: MonkeyPatch) -> None:
     rewrite(patch, Service, "_abort", "self.engine.abort(ticket.id)", "self.engine.abort(next(iter(self.engine.jobs)))")
 
 
+def parts_kept_to_the_end(patch: MonkeyPatch) -> None:
+    """Sends what a stream has so far when it has ended."""
+    rewrite(patch, Service, "_hand_over", "if ticket.pieces or output:", "if output:")
+
+
 def queue_without_an_end(patch: MonkeyPatch) -> None:
     rewrite(patch, Service, "require_room", ">= self.most", ">= 10**9")
 
@@ -95,6 +100,7 @@ MUTANTS = {
         (vanished_client_keeps_its_blocks, "vanished_client", "vanished_before_the_first_token"),
         (nobody_watches_the_client, "vanished_before_the_first_token"),
         (another_request_is_aborted, "crowd"),
+        (parts_kept_to_the_end, "answers", "first_part"),
         (queue_without_an_end, "full_queue"),
         (new_requests_while_draining, "drain"),
         (deadline_that_nobody_keeps, "drain"),

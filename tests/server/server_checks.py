@@ -25,7 +25,7 @@ pytest.importorskip("starlette", reason='the extra "serve" is not installed')
 pytest.importorskip("uvicorn", reason='the extra "serve" is not installed')
 
 from minispec.server.app import make_app
-from minispec.server.run import address, listen, make_server
+from minispec.server.process import address, listen, make_server
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 PATIENCE = 60  # seconds until a test gives up
@@ -187,6 +187,19 @@ def check_answers() -> None:
         stop = right.text[8:12]
         cut = asyncio.run(Endpoint(server.url).complete(ask(stop=stop)))
         assert (cut.text, cut.finish) == (right.text[: right.text.index(stop)], "stop")
+
+
+def check_first_part() -> None:
+    """The first token is with the client after one step, while the second step has not begun."""
+    with running() as server:
+        server.gate.close()
+        client = server.connect(ask(stream=True))
+        server.gate.let_through(1)
+        content = b""
+        while b"data: " not in content:
+            content += client.recv(1000)
+        assert server.gate.steps == 1
+        client.close()
 
 
 def check_vanished_client() -> None:

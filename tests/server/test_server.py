@@ -15,6 +15,7 @@ import pytest
 from server_checks import CHECKS, TEMPLATE, ask, assert_error, expected, running, target, until
 
 import minispec as ms
+from minispec.cli import main
 
 
 @pytest.mark.parametrize("name", CHECKS)
@@ -132,6 +133,15 @@ def test_limits_of_body_and_prompt():
         status, _, said = server.request("GET", "/v1/completions")
         assert_error((status, json.loads(said)), 405)
         server.assert_all_free()
+
+
+def test_what_the_command_refuses(monkeypatch, capsys):
+    with running() as server:
+        assert main(["serve", "--port", str(server.port)]) == 2
+        assert str(server.port) in capsys.readouterr().err
+    monkeypatch.setattr("minispec.server.PACKAGES", ("no_such_package",))
+    assert main(["serve"]) == 2
+    assert "no_such_package" in (said := capsys.readouterr().err) and '.[serve]"' in said
 
 
 def serve(*options: str) -> tuple[subprocess.Popen, str]:

@@ -20,7 +20,7 @@ from ..serving.engine import Engine
 from .app import make_app
 
 
-def run(args) -> None:
+def serve(args) -> None:
     listener = listen(args.host, args.port)  # before a model is loaded for nothing
     key = args.api_key or os.environ.get("MINISPEC_API_KEY") or None
     target = load(args.model, device=args.device)
