@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import textwrap
 import time
 from collections.abc import Sequence
 from random import Random
@@ -27,6 +28,8 @@ from .prompts import STORIES, read_texts
 
 WITHOUT_MODEL = True
 PERCENTILES = (50, 90, 99)
+COLUMNS = [("ttft", "p50", 8), ("ttft", "p99", 7), ("tpot", "p50", 8), ("tpot", "p99", 7), ("itl", "p99", 8),
+           ("e2el", "p99", 9)]  # of the table, and their widths  # fmt: skip
 LATENCIES = ("ttft", "tpot", "itl", "e2el")  # each in seconds, reported in ms
 
 
@@ -158,24 +161,26 @@ async def sweep(args) -> dict:
 
 
 def text(result: dict) -> str:
-    """A table, a line for each rate."""
+    """A table for a terminal, 80 columns: a line for each rate. JSON has the other percentiles."""
     targets = ", ".join(f"{name.upper()} ≤ {most:g} ms" for name, most in result["targets_ms"].items())
-    lines = [f"{result['model']} at {result['url']}, asked from {place(result['client'])}",
-             f"goodput: {targets}" if targets else "goodput: no targets were given",
-             "", f"{'rate':>6}{'done':>10}{'req/s':>8}{'good/s':>8}{'tok/s':>8}"
-             f"{'TTFT p50':>10}{'p99':>8}{'TPOT p50':>10}{'p99':>8}{'ITL p50':>9}{'p99':>8}{'E2EL p50':>10}{'p99':>8}",
-             ]  # fmt: skip
+    about = f"{result['model']} at {result['url']}, asked from {place(result['client'])}; "
+    about += f"{result['results'][0]['requests']} requests at each rate; "
+    about += f"goodput counts requests with {targets}" if targets else "no targets were given for goodput"
+    lines = [*textwrap.wrap(f"{about}; latencies in ms", 80), ""]
+    lines.append(f"{'':<33}{'TTFT':>15}{'TPOT':>15}{'ITL':>8}{'E2EL':>9}")
+    lines.append(f"{'rate':>5}{'done':>7}{'req/s':>7}{'good/s':>7}{'tok/s':>7}" + f"{'p50':>8}{'p99':>7}" * 2
+                 + f"{'p99':>8}{'p99':>9}")  # fmt: skip
     for row in result["results"]:
+        rate = "all" if row["rate"] is None else f"{row['rate']:g}"
         good = "–" if row["goodput"] is None else f"{row['goodput']:.2f}"
-        line = f"{row['rate'] or 'all':>6}{row['completed']:>5}/{row['requests']:<4}{row['requests_per_second']:>8.2f}"
-        line += f"{good:>8}{row['tokens_per_second']:>8.0f}"
-        for name, width in (("ttft", 10), ("tpot", 10), ("itl", 9), ("e2el", 10)):
+        line = (
+            f"{rate:>5}{row['completed']:>7}{row['requests_per_second']:>7.2f}{good:>7}{row['tokens_per_second']:>7.0f}"
+        )
+        for name, p, width in COLUMNS:
             figures = row[f"{name}_ms"]
-            for p, wide in (("p50", width), ("p99", 8)):
-                line += f"{figures[p]:>{wide}.1f}" if figures else f"{'–':>{wide}}"
+            line += f"{figures[p]:>{width}.0f}" if figures else f"{'–':>{width}}"
         lines.append(line)
-    lines += [f"error: {error}" for row in result["results"] for error in row["errors"]]
-    return "\n".join([*lines, "", "latencies in ms"])
+    return "\n".join([*lines, *(f"error: {error}" for row in result["results"] for error in row["errors"])])
 
 
 def rate(value: str) -> float:
