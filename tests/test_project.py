@@ -47,7 +47,7 @@ NOTEBOOKS = ("course.viz", "course.classroom", "course.interview")  # these need
 COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-SERVED = ("server.app", "server.metrics", "server.process")  # imported by `minispec serve`: the extra "serve"
+SERVED = ("server.app", "server.metrics", "server.process", "server.service")  # these need the extra "serve"
 COMPILED = ("cpu.code", "cpu.layers")  # imported by cpu.machine when they are first needed
 
 
@@ -256,8 +256,9 @@ REFUSED = ["lab", "check 06", "hint 06.accept", "drill", "mock", "exam 30", "gra
 
 def test_an_engine_needs_no_notebook_packages(found):
     """In one process without them: what `import minispec` loads, every module outside the course, and the commands."""
-    names = [name for name in found if not name.startswith(NOTEBOOKS) and name != "__main__"]
-    probe = PROBE.format(blocked=sorted(COURSE_PACKAGES), names=names, lines=[*RUNS, *REFUSED])
+    names = [name for name in found if not name.startswith((*NOTEBOOKS, *SERVED)) and name != "__main__"]
+    blocked = sorted(COURSE_PACKAGES | {*server.PACKAGES})
+    probe = PROBE.format(blocked=blocked, names=names, lines=[*RUNS, *REFUSED, "serve"])
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     loaded, said = json.loads(done.stdout)
@@ -269,6 +270,8 @@ def test_an_engine_needs_no_notebook_packages(found):
         code, out, err = said[line]
         assert (code, out) == (2, "") and err.count("\n") == 1, (line, err)
         assert "plotly" in err and '.[course]"' in err
+    code, out, err = said["serve"]
+    assert (code, out) == (2, "") and "starlette" in err and '.[serve]"' in err
 
 
 def test_everything_public_is_there():
