@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from random import Random
 
@@ -365,23 +365,27 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         (f"{random.choice(prompts)} {'and ' * random.randrange(4)}", random.randint(2, tokens)) for _ in range(clients)
     ]
     plans = [(prompt.strip(), count) for prompt, count in plans]
-    leaves = {i: random.randint(0, tokens) for i in random.sample(range(clients), clients // 3)}
+    leaves = {i: (random.randint(1, plans[i][1] - 1), random.uniform(0, 3))
+              for i in random.sample(range(clients), clients // 3)}  # fmt: skip
 
-    async def leave(endpoint: Endpoint, body: dict, parts: int) -> None:
-        """Read so many parts of the answer and go."""
+    async def leave(endpoint: Endpoint, body: dict, parts: int, seconds: float) -> None:
+        """Go after so many parts of the answer, or seconds, whichever comes first."""
         stream = endpoint.stream(body)
-        try:
+
+        async def read() -> None:
             for _ in range(parts):
                 await anext(stream, None)
-        finally:
-            await stream.aclose()
+
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(read(), seconds)
+        await stream.aclose()
 
     async def crowd(endpoint: Endpoint) -> list:
-        jobs = [leave(endpoint, ask(p, n), leaves[i]) if i in leaves else endpoint.complete(ask(p, n))
+        jobs = [leave(endpoint, ask(p, n), *leaves[i]) if i in leaves else endpoint.complete(ask(p, n))
                 for i, (p, n) in enumerate(plans)]  # fmt: skip
         return await asyncio.gather(*jobs)
 
-    with running(num_blocks=96, max_num_seqs=max_num_seqs) as server:
+    with running(num_blocks=max_num_seqs + 4, max_num_seqs=max_num_seqs) as server:  # too few for all of them
         start = time.perf_counter()
         answers = asyncio.run(crowd(Endpoint(server.url)))
         seconds = time.perf_counter() - start
@@ -397,6 +401,8 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
                 )
         totals = server.engine.measured
         assert totals.totals["requests"] == sum(totals.finished.values()) <= clients
+        assert totals.finished["length"] + totals.finished["stop"] >= clients - len(leaves)
+        assert totals.finished["abort"] > 0 and totals.totals["preemptions"] > 0
         return {"clients": clients, "vanish": len(leaves), "seconds": seconds, "finished": dict(totals.finished),
                 "tokens": totals.totals["emitted"], "steps": totals.totals["steps"],
                 "preemptions": totals.totals["preemptions"]}  # fmt: skip
