@@ -30,7 +30,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ..cache import KVCache
 from ..files.handle import Model
 from ..files.heads import fill, find_heads
-from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
+from ..kernels import linear
+from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from .base import Context, Draft, Drafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 
@@ -50,12 +51,12 @@ class DFlashHead(nn.Module):
         super().__init__()
         d, eps = config.hidden_size, config.norm_eps
         self.config, self.hidden_layers, self.block = config, tuple(hidden_layers), block
-        self.fc = nn.Linear(len(self.hidden_layers) * d, d, bias=False)
+        self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
         self.context_norm = RMSNorm(d, eps)
         self.mask = nn.Parameter(torch.zeros(d))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(d, eps)
-        self.lm_head = nn.Linear(d, len(head_ids), bias=False) if own_head else None
+        self.lm_head = Linear(d, len(head_ids), bias=False) if own_head else None
         self.register_buffer("head_ids", head_ids.clone())
 
     @property
@@ -110,11 +111,11 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
 class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest prefixes of the block (None: 15 on a GPU, 32 elsewhere) go to the target together, as a token tree. It
-    costs the drafter nothing, since one pass has scored every blank; with more nodes slightly more tokens are accepted,
-    and the target's pass is wider. Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled,
-    so q is one-hot even where the target samples.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
+    `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,
+    as a token tree. It costs the drafter nothing, since one pass has scored every blank; with more nodes slightly
+    more tokens are accepted, and the target's pass is wider. Without, it drafts a chain: the likeliest token of
+    each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
     def __init__(
@@ -207,7 +208,7 @@ class DFlash(Drafter):
         slots, attend = self.cache.begin(self.block, whole_block)
         last = self.target.transformer.embed_tokens(torch.tensor([c.tokens[-1] for c in contexts], device=device))
         states = head(everyone(last)[:, None], first + slots, attend)[slot, 0, 1:]  # [b, B − 1, d]
-        return states @ self.head_rows.T
+        return linear(states, self.head_rows)
 
     def record(self) -> None:
         if not self.held:  # sequences that are under way stay where they are

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
+from ..kernels import linear
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 from .growth import tree_size
@@ -57,11 +58,11 @@ class MedusaHeads(nn.Module):
 
     def features(self, h: Tensor) -> Tensor:
         """The features z of every head [..., K, d], from the target's normed states [..., d]."""
-        return h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+        return h[..., None, :] + F.silu(linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits of every head on the reduced vocabulary, [..., K, v]."""
-        return self.features(h) @ self.head.T
+        return linear(self.features(h), self.head)
 
     def candidates(self, h: Tensor) -> Tensor:
         """The likeliest tokens of every head, best first: [..., K, 10]."""
@@ -96,8 +97,8 @@ class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
     `heads` are MedusaHeads, their folder, or None for those that ship. `tree` is "best" (the `nodes` nodes with the
-    most expected tokens, by the heads' accuracies; None: 15 on a GPU, 24 elsewhere), "chain" (the best token of each
-    head), or a list of choices as tree.from_candidates takes it.
+    most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES), "chain" (the best token
+    of each head), or a list of choices as tree.from_candidates takes it.
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.

@@ -21,18 +21,42 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from ..cpu import machine
 from ..model import Config, Transformer
 from .handle import Model
 from .hf_config import from_hf, to_hf
-from .quantize import dequantize, quantize
+from .quantize import dequantize, quantize, to_int8
 from .registry import locate, weight_files
 from .write import in_place_of, write_whole
 
 
-def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
-    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one."""
+def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None) -> Model:
+    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
+
+    `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
+    """
     device = usable_device(device)  # before anything is fetched
-    return load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    require_weights(weights, device, dtype)
+    model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    if weights == "int8":
+        to_int8(model.transformer)
+    return model
+
+
+def require_weights(weights: str | None, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Refuse weights that cannot be had here."""
+    if weights is None:
+        return
+    if weights != "int8":
+        raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
+    if device.type != "cpu":
+        raise ValueError(f"weights='int8' is for CPUs, and this model would go to {device}: say device='cpu', or leave "
+                         "weights out (a GPU reads 16 bits per parameter)")  # fmt: skip
+    if dtype not in (None, torch.float32):
+        raise ValueError(f"weights='int8' computes in float32: leave out dtype={dtype}")
+    if machine.compiled() is None:
+        raise ValueError("weights='int8' needs numba, without which every token would expand all weights: pip install "
+                         "numba, or leave weights out")  # fmt: skip
 
 
 def usable_device(device: str | torch.device | None = None) -> torch.device:
@@ -62,6 +86,14 @@ def default_dtype(device: str | torch.device) -> torch.dtype:
     if device.type != "cuda":  # a CPU without bfloat16 units is ten times slower in it
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """torch.float64, "float64" or "torch.float64"."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r}: give torch.float32, torch.bfloat16, torch.float16 or torch.float64")
+    return found
 
 
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
@@ -127,7 +159,7 @@ def chat_template_of(folder: Path) -> str | None:
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
     """A Transformer with exactly these tensors, checked by name and shape."""
     device = torch.device(device)
-    dtype = default_dtype(device) if dtype is None else dtype
+    dtype = default_dtype(device) if dtype is None else as_dtype(dtype)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):

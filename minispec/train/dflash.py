@@ -214,7 +214,7 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
     )
-    parser.add_argument("--every", type=options.count, default=6, help="one block for so many tokens of a row")
+    parser.add_argument("--every", type=options.count, default=6, help="one block for so many tokens of a sequence")
     parser.add_argument(
         "--decay", type=options.positive, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)"
     )

@@ -212,7 +212,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--lr", type=options.positive, default=1.2e-3)
     parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=False,
-                        help="ask the target once for all rows (4 states a token), or anew in every step")  # fmt: skip
+                        help="ask the target once for all (4 states per token), or anew in every step")  # fmt: skip
     parser.add_argument("--keep-bits", type=options.count, choices=(8, 16), default=16,
                         help="kept streams in 8 bits, all but the last, or as the target computed them")  # fmt: skip
 

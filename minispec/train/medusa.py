@@ -153,7 +153,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--lr", type=options.positive, default=2e-3)
     parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
     parser.add_argument("--keep", action=argparse.BooleanOptionalAction, default=True,
-                        help="ask the target once for all rows, or anew in every step")  # fmt: skip
+                        help="ask the target once for all sequences, or anew in every step")  # fmt: skip
 
 
 def run(args, target: Model) -> None:
@@ -179,4 +179,4 @@ def run(args, target: Model) -> None:
         print(f"  head {k}: {accuracy[0]:.3f}  {sum(accuracy):.3f}")
     for nodes in (8, 16, 24, 32, 64):
         tree = best_tree(heads.accuracy, nodes)
-        print(f"  best tree of {nodes} nodes: {expected_tokens(heads.accuracy, tree):.2f} tokens a cycle expected")
+        print(f"  best tree of {nodes} nodes: {expected_tokens(heads.accuracy, tree):.2f} tokens per cycle expected")

@@ -84,6 +84,14 @@ def test_the_dtype_follows_the_gpu(capability, dtype, monkeypatch):
     assert default_dtype("cpu") == default_dtype(torch.device("mps")) == torch.float32 and len(asked) == 1
 
 
+def test_a_dtype_may_be_named(tiny_folder):
+    for name in ("float64", "torch.float64", torch.float64):
+        assert load_folder(tiny_folder, dtype=name).dtype == torch.float64
+    for wrong in ("int8", "decimal", torch.int8, 3):
+        with pytest.raises(ValueError, match="dtype="):
+            load_folder(tiny_folder, dtype=wrong)
+
+
 def test_the_default_is_for_loading_without_a_dtype(tiny_folder, monkeypatch):
     monkeypatch.setattr(folders, "default_dtype", lambda device: torch.float16)
     assert load(tiny_folder).dtype == torch.float16
