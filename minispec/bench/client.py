@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -46,6 +47,18 @@ class Endpoint:
             raise ValueError(f"/v1/models answers with status {status}: {body[:200]!r}; is this an OpenAI-compatible "
                              "server, and the key right?")  # fmt: skip
         return [model["id"] for model in json.loads(body)["data"]]
+
+    async def drafted(self) -> tuple[float, float]:
+        """Drafts that were verified so far, and draft tokens accepted: as /metrics says it here and in vLLM."""
+        async with self.ask("GET", "/metrics") as (status, parts):
+            lines = b"".join([part async for part in parts]).decode(errors="replace").splitlines()
+        if status != 200:
+            return 0.0, 0.0
+
+        def total(name: str) -> float:
+            return sum(float(line.split()[-1]) for line in lines if re.match(rf"vllm:{name}_total[ {{]", line))
+
+        return total("spec_decode_num_drafts"), total("spec_decode_num_accepted_tokens")
 
     async def complete(self, body: dict) -> Answer:
         """A streamed completion. What goes wrong is noted in the answer: one lost request must not end a benchmark."""

@@ -150,8 +150,8 @@ class Running:
 
 
 @contextmanager
-def running(num_blocks: int = 256, max_num_seqs: int = 8, drafter=None, **options):
-    server = Running(Engine(target(), drafter, num_blocks, max_num_seqs=max_num_seqs), **options)
+def running(num_blocks: int = 256, max_num_seqs: int = 8, drafter=None, fast: bool | None = None, **options):
+    server = Running(Engine(target(), drafter, num_blocks, max_num_seqs=max_num_seqs, fast=fast), **options)
     try:
         yield server
     finally:
@@ -358,7 +358,7 @@ def check_key() -> None:
         assert server.request("GET", "/health")[0] == 200
 
 
-def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, seed: int = 0) -> dict:
+def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, seed: int = 0, **engine) -> dict:
     """Many clients at once, a third of which vanish at random moments: every answer is right, and all is free after."""
     random, prompts = Random(seed), ["Once upon a time", "The old dog was tired.", "It was raining, and the children"]
     plans = [
@@ -385,7 +385,7 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
                 for i, (p, n) in enumerate(plans)]  # fmt: skip
         return await asyncio.gather(*jobs)
 
-    with running(num_blocks=max_num_seqs + 4, max_num_seqs=max_num_seqs) as server:  # too few for all of them
+    with running(num_blocks=max_num_seqs + 4, max_num_seqs=max_num_seqs, **engine) as server:  # too few for all of them
         start = time.perf_counter()
         answers = asyncio.run(crowd(Endpoint(server.url)))
         seconds = time.perf_counter() - start
@@ -405,7 +405,7 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         assert totals.finished["abort"] > 0 and totals.totals["preemptions"] > 0
         return {"clients": clients, "vanish": len(leaves), "seconds": seconds, "finished": dict(totals.finished),
                 "tokens": totals.totals["emitted"], "steps": totals.totals["steps"],
-                "preemptions": totals.totals["preemptions"]}  # fmt: skip
+                "preemptions": totals.totals["preemptions"], "ahead": server.engine.runner.launched}  # fmt: skip
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 from itertools import pairwise
 from statistics import mean, pstdev
 
@@ -62,8 +63,10 @@ def test_the_command(capsys):
         more = ["--rate", "50", "inf", "--ttft-target", "60000", "--ignore-eos", "--input-tokens", "2", "9", "--json"]
         assert main([*load, *more]) == 0
         result = json.loads(capsys.readouterr().out)
-        assert [row["rate"] for row in result["results"]] == [50.0, None] and result["model"] == "micro"
-        for row in result["results"]:
+        [found] = result["servers"]
+        assert [row["rate"] for row in found["results"]] == [50.0, None]
+        assert (found["model"], found["server"]) == ("micro", server.url)
+        for row in found["results"]:
             assert row["completed"] == row["requests"] == 6 and row["errors"] == []
             assert 6 * 3 <= row["tokens"] <= 6 * 5 and 6 * 2 <= row["prompt_tokens"] <= 6 * 9
             assert row["goodput"] == row["requests_per_second"] > 0
@@ -74,8 +77,27 @@ def test_the_command(capsys):
         assert "401" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_sweep_starts_servers_and_ends_them(capsys):
+    """Two of them, the second drafts; the same requests for both, and nothing of them is left."""
+    load = "--rate 20 inf --duration 0.5 --requests 6 --warmup 4 --max-num-seqs 4 --output-tokens 8 12 --ignore-eos"
+    assert main(["bench", "serve", "--sweep", "toy", "toy:model", *load.split(), "--device", "cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    plain, drafting = (server["results"] for server in result["servers"])
+    assert [server["server"] for server in result["servers"]] == ["toy", "toy:model"]
+    for one, other in zip(plain, drafting, strict=True):
+        assert one["completed"] == one["requests"] == other["completed"] == (10 if one["rate"] else 6)
+        assert (one["prompt_tokens"], one["tokens"]) == (other["prompt_tokens"], other["tokens"])
+        assert one["acceptance_length"] is None and 1 < other["acceptance_length"] <= 5
+    assert multiprocessing.active_children() == []
+    assert main(["bench", "serve", "--sweep", "no-such-model", *load.split()]) == 2
+    assert "no-such-model" in capsys.readouterr().err
+    assert multiprocessing.active_children() == []
+
+
 @pytest.mark.parametrize("options", ["--url ftp://x", "--url http://127.0.0.1:1", "--rate 0", "--output-tokens 5 3",
-                                     "--prompts a --input-tokens 1 2"])  # fmt: skip
+                                     "--prompts a --input-tokens 1 2", "--sweep toy:eagle", "--sweep micro:x",
+                                     "--sweep :model"])  # fmt: skip
 def test_bad_options_are_refused_in_words(options, capsys):
     assert main(["bench", "serve", *options.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1

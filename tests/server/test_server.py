@@ -12,15 +12,23 @@ import sys
 import threading
 
 import pytest
-from server_checks import CHECKS, TEMPLATE, ask, assert_error, expected, running, target, until
+from server_checks import CHECKS, TEMPLATE, ask, assert_error, check_crowd, expected, running, target, until
 
 import minispec as ms
 from minispec.cli import main
+from minispec.drafters.by_name import by_name
 
 
 @pytest.mark.parametrize("name", CHECKS)
 def test_server(name):
     CHECKS[name]()
+
+
+@pytest.mark.parametrize("drafter", [None, "eagle"])
+def test_a_crowd_while_passes_are_launched_ahead(drafter):
+    """As on a GPU: what was launched for a client that has gone counts for nobody."""
+    drafter = drafter and by_name(drafter, target())
+    assert check_crowd(clients=24, tokens=40, max_num_seqs=8, fast=True, drafter=drafter)["ahead"] > 0 or not drafter
 
 
 # ---- the openai package --------------------------------------------------------------------------------------------

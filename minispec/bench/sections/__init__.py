@@ -6,7 +6,7 @@ with the workload itself. None of them was fitted.
 
 from __future__ import annotations
 
-from . import drafting, passes, serving
+from . import drafting, load, passes, serving
 from .base import Section, cell, table
 from .cpu import cpu
 
@@ -23,4 +23,5 @@ SECTIONS = {  # in the order of the course
     "acceptance": drafting.acceptance,
     "drafters": drafting.drafters,
     "batch": serving.batch,
+    "serve": load.serve,
 }
