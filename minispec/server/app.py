@@ -58,7 +58,7 @@ class Server:
         if engine.target.tokenizer is None:
             raise ValueError(f"{engine.target.name} has no tokenizer, and a server speaks text: serve another model")
         self.name, self.api_key, self.max_body, self.started = name, api_key, max_body, int(time.time())
-        self.counted, self.encode = Metrics(name), engine.target.encode
+        self.counted, self.encode, self.spell = Metrics(name), engine.target.encode, engine.target.spell
         self.service = Service(engine, self.counted, max_waiting)
 
     @asynccontextmanager
@@ -84,7 +84,7 @@ class Server:
         params = schemas.sampling_params(ask, len(prompt), self.service.longest)
         ticket = Ticket(prompt, params, ask.stream)
         self.service.submit(ticket)
-        return Reply(self.service, ticket, ask, self.name)
+        return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
 
     async def models(self, request: Request) -> Response:
         self.require_key(request)
@@ -137,8 +137,9 @@ class Server:
 class Reply(Response):
     """The answer to a request that the engine has got. However it ends, the engine is told."""
 
-    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str):
+    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.Logprobs):
         self.service, self.ticket, self.ask, self.background = service, ticket, ask, None
+        self.logprobs = logprobs
         prefix = "chatcmpl" if ask.chat else "cmpl"
         self.head = {"id": f"{prefix}-{ticket.id}", "created": int(time.time()), "model": model}
 
@@ -152,7 +153,7 @@ class Reply(Response):
                 await self.send_events(first, send)
             else:
                 answer = schemas.answer(self.ask, self.head, first.output.text, first.output.finish_reason,
-                                        self.used(first))  # fmt: skip
+                                        self.used(first), self.logprobs.part(first.logprobs))  # fmt: skip
                 await as_json(answer)(scope, receive, send)
         finally:
             watch.cancel()
@@ -180,7 +181,8 @@ class Reply(Response):
                 break
             used = self.used(event) if self.ask.usage_always else None
             finish = event.output and event.output.finish_reason
-            await write(schemas.event(schemas.chunk(self.ask, self.head, event.text, finish, first, used)))
+            logprobs = self.logprobs.part(event.logprobs)
+            await write(schemas.event(schemas.chunk(self.ask, self.head, event.text, finish, first, used, logprobs)))
             if event.output:
                 if self.ask.usage:
                     await write(schemas.event(schemas.last_chunk(self.ask, self.head, self.used(event))))

@@ -1,7 +1,7 @@
 """OpenAI's forms as plain functions: what a body may ask for, and how answers and errors look.
 
 A body is checked field by field before any work is done for it. A field that we do not know, or cannot honour, is
-refused in words: a client that asked for `logprobs` and silently got none would have to find out by itself. `null`
+refused in words: a client that asked for `logit_bias` and silently got none would have to find out by itself. `null`
 means that a field was not given, as in OpenAI's own API.
 """
 
@@ -13,9 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as shortened
 
+from ..logprobs import TokenLogprob
 from ..sampling import SamplingParams
 
 STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
+MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 ROLES = ("system", "user", "assistant")
 
 
@@ -161,10 +163,11 @@ COMMON = {
     "top_k": whole(-1), "min_p": number(0, 1), "min_tokens": whole(0), "ignore_eos": flag, "stop_token_ids": token_ids,
 }  # fmt: skip
 COMPLETION = COMMON | {
-    "prompt": prompt, "logprobs": only(), "echo": only(False), "best_of": only(1), "suffix": only(""),
+    "prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS), "echo": only(False), "best_of": only(1), "suffix": only(""),
 }  # fmt: skip
 CHAT = COMMON | {
-    "messages": messages, "max_completion_tokens": whole(1), "logprobs": only(False), "top_logprobs": only(0),
+    "messages": messages, "max_completion_tokens": whole(1), "logprobs": flag,
+    "top_logprobs": whole(0, MOST_LOGPROBS),
 }  # fmt: skip
 SAMPLING = ("temperature", "top_p", "seed", "stop", "min_p", "ignore_eos", "stop_token_ids")  # as SamplingParams says
 
@@ -202,8 +205,14 @@ def read(chat: bool, body: dict) -> Ask:
     for name in ("model", "messages" if chat else "prompt"):
         if name not in given:
             raise ApiError(400, f"{name} is missing: give it", "missing_field", name)
+    if given.get("top_logprobs") and not given.get("logprobs"):
+        raise ApiError(400, "top_logprobs come with logprobs: give logprobs=true, too", "invalid_value", "top_logprobs")
     options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
     options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
+    if chat:  # whether, and how many beside the emitted token; in a completion one number says both
+        options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
+    else:
+        options["logprobs"] = given.get("logprobs")
     asked = given.get("stream_options", {})
     return Ask(
         chat=chat,
@@ -238,23 +247,54 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict:
             "total_tokens": prompt_tokens + completion_tokens}  # fmt: skip
 
 
-def answer(ask: Ask, head: dict, text: str, finish: str, used: dict) -> dict:
+def answer(ask: Ask, head: dict, text: str, finish: str, used: dict, logprobs: dict | None = None) -> dict:
     """The whole answer at once. `head`: id, created and model."""
     said = {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
-    choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
     return head | {"object": kind(ask), "choices": [choice], "usage": used}
 
 
-def chunk(ask: Ask, head: dict, text: str, finish: str | None, first: bool, used: dict | None = None) -> dict:
+def chunk(ask: Ask, head: dict, text: str, finish: str | None, first: bool, used: dict | None = None,
+          logprobs: dict | None = None) -> dict:  # fmt: skip
     """A part of a streamed answer."""
     said = {"delta": ({"role": "assistant"} if first else {}) | {"content": text}} if ask.chat else {"text": text}
-    choice = {"index": 0, **said, "logprobs": None, "finish_reason": finish}
+    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
     return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
 
 
 def last_chunk(ask: Ask, head: dict, used: dict) -> dict:
     """After the last part, if the client asked for it: what it all came to."""
     return head | {"object": kind(ask), "choices": [], "usage": used}
+
+
+class Logprobs:
+    """Log-probabilities in OpenAI's two forms, part by part. `spell` says how a token alone is written."""
+
+    def __init__(self, chat: bool, spell: Callable[[int], str]):
+        self.chat, self.spell, self.offset = chat, spell, 0  # characters of the output so far
+
+    def part(self, logprobs: list[TokenLogprob] | None) -> dict | None:
+        if logprobs is None:
+            return None
+        if self.chat:
+            return {"content": [self._chat(*one) for one in logprobs], "refusal": None}
+        return self._text(logprobs)
+
+    def _chat(self, token: int, logprob: float, top=None) -> dict:
+        text = self.spell(token)
+        whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
+        beside = {} if top is None else {"top_logprobs": [self._chat(*one) for one in top]}
+        return {"token": text, "logprob": logprob, "bytes": whole} | beside
+
+    def _text(self, logprobs: list[TokenLogprob]) -> dict:
+        tokens, tops, offsets = [self.spell(one.token) for one in logprobs], [], []
+        for one, text in zip(logprobs, tokens, strict=True):
+            likely = {self.spell(token): p for token, p in reversed(one.top)}  # of two that look alike, the likelier
+            tops.append(likely | {text: one.logprob})  # the emitted one is always there
+            offsets.append(self.offset)
+            self.offset += len(text)
+        return {"tokens": tokens, "token_logprobs": [one.logprob for one in logprobs], "top_logprobs": tops,
+                "text_offset": offsets}  # fmt: skip
 
 
 def kind(ask: Ask) -> str:

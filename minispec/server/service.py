@@ -20,6 +20,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ..generate import Output
+from ..logprobs import TokenLogprob
 from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
@@ -36,6 +37,7 @@ class Event(NamedTuple):
     tokens: int  # of its output so far
     output: Output | None  # once it has ended
     error: Exception | None = None  # why it ended, if that was nobody's wish
+    logprobs: list[TokenLogprob] | None = None  # of the tokens since the event before, if they were asked for
 
 
 @dataclass(eq=False)
@@ -52,6 +54,7 @@ class Ticket:
     tokens: int = 0  # emitted up to the last step, which was …
     last: float = 0.0  # … at this moment
     first: float = 0.0  # when its first token was there
+    told: int = 0  # tokens whose log-probabilities have been handed over
 
 
 class Service:
@@ -160,10 +163,13 @@ class Service:
         self.metrics.count_step(self.engine, record, [self.tickets[id] for id in admitted])
         for ticket in map(self.tickets.get, dict.fromkeys([*running, *outputs])):
             output = outputs.get(ticket.id)
-            tokens = len((output or self.engine.jobs[ticket.id].writer).tokens)
+            written = output or self.engine.jobs[ticket.id].writer
+            tokens, logprobs = len(written.tokens), written.logprobs
             self.metrics.count_tokens(ticket, tokens, now)
             if ticket.pieces or output:
-                event = Event("".join(ticket.pieces), tokens, output, error or (output and output.error))
+                new = None if logprobs is None else logprobs[ticket.told : tokens]
+                event = Event("".join(ticket.pieces), tokens, output, error or (output and output.error), new)
+                ticket.told = tokens
                 batch.append((ticket, event))
                 ticket.pieces.clear()
             if output:

@@ -32,6 +32,11 @@ def parts_kept_to_the_end(patch: MonkeyPatch) -> None:
     rewrite(patch, Service, "_hand_over", "if ticket.pieces or output:", "if output:")
 
 
+def logprobs_told_again(patch: MonkeyPatch) -> None:
+    """Hands over those of all tokens so far with every step."""
+    rewrite(patch, Service, "_hand_over", "logprobs[ticket.told : tokens]", "logprobs[:tokens]")
+
+
 def queue_without_an_end(patch: MonkeyPatch) -> None:
     rewrite(patch, Service, "require_room", ">= self.most", ">= 10**9")
 
@@ -101,6 +106,7 @@ MUTANTS = {
         (nobody_watches_the_client, "vanished_before_the_first_token"),
         (another_request_is_aborted, "crowd"),
         (parts_kept_to_the_end, "answers", "first_part"),
+        (logprobs_told_again, "logprobs"),
         (queue_without_an_end, "full_queue"),
         (new_requests_while_draining, "drain"),
         (deadline_that_nobody_keeps, "drain"),

@@ -28,7 +28,8 @@ FIELDS = [
     {"stop": []}, {"stop": ["a", ""]}, {"stop": [1]}, {"stop": ["a"] * 5}, {"stop": "a" * 1000}, {"stop": {}},
     {"stop_token_ids": [-1]}, {"stop_token_ids": "a"}, {"stop_token_ids": [1] * 100}, {"stream": 1}, {"stream": "yes"},
     {"stream_options": True}, {"stream_options": {"x": 1}}, {"stream_options": {"include_usage": 1}}, {"n": 2},
-    {"n": True}, {"n": 0}, {"logprobs": 1}, {"logprobs": True}, {"echo": True}, {"best_of": 3}, {"suffix": "a"},
+    {"n": True}, {"n": 0}, {"logprobs": 21}, {"logprobs": -1}, {"logprobs": True}, {"top_logprobs": 1},
+    {"echo": True}, {"best_of": 3}, {"suffix": "a"},
     {"presence_penalty": 1}, {"logit_bias": {"1": 5}}, {"tools": []}, {"messages": []}, {"": 1}, {"x" * 10_000: 1},
     {"__class__": "x"}, {"min_tokens": 100}, {"min_tokens": -1}, {"ignore_eos": 1}, {"user": 1},
 ]  # fmt: skip
@@ -79,7 +80,8 @@ def test_null_means_not_given(server):
 
 
 NAMES = ["model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "n",
-         "stream_options", "stop_token_ids", "min_tokens", "messages", "logprobs", "ignore_eos"]  # fmt: skip
+         "stream_options", "stop_token_ids", "min_tokens", "messages", "logprobs", "top_logprobs",
+         "ignore_eos"]  # fmt: skip
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=20),
     st.sampled_from(["micro", "Once", 0, 1, 5, 1.0]),

@@ -70,11 +70,45 @@ def test_openai_chat(openai):
         assert whole.usage.total_tokens == 512 or whole.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.parametrize("drafter", [None, "model"])
+def test_openai_logprobs(openai, drafter):
+    """In both forms, at once and in parts: those of `generate`, with and without drafts."""
+    right = ms.generate(target(), "Once upon a time", 12, logprobs=3)
+    messages = [{"role": "user", "content": "Once upon"}]
+    said = ms.generate(target(), messages, 12, logprobs=2)
+    draft = drafter and ms.drafters.Model(ms.load("micro-draft", dtype=target().dtype))
+    with running(drafter=draft) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        whole = client.completions.create(**ask(logprobs=3)).choices[0]
+        parts = [chunk.choices[0] for chunk in client.completions.create(**ask(logprobs=3), stream=True)]
+        assert drafter is None or len(parts) < 12  # a part may have several tokens
+        joined = {name: [one for part in parts for one in getattr(part.logprobs, name)]
+                  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}  # fmt: skip
+        assert joined == {name: getattr(whole.logprobs, name) for name in joined}
+        assert joined["token_logprobs"] == pytest.approx([one.logprob for one in right.logprobs])
+        assert [len(top) for top in joined["top_logprobs"]] == [3] * 12  # greedy: the emitted one is among them
+        assert "".join(joined["tokens"]) == whole.text == right.text
+        assert [
+            whole.text[at:].startswith(token) for at, token in zip(joined["text_offset"], joined["tokens"], strict=True)
+        ] == [True] * 12
+
+        asked = dict(model="micro", messages=messages, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
+        content = client.chat.completions.create(**asked).choices[0].logprobs.content
+        streamed = client.chat.completions.create(**asked, stream=True)
+        assert [one for chunk in streamed for one in chunk.choices[0].logprobs.content] == content
+        assert [one.logprob for one in content] == pytest.approx([one.logprob for one in said.logprobs])
+        for one, its in zip(content, said.logprobs, strict=True):
+            assert [top.logprob for top in one.top_logprobs] == pytest.approx([p for _, p in its.top])
+            assert bytes(one.bytes).decode() == one.token == target().spell(its.token)
+        assert client.completions.create(**ask()).choices[0].logprobs is None
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**asked | {"logprobs": False})
+
+
 def test_openai_errors(openai):
     with running(max_num_seqs=1, max_waiting=0, max_body=4096, api_key="k") as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
         for error, changed in (
-            (openai.BadRequestError, {"logprobs": 2}),
+            (openai.BadRequestError, {"logprobs": 21}),
             (openai.BadRequestError, {"n": 2}),
             (openai.BadRequestError, {"max_tokens": 10_000}),
             (openai.NotFoundError, {"model": "gpt-7"}),
