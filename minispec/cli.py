@@ -1,4 +1,4 @@
-"""The command line: minispec demo | lab | check | hint | progress | reset | exam | drill | mock | models | bench | …
+"""The command line: minispec demo | lab | check | hint | progress | reset | exam | drill | models | serve | …
 
 Each command is a small function. What it needs is imported inside it, so that the others start without.
 """
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> Parser:
-    from . import bench, train
+    from . import bench, server, train
     from .drafters.by_name import DRAFTERS
     from .parallel import handover
 
@@ -130,6 +130,7 @@ def parser() -> Parser:
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
+    server.add_arguments(command("serve", None, "serve a model over HTTP, as OpenAI's API does, with speculation"))
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
     train.add_arguments(command("train", None, "train draft models and heads on what their target generated"))

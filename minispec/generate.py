@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .logprobs import TokenLogprob, token_logprobs
 from .sampling import SamplingParams, argmax, pick, uniforms
 from .trace import Trace
 
@@ -32,6 +33,7 @@ class Output:
     trace: Trace | None = None  # the cycles of a speculative run
     stop_reason: int | str | None = None  # the stop token or stop string that ended it; None: the model's end token
     error: Exception | None = None  # what an engine's request failed with; its tokens are those before that
+    logprobs: list[TokenLogprob] | None = None  # one for each token, if they were asked for
 
     @property
     def tokens_per_second(self) -> float:
@@ -52,8 +54,14 @@ class Writer:
         self.text = "" if model.tokenizer else None
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.top, self.logprobs = params.logprobs, None if params.logprobs is None else []
         self.streamed = 0  # characters
         self.read = self.start = 0  # self.text is that of the first `read` tokens; its last piece began at `start`
+
+    def note(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
+        """The logits [n, V] that the next tokens were emitted from, for whoever asked for log-probabilities."""
+        if self.logprobs is not None:
+            self.logprobs += token_logprobs(logits[: len(tokens)], tokens, self.top)
 
     def write(self, token: int) -> bool:
         """Append a token; True when the sequence ends with it."""
@@ -106,7 +114,9 @@ class Writer:
             self.text = self.model.decode(self.tokens)
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
-        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, self.stop_reason)
+        logprobs = self.logprobs and self.logprobs[: len(self.tokens)]  # of a cycle, those after its end were not kept
+        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, self.stop_reason,
+                      logprobs=logprobs)  # fmt: skip
 
 
 def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:
@@ -148,8 +158,9 @@ class Decoder:
 
     def next(self, most: int) -> list[list[int]]:
         """One more token of each sequence; another decoder may return up to `most`."""
-        logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
+        logits = self.logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
         if self.held_back and self.count < self.params.min_new_tokens:
+            logits = logits.clone()
             logits[:, self.held_back] = -torch.inf
         if self.params.greedy:  # no distribution is needed to know its only token
             tokens = torch.tensor(argmax(logits[:, None]), device=logits.device)  # [B, 1]
@@ -165,12 +176,14 @@ class Decoder:
 @torch.inference_mode()
 def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
     """Generate until every writer has ended, one step at a time: by the device's own decoder where it has one."""
-    recorded = model.backend.decoder(prompts, params) if model.backend else None
+    recorded = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
     with closing(recorded or Decoder(model, prompts, params)) as decoder:
         while going := [writer for writer in writers if writer.finish_reason is None]:
             most = min(writer.limit - len(writer.tokens) for writer in going)
-            for writer, tokens in zip(writers, decoder.next(most), strict=True):
+            for row, (writer, tokens) in enumerate(zip(writers, decoder.next(most), strict=True)):
                 if writer.finish_reason is None:
+                    if params.logprobs is not None:  # then the decoder keeps its logits, of one token at a time
+                        writer.note(decoder.logits[row : row + 1], tokens)
                     any(writer.write(token) for token in tokens)  # up to the one that ends the sequence
             yield
 

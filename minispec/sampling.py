@@ -90,6 +90,7 @@ class SamplingParams(Sampling):
     stop: str | Sequence[str] = ()  # strings that end the output; they are cut off its text
     stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own end tokens
     ignore_eos: bool = False  # go on past the model's own end tokens
+    logprobs: int | None = None  # `out.logprobs`: of each token, and of so many most likely ones beside it
 
     def __post_init__(self):
         super().__post_init__()
@@ -100,6 +101,9 @@ class SamplingParams(Sampling):
             raise ValueError(f"max_new_tokens={most!r}: give a whole number ≥ 1")
         if not (isinstance(least, Integral) and 0 <= least <= most):
             raise ValueError(f"min_new_tokens={least!r}: give a whole number from 0 to max_new_tokens={most}")
+        if self.logprobs is not None and not (isinstance(self.logprobs, Integral) and self.logprobs >= 0):
+            raise ValueError(f"logprobs={self.logprobs!r}: give a whole number ≥ 0, how many tokens beside the emitted "
+                             "one, or None for no log-probabilities")  # fmt: skip
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(s, str) and s for s in stop):
             raise ValueError(f"stop={self.stop!r}: give strings that are not empty (every text begins with '')")

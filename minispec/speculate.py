@@ -24,6 +24,7 @@ from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
+from .logprobs import emitting_positions
 from .model import Pass
 from .sampling import SamplingParams
 from .trace import Cycle, Stopwatch, Trace
@@ -164,12 +165,15 @@ class Eager:
         with watch("verify"):
             self.logits, hidden = self.forward()
         with watch("sample"):
+            raw = self.logits.clone() if rows[0].writer.logprobs is not None else None  # before any token is forbidden
             self.verdicts, p, q = self.judge(self.logits)
             self.keep()
         news = []
         for i, (row, draft, verdict) in enumerate(zip(rows, self.drafts, self.verdicts, strict=True)):
             news.append(Cycle.of(draft, verdict, p[i], q and q[i], len(row.context.tokens), drafter.lossless))
-            verified = [0, *(node + 1 for node in verdict.path)]  # the last token and the accepted drafts
+            verified = emitting_positions(verdict.path)  # the last token and the accepted drafts
+            if raw is not None:
+                row.writer.note(raw[i, verified], news[-1].tokens)
             row.remember({n: states[i, verified] for n, states in hidden.items()}, drafter.hidden_window)
         watch.note(news)
         if self.adaptive:

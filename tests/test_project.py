@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import minispec as ms
-from minispec import course
+from minispec import course, server
 from minispec.serving.engine import Engine
 from minispec.speculate import Eager
 
@@ -38,7 +38,7 @@ ROOMS = [
     "files",
     "drafters",
     "serving",
-    "gpu parallel",
+    "gpu parallel server",
     "train bench",
     "course cli __main__",
 ]
@@ -52,6 +52,7 @@ NOTEBOOKS = (
 COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
+SERVED = ("server.app", "server.metrics", "server.process", "server.service")  # these need the extra "serve"
 COMPILED = ("cpu.code", "cpu.products", "cpu.layers")  # imported by cpu.machine when they are first needed
 
 
@@ -158,7 +159,7 @@ def found() -> dict[str, list[Import]]:
 def test_ls_shows_the_house(found):
     here = [path for path in PACKAGE.iterdir() if path.name not in ("__pycache__",)]
     assert len([path for path in here if path.is_file()]) <= 14
-    assert len([path for path in here if path.is_dir()]) <= 10
+    assert len([path for path in here if path.is_dir()]) <= 11
     assert {room_of(name) for name in found} == HEIGHT.keys(), "give the new module its position in ROOMS"
 
 
@@ -178,6 +179,8 @@ def test_the_rest_asks_for_no_notebook_packages(found):
         for _, theirs, at_top in statements:
             if at_top and name in COMPILED:
                 assert theirs <= CORE_PACKAGES | {"numba", "llvmlite"}
+            elif at_top and name in SERVED:
+                assert theirs <= CORE_PACKAGES | {*server.PACKAGES}
             elif at_top:
                 assert theirs <= CORE_PACKAGES, f"{name} imports {theirs - CORE_PACKAGES} at its top"
             elif name != "cli":  # which starts JupyterLab when asked to
@@ -258,8 +261,9 @@ REFUSED = ["lab", "check 06", "hint 06.accept", "drill", "mock", "exam 30", "gra
 
 def test_an_engine_needs_no_notebook_packages(found):
     """In one process without them: what `import minispec` loads, every module outside the course, and the commands."""
-    names = [name for name in found if not name.startswith(NOTEBOOKS) and name != "__main__"]
-    probe = PROBE.format(blocked=sorted(COURSE_PACKAGES), names=names, lines=[*RUNS, *REFUSED])
+    names = [name for name in found if not name.startswith((*NOTEBOOKS, *SERVED)) and name != "__main__"]
+    blocked = sorted(COURSE_PACKAGES | {*server.PACKAGES})
+    probe = PROBE.format(blocked=blocked, names=names, lines=[*RUNS, *REFUSED, "serve"])
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     loaded, said = json.loads(done.stdout)
@@ -271,6 +275,8 @@ def test_an_engine_needs_no_notebook_packages(found):
         code, out, err = said[line]
         assert (code, out) == (2, "") and err.count("\n") == 1, (line, err)
         assert "plotly" in err and '.[course]"' in err
+    code, out, err = said["serve"]
+    assert (code, out) == (2, "") and "starlette" in err and '.[serve]"' in err
 
 
 def test_everything_public_is_there():
@@ -314,7 +320,8 @@ def test_the_notebook_packages_come_with_the_extra_alone():
     )
     assert engine >= CORE_PACKAGES and not engine & notebooks
     assert notebooks == {"pyyaml" if name == "yaml" else name for name in course.PACKAGES}
-    assert "minispec[course]" in extras["dev"]
+    assert "minispec[course,serve]" in extras["dev"]
+    assert {Requirement(line).name.replace("-", "_") for line in extras["serve"]} == {*server.PACKAGES}
 
 
 def test_torch_is_pinned_exactly():

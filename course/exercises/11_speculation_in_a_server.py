@@ -3,7 +3,8 @@
 #
 # In a server, draft tokens cost more than time. They need cache slots before it is known whether they are accepted, their
 # blocks have to be returned when they are not, and a full batch leaves no idle arithmetic to verify them with. You write
-# the three decisions that follow from this. Each exercise stands alone.
+# the three decisions that follow from this. Then requests arrive over time: you compute what their users notice, count
+# those that are served well, decide who is admitted, and clean up after those that go away. Each exercise stands alone.
 #
 # Keys and values are stored in blocks of `block_size` slots, one slot per token. A request has a block table, the list of
 # its blocks in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ blocks.
@@ -141,3 +142,147 @@ check("11.batch_k", batch_k)
 
 # %%
 draw("11.batch_k", batch_k)
+
+# %% [markdown] exercise="11.latencies"
+# ## 4. Latencies of a stream that comes in bursts
+#
+# A client notes the moment at which each event of a streamed answer arrives, and how many tokens it brings. Without
+# speculation every event brings one token; with speculation a step may emit several, which arrive together. Compute what
+# serving is judged by:
+#
+# - **TTFT**, time to first token: from sending the request to the first event;
+# - **TPOT**, time per output token: the time from the first event to the last, per token after the first;
+# - **ITL**, inter-token latency: the gaps between neighbouring events, one number for each gap.
+#
+# These are the definitions of vLLM's benchmark. If the first event brings several tokens, TPOT still counts all tokens
+# but one.
+#
+# | | | |
+# |---|---|---|
+# | `sent` | seconds | when the request was sent |
+# | `log` | list of `(time, tokens)` | at least one event, in order, each with at least one token |
+# | returns | `(ttft, tpot, itl)` | two numbers and a list; `tpot` is None for a single token |
+
+
+# %% exercise="11.latencies"
+def latencies(sent: float, log: list[tuple[float, int]]) -> tuple[float, float | None, list[float]]:
+    """TTFT, TPOT and ITL of one request."""
+    ### BEGIN SOLUTION: which of the three counts tokens, and which counts events?
+    moments, tokens = [time for time, _ in log], sum(brought for _, brought in log)
+    spread = (moments[-1] - moments[0]) / (tokens - 1) if tokens > 1 else None
+    return moments[0] - sent, spread, [moments[i + 1] - moments[i] for i in range(len(moments) - 1)]
+    ### END SOLUTION
+
+
+# %% exercise="11.latencies"
+check("11.latencies", latencies)
+
+# %% [markdown] exercise="11.goodput"
+# ## 5. Goodput
+#
+# Throughput counts all requests. **Goodput** counts those that were served as promised: a target for TTFT, a target for
+# TPOT, and a request counts if it met both.
+#
+# | | | |
+# |---|---|---|
+# | `requests` | list of `(ttft, tpot)` | in seconds; `ttft` is None if the request failed, `tpot` is None if it had a single token |
+# | `seconds` | number > 0 | how long the load lasted |
+# | `ttft_target`, `tpot_target` | seconds | a latency that equals its target meets it |
+# | returns | number | requests per second that met both targets |
+
+
+# %% exercise="11.goodput"
+def goodput(
+    requests: list[tuple[float | None, float | None]], seconds: float, ttft_target: float, tpot_target: float
+) -> float:
+    """Requests per second that were served as promised."""
+    ### BEGIN SOLUTION: what decides for a request that failed, and for one with a single token?
+    served_well = 0
+    for ttft, tpot in requests:
+        soon = ttft is not None and ttft <= ttft_target
+        served_well += soon and (tpot is None or tpot <= tpot_target)
+    return served_well / seconds
+    ### END SOLUTION
+
+
+# %% exercise="11.goodput"
+check("11.goodput", goodput)
+
+# %% [markdown] exercise="11.admission"
+# ## 6. An admission rule that keeps a target
+#
+# Continuous batching admits a waiting request as soon as it has room, and every request that joins makes the steps of all
+# others longer. Write a rule that keeps their TPOT within a target. You know from measurements how long a step takes with
+# 1, 2, 3 … requests, and how many tokens a request gets per step (with speculation the mean acceptance length, accepted +
+# 1, without it 1). So with $b$ requests
+#
+# $$\text{TPOT}(b) = \frac{\text{seconds}[b - 1]}{\text{tokens\_per\_step}}$$
+#
+# Admit requests from the front of the queue as long as each next one finds its blocks, the batch has room, and TPOT with it
+# is within the target. The first one that has to wait holds up those after it, so that nobody starves. A server without any
+# request admits one even if it misses the target alone, provided that its blocks are there.
+#
+# | | | |
+# |---|---|---|
+# | `waiting` | list of block counts | what each waiting request needs, the oldest first |
+# | `running`, `free_blocks` | whole numbers ≥ 0 | requests in the batch; blocks that are free |
+# | `seconds` | list | `seconds[b − 1]`: a step with b requests; its length is `max_num_seqs` |
+# | `tokens_per_step`, `target` | numbers > 0 | tokens per request and step; the largest TPOT allowed |
+# | returns | whole number | how many requests to admit |
+
+
+# %% exercise="11.admission"
+def admission(
+    waiting: list[int], running: int, free_blocks: int, seconds: list[float], tokens_per_step: float, target: float
+) -> int:
+    """How many of the waiting requests may join the batch now."""
+    ### BEGIN SOLUTION: for each request in turn, what would the batch be with it?
+    batch = running
+    for blocks in waiting:
+        if batch == len(seconds) or blocks > free_blocks:
+            break
+        if batch > 0 and seconds[batch] / tokens_per_step > target:  # the step with one more
+            break
+        batch, free_blocks = batch + 1, free_blocks - blocks
+    return batch - running
+    ### END SOLUTION
+
+
+# %% exercise="11.admission"
+check("11.admission", admission)
+
+# %% [markdown] exercise="11.abort"
+# ## 7. Abort and give back
+#
+# A client closes its connection in mid-answer. Its request may still wait in the queue, it may run and hold blocks, some
+# of them shared with other requests, or it may have ended a moment ago. Whatever it is, nothing of it may be left, and
+# nothing of the others may change.
+#
+# | | | |
+# |---|---|---|
+# | `id` | name | the request that nobody waits for any more |
+# | `waiting` | list of names | the queue, the oldest first |
+# | `tables` | dict: name → list of blocks | the block tables of the running requests |
+# | `refcount` | list of counts | in how many tables each block of the pool is |
+# | returns | `(waiting, tables, refcount, freed)` | all of it afterwards, and the blocks that no table holds any more |
+#
+# Release blocks from the end of the table, so that `freed` has the last one first. You may change everything in place.
+
+
+# %% exercise="11.abort"
+def abort(
+    id: str, waiting: list[str], tables: dict[str, list[int]], refcount: list[int]
+) -> tuple[list[str], dict[str, list[int]], list[int], list[int]]:
+    """End a request wherever it is."""
+    ### BEGIN SOLUTION: where can it be, and what does it hold there?
+    if id in waiting:
+        waiting.remove(id)
+    held = tables.pop(id, [])
+    for block in held:
+        refcount[block] -= 1
+    return waiting, tables, refcount, [block for block in reversed(held) if refcount[block] == 0]
+    ### END SOLUTION
+
+
+# %% exercise="11.abort"
+check("11.abort", abort)

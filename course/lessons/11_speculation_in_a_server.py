@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 11 Speculation in a server
 #
-# *Time:* 50 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
+# *Time:* 80 minutes · *Before this:* [04 continuous batching](04_continuous_batching.ipynb), [07 how fast](07_how_fast.ipynb) · *Practice:* [exercises 11](../exercises/11_speculation_in_a_server.ipynb)
 #
 # In the lessons so far, speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) had the machine to itself. In a
 # server it shares the machine with a scheduler that counts tokens, with a cache that is cut into blocks, and with other
@@ -14,7 +14,9 @@
 # - say what lookahead slots are, and what happens to them after a rejection;
 # - say what a draft may cost other requests when memory is short, in our engine and in vLLM;
 # - predict at which batch size the gain is gone, and say under which conditions your number holds;
-# - say how a server shortens drafts, or stops drafting, as its load grows.
+# - say how a server shortens drafts, or stops drafting, as its load grows;
+# - define TTFT, TPOT, ITL and goodput, and say what a stream in bursts does to each of them;
+# - say why latencies rise before a server is full, and what must happen when a client goes away.
 
 # %%
 import minispec as ms
@@ -404,6 +406,197 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # </details>
 
 # %% [markdown]
+# # Second half: requests arrive over time
+#
+# So far all requests were there at once, and we counted tokens per second. The users of a server arrive one by one, whether
+# or not the server is busy, and each of them notices only how long *they* wait. So the second half of this lesson (30
+# minutes) asks what users notice, how it grows with the load, and what speculation changes about it.
+#
+# ## What does a user notice?
+#
+# An answer is streamed: every step that emits tokens of a request sends them as one event. From the moments at which the
+# events arrive, serving benchmarks compute four numbers. The definitions are those of vLLM's own benchmark, and
+# [`latencies`](../minispec/bench/serve.py) computes them:
+#
+# - **TTFT**, time to first token: from sending the request to the first event. It contains the queue and the prefill.
+# - **ITL**, inter-token latency: the gaps between two events of one answer.
+# - **TPOT**, time per output token: of one answer, the time from the first event to the last, divided by the tokens after
+#   the first.
+# - **E2EL**, end-to-end latency: from sending the request to the last event.
+#
+# Without speculation an event brings one token, and TPOT is the mean ITL. With speculation it brings several. Take an
+# answer of 25 tokens whose first event comes after 100 ms. Plain decoding sends a token every 20 ms. Speculation sends three
+# tokens every 50 ms, because a step with drafting and verification takes longer.
+
+# %%
+from minispec.bench.client import Answer
+from minispec.bench.serve import arrivals, latencies, summary
+
+one_by_one = Answer(sent=0.0, arrivals=[0.1 + 0.02 * i for i in range(25)], tokens=25)
+in_bursts = Answer(sent=0.0, arrivals=[0.1 + 0.05 * i for i in range(9)], tokens=25)  # 1 token, then 3 with each event
+print("events:", len(one_by_one.arrivals), "and", len(in_bursts.arrivals))
+
+# %% [markdown]
+# ## Predict
+#
+# What is the TPOT of the answer that comes in bursts?
+
+# %% tags=["nbval-ignore-output"]
+burst_tpot = viz.predict("TPOT of the answer in bursts?", "ms")
+burst_tpot
+
+# %% [markdown]
+# ## Run
+
+# %% tags=["spoiler"]
+print("               TTFT   TPOT   longest ITL   E2EL, in ms")
+for name, log in (("one by one", one_by_one), ("in bursts", in_bursts)):
+    found = {key: value for key, value in latencies(log).items() if key != "itl"}
+    milliseconds = {key: 1000 * value for key, value in found.items()} | {"itl": 1000 * max(latencies(log)["itl"])}
+    print("{:12} {ttft:6.0f} {tpot:6.1f} {itl:13.0f} {e2el:6.0f}".format(name, **milliseconds))
+
+# %% [markdown]
+# ## Reveal
+
+# %% tags=["spoiler"]
+burst_tpot.reveal(round(1000 * latencies(in_bursts)["tpot"], 1))
+
+# %% [markdown]
+# Speculation made the answer complete earlier, and the user waits *longer* between two events. TPOT says the first and ITL
+# the second, so quote both. A reader of a chat notices little of 50 ms. A voice assistant that speaks every token may
+# need a bound on ITL.
+#
+# Percentiles say for how many users a number holds. A service promises something like "TTFT below 200 ms and TPOT below 18
+# ms" (its service-level objective, SLO), and **goodput** counts the requests per second that got both. Throughput and
+# goodput part exactly where it matters, when a server is busy:
+
+# %%
+queued = Answer(sent=0.0, arrivals=[0.6 + 0.05 * i for i in range(9)], tokens=25)  # it waited half a second
+load = summary([one_by_one, in_bursts, queued], seconds=1.0, targets={"ttft": 0.2, "tpot": 0.018})
+print(f"throughput {load['requests_per_second']:.0f} requests/s, goodput {load['goodput']:.0f}")
+
+# %% [markdown]
+# ## Why do latencies rise before a server is full?
+#
+# A benchmark that sends the next request when the last one is answered can never overload a server, because it slows down
+# with it. Real users do not. So `minispec bench serve` sends requests at random moments with a given mean rate (a Poisson
+# process), which is called an open loop. Random arrivals come in clusters, and a cluster has to queue even if the server is
+# fast enough on average.
+#
+# The smallest model of this is a server that serves one request at a time in a fixed time. If it is busy for a share
+# $\rho$ of the time, a request waits for $\frac{\rho}{2\,(1 - \rho)}$ service times on average (the M/D/1 queue). A simulation:
+
+# %%
+print("load   waits for, in service times: simulated   formula")
+for load in (0.5, 0.8, 0.9, 0.95):
+    free, waits = 0.0, []
+    for moment in arrivals(100_000, load, burstiness=1.0, seed=0):  # one service time is 1
+        start = max(moment, free)
+        waits.append(start - moment)
+        free = start + 1.0
+    print(f"{load:4.2f} {sum(waits) / len(waits):39.1f} {load / (2 * (1 - load)):9.1f}")
+
+# %% [markdown]
+# At half load a request waits for half a service time, at 95 % for about ten. So the rate that a server can *just* sustain
+# is not the rate at which anybody wants to use it, and a faster step pays twice: each request is shorter, and the load
+# $\rho$ at the same rate is lower.
+#
+# A continuous-batching server serves many requests at once, which softens the queue and moves the waiting into the steps:
+# with more requests in the batch every step takes longer. How many requests are in it follows from Little's law,
+#
+# $$\text{requests in the server} = \text{rate} \times \text{mean time in the server},$$
+#
+# which holds for every such system. If speculation shortens the time that a request spends in the server, then **at the same
+# rate the batch is smaller**, too.
+
+# %% [markdown]
+# ## The control room
+#
+# The widget serves 24 requests with a real engine on this machine. Each setting runs the load anew, which takes a few
+# seconds. Every fourth prompt is long, and `max_chunk` says how many tokens of it one step may process. The clock is that of
+# the engine's own steps; arrivals are scheduled on it, so nothing waits for them in vain. Bottom right is the curve that we
+# recorded on an H200 with `minispec bench serve --sweep`, if this copy of the course has one.
+
+# %% tags=["nbval-ignore-output"]
+viz.control_room(target, drafter)
+
+# %% [markdown]
+# Things to try
+#
+# - Raise the rate with speculation off. Which grows first, TTFT or TPOT, and what does the queue do meanwhile?
+# - Set `max_num_seqs` to 1 and then to 16 at a high rate: who pays for the short queue?
+# - Compare `max_chunk` 16 and 256. Whose ITL suffers from long prompts in one piece, and what do short pieces cost the long
+#   prompts themselves?
+# - Find the rate at which speculation stops paying for the p99 of TPOT. The table does both runs for you, with fewer
+#   requests:
+
+# %% tags=["nbval-ignore-output"]
+print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
+
+# %% [markdown]
+# <details><summary>At which rate does speculation stop paying for p99 TPOT, and why is that later than one would expect from
+# the throughput of full batches?</summary>
+#
+# The number is that of your machine: read it off the two columns, and mind that the p99 of a few requests is nearly their
+# maximum. The reason is Little's law. The first half of this lesson compared batches of *equal size*, and found a size
+# from which drafts cost throughput. But at equal *rate* the sizes differ. With speculation requests leave earlier, so the
+# batch is smaller, and in a smaller batch speculation still pays. Only when the rate is so high that the batch is full
+# with and without drafts does the comparison of equal sizes apply. From there on drafts make every step longer, the queue
+# grows sooner, and TTFT shows it first.
+# </details>
+
+# %% [markdown]
+# ## What if the client goes away?
+#
+# A closed browser tab is the most frequent end of a long answer. A server that goes on generating for it wastes its steps,
+# and worse, its blocks. [`Service`](../minispec/server/service.py) therefore aborts a request as soon as its connection is
+# closed. The engine does that between two steps: what was computed for the request counts for nobody, and its blocks go
+# back to the pool.
+
+# %%
+engine = ms.Engine(target, drafter, block_size=4, num_blocks=64)
+gone, stays = (engine.add(prompt, max_new_tokens=32) for prompt in prompts[:2])
+for _ in range(3):
+    engine.step()
+held = len(engine.pool.table(gone))
+before = engine.pool.num_free
+engine.abort(gone)
+print("all of its blocks are back:", engine.pool.num_free - before == held > 0)
+served = engine.run()
+print({"gone": served[gone].finish_reason, "stays": served[stays].finish_reason})
+print("the other output is what it would have been:", served[stays].tokens == plain_outputs[1])
+
+# %% [markdown]
+# The same holds for whatever else a server must not do: wait for a slow reader, let the queue grow without end, or take a
+# request down together with another one. A full queue answers with status 429 and *Retry-After*, and while the server is
+# shutting down it answers with 503, so that a load balancer goes elsewhere.
+#
+# ## `minispec serve`
+#
+# All of this is a command. It speaks OpenAI's API, so the tools of the trade work with it:
+#
+# ```sh
+# pip install -c constraints.txt -e ".[serve]"
+# minispec serve --model smollm2 --drafter eagle                     # http://127.0.0.1:8000/v1
+# curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
+#      -d '{"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}'
+# curl http://127.0.0.1:8000/metrics                                 # vLLM's names: queue, batch, TTFT, accepted tokens
+# minispec bench serve --rate 1 2 4 8 --ttft-target 500 --tpot-target 100
+# minispec bench serve --sweep micro micro:model --rate 5 20 80      # starts both servers itself
+# ```
+#
+# ```python
+# from openai import OpenAI
+# client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
+# for part in client.chat.completions.create(model="smollm2", stream=True, logprobs=True,
+#                                            messages=[{"role": "user", "content": "Why is decoding slow?"}]):
+#     print(part.choices[0].delta.content or "", end="")
+# ```
+#
+# `minispec bench serve --url …` measures any server that speaks this API. [Serving](../docs/serving.md) says how to go on
+# to vLLM, SGLang or TGI with the same speculation, and what changes there.
+
+# %% [markdown]
 # ## In production
 #
 # **vLLM**'s scheduler has the draft tokens in `spec_token_ids`. It knows them when it plans a step (with asynchronous
@@ -437,6 +630,12 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # finds is known only after it has run. Slots that were reserved in vain are returned after the pass.
 # </details>
 #
+# <details><summary>With speculation the p99 of ITL is higher and TPOT is lower. How can both be?</summary>
+#
+# ITL is per event and TPOT per token. A step with a draft takes longer than a plain one, so events are further apart, but
+# each brings several tokens.
+# </details>
+#
 # <details><summary>A batch is so large that the pass is compute-bound with and without draft tokens. What is v, and for
 # which α does speculation gain?</summary>
 #
@@ -462,7 +661,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # ## Next
 #
 # - [Exercises 11](../exercises/11_speculation_in_a_server.ipynb): lookahead slots, rolling a block table back, one draft
-#   length for a batch.
+#   length for a batch; latencies of a stream in bursts, goodput, an admission rule, abort and give back.
 # - `minispec drill` asks `scheduler-integration`, `lookahead-slots`, `batch-effect`, `when-to-turn-off`, `win-or-hurt`,
 #   `long-context-speculation`.
 # - [12 Fewer bytes](12_fewer_bytes.ipynb): if reading memory is the bottleneck, read less of it.

@@ -10,6 +10,7 @@ minispec bench decode --shape 8b --json FILE                            plain de
 minispec bench verify --shape 8b --json FILE                            the cost of passes over M tokens
 minispec bench speculate --shape 8b --json FILE                         a cycle as one launch, beside its prediction
 minispec bench batch --shape 8b --json FILE                             a server, and drafts against its batch size
+minispec bench serve --rate 1 2 4 --json FILE                           latency of a server under load
 minispec bench attention --json FILE                                    attention against the machine's read bandwidth
 minispec bench limit --json FILE                                        from eager to the bandwidth, step by step
 minispec bench slower --json FILE                                       one sound set-up and five with a fault each
@@ -36,6 +37,7 @@ COMMANDS = {
     "verify": "what a pass of M tokens costs, relative to a pass of one",
     "speculate": "a whole speculative cycle as one launch, against the formula and assisted generation",
     "batch": "tokens per second of a server beside transformers' own, and the batch size at which drafts stop paying",
+    "serve": "load on a server, ours or another: TTFT, TPOT, ITL, end-to-end latency, goodput",
     "attention": "attention of a few new tokens over a long memory, against the read bandwidth",
     "limit": "one token from eager to the bandwidth: graph, fused kernels, skinny products, split-K, cycles",
     "slower": "one sound speculative set-up and five with a fault each, for the debugging lab of lesson 07",

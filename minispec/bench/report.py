@@ -98,6 +98,8 @@ def command(result: Mapping) -> str:
                         ("block-size", "block_size"), ("capacity", "capacity"), ("lengths", "lengths"),
                         ("prompts", "prompts_from"), ("per-group", "per_group"), ("k", "k"), ("epsilon", "epsilon"),
                         ("temperature", "temperature"), ("tokens", "new_tokens"), ("lean", "lean"),
+                        ("duration", "duration"), ("warmup", "warmup"), ("max-num-seqs", "max_num_seqs"),
+                        ("max-num-batched-tokens", "max_num_batched_tokens"), ("burstiness", "burstiness"),
                         ("repeat", "repeat"), ("seed", "seed")):  # fmt: skip
         if key in result and result[key] is not None and option in OPTIONS[name].split():
             options[option] = result[key]
@@ -135,6 +137,13 @@ def command(result: Mapping) -> str:
             options |= {"sizes": [row["batch"] for row in parts["speculation"]["results"]],
                         "tokens": parts["speculation"]["new_tokens"],
                         "temperature": parts["speculation"]["temperature"]}  # fmt: skip
+    elif name == "serve":
+        sweep = [server["server"] for server in result["servers"]]
+        options |= {"url": sweep[0]} if "://" in sweep[0] else {"sweep": sweep}
+        options["rate"] = [row["rate"] or "inf" for row in result["servers"][0]["results"]]
+        options["output-tokens"] = result["output_tokens"]
+        options |= {f"{target}-target": f"{most:g}" for target, most in result["targets_ms"].items()}
+        options |= {"ignore-eos": []} if result["ignore_eos"] else {}
     if name in ("decode", "speculate"):
         tried = [*result["results" if name == "decode" else "seconds"], *result["skipped"]]
         options["peers"] = [one.removeprefix("transformers ") for one in tried if one.startswith("transformers ")]
@@ -156,6 +165,7 @@ OPTIONS = {  # those that a result records under a name of its own
     "drafters": "model k tokens temperature repeat seed",
     "batch": "shape context k epsilon repeat seed",
     "limit": "models device context k epsilon repeat seed",
+    "serve": "requests k max-num-seqs max-num-batched-tokens duration warmup burstiness temperature seed",
 }
 
 

@@ -107,6 +107,10 @@ class Model:
     def decode(self, tokens: Sequence[int]) -> str:
         return self._tokenizer().decode(list(tokens), skip_special_tokens=True)
 
+    def spell(self, token: int) -> str:
+        """One token as text: a part of a character is \ufffd, and a special token its own name."""
+        return self._tokenizer().decode([token], skip_special_tokens=False)
+
     def chat(self, messages: Sequence[dict]) -> str:
         """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
         if self.chat_template is None:

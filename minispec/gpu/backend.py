@@ -72,7 +72,7 @@ class Backend:
     ) -> RecordedSpeculator | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
         heads on it, else one for each pass. None: eagerly."""
-        if len(rows) > 1 or k == "auto":
+        if len(rows) > 1 or k == "auto" or params.logprobs is not None:  # only the host's cycles show their logits
             return self._hosted(rows, drafter, k, params)
         from . import trees  # imports Triton; from it drafters learn what drafts in their place on a device
 

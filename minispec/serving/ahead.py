@@ -108,10 +108,13 @@ class RunsAhead:
 
     def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
         """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
-        pass in a fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily."""
+        pass in a fixed shape, no token is forbidden, and what was drafted is on the device and accepted greedily. Who
+        wants log-probabilities needs the logits, which the next pass would overwrite."""
         if self.latest is None or not self.runs_ahead or (self.cycles and not (self.pending and self.cycles.fits())):
             return False
         if not all(turn.results is self.latest and turn.runs and not turn.held for turn in turns):
+            return False
+        if any(turn.wants_logprobs for turn in turns):
             return False
         return self.cycles is None or self._goes_on(turns)
 

@@ -297,6 +297,7 @@ class Runner(RunsAhead):
         if not turn.plan.emits:  # a chunk that does not reach the prompt's end
             turn.result = Result()
             return
+        turn.note_logprobs()
         if cycle is None:
             job.context.tokens += turn.tokens
             job.writer.write(*turn.tokens)

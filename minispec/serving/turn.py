@@ -11,6 +11,7 @@ from torch import Tensor
 from ..drafters.base import Context
 from ..files.handle import Model
 from ..generate import Output, prepare
+from ..logprobs import emitting_positions
 from ..sampling import Sampling, SamplingParams, pick
 from ..speculate import Completion
 from ..trace import Cycle
@@ -113,6 +114,16 @@ class Turn:
     def logits(self) -> Tensor:
         """[1 + drafts + scratch, V], from the last certain token on."""
         return self.results.logits[self.at : self.at + self.count - self.plan.count + 1]
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.job.writer.logprobs is not None
+
+    def note_logprobs(self) -> None:
+        """Of the tokens that it is about to emit, while the pass's logits are there."""
+        if self.wants_logprobs:
+            path, tokens = (self.cycle.path, self.cycle.tokens) if self.cycle else ([], self.tokens)
+            self.job.writer.note(self.logits[emitting_positions(path)], tokens)
 
     def inputs(self) -> list[int]:
         """The tokens that the pass processes for it."""

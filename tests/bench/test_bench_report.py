@@ -17,7 +17,7 @@ from minispec.bench import acceptance as accepting
 from minispec.bench import attention, batch, limit, memory, pairs, report, svg, verify
 from minispec.bench import drafters as racing
 from minispec.bench.measure import Rate
-from minispec.bench.sections import SECTIONS, drafting, passes, serving
+from minispec.bench.sections import SECTIONS, drafting, load, passes, serving
 from minispec.bench.sections.cpu import cpu as cpu_section
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -152,10 +152,31 @@ def a_batch() -> dict:
     }  # fmt: skip
 
 
+def a_load() -> dict:
+    def row(rate: float | None, tokens_per_second: float, tpot: float, length: float | None, completed: int = 40):
+        figures = {"p50": tpot, "p90": 1.5 * tpot, "p99": 2 * tpot, "mean": 1.1 * tpot}
+        return {"rate": rate, "requests": 40, "completed": completed, "errors": [], "seconds": 10.0,
+                "prompt_tokens": 400, "tokens": 50 * completed, "requests_per_second": 4.0,
+                "tokens_per_second": tokens_per_second, "goodput": 3.5, "acceptance_length": length}  | {
+                    f"{name}_ms": figures for name in ("ttft", "tpot", "itl", "e2el")}  # fmt: skip
+
+    rates = {4.0: 200.0, 8.0: 300.0, None: 320.0}
+    return {
+        "benchmark": "serve", "burstiness": 1.0, "seed": 0, "temperature": 0.0, "output_tokens": [16, 84],
+        "ignore_eos": True, "warmup": 8, "requests": 40, "duration": 5.0, "targets_ms": {"tpot": 50.0},
+        "machine": BATCHING["machine"], "k": 4, "max_num_seqs": 32, "max_num_batched_tokens": 512,
+        "servers": [
+            {"server": "micro", "model": "micro", "results": [row(r, t, 30.0, None) for r, t in rates.items()]},
+            {"server": "micro:model", "model": "micro",
+             "results": [row(r, t, 20.0, 2.5, 39) for r, t in rates.items()]},
+        ],
+    }  # fmt: skip
+
+
 MADE = {
     "decode": a_decode, "verify": a_verify, "memory": lambda: copy.deepcopy(MEMORY), "attention": an_attention,
     "cpu": a_cpu, "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
-    "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch, "limit": a_limit,
+    "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch, "limit": a_limit, "serve": a_load,
 }  # fmt: skip
 every_benchmark = pytest.mark.parametrize("name", MADE)
 
@@ -222,6 +243,16 @@ def test_verify_is_held_against_the_roofline_of_the_measured_machine():
         m = row["tokens"]
         assert rows[str(m)] == [said(row["seconds"], 1e3, 3), f"{ratios[m]:.3f}", f"{predicted[m]:.3f}",
                                 f"{ratios[m] / predicted[m]:.2f}"]  # fmt: skip
+
+
+def test_a_load_is_held_against_what_arrives():
+    section = load.serve(a_load())
+    [table] = section.tables
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in table.splitlines()[2:]]
+    assert [row[4:7] for row in rows[:3]] == [["200", "200", "1.00"], ["300", "400", "0.75"], ["320", "–", "–"]]
+    assert [row[10] for row in rows] == ["60.0"] * 3 + ["40.0"] * 3 and rows[3][-1] == "2.50"
+    assert len(section.notes) == 3  # of the second server one request of each load failed
+    assert section.charts.keys() == {"tpot", "ttft"}
 
 
 def test_a_cycle_is_held_against_its_parts_and_the_formula():
@@ -381,7 +412,9 @@ def test_the_same_results_make_the_same_bytes(folder, tmp_path, run):
         code, out, err = run("bench", "report", "--from", folder, "--out", tmp_path / name)
         assert (code, err) == (0, "") and "left out" not in out
         files = {file.relative_to(tmp_path / name): file.read_bytes() for file in (tmp_path / name).rglob("*.*")}
-        assert len(files) == len(out.splitlines()) == len(MADE) + 2  # batch has two pictures, and there is the page
+        assert (
+            len(files) == len(out.splitlines()) == len(MADE) + 3
+        )  # batch and serve have two pictures, and there is the page
         outs.append(files)
         for file in list(folder.iterdir())[::-1]:
             file.touch()

@@ -6,7 +6,7 @@ with the workload itself. None of them was fitted.
 
 from __future__ import annotations
 
-from . import drafting, passes, serving
+from . import drafting, load, passes, serving
 from .base import Section, cell, table
 from .cpu import cpu
 from .limit import limit
@@ -25,4 +25,5 @@ SECTIONS = {  # in the order of the course
     "drafters": drafting.drafters,
     "batch": serving.batch,
     "limit": limit,
+    "serve": load.serve,
 }

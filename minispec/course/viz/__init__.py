@@ -11,6 +11,7 @@ from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
+from .control_room import control_room, control_room_figure, rate_table
 from .cycle_parts import CycleParts, cycle_figure, cycle_words, measure_cycle
 from .cycles import cycle_stepper, cycle_stepper_html, distributions_along
 from .diagnose import diagnose, diagnose_html
@@ -56,6 +57,8 @@ __all__ = [
     "cache_size_figure",
     "compute_optimal",
     "compute_optimal_figure",
+    "control_room",
+    "control_room_figure",
     "cycle_figure",
     "cycle_stepper",
     "cycle_stepper_html",
@@ -97,6 +100,7 @@ __all__ = [
     "quantisation",
     "quantisation_figure",
     "random_model",
+    "rate_table",
     "read_attention",
     "real_places",
     "recorded_curves",

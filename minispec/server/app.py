@@ -1,0 +1,230 @@
+"""The application: routes, limits and errors. What it does for a request, from its first byte to its last:
+
+    key → body (413, 408) → JSON and fields (400) → tokens (400) → a place in the queue (429, 503) → events → answer
+
+Nothing of a request is evaluated: prompts are data, and chat templates come with the model alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ..serving.engine import Engine
+from . import schemas
+from .metrics import Metrics
+from .schemas import ApiError, Ask
+from .service import Event, Service, Ticket
+
+log = logging.getLogger("minispec.server")
+PATIENCE = 30  # seconds for a body to arrive
+BUG = "this request failed inside the server; others go on"
+EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+
+
+def make_app(engine: Engine, name: str | None = None, api_key: str | None = None, max_body: int = 2**20,
+             max_waiting: int = 512) -> Starlette:  # fmt: skip
+    """A server of one engine, which is its own from now on. `name`: what clients call the model."""
+    server = Server(engine, name or engine.target.name, api_key, max_body, max_waiting)
+    routes = [
+        Route("/v1/completions", partial(server.complete, False), methods=["POST"]),
+        Route("/v1/chat/completions", partial(server.complete, True), methods=["POST"]),
+        Route("/v1/models", server.models),
+        Route("/health", server.health),
+        Route("/metrics", server.metrics),
+    ]
+    handlers = {ApiError: refused, HTTPException: not_found, ClientDisconnect: gone, Exception: failed}
+    app = Starlette(routes=routes, exception_handlers=handlers, lifespan=server.lifespan)
+    app.state.service = server.service
+    return app
+
+
+class Server:
+    """What the routes share."""
+
+    def __init__(self, engine: Engine, name: str, api_key: str | None, max_body: int, max_waiting: int):
+        if engine.target.tokenizer is None:
+            raise ValueError(f"{engine.target.name} has no tokenizer, and a server speaks text: serve another model")
+        self.name, self.api_key, self.max_body, self.started = name, api_key, max_body, int(time.time())
+        self.counted, self.encode, self.spell = Metrics(name), engine.target.encode, engine.target.spell
+        self.service = Service(engine, self.counted, max_waiting)
+
+    @asynccontextmanager
+    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self.service.start()
+        yield
+        await self.service.stop()
+
+    # ---- routes ----------------------------------------------------------------------------------------------------
+
+    async def complete(self, chat: bool, request: Request) -> Response:
+        self.require_key(request)
+        self.service.require_room()  # before any work
+        ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
+        if body["model"] != self.name:
+            raise ApiError(404, f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}",
+                           "model_not_found", "model")  # fmt: skip
+        try:  # not in the event loop: a long text takes a while
+            prompt = await asyncio.to_thread(self.encode, ask.prompt)
+        except ValueError as error:
+            wrong = "messages" if chat else "prompt"
+            raise ApiError(400, str(error)[:1000], "invalid_value", wrong) from None
+        params = schemas.sampling_params(ask, len(prompt), self.service.longest)
+        ticket = Ticket(prompt, params, ask.stream)
+        self.service.submit(ticket)
+        return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
+
+    async def models(self, request: Request) -> Response:
+        self.require_key(request)
+        model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec",
+                 "max_model_len": self.service.longest}  # fmt: skip
+        return as_json({"object": "list", "data": [model]})
+
+    async def health(self, request: Request) -> Response:
+        """For a load balancer: whether it makes sense to send requests here."""
+        if not self.service.thread.is_alive():
+            raise ApiError(503, "the engine's thread has ended: restart the server", "unavailable")
+        if self.service.draining:
+            raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
+        return Response()
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.counted.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    # ---- limits ----------------------------------------------------------------------------------------------------
+
+    def require_key(self, request: Request) -> None:
+        """Compared in constant time: how long a wrong key takes must not say how much of it is right."""
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode("latin-1")  # bytes, as sent
+        if self.api_key is not None and not hmac.compare_digest(given, self.api_key.encode("utf-8")):
+            raise ApiError(401, "the API key is missing or wrong: send Authorization: Bearer KEY", "invalid_api_key")
+
+    async def read_body(self, request: Request) -> bytes:
+        """The body, unless it is too long or takes too long. What is too long is read on for a while and thrown away:
+        many clients look for an answer only when they have sent everything."""
+
+        async def read() -> None:
+            nonlocal size
+            async for part in request.stream():
+                size += len(part)
+                if size <= self.max_body:
+                    parts.append(part)
+                elif size > 16 * self.max_body:
+                    return
+
+        parts, size = [], 0
+        try:
+            await asyncio.wait_for(read(), PATIENCE)
+        except asyncio.TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {PATIENCE} s: send it faster", "timeout") from None
+        if size > self.max_body:
+            raise ApiError(413, f"the body is longer than {self.max_body} bytes: send less", "request_too_large")
+        return b"".join(parts)
+
+
+class Reply(Response):
+    """The answer to a request that the engine has got. However it ends, the engine is told."""
+
+    def __init__(self, service: Service, ticket: Ticket, ask: Ask, model: str, logprobs: schemas.Logprobs):
+        self.service, self.ticket, self.ask, self.background = service, ticket, ask, None
+        self.logprobs = logprobs
+        prefix = "chatcmpl" if ask.chat else "cmpl"
+        self.head = {"id": f"{prefix}-{ticket.id}", "created": int(time.time()), "model": model}
+
+    async def __call__(self, scope, receive, send) -> None:
+        watch = asyncio.create_task(self.watch(receive))
+        try:
+            first = await self.ticket.events.get()  # nothing is sent before that, so an error can still be a status
+            if error := problem(first):
+                await (await refused(None, error))(scope, receive, send)
+            elif self.ask.stream:
+                await self.send_events(first, send)
+            else:
+                answer = schemas.answer(self.ask, self.head, first.output.text, first.output.finish_reason,
+                                        self.used(first), self.logprobs.part(first.logprobs))  # fmt: skip
+                await as_json(answer)(scope, receive, send)
+        finally:
+            watch.cancel()
+            self.service.abort(self.ticket)
+
+    async def watch(self, receive) -> None:
+        """The client goes away, so its request ends; `events` then says so."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.service.abort(self.ticket)
+
+    async def send_events(self, event: Event, send) -> None:
+        """Server-sent events, one for each step that emitted text. `send` waits while the client reads too slowly: that
+        holds up nothing but this."""
+
+        async def write(data: bytes, more: bool = True) -> None:
+            await send({"type": "http.response.body", "body": data, "more_body": more})
+
+        headers = [(name.encode(), value.encode()) for name, value in EVENTS.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        first = True
+        while True:
+            if error := problem(event):
+                await write(schemas.event(error.body()))
+                break
+            used = self.used(event) if self.ask.usage_always else None
+            finish = event.output and event.output.finish_reason
+            logprobs = self.logprobs.part(event.logprobs)
+            await write(schemas.event(schemas.chunk(self.ask, self.head, event.text, finish, first, used, logprobs)))
+            if event.output:
+                if self.ask.usage:
+                    await write(schemas.event(schemas.last_chunk(self.ask, self.head, self.used(event))))
+                break
+            event, first = await self.ticket.events.get(), False
+        await write(b"data: [DONE]\n\n", more=False)
+
+    def used(self, event: Event) -> dict:
+        return schemas.usage(len(self.ticket.prompt), event.tokens)
+
+
+# ---- errors, all in OpenAI's form ----------------------------------------------------------------------------------
+
+
+def problem(event: Event) -> ApiError | None:
+    """Why a request got no answer, if it got none."""
+    if event.error is not None:
+        log.error("a request failed: %r", event.error)
+        return ApiError(500, BUG, "internal_error")
+    if event.output and event.output.finish_reason == "abort":  # the client is gone, or all have to go
+        return ApiError(503, "the server is shutting down: ask another one", "unavailable")
+    return None
+
+
+def as_json(data: dict, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(json.dumps(data).encode(), status, headers, media_type="application/json")
+
+
+async def refused(request: Request | None, error: ApiError) -> Response:
+    return as_json(error.body(), error.status, error.headers)
+
+
+async def not_found(request: Request, error: HTTPException) -> Response:
+    said = f"{request.method} {request.url.path[:100]}: {error.detail}; there are /v1/models, /v1/completions, "
+    said += "/v1/chat/completions, /health and /metrics"
+    return await refused(request, ApiError(error.status_code, said, headers=error.headers))
+
+
+async def failed(request: Request, error: Exception) -> Response:
+    """A bug: its traceback goes to our log and not to the client."""
+    return await refused(request, ApiError(500, BUG, "internal_error"))
+
+
+async def gone(request: Request, error: ClientDisconnect) -> Response:
+    return Response(status_code=499)  # nobody reads it

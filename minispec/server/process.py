@@ -1,0 +1,87 @@
+"""From a command line to a server: load, listen, and end in order.
+
+SIGTERM and Ctrl-C: new requests get status 503, open ones have `--drain` seconds to end, the rest is aborted, and then
+the port is closed. A second signal does not wait for any of that.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+import socket
+
+import uvicorn
+from starlette.applications import Starlette
+
+from ..drafters.by_name import by_name
+from ..files.folder import load
+from ..serving.engine import Engine
+from .app import make_app
+
+
+def serve(args) -> None:
+    listener = listen(args.host, args.port)  # before a model is loaded for nothing
+    key = args.api_key or os.environ.get("MINISPEC_API_KEY") or None
+    target = load(args.model, device=args.device)
+    drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
+    engine = Engine(target, drafter, args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens,
+                    args.k)  # fmt: skip
+    app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
+    print(f"{engine!r}\nlistening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
+    if key is None and not is_loopback(args.host):
+        print("everybody who reaches this port may use it: give --api-key", flush=True)
+    make_server(app, args.drain).run([listener])
+
+
+def listen(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
+                                    backlog=2048)  # fmt: skip
+    except OSError as error:
+        raise ValueError(f"--host {host} --port {port}: {error.strerror or error}; give another port, or 0 for any "
+                         "free one") from None  # fmt: skip
+
+
+def address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
+    config = uvicorn.Config(
+        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning", access_log=False,
+        server_header=False, h11_max_incomplete_event_size=2**16,  # of headers
+        timeout_graceful_shutdown=5,  # for readers that are slow even then
+    )  # fmt: skip
+    return PatientServer(config, drain)
+
+
+class PatientServer(uvicorn.Server):
+    """uvicorn, but a signal first drains the engine's queue, while the port still answers with 503."""
+
+    def __init__(self, config: uvicorn.Config, drain: float):
+        super().__init__(config)
+        self.seconds, self.leaving = drain, None
+
+    async def startup(self, sockets=None) -> None:
+        self.loop = asyncio.get_running_loop()
+        await super().startup(sockets)
+
+    def handle_exit(self, sig, frame) -> None:
+        """Called in the main thread, between any two of its instructions."""
+        if self.leaving is None:
+            self.leaving = asyncio.run_coroutine_threadsafe(self.leave(), self.loop)
+        else:
+            self.should_exit = self.force_exit = True
+
+    async def leave(self) -> None:
+        await self.config.app.state.service.drain(self.seconds)
+        self.should_exit = True

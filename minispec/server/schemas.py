@@ -1,0 +1,306 @@
+"""OpenAI's forms as plain functions: what a body may ask for, and how answers and errors look.
+
+A body is checked field by field before any work is done for it. A field that we do not know, or cannot honour, is
+refused in words: a client that asked for `logit_bias` and silently got none would have to find out by itself. `null`
+means that a field was not given, as in OpenAI's own API.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from reprlib import repr as shortened
+
+from ..logprobs import TokenLogprob
+from ..sampling import SamplingParams
+
+STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
+MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
+ROLES = ("system", "user", "assistant")
+
+
+class ApiError(Exception):
+    """What a client is told instead of an answer."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None,
+                 headers: dict[str, str] | None = None):  # fmt: skip
+        super().__init__(message)
+        self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
+
+    def body(self) -> dict:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A body that was understood."""
+
+    chat: bool
+    prompt: str | list  # text, token ids, or messages: what Model.encode takes
+    options: dict  # fields of SamplingParams, without max_new_tokens
+    max_tokens: int | None  # None: as many as fit
+    stream: bool
+    usage: bool  # at the end of a stream, too
+    usage_always: bool  # and in each of its chunks
+
+
+# ---- one field -----------------------------------------------------------------------------------------------------
+# A check returns the value to use, or raises ValueError("give …").
+
+
+def text(value) -> str:
+    if not isinstance(value, str):
+        raise ValueError("give text")
+    return value
+
+
+def flag(value) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("give true or false")
+    return value
+
+
+def whole(least: int, most: int = 2**63 - 1) -> Callable:
+    def check(value) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"give a whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def number(least: float, most: float = math.inf, above: bool = False) -> Callable:
+    """A finite number from `least` (or `above` it) to `most`."""
+
+    def check(value) -> float:
+        try:
+            given = math.nan if isinstance(value, (bool, str)) else float(value)
+        except (TypeError, OverflowError):
+            given = math.nan
+        if not (least <= given <= most and math.isfinite(given)) or (above and given == least):
+            border = "" if most == math.inf else f" and at most {most:g}"
+            raise ValueError(f"give a number {'>' if above else '≥'} {least:g}{border}")
+        return given
+
+    return check
+
+
+def only(*harmless) -> Callable:
+    """A field that we know but do not have: the values that ask for nothing are fine."""
+
+    def check(value) -> None:
+        if not any(type(value) is type(one) and value == one for one in harmless):
+            raise ValueError("this server does not have it: leave it out")
+
+    return check
+
+
+def a_list(value, most: int, what: str) -> list:
+    if not isinstance(value, list) or not 1 <= len(value) <= most:
+        raise ValueError(f"give a list of 1 to {most} {what}")
+    return value
+
+
+def stops(value) -> list[str]:
+    strings = [value] if isinstance(value, str) else a_list(value, STOPS, "strings")
+    if not all(isinstance(s, str) and 1 <= len(s) <= STOP_LENGTH for s in strings):
+        raise ValueError(f"give strings of 1 to {STOP_LENGTH} characters")
+    return strings
+
+
+def token_ids(value) -> list[int]:
+    return [whole(0)(token) for token in a_list(value, 64, "token ids")]
+
+
+def prompt(value) -> str | list[int]:
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
+        value = value[0]  # a batch of one
+    if isinstance(value, list) and any(isinstance(item, (str, list)) for item in value):
+        raise ValueError("a request has one prompt here: send one request for each")
+    if not isinstance(value, str) and not (isinstance(value, list) and all(type(item) is int for item in value)):
+        raise ValueError("give text, or a list of token ids")
+    return value
+
+
+def messages(value) -> list[dict[str, str]]:
+    return [_message(item) for item in a_list(value, 10_000, "messages")]
+
+
+def _message(item) -> dict[str, str]:
+    if not isinstance(item, dict) or item.get("role") not in ROLES:
+        raise ValueError(f'give messages {{"role": "user", "content": "…"}}; roles are {", ".join(ROLES)}')
+    if extra := sorted(key for key in item if key not in ("role", "content") and item[key] is not None):
+        raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
+    content = item.get("content")
+    if isinstance(content, list):  # parts, as clients write them that could send pictures, too
+        if not all(isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
+                   and isinstance(part["text"], str) for part in content):  # fmt: skip
+            raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
+        content = "".join(part["text"] for part in content)
+    if not isinstance(content, str):
+        raise ValueError("give content as text")
+    return {"role": item["role"], "content": content}
+
+
+def stream_options(value) -> dict:
+    if not isinstance(value, dict) or not value.keys() <= {"include_usage", "continuous_usage_stats"}:
+        raise ValueError("give include_usage or continuous_usage_stats, true or false")
+    return {name: flag(given) for name, given in value.items()}
+
+
+# ---- one body ------------------------------------------------------------------------------------------------------
+
+COMMON = {
+    "model": text, "stream": flag, "stream_options": stream_options, "max_tokens": whole(1), "user": text,
+    "temperature": number(0), "top_p": number(0, 1, above=True), "seed": whole(-(2**63)), "stop": stops,
+    # What clients send although they do not want it.
+    "n": only(1), "presence_penalty": only(0, 0.0), "frequency_penalty": only(0, 0.0), "logit_bias": only({}),
+    # Beyond OpenAI's API, under vLLM's names.
+    "top_k": whole(-1), "min_p": number(0, 1), "min_tokens": whole(0), "ignore_eos": flag, "stop_token_ids": token_ids,
+}  # fmt: skip
+COMPLETION = COMMON | {
+    "prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS), "echo": only(False), "best_of": only(1), "suffix": only(""),
+}  # fmt: skip
+CHAT = COMMON | {
+    "messages": messages, "max_completion_tokens": whole(1), "logprobs": flag,
+    "top_logprobs": whole(0, MOST_LOGPROBS),
+}  # fmt: skip
+SAMPLING = ("temperature", "top_p", "seed", "stop", "min_p", "ignore_eos", "stop_token_ids")  # as SamplingParams says
+
+
+def parse(raw: bytes) -> dict:
+    """The JSON object in a body. NaN, lone surrogates and numbers of thousands of digits are no JSON to us."""
+
+    def refuse(name: str):
+        raise ValueError(f"{name} is no number of JSON")
+
+    try:
+        body = json.loads(raw.decode("utf-8"), parse_constant=refuse)
+        if b"\\u" in raw:
+            json.dumps(body, ensure_ascii=False).encode("utf-8")  # "\ud800" alone is no character
+    except (ValueError, RecursionError) as error:
+        said = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ApiError(400, f"the body is not JSON: {said[:200]}", "invalid_json") from None
+    if not isinstance(body, dict):
+        raise ApiError(400, "the body is not a JSON object: give {…}", "invalid_json")
+    return body
+
+
+def read(chat: bool, body: dict) -> Ask:
+    """What a body asks for; ApiError names the field that is wrong and what would do."""
+    fields, given = CHAT if chat else COMPLETION, {}
+    for name, value in body.items():
+        if name not in fields:
+            raise ApiError(400, f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}",
+                           "unknown_field", name[:100])  # fmt: skip
+        if value is not None:
+            try:
+                given[name] = fields[name](value)
+            except ValueError as error:
+                raise ApiError(400, f"{name}={shortened(value)}: {error}", "invalid_value", name) from None
+    for name in ("model", "messages" if chat else "prompt"):
+        if name not in given:
+            raise ApiError(400, f"{name} is missing: give it", "missing_field", name)
+    if given.get("top_logprobs") and not given.get("logprobs"):
+        raise ApiError(400, "top_logprobs come with logprobs: give logprobs=true, too", "invalid_value", "top_logprobs")
+    options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
+    options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
+    if chat:  # whether, and how many beside the emitted token; in a completion one number says both
+        options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
+    else:
+        options["logprobs"] = given.get("logprobs")
+    asked = given.get("stream_options", {})
+    return Ask(
+        chat=chat,
+        prompt=given["messages" if chat else "prompt"],
+        options=options,
+        max_tokens=given.get("max_completion_tokens", given.get("max_tokens", None if chat else 16)),  # OpenAI's 16
+        stream=given.get("stream", False),
+        usage=asked.get("include_usage", False),
+        usage_always=asked.get("continuous_usage_stats", False),
+    )
+
+
+def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParams:
+    """How to sample for an Ask whose prompt has so many tokens, on a server where `longest` fit."""
+    room = longest - prompt_tokens
+    most = max(1, room) if ask.max_tokens is None else ask.max_tokens
+    if most > room:
+        raise ApiError(400, f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens "
+                       "that fit here: shorten the prompt or ask for fewer", "context_length_exceeded",
+                       "messages" if ask.chat else "prompt")  # fmt: skip
+    try:
+        return SamplingParams(max_new_tokens=most, **ask.options)
+    except ValueError as error:
+        raise ApiError(400, str(error), "invalid_value") from None
+
+
+# ---- answers -------------------------------------------------------------------------------------------------------
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict:
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
+            "total_tokens": prompt_tokens + completion_tokens}  # fmt: skip
+
+
+def answer(ask: Ask, head: dict, text: str, finish: str, used: dict, logprobs: dict | None = None) -> dict:
+    """The whole answer at once. `head`: id, created and model."""
+    said = {"message": {"role": "assistant", "content": text}} if ask.chat else {"text": text}
+    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
+    return head | {"object": kind(ask), "choices": [choice], "usage": used}
+
+
+def chunk(ask: Ask, head: dict, text: str, finish: str | None, first: bool, used: dict | None = None,
+          logprobs: dict | None = None) -> dict:  # fmt: skip
+    """A part of a streamed answer."""
+    said = {"delta": ({"role": "assistant"} if first else {}) | {"content": text}} if ask.chat else {"text": text}
+    choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
+    return head | {"object": kind(ask), "choices": [choice]} | ({"usage": used} if used else {})
+
+
+def last_chunk(ask: Ask, head: dict, used: dict) -> dict:
+    """After the last part, if the client asked for it: what it all came to."""
+    return head | {"object": kind(ask), "choices": [], "usage": used}
+
+
+class Logprobs:
+    """Log-probabilities in OpenAI's two forms, part by part. `spell` says how a token alone is written."""
+
+    def __init__(self, chat: bool, spell: Callable[[int], str]):
+        self.chat, self.spell, self.offset = chat, spell, 0  # characters of the output so far
+
+    def part(self, logprobs: list[TokenLogprob] | None) -> dict | None:
+        if logprobs is None:
+            return None
+        if self.chat:
+            return {"content": [self._chat(*one) for one in logprobs], "refusal": None}
+        return self._text(logprobs)
+
+    def _chat(self, token: int, logprob: float, top=None) -> dict:
+        text = self.spell(token)
+        whole = None if "\ufffd" in text else list(text.encode())  # a part of a character has no text of its own
+        beside = {} if top is None else {"top_logprobs": [self._chat(*one) for one in top]}
+        return {"token": text, "logprob": logprob, "bytes": whole} | beside
+
+    def _text(self, logprobs: list[TokenLogprob]) -> dict:
+        tokens, tops, offsets = [self.spell(one.token) for one in logprobs], [], []
+        for one, text in zip(logprobs, tokens, strict=True):
+            likely = {self.spell(token): p for token, p in reversed(one.top)}  # of two that look alike, the likelier
+            tops.append(likely | {text: one.logprob})  # the emitted one is always there
+            offsets.append(self.offset)
+            self.offset += len(text)
+        return {"tokens": tokens, "token_logprobs": [one.logprob for one in logprobs], "top_logprobs": tops,
+                "text_offset": offsets}  # fmt: skip
+
+
+def kind(ask: Ask) -> str:
+    return f"chat.completion{'.chunk' * ask.stream}" if ask.chat else "text_completion"
+
+
+def event(data: dict) -> bytes:
+    """A server-sent event."""
+    return f"data: {json.dumps(data)}\n\n".encode()

@@ -1,0 +1,219 @@
+"""The server as clients meet it: bare HTTP, the `openai` package, curl, and signals."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from server_checks import CHECKS, TEMPLATE, ask, assert_error, check_crowd, expected, running, target, until
+
+import minispec as ms
+from minispec.cli import main
+from minispec.drafters.by_name import by_name
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_server(name):
+    CHECKS[name]()
+
+
+@pytest.mark.parametrize("drafter", [None, "eagle"])
+def test_a_crowd_while_passes_are_launched_ahead(drafter):
+    """As on a GPU: what was launched for a client that has gone counts for nobody."""
+    drafter = drafter and by_name(drafter, target())
+    assert check_crowd(clients=24, tokens=40, max_num_seqs=8, fast=True, drafter=drafter)["ahead"] > 0 or not drafter
+
+
+# ---- the openai package --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def openai():
+    return pytest.importorskip("openai", reason="the openai package is not installed")
+
+
+def test_openai_package(openai):
+    right = expected("Once upon a time", 12)
+    with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["micro"]
+        asked = dict(model="micro", prompt="Once upon a time", max_tokens=12, temperature=0)
+        assert client.completions.create(**asked).choices[0].text == right.text
+        options = {"include_usage": True}
+        chunks = list(client.completions.create(**asked, stream=True, stream_options=options))
+        assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == right.text
+        assert chunks[-1].usage.completion_tokens == 12 and not chunks[-1].choices
+        again = [client.completions.create(**asked | {"temperature": 1, "seed": 5}).choices[0].text for _ in range(2)]
+        assert again[0] == again[1] == ms.generate(target(), "Once upon a time", 12, temperature=1, seed=5).text
+
+
+def test_openai_chat(openai):
+    messages = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": "Once upon"}]
+    assert TEMPLATE.count("assistant:") == 1
+    right = ms.generate(target(), messages, 10)
+    with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        asked = dict(model="micro", messages=messages, temperature=0)
+        said = client.chat.completions.create(**asked, max_completion_tokens=10).choices[0]
+        assert (said.message.role, said.message.content, said.finish_reason) == ("assistant", right.text, "length")
+        parts = [{"role": m["role"], "content": [{"type": "text", "text": m["content"]}]} for m in messages]
+        chunks = list(client.chat.completions.create(**asked | {"messages": parts}, max_tokens=10, stream=True))
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == right.text
+        assert [chunk.choices[0].delta.role for chunk in chunks] == ["assistant"] + [None] * (len(chunks) - 1)
+        assert chunks[-1].choices[0].finish_reason == "length" and chunks[0].object == "chat.completion.chunk"
+        whole = client.chat.completions.create(**asked)  # no limit: as long as it fits
+        assert whole.usage.total_tokens == 512 or whole.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("drafter", [None, "model"])
+def test_openai_logprobs(openai, drafter):
+    """In both forms, at once and in parts: those of `generate`, with and without drafts."""
+    right = ms.generate(target(), "Once upon a time", 12, logprobs=3)
+    messages = [{"role": "user", "content": "Once upon"}]
+    said = ms.generate(target(), messages, 12, logprobs=2)
+    draft = drafter and ms.drafters.Model(ms.load("micro-draft", dtype=target().dtype))
+    with running(drafter=draft) as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        whole = client.completions.create(**ask(logprobs=3)).choices[0]
+        parts = [chunk.choices[0] for chunk in client.completions.create(**ask(logprobs=3), stream=True)]
+        assert drafter is None or len(parts) < 12  # a part may have several tokens
+        joined = {name: [one for part in parts for one in getattr(part.logprobs, name)]
+                  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}  # fmt: skip
+        assert joined == {name: getattr(whole.logprobs, name) for name in joined}
+        assert joined["token_logprobs"] == pytest.approx([one.logprob for one in right.logprobs])
+        assert [len(top) for top in joined["top_logprobs"]] == [3] * 12  # greedy: the emitted one is among them
+        assert "".join(joined["tokens"]) == whole.text == right.text
+        assert [
+            whole.text[at:].startswith(token) for at, token in zip(joined["text_offset"], joined["tokens"], strict=True)
+        ] == [True] * 12
+
+        asked = dict(model="micro", messages=messages, temperature=0, max_tokens=12, logprobs=True, top_logprobs=2)
+        content = client.chat.completions.create(**asked).choices[0].logprobs.content
+        streamed = client.chat.completions.create(**asked, stream=True)
+        assert [one for chunk in streamed for one in chunk.choices[0].logprobs.content] == content
+        assert [one.logprob for one in content] == pytest.approx([one.logprob for one in said.logprobs])
+        for one, its in zip(content, said.logprobs, strict=True):
+            assert [top.logprob for top in one.top_logprobs] == pytest.approx([p for _, p in its.top])
+            assert bytes(one.bytes).decode() == one.token == target().spell(its.token)
+        assert client.completions.create(**ask()).choices[0].logprobs is None
+        with pytest.raises(openai.BadRequestError):
+            client.chat.completions.create(**asked | {"logprobs": False})
+
+
+def test_openai_errors(openai):
+    with running(max_num_seqs=1, max_waiting=0, max_body=4096, api_key="k") as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
+        for error, changed in (
+            (openai.BadRequestError, {"logprobs": 21}),
+            (openai.BadRequestError, {"n": 2}),
+            (openai.BadRequestError, {"max_tokens": 10_000}),
+            (openai.NotFoundError, {"model": "gpt-7"}),
+            (openai.APIStatusError, {"prompt": "x" * 20_000}),
+        ):
+            with pytest.raises(error) as raised:
+                client.completions.create(**ask() | changed)
+            assert raised.value.body["message"] and raised.value.status_code in (400, 404, 413)
+        assert raised.value.status_code == 413
+        with pytest.raises(openai.AuthenticationError):
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0).models.list()
+        server.gate.close()
+        stream = []
+        thread = threading.Thread(target=lambda: stream.extend(client.completions.create(**ask(), stream=True)))
+        thread.start()
+        until(lambda: server.service.open, "it is there")
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(**ask())
+        server.gate.open()
+        thread.join()
+        assert stream[-1].choices[0].finish_reason == "length"
+
+
+def test_openai_cancellation(openai):
+    with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        stream = client.completions.create(**ask(max_tokens=400), stream=True, extra_body={"ignore_eos": True})
+        next(iter(stream))
+        stream.close()
+        server.assert_all_free()
+        assert server.engine.measured.finished == {"abort": 1}
+
+
+# ---- curl, limits, signals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
+def test_curl():
+    with running() as server:
+        command = ["curl", "-sS", "-N", f"{server.url}/v1/completions", "-H", "Content-Type: application/json", "-d"]
+        done = subprocess.run([*command, json.dumps(ask())], capture_output=True, text=True, check=True)
+        assert json.loads(done.stdout)["choices"][0]["text"] == expected("Once upon a time", 12).text
+        done = subprocess.run([*command, json.dumps(ask(stream=True))], capture_output=True, text=True, check=True)
+        events = [line[6:] for line in done.stdout.split("\n") if line]
+        assert events[-1] == "[DONE]"
+        text = "".join(json.loads(event)["choices"][0]["text"] for event in events[:-1])
+        assert text == expected("Once upon a time", 12).text
+
+
+def test_limits_of_body_and_prompt():
+    with running(num_blocks=8, max_body=2000) as server:
+        assert_error(server.post(ask("x" * 2000)), 413)
+        status, _, said = server.request("POST", "/v1/completions", None)
+        assert_error((status, json.loads(said)), 400)
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/completions", iter([b"x" * 500] * 10), encode_chunked=True)
+        answer = connection.getresponse()
+        assert_error((answer.status, json.loads(answer.read())), 413)
+        connection.close()
+        fits = 8 * 16 - 4  # blocks, less the prompt
+        assert server.post(ask(max_tokens=fits, ignore_eos=True))[1]["usage"]["completion_tokens"] == fits
+        assert assert_error(server.post(ask(max_tokens=fits + 1)), 400)["code"] == "context_length_exceeded"
+        assert assert_error(server.post(ask([5] * 128, 1)), 400)["code"] == "context_length_exceeded"
+        assert_error(server.post({}, "/v1/nothing"), 404)
+        status, _, said = server.request("GET", "/v1/completions")
+        assert_error((status, json.loads(said)), 405)
+        server.assert_all_free()
+
+
+def test_what_the_command_refuses(monkeypatch, capsys):
+    with running() as server:
+        assert main(["serve", "--port", str(server.port)]) == 2
+        assert str(server.port) in capsys.readouterr().err
+    monkeypatch.setattr("minispec.server.PACKAGES", ("no_such_package",))
+    assert main(["serve"]) == 2
+    assert "no_such_package" in (said := capsys.readouterr().err) and '.[serve]"' in said
+
+
+def serve(*options: str) -> tuple[subprocess.Popen, str]:
+    """`minispec serve` as a process, and its address."""
+    command = [sys.executable, "-m", "minispec", "serve", "--port", "0", *options]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    process.stdout.readline()
+    return process, process.stdout.readline().split()[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("drain", ["60", "0.001"])
+def test_sigterm(drain):
+    """Open requests end, or are told that they cannot; the process ends well in either case."""
+    process, url = serve("--drain", drain)
+    try:
+        connection = http.client.HTTPConnection(url.split("/")[2], timeout=60)
+        body = json.dumps(ask(max_tokens=300, stream=True, ignore_eos=True))
+        connection.request("POST", "/v1/completions", body)
+        answer = connection.getresponse()
+        answer.readline()
+        process.send_signal(signal.SIGTERM)
+        events = [line[6:] for line in answer.read().split(b"\n") if line.startswith(b"data: ")]
+        assert events[-1] == b"[DONE]"
+        last = json.loads(events[-2])
+        if drain == "60":
+            assert last["choices"][0]["finish_reason"] == "length"
+        else:
+            assert last["error"]["code"] == "unavailable"
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
