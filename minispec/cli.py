@@ -120,6 +120,7 @@ def parser() -> Parser:
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
     get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
     get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
+    get.add_argument("--heads", action="store_true", help="it is no model, but published heads of a drafter")
     get.set_defaults(run=get_model)
 
     sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
@@ -307,7 +308,9 @@ def get_model(args) -> None:
     from .files.registry import HUB_ID, KNOWN, locate
 
     fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
-    print(fetch(args.name) if fetchable else locate(args.name))  # locate says where it is, or what would do
+    print(
+        fetch(args.name, *[True] * args.heads) if fetchable else locate(args.name)
+    )  # locate says where it is, or what would do
 
 
 def measure(args) -> None:

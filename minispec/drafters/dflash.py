@@ -29,7 +29,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..files.handle import Model
-from ..files.heads import fill, find_heads
+from ..files.heads import fill, find_heads, heads_folder, is_public
 from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
 from .base import Context, Draft, Drafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
@@ -39,20 +39,25 @@ class DFlashHead(nn.Module):
     """The drafter's own weights: `config` is the target's, with the drafter's number of layers and MLP width.
 
     Embedding and LM head are the target's. Only the tokens `head_ids` are scored, with `own_head` by rows of its own.
+    Drafters that ship norm the target's streams before fc, and a context once more in each layer, and learn the vector
+    of a blank. Published ones (`public`) do none of it: a blank is the embedding of a mask token.
     """
 
     def __init__(self, config: Config, head_ids: Tensor, hidden_layers: Sequence[int], block: int = 8,
-                 own_head: bool = False):  # fmt: skip
+                 own_head: bool = False, public: bool = False):  # fmt: skip
         if block < 2:
             raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
         if not hidden_layers:
             raise ValueError("hidden_layers is empty: name at least one depth of the target")
         super().__init__()
         d, eps = config.hidden_size, config.norm_eps
-        self.config, self.hidden_layers, self.block = config, tuple(hidden_layers), block
+        self.config, self.hidden_layers, self.block, self.public = config, tuple(hidden_layers), block, public
         self.fc = nn.Linear(len(self.hidden_layers) * d, d, bias=False)
         self.context_norm = RMSNorm(d, eps)
-        self.mask = nn.Parameter(torch.zeros(d))
+        if public:
+            self.register_buffer("mask", torch.zeros(d), persistent=False)  # the target's, see read_dflash
+        else:
+            self.mask = nn.Parameter(torch.zeros(d))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(d, eps)
         self.lm_head = nn.Linear(d, len(head_ids), bias=False) if own_head else None
@@ -64,12 +69,13 @@ class DFlashHead(nn.Module):
 
     def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
-        # Late streams are far larger than early ones: normed, so that each counts when fc begins to learn.
-        size, eps = self.norm.weight.shape, self.config.norm_eps
-        streams = [F.rms_norm(hidden[n].to(self.dtype), size, eps=eps) for n in self.hidden_layers]
+        streams = [hidden[n].to(self.dtype) for n in self.hidden_layers]
+        if not self.public:  # late streams are far larger than early ones: so each counts when fc begins to learn
+            streams = [F.rms_norm(h, self.norm.weight.shape, eps=self.config.norm_eps) for h in streams]
         context = self.context_norm(self.fc(torch.cat(streams, -1)).to(self.dtype))  # [B, T, d]
         rope = rope_at(self.config, positions, self.dtype)
-        return [keys_values(layer.self_attn, layer.input_layernorm(context), rope) for layer in self.layers]
+        given = [context if self.public else layer.input_layernorm(context) for layer in self.layers]
+        return [keys_values(layer.self_attn, x, rope) for layer, x in zip(self.layers, given, strict=True)]
 
     def forward(self, last: Tensor, positions: Tensor, attend) -> Tensor:
         """Process blocks side by side: embedded last tokens [n, A, d], positions [n, A·B] → normed states [n, A, B, d].
@@ -97,7 +103,13 @@ def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
 
 
 def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
-    """A stored drafter (None: the one that ships), on the target's device and in its precision."""
+    """A stored drafter, on the target's device and in its precision: a folder or a hub id, of ours or published; None:
+    the one that ships."""
+    folder = heads_folder(folder)
+    if is_public(folder):
+        from .read_dflash import read_dflash  # only here: it needs the class above
+
+        return read_dflash(target, folder)
     folder, settings = find_heads(target, "dflash", folder)
     config = replace(target.config, num_layers=settings["layers"], intermediate_size=settings["mlp"])
     head_ids = torch.zeros(settings["head_vocab"], dtype=torch.long)
@@ -108,7 +120,8 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
 
 
 class DFlash(Drafter):
-    """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
+    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
+    that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
     likeliest prefixes of the block (None: 15 on a GPU, 32 elsewhere) go to the target together, as a token tree. It

@@ -6,7 +6,8 @@ the same h and predicts token t + 1 + k:
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-At the start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
+Published heads may have several such blocks one after the other, and each a W₂ of its own (read_medusa.py). At the
+start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
 
 No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
 it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_for, save_heads
+from ..files.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 from .growth import tree_size
@@ -34,22 +35,27 @@ CANDIDATES = 10  # of each head, for which accuracies are kept
 class MedusaHeads(nn.Module):
     """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
 
-    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads.
+    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
+    each of them. `blocks` is how often z = z + SiLU(W₁z + b) is computed, each time with other weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
 
-    def __init__(self, target: Model, count: int = 4, head_ids: Tensor | None = None, own_head: bool = False):
+    def __init__(self, target: Model, count: int = 4, head_ids: Tensor | None = None,
+                 own_head: bool | str = False, blocks: int = 1):  # fmt: skip
         super().__init__()
         if not (isinstance(count, int) and count >= 1):
             raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
         self.count, self.own_head, d = count, own_head, target.config.hidden_size
         self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
         self.bias = nn.Parameter(torch.zeros(count * d))
+        self.more = nn.ParameterList()  # W₁ [K, d, d] and b [K, d] of every further block
+        for _ in range(blocks - 1):
+            self.more.extend([nn.Parameter(torch.zeros(count, d, d)), nn.Parameter(torch.zeros(count, d))])
         self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
         rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
         if own_head:
-            self.head = nn.Parameter(rows.clone())
+            self.head = nn.Parameter(rows.expand(count, *rows.shape).clone() if own_head == "each" else rows.clone())
         else:
             self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
         self.to(target.device, target.dtype)
@@ -57,11 +63,15 @@ class MedusaHeads(nn.Module):
 
     def features(self, h: Tensor) -> Tensor:
         """The features z of every head [..., K, d], from the target's normed states [..., d]."""
-        return h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+        z = h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+        for weight, bias in zip(self.more[::2], self.more[1::2], strict=True):
+            z = z + F.silu((z[..., None, :] @ weight.mT)[..., 0, :] + bias)  # each head its own [d, d]
+        return z
 
     def forward(self, h: Tensor) -> Tensor:
         """Logits of every head on the reduced vocabulary, [..., K, v]."""
-        return self.features(h) @ self.head.T
+        z = self.features(h)
+        return z @ self.head.T if self.head.ndim == 2 else (z[..., None, :] @ self.head.mT)[..., 0, :]
 
     def candidates(self, h: Tensor) -> Tensor:
         """The likeliest tokens of every head, best first: [..., K, 10]."""
@@ -69,13 +79,21 @@ class MedusaHeads(nn.Module):
         return best if self.head_ids is None else self.head_ids[best]
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
+        if len(self.more):
+            raise ValueError("heads of several blocks are not kept in minispec's own storage: keep the folder they "
+                             "were read from")  # fmt: skip
         settings = {"heads": self.count, "head_vocab": None if self.head_ids is None else len(self.head_ids),
                     "own_head": self.own_head, "accuracy": self.accuracy}  # fmt: skip
         save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
 
     @classmethod
     def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
-        """Stored heads; None: those that ship with minispec."""
+        """Stored heads: a folder or a hub id, of ours or published; None: those that ship with minispec."""
+        folder = heads_folder(folder)
+        if is_public(folder):
+            from .read_medusa import read_medusa  # only here: it needs this class
+
+            return read_medusa(target, folder)
         folder, settings = find_heads(target, "medusa", folder)
         some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
         heads = cls(target, settings["heads"], some, settings["own_head"])
@@ -95,9 +113,9 @@ def chosen_rows(target: Model, head_ids: Tensor | None) -> Tensor:
 class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
-    `heads` are MedusaHeads, their folder, or None for those that ship. `tree` is "best" (the `nodes` nodes with the
-    most expected tokens, by the heads' accuracies; None: 15 on a GPU, 24 elsewhere), "chain" (the best token of each
-    head), or a list of choices as tree.from_candidates takes it.
+    `heads` are MedusaHeads, their folder or hub id, or None for those that ship. `tree` is "best" (the `nodes` nodes
+    with the most expected tokens, by the heads' accuracies; None: 15 on a GPU, 24 elsewhere), "chain" (the best token
+    of each head), or a list of choices as tree.from_candidates takes it.
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.
