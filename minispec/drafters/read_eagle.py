@@ -70,7 +70,7 @@ def read_eagle3(target: Model, weights: Weights, file: Path, raw: dict) -> Eagle
     except ValueError as error:  # streams that this target does not have
         raise ValueError(f"{file} cannot be used: {error}") from None
     names = {"fc.weight": "fc.weight", "norm.weight": "norm.weight"}
-    names |= names_in(head, "layers.0" if "layers.0.hidden_norm.weight" in weights else "midlayer")
+    names |= names_in(head, "layers.0" if "layers.0.self_attn.q_proj.weight" in weights else "midlayer")
     names |= {f"more.{n}.{name}": f"layers.{n + 1}.{name}"
               for n, layer in enumerate(head.more) for name, _ in layer.named_parameters()}  # fmt: skip
     if form.stream_norm == "each":
@@ -113,7 +113,6 @@ def finished(head: torch.nn.Module, target: Model, weights: Weights, names: dict
         config = target.config
         own = weights.take("embed_tokens.weight", config.vocab_size, config.hidden_size).to(target.device, head.dtype)
         if not torch.equal(own, target.transformer.embed_tokens.weight.to(head.dtype)):
-            head.own_embedding = own
             head.embed = partial(F.embedding, weight=own)
     weights.drop(*(key for key in list(weights.tensors) if key.endswith("rotary_emb.inv_freq")))
     weights.finish()

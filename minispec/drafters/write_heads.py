@@ -41,8 +41,8 @@ def write_eagle(head: EagleHead, target: Model, folder: str | Path, verifier: st
         ones = torch.ones_like(head.norm.weight)
         tensors |= {f"fc_norm.{n}.weight": ones.clone() for n in range(len(head.hidden_layers))}
     tensors["lm_head.weight"] = head.head
-    if (own := getattr(head, "own_embedding", None)) is not None:
-        tensors["embed_tokens.weight"] = own
+    # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
+    tensors["embed_tokens.weight"] = head.embed.keywords["weight"].to(head.dtype)
     form = head.form
     settings = {"norm_before_residual": form.norm_before_residual, "norm_before_fc": form.stream_norm == "joint",
                 "fc_norm": form.stream_norm in ("plain", "each"), "norm_output": form.norm_output,

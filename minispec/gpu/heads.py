@@ -19,7 +19,7 @@ from torch import Tensor
 from ..cache import KVCache
 from ..drafters.base import Drafter
 from ..drafters.dflash import DFlash
-from ..drafters.eagle import Eagle
+from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors
 from ..drafters.medusa import Medusa
 from ..model import Config
@@ -170,6 +170,12 @@ class EagleOnDevice(DeviceDrafter):
         self.features = torch.zeros(B, k + 1, d, **new)  # the features before them
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
 
+    @classmethod
+    def takes(cls, drafter: Eagle) -> bool:
+        """EAGLE-1 has another layer, and EAGLE-3.1 hands on a normed feature: those draft without a recording."""
+        head = drafter.head
+        return super().takes(drafter) and isinstance(head, EagleHead) and not head.form.norm_output
+
     def state(self) -> list[Tensor]:
         return [self.unread, self.features, self.fresh, self.cache.lengths]
 
@@ -195,7 +201,9 @@ class EagleOnDevice(DeviceDrafter):
     def read(self, tokens: Tensor, g: Tensor, positions: Tensor, start: Tensor, sees: Tensor | None = None):
         """Process entries: tokens [B, T] and the features before them → theirs [B, T, d], and these half-normed."""
         e, both = self.enter(tokens, g)
-        x = self.layers.product(e, self.head.embed_proj.weight, residual=g)
+        x = both[..., e.shape[-1] :] if self.head.form.norm_before_residual else g
+        if self.head.embed_proj is not None:
+            x = self.layers.product(e, self.head.embed_proj.weight, residual=x)
         return self.layers(both, x, positions, start, sees)
 
     def best(self, half: HalfNormed, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
