@@ -5,8 +5,8 @@ other names (docs/handover.md has the dictionary). The option names were read in
 rename options, so compare with the version you install.
 
 Engines cannot read minispec's own storage (int8 with scales, borrowed embeddings, heads). `--export FOLDER` writes what
-they can: a model in plain Hugging Face layout, and Medusa heads as vLLM loads them. EAGLE heads trained here have no
-counterpart: each residual stream is normed before fc, and the token has a second way into the layer.
+they can: a model in plain Hugging Face layout, Medusa heads as vLLM loads them, and EAGLE heads in the published form
+as speculators stores them. The EAGLE heads that ship have no counterpart: the token has a second way into the layer.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from ..drafters.eagle_head import EagleHead, Form
 from ..drafters.medusa import MedusaHeads
+from ..drafters.write_heads import ARCHITECTURES, write_eagle
 from ..files import options
 from ..files.fetch import SMOLLM2_REPO
 from ..files.folder import load, read_json, save_folder
@@ -33,7 +35,6 @@ READ = {
     "transformers": "transformers 5.22.2",
 }
 DRAFTERS = ("ngram", "suffix", "model", "medusa", "eagle")
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 @dataclass
@@ -251,7 +252,7 @@ def run(args) -> None:
     if order.drafter == "medusa":
         order.heads, order.k = our_medusa(order, args.export)
     elif order.drafter == "eagle":
-        refuse_our_eagle(order.heads)
+        order.heads = our_eagle(order, args.export)
     if order.drafter == "model":
         order.draft = readable(order.draft, "draft", args.export)
     order.model = readable(order.model, "model", args.export)
@@ -288,9 +289,19 @@ def our_medusa(order: Order, export: Path | None) -> tuple[str, int]:
     return str(export_medusa(heads, target, export / "medusa")), heads.count
 
 
-def refuse_our_eagle(heads: str) -> None:
-    if kind_of_heads(heads)[1] == "eagle":
+def our_eagle(order: Order, export: Path | None) -> str:
+    """A head as speculators stores it, which vLLM reads; somebody else's stays where it is."""
+    folder, kind = kind_of_heads(order.heads)
+    if kind != "eagle":
+        return order.heads
+    if not Form(**read_json(Path(folder) / "config.json").get("form", {})).public:
         raise ValueError(
-            f"heads={heads!r} were trained by minispec, whose EAGLE head is not what vLLM loads (norms before fc, "
-            "a second way for the token): train one with vllm-project/speculators or SpecForge and give that"
+            f"heads={order.heads!r} were trained by minispec with a second way for the token, which vLLM does not "
+            "compute: train one with vllm-project/speculators or SpecForge and give that"
         )
+    if export is None:
+        raise ValueError(f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
+                         "them as speculators and vLLM read them")  # fmt: skip
+    target = load(order.model, device="cpu")
+    verifier = plain_name(order.model) or str((export / "model").resolve())
+    return str(write_eagle(EagleHead.load(target, folder), target, export / "eagle", verifier, order.k))

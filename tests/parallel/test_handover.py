@@ -188,3 +188,22 @@ def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
     with_draft, with_ngrams = ([int(n) for n in line.split()[1:]] for line in lines if line.startswith("passes"))
     assert abs(with_draft[0] - ours) <= 1  # its first pass reads the prompt, too
     assert with_draft[1] > 0 == with_ngrams[1] and with_ngrams[0] <= 40
+
+
+def test_an_eagle_head_in_the_published_form_is_exported(run, tmp_path, tiny_folder):
+    """And what was written is read back as it was."""
+    from minispec.drafters.eagle_head import EagleHead, Form
+
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    head = EagleHead(target, torch.arange(3, 11), (0, 1, 2), own_head=True, form=Form.eagle3(stream_norm="each"))
+    generator = torch.Generator().manual_seed(0)
+    for weight in head.parameters():
+        weight.data.copy_(torch.randn(weight.shape, generator=generator))
+    head.save(target, tmp_path / "heads", bits=None)
+    options = ["--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads", tmp_path / "heads"]
+    assert run("handover", *options)[0] == 2  # ours, so that it has to be exported
+    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
+    assert code == 0 and str(tmp_path / "x" / "eagle") in out
+    again = ms.drafters.Eagle(target, tmp_path / "x" / "eagle").head
+    assert again.form == head.form and again.hidden_layers == head.hidden_layers
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in head.state_dict().items())
