@@ -29,7 +29,7 @@ def from_hf(c: dict) -> Config:
         raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
     max_length = _count(c, "max_position_embeddings", 2048)
     window = _count(c, "sliding_window", max_length)
-    if kind == "mistral" or c.get("use_sliding_window"):
+    if kind == "mistral" or c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ()):
         max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
     heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))

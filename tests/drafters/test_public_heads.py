@@ -211,6 +211,7 @@ def test_greedy_output_is_plain_decoding(tmp_path, name):
     check_greedy(drafter_of(target, write(tmp_path, target, name), name), ks=(3, "auto"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_sampled_output_follows_the_target(tmp_path, name):
     target = law_pair()[0]
@@ -218,6 +219,7 @@ def test_sampled_output_follows_the_target(tmp_path, name):
     check_distribution(drafter_of(target, folder, name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3.1"])
 def test_sampled_chains_follow_the_target(tmp_path, name):
     target = law_pair()[0]
