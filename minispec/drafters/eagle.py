@@ -29,13 +29,21 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..files.handle import Model
+from ..files.heads import heads_folder, is_public
 from ..generate import pad
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
 from .eagle_head import EagleHead, spread
 from .growth import grow_batch, likeliest_tokens, tree_size
+from .read_eagle import read_eagle
 
 __all__ = ["Eagle", "EagleHead", "spread"]
+
+
+def load_head(target: Model, source: str | Path | None = None) -> nn.Module:
+    """A stored head: a folder or a hub id, of ours or published; None: the one that ships."""
+    folder = heads_folder(source)
+    return read_eagle(target, folder) if is_public(folder) else EagleHead.load(target, folder)
 
 
 class Eagle(Drafter):
@@ -61,7 +69,7 @@ class Eagle(Drafter):
             if not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = heads if isinstance(heads, nn.Module) else EagleHead.load(target, heads)
+        self.head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
         if self.head.config.hidden_size != target.config.hidden_size:
             raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip

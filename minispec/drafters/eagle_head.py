@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from ..cache import Attend
 from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
+from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..model import MLP, Attention, Config, Layer, RMSNorm, rope_at
 
 
@@ -159,13 +159,8 @@ class EagleHead(nn.Module):
         save_heads(self, folder, heads_for(target, "eagle") | self.shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> nn.Module:
-        """A stored head: a folder or a hub id, of ours or published; None: the one that ships with minispec."""
-        folder = heads_folder(folder)
-        if is_public(folder):
-            from .read_eagle import read_eagle  # only here: it needs this class
-
-            return read_eagle(target, folder)
+    def load(cls, target: Model, folder: str | Path | None = None) -> EagleHead:
+        """A stored head of ours; None: the one that ships with minispec."""
         folder, settings = find_heads(target, "eagle", folder)
         form = Form(**settings["form"]) if "form" in settings else None
         head = cls(target, torch.arange(settings["head_vocab"]),

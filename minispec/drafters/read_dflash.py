@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..files.handle import Model
 from ..files.public import Weights, choose, config_of, draft_tokens, head_config
-from .dflash import DFlashHead
+from .dflash_head import DFlashHead
 
 
 def read_dflash(target: Model, folder: Path) -> DFlashHead:

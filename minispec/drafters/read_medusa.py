@@ -15,7 +15,7 @@ import torch
 
 from ..files.handle import Model
 from ..files.public import Weights, config_of
-from .medusa import MedusaHeads
+from .medusa_heads import MedusaHeads
 
 
 def read_medusa(target: Model, folder: Path) -> MedusaHeads:

@@ -17,7 +17,7 @@ from ..files.handle import Model
 from ..files.hf_config import to_hf
 from ..files.write import in_place_of, write_whole
 from ..model import Config
-from .dflash import DFlashHead
+from .dflash_head import DFlashHead
 from .eagle_head import EagleHead
 from .read_eagle import names_in
 
