@@ -55,6 +55,7 @@ def parser() -> Parser:
     options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
     options.add_heads(sub)
     options.add_device(sub)
+    options.add_weights(sub)
     options.add_draft_length(sub)
     options.add_prompt(sub)
     sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
@@ -123,12 +124,13 @@ def parser() -> Parser:
     sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
     options.add_model(sub, help="the model to measure")
     options.add_device(sub)
+    options.add_weights(sub)
     sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
     options.add_json(sub)
 
     bench.add_arguments(command("bench", None, "measure drafts and drafters, results as JSON"))
     handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
-    train.add_arguments(command("train", None, "train drafts on text that their target wrote"))
+    train.add_arguments(command("train", None, "train draft models and heads on what their target generated"))
 
     sub = command("build", build, "build the course's notebooks from their sources")
     sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")
@@ -151,7 +153,7 @@ def demo(args) -> None:
     from .drafters.by_name import by_name, shipped_draft
 
     require_writable("json", args.json, make_folders=False)
-    target = load(args.model, device=args.device)
+    target = load(args.model, device=args.device, weights=args.weights)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
     drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
@@ -168,10 +170,12 @@ def lab(args) -> None:
     if not (ROOT / START).is_file():
         raise ValueError(f"{ROOT / START} is missing: the notebooks are in the repository, run minispec from a clone")
     from .course import require_extra
+    from .cpu import machine
 
     require_extra()
     from jupyterlab.labapp import LabApp
 
+    machine.prepare()  # here rather than in the middle of a lesson
     options = [
         f"--ServerApp.root_dir={ROOT}",
         f"--LabApp.default_url=/lab/tree/{START}",
@@ -315,7 +319,7 @@ def measure(args) -> None:
     from .bench.measure import measure
 
     require_writable("json", args.json, make_folders=False)
-    report = measure(load(args.model, device=args.device), quick=args.quick)
+    report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
     publish(report.text(), report.to_json(), args.json)
 
 

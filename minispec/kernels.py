@@ -4,7 +4,8 @@ A pass of M tokens is cheap only if it costs little more than a pass of one. Rea
 so it should be read once, and whatever is read should meet all M tokens while it is at hand. General matrix libraries
 are made for large M: some repack W at every call, which reads and writes it again. So for up to eight tokens in float32
 on a CPU, W is kept in a second layout, made once (cpu/panels.py), and multiplied by a compiled function of our own
-(cpu/code.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py).
+(cpu/products.py); a whole forward pass of so few tokens becomes one such function (cpu/fused.py). Weights that are int8
+have a layer and a product of their own (cpu/int8.py).
 
 MINISPEC_LINEAR=torch or =numba decides by hand; auto, the default, takes ours where it is possible, repays loading
 numba, and was faster when both were tried on this machine.
@@ -13,7 +14,6 @@ numba, and was faster when both were tried on this machine.
 from __future__ import annotations
 
 import math
-import os
 
 import torch
 import torch.nn.functional as F
@@ -23,10 +23,7 @@ from .cpu import machine, trials
 from .cpu.panels import multiply, panels_of
 
 MOST_TOKENS = 8
-# Loading numba takes about half a second. A model that owns a matrix this large (64 MB: an LM head, or any layer of a
-# large model) repays that at once; its smaller matrices then follow, down to those where the call is most of the work.
-REPAYS_LOADING = 2**24
-REPAYS_CALLING = 2**16
+REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow, until the call is most of the work
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -54,12 +51,9 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
-    wish = os.environ.get("MINISPEC_LINEAR", "auto")
-    if wish not in ("auto", "torch", "numba"):
-        raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
-    if wish != "auto":
+    if (wish := machine.wish()) != "auto":
         return wish == "numba" and machine.compiled() is not None
-    small = numbers < REPAYS_LOADING
+    small = numbers < machine.REPAYS_LOADING
     if small and (tokens == 1 or numbers < REPAYS_CALLING or not machine.is_loaded()):
         return False  # one token: torch reads every weight once, too, and its call takes less time
     if machine.compiled() is None:
@@ -69,11 +63,11 @@ def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
 
 def why_torch() -> str | None:
     """Why products of few tokens are torch's here; None: large ones are ours."""
-    if os.environ.get("MINISPEC_LINEAR") == "torch":
+    if machine.wish() == "torch":
         return "MINISPEC_LINEAR=torch"
     if machine.compiled() is None:
         return "numba cannot be imported (pip install numba)"
-    return None if ours(REPAYS_LOADING) else "torch's product was faster when both were tried"
+    return None if ours(machine.REPAYS_LOADING) else "torch's product was faster when both were tried"
 
 
 def describe(weight_bytes: int) -> str:

@@ -146,6 +146,10 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.mlp = MLP(c)
 
+    @property
+    def parts(self) -> tuple[nn.Module, ...]:
+        return self.input_layernorm, self.self_attn, self.post_attention_layernorm, self.mlp
+
     def forward(self, x: Tensor, rope, attend) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), rope, attend)
         return x + self.mlp(self.post_attention_layernorm(x))
@@ -179,6 +183,11 @@ class Transformer(nn.Module):
     def ordinary(self) -> bool:
         """Whether its products are those of this file. A sharded or quantized model must not be fused."""
         return only_linears(self) and type(self).head is Transformer.head
+
+    @property
+    def blocks(self) -> list[tuple[nn.Module, ...]]:
+        """The parts of every layer, for the compiled pass (cpu/fused.py)."""
+        return [layer.parts for layer in self.layers]
 
     def new_cache(self, batch: int = 1, capacity: int | None = None) -> KVCache:
         return KVCache(self.config, batch, capacity, device=self.device, dtype=self.dtype)

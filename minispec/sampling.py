@@ -18,6 +18,7 @@ from functools import cached_property
 from numbers import Integral, Real
 from random import Random
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -171,7 +172,15 @@ def finite(logits: Tensor) -> Tensor:
 
 def best_tokens(logits: Tensor) -> Tensor:
     """The best token at every position of logits [B, T, V], or −1 where they contain NaN or ∞."""
-    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)
+    best = largest(logits)
+    return torch.where(logits.gather(-1, best[..., None])[..., 0].isfinite(), best, -1)
+
+
+def largest(logits: Tensor) -> Tensor:
+    """argmax of [..., V], a NaN being larger than anything. On a CPU numpy's, which takes a tenth of torch's time."""
+    if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.asarray(logits.detach().numpy().argmax(-1)))
+    return logits.argmax(-1)
 
 
 def argmax(logits: Tensor, best: Tensor | None = None) -> list[list[int]]:

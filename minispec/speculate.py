@@ -296,5 +296,6 @@ def keep(cache: KVCache, drafts: Sequence[Draft], verdicts: Sequence[Verdict]) -
         longest = max(verdict.accepted for verdict in verdicts)
         # The last token stays where it is, node i is in the i-th slot after it. Short paths are filled up at will.
         path = [[*verdict.path, *range(verdict.accepted, longest)] for verdict in verdicts]
-        cache.gather(torch.tensor(path, dtype=torch.long, device=start.device).view(len(path), longest), start + 1)
+        if path != [[*range(longest)]] * len(path):  # else they are where they belong
+            cache.gather(torch.tensor(path, dtype=torch.long, device=start.device), start + 1)
     cache.rewind(start + kept)

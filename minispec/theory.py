@@ -41,7 +41,7 @@ def _probability(**values) -> None:
             raise ValueError(f"{name}={value!r}: give a number from 0 to 1")
 
 
-# ---- 01 Why decoding is slow: every pass reads all weights, whatever it does with them ----
+# ---- 01 Why decoding is slow: a forward pass reads all weights, however many tokens it processes ----
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Hardware:
 
 
 H200 = Hardware("H200, bf16, measured", 4.2e12, 790e12)
+H200_SHEET = Hardware("H200, bf16, data sheet", 4.8e12, 989e12)
 H100 = Hardware("H100 SXM, bf16, data sheet", 3.35e12, 989e12)
-A100 = Hardware("A100 80 GB, bf16, data sheet", 2.0e12, 312e12)
+A100 = Hardware("A100 80 GB SXM, bf16, data sheet", 2.039e12, 312e12)
 NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 
@@ -66,7 +67,7 @@ def parameter_count(
     vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int,
     tied: bool = False,
 ) -> int:  # fmt: skip
-    """Weights of a Llama: the tables (one if tied) + layers · (q, o + k, v + SwiGLU's three + two norms) + a norm.
+    """Parameters of a Llama: the tables (one if tied) + layers · (q, o + k, v + SwiGLU's three + two norms) + a norm.
 
     >>> parameter_count(32_000, 4096, 11_008, 32, 32, 32, 128)  # LLaMA-2-7B
     6738415616
@@ -79,7 +80,7 @@ def parameter_count(
 
 
 def pass_flops(weights: float, batch: int = 1, tokens: int = 1, context: int = 0, attention_width: int = 0) -> float:
-    """FLOPs of a pass: B·M·(2·N + 4·context·attention_width), attention_width = layers · heads · head_dim.
+    """FLOPs of a forward pass: B·M·(2·N + 4·context·attention_width), attention_width = layers · heads · head_dim.
 
     Each weight multiplies and adds once per token; each cached position is scored once and summed once.
 
@@ -95,9 +96,9 @@ def pass_flops(weights: float, batch: int = 1, tokens: int = 1, context: int = 0
 def pass_bytes(
     weights: float, bytes_per_weight: float = 2, batch: int = 1, context: int = 0, kv_bytes: float = 0
 ) -> float:
-    """Bytes a pass reads: N · bytes_per_weight + B · context · kv_bytes (of the cache, per token; see below).
+    """Bytes a forward pass reads: N · bytes_per_weight + B · context · kv_bytes (of the cache, per token; see below).
 
-    M is not in it: the weights serve all tokens, and a row's cache all tokens of the row.
+    M is not in it: the weights of a dense model serve all tokens, and a sequence's cache all of its new tokens.
 
     >>> pass_bytes(8e9, batch=32, context=2000, kv_bytes=131_072)  # the cache adds half as much again
     24388608000.0
@@ -120,7 +121,7 @@ def arithmetic_intensity(batch: int = 1, tokens: int = 1, bytes_per_weight: floa
 
 
 def balance_point(hardware: Hardware) -> float:
-    """FLOP per byte at which reading and computing take equally long: peak FLOP/s / bandwidth.
+    """The ridge point, FLOP per byte at which reading and computing take equally long: peak FLOP/s / bandwidth.
 
     >>> round(balance_point(H200))
     188
@@ -129,7 +130,7 @@ def balance_point(hardware: Hardware) -> float:
 
 
 def free_tokens(hardware: Hardware, batch: int = 1, bytes_per_weight: float = 2) -> float:
-    """Tokens a row until a pass stops being memory-bound: the M at which the intensity reaches the balance point.
+    """Tokens per sequence until a pass stops being memory-bound: the M whose intensity reaches the ridge point.
 
     >>> round(free_tokens(NEOVERSE_N1, bytes_per_weight=4), 1)
     5.6
@@ -148,9 +149,9 @@ def attainable_flops(intensity: float, hardware: Hardware) -> float:
 
 
 def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
-    """Seconds, at best: max(bytes / bandwidth, FLOPs / peak). A lower bound; real passes add overhead.
+    """Seconds, at best: max(bytes / bandwidth, FLOPs / peak). A lower bound, since real passes add overhead.
 
-    >>> round(roofline_time(16e9, 16e9, H200) * 1e3, 2)  # 8 B weights in bf16, one token, ms
+    >>> round(roofline_time(16e9, 16e9, H200) * 1e3, 2)  # 8 B parameters in bf16, one token, ms
     3.81
     """
     _not_negative(bytes_read=bytes_read, flops=flops)
@@ -161,9 +162,9 @@ def pass_time(
     hardware: Hardware, weights: float, batch: int = 1, tokens: int = 1, context: int = 0,
     bytes_per_weight: float = 2, kv_bytes: float = 0, attention_width: int = 0,
 ) -> float:  # fmt: skip
-    """Seconds of one pass at best: roofline_time of `pass_bytes` and `pass_flops`.
+    """Seconds of one forward pass at best: roofline_time of `pass_bytes` and `pass_flops`.
 
-    >>> pass_time(H200, 8e9, tokens=5) == pass_time(H200, 8e9)  # verifying four drafts is free
+    >>> pass_time(H200, 8e9, tokens=5) == pass_time(H200, 8e9)  # verifying four draft tokens is free
     True
     """
     read = pass_bytes(weights, bytes_per_weight, batch, context, kv_bytes)
@@ -174,7 +175,7 @@ def pass_time(
 
 
 def kv_bytes_per_token(layers: int, kv_heads: int, head_dim: int, bytes_per_value: float = 2) -> float:
-    """Bytes one token keeps: 2 (key and value) · layers · kv_heads · head_dim · bytes. GQA shrinks kv_heads.
+    """Bytes of one token in the cache: 2 (key and value) · layers · kv_heads · head_dim · bytes. GQA shrinks kv_heads.
 
     >>> kv_bytes_per_token(32, 32, 128) / 1024, kv_bytes_per_token(80, 8, 128) / 1024  # LLaMA-2-7B, -70B, KiB
     (512.0, 320.0)
@@ -211,7 +212,7 @@ def step_work(length: int, cached: bool) -> Work:
 
 
 def decode_work(prompt: int, new: int, cached: bool) -> Work:
-    """Work to write `new` tokens after a prompt. With a cache, that of one single pass over all tokens but the last.
+    """Work to generate `new` tokens after a prompt. With a cache it is that of one pass over all tokens but the last.
 
     >>> decode_work(100, 100, cached=True).linear, decode_work(100, 100, cached=False).linear
     (199, 14950)
@@ -226,7 +227,7 @@ def decode_work(prompt: int, new: int, cached: bool) -> Work:
 
 
 def wasted_slots(length: int, block: int = 16) -> int:
-    """Slots a sequence leaves empty in its last block: −L mod block.
+    """Slots a sequence leaves empty in its last block: block · ⌈L / block⌉ − L.
 
     >>> wasted_slots(100)
     12
@@ -236,18 +237,19 @@ def wasted_slots(length: int, block: int = 16) -> int:
 
 
 def block_waste(length: float, block: int = 16) -> float:
-    """Empty slots per token stored, on average over lengths around L: (block − 1)/2 / L.
+    """Fraction of a sequence's blocks left empty, on average over lengths around L: e / (L + e), e = (block − 1)/2.
 
-    >>> block_waste(187.5)  # under 4 % only from here on
+    >>> block_waste(180)  # at most 4 % only from here on
     0.04
     """
     _positive(length=length)
     _count(block=block)
-    return (block - 1) / 2 / length
+    empty = (block - 1) / 2
+    return empty / (length + empty)
 
 
 def contiguous_waste(length: int, reserved: int) -> float:
-    """Fraction left empty by reserving the longest possible answer: 1 − L / reserved.
+    """Share of the reserved memory left empty by reserving the longest possible output: 1 − L / reserved.
 
     >>> contiguous_waste(512, 2048)
     0.75
@@ -261,13 +263,13 @@ def contiguous_waste(length: int, reserved: int) -> float:
 
 
 def static_batch_idle(lengths: Sequence[int]) -> float:
-    """Fraction of row-steps idle when a batch waits for its longest row: 1 − mean(L) / max(L).
+    """Share of slots idle while a static batch waits for its longest sequence: 1 − mean(L) / max(L).
 
     >>> static_batch_idle([100, 20, 40, 40])
     0.5
     """
     if not lengths:
-        raise ValueError(f"lengths={lengths!r}: give the length of at least one row")
+        raise ValueError(f"lengths={lengths!r}: give the length of at least one sequence")
     for length in lengths:
         _count(lengths=length)
     return 1 - sum(lengths) / len(lengths) / max(lengths)
@@ -276,31 +278,31 @@ def static_batch_idle(lengths: Sequence[int]) -> float:
 # ---- 06 Rejection sampling ----
 
 
-def _laws(p: Sequence[float], q: Sequence[float]) -> None:
-    for name, law in (("p", p), ("q", q)):
-        if not all(x >= 0 for x in law) or abs(sum(law) - 1) > 1e-4:
-            raise ValueError(f"{name}={law!r}: give probabilities ≥ 0 that sum to 1")
+def _distributions(p: Sequence[float], q: Sequence[float]) -> None:
+    for name, probs in (("p", p), ("q", q)):
+        if not all(x >= 0 for x in probs) or abs(sum(probs) - 1) > 1e-4:
+            raise ValueError(f"{name}={probs!r}: give probabilities ≥ 0 that sum to 1")
     if len(p) != len(q):
-        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two laws over the same vocabulary")
+        raise ValueError(f"p has {len(p)} tokens and q has {len(q)}: give two distributions over the same vocabulary")
 
 
 def total_variation(p: Sequence[float], q: Sequence[float]) -> float:
-    """TV(p, q) = ½ Σ|p − q|: the most that the two laws differ on any set of tokens.
+    """TV(p, q) = ½ Σ|p − q|: the most that the two distributions differ on any set of tokens.
 
     >>> total_variation([0.5, 0.25, 0.25], [0.25, 0.5, 0.25])
     0.25
     """
-    _laws(p, q)
+    _distributions(p, q)
     return sum(abs(a - b) for a, b in zip(p, q, strict=True)) / 2
 
 
 def acceptance(p: Sequence[float], q: Sequence[float]) -> float:
-    """β = Σ min(p, q) = 1 − TV(p, q): the chance that a token drawn from q is accepted. One-hot q on d: p(d).
+    """β = Σ min(p, q) = 1 − TV(p, q): the probability that a token sampled from q is accepted. One-hot q on d: p(d).
 
     >>> acceptance([0.5, 0.25, 0.25], [0.25, 0.5, 0.25])
     0.75
     """
-    _laws(p, q)
+    _distributions(p, q)
     return sum(min(a, b) for a, b in zip(p, q, strict=True))
 
 
@@ -308,7 +310,7 @@ def acceptance(p: Sequence[float], q: Sequence[float]) -> float:
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """E[N] = (1 − α^{k+1}) / (1 − α) = 1 + α + … + α^k tokens a cycle: those accepted, plus one.
+    """E[N] = (1 − α^{k+1}) / (1 − α) = 1 + α + … + α^k tokens per cycle: the accepted ones, plus one.
 
     >>> round(expected_tokens(0.7, 4), 2), round(expected_tokens(0.4, 4), 2)
     (2.77, 1.65)
@@ -335,7 +337,7 @@ def expected_tokens_by_position(betas: Sequence[float]) -> float:
 
 
 def token_ceiling(alpha: float) -> float:
-    """1 / (1 − α): tokens a cycle with an endless draft, so no speed-up exceeds it (with v ≥ 1).
+    """1 / (1 − α): tokens per cycle as k grows without end, so no speed-up of a chain exceeds it (with v ≥ 1).
 
     >>> round(token_ceiling(0.6), 2), round(token_ceiling(0.2), 2)
     (2.5, 1.25)
@@ -345,7 +347,7 @@ def token_ceiling(alpha: float) -> float:
 
 
 def accepted_fraction(alpha: float, k: int) -> float:
-    """Accepted / drafted = (E[N] − 1) / k. Below α: drafts after a rejection are lost unseen.
+    """Accepted / drafted = (E[N] − 1) / k. Lower than α, since tokens after a rejection count without being tested.
 
     >>> round(accepted_fraction(0.8, 4), 2)
     0.59
@@ -355,7 +357,7 @@ def accepted_fraction(alpha: float, k: int) -> float:
 
 
 def target_work(alpha: float, k: int) -> float:
-    """Positions the target computes per token kept: (k + 1) / E[N]; plain decoding computes 1.
+    """Positions that the target computes per token kept: (k + 1) / E[N], where plain decoding computes 1.
 
     >>> round(target_work(0.7, 4), 1), round(target_work(0.4, 4), 1)
     (1.8, 3.0)
@@ -427,7 +429,7 @@ def _best(alpha, c, v, longest) -> tuple[float, int]:
 
 
 def break_even(k: int, c: float, v: float = 1.0) -> float:
-    """The α at which the speed-up is 1: E[N] = k·c + v. Infinite if not even α = 1 pays. K = 1, v = 1: α = c.
+    """The α at which the speed-up is 1: E[N] = k·c + v. Infinite if not even α = 1 pays. At k = 1, v = 1: α = c.
 
     >>> round(break_even(1, 0.1), 3), round(break_even(4, 0.1, v=2.9), 2)
     (0.1, 0.79)
@@ -446,7 +448,7 @@ def break_even(k: int, c: float, v: float = 1.0) -> float:
 
 
 def draft_cost(draft_bytes: float, target_bytes: float) -> float:
-    """c of a memory-bound draft: bytes it reads a token / bytes the target reads. INT8 of bf16: 0.5; INT4: 0.25.
+    """c of a memory-bound draft: its bytes per token / the target's. INT8 of bf16: 0.5; INT4: 0.25.
 
     >>> round(draft_cost(49_152 * 576, 134_515_008), 2)  # SmolLM2's LM head alone, before the draft's first layer
     0.21
@@ -456,7 +458,7 @@ def draft_cost(draft_bytes: float, target_bytes: float) -> float:
 
 
 def staged_cost(c: float, inner_speedup: float) -> float:
-    """c of a draft that is itself sped up by a smaller drafter: c / S_inner. Its law, hence α, stays.
+    """c of a draft that is itself sped up by a smaller drafter: c / S_inner. Its distribution, hence α, stays.
 
     >>> staged_cost(0.2, 1.6)
     0.125
@@ -473,7 +475,7 @@ def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> 
     """E[N] = 1 + Σ_nodes Π of `accept` from the root to the node.
 
     accept[i] = P(node i is accepted | its parent was); at most one sibling is, so siblings sum to at most 1.
-    parents[i] < i, and −1 for the children of the root (the last token, which is no draft).
+    parents[i] < i, and −1 for the children of the root (the last token of the sequence, which is not drafted).
 
     >>> round(expected_tokens_of_tree([-1, -1, 0, 0], [0.6, 0.2, 0.5, 0.3]), 2)
     2.28
@@ -494,7 +496,7 @@ def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> 
 
 
 def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: bool = False) -> int:
-    """Weights that Medusa adds: heads · (d² + d + V·d), without V·d where all use the target's LM head.
+    """Parameters that Medusa adds: heads · (d² + d + V·d), without V·d where all use the target's LM head.
 
     >>> medusa_parameters(4096, 32_000), medusa_parameters(4096, 32_000, shared_lm_head=True)  # on a 7B model
     (739266560, 83906560)
@@ -507,9 +509,10 @@ def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: b
 
 
 def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **shape) -> float:
-    """v = pass_time(k + 1 tokens a row) / pass_time(1). Free while B·(k + 1) is below the balance, k + 1 far above it.
+    """v = pass_time(k + 1 tokens per sequence) / pass_time(1): 1 while B·(k + 1) < ridge point, k + 1 for B beyond it.
 
-    `shape` goes to `pass_time`: with a long context the cache is read once for all k + 1, and v falls again.
+    `shape` goes to `pass_time`. With a long context most bytes are cache, which is read once for all k + 1 tokens, so v
+    falls again.
 
     >>> [round(verify_cost(H200, 8e9, k=4, batch=b), 2) for b in (1, 32, 64, 128, 256)]
     [1.0, 1.0, 1.7, 3.4, 5.0]
@@ -564,7 +567,7 @@ def fewer_bytes_speedup(fraction: float, factor: float) -> float:
     return 1 / (1 - fraction + fraction / factor)
 
 
-# ---- 13 Beyond one GPU ----
+# ---- 16 Beyond one GPU, appendix: scaling laws ----
 
 
 def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> float:
@@ -581,7 +584,7 @@ def all_reduce_bytes(values: float, ranks: int, bytes_per_value: float = 2) -> f
 def tensor_parallel_bytes(
     layers: int, hidden: int, ranks: int, batch: int = 1, tokens: int = 1, bytes_per_value: float = 2
 ) -> float:
-    """Bytes each rank sends in a pass: two all-reduces of B·T·d values a layer (after attention, after the MLP).
+    """Bytes each rank sends in a pass: two all-reduces of B·T·d values per layer (after attention, after the MLP).
 
     >>> tensor_parallel_bytes(80, 8192, 8) / 1e6  # LLaMA-2-70B, one token, MB
     4.58752
@@ -591,7 +594,7 @@ def tensor_parallel_bytes(
 
 
 def pipeline_bubble(stages: int, microbatches: int) -> float:
-    """Fraction of time a stage stands idle: (stages − 1) / (microbatches + stages − 1).
+    """Share of the time that a stage is idle: (stages − 1) / (microbatches + stages − 1).
 
     >>> pipeline_bubble(4, 1), round(pipeline_bubble(4, 12), 2)
     (0.75, 0.2)
@@ -605,7 +608,7 @@ def expert_parallel_bytes(
 ) -> float:
     """Bytes each rank sends in an MoE layer: to the experts and back, 2 · T · e · d · bytes · (t − 1)/t.
 
-    T tokens a rank, each sent to e experts spread evenly, so that 1/t of the traffic stays at home.
+    T tokens per rank, each sent to e experts spread evenly, so that 1/t of the traffic stays on its rank.
 
     >>> expert_parallel_bytes(1, 4096, 2, 8)
     28672.0
@@ -616,7 +619,7 @@ def expert_parallel_bytes(
 
 
 def training_flops(parameters: float, tokens: float) -> float:
-    """C = 6·N·D: forward 2, backward 4 FLOPs per weight and token.
+    """C = 6·N·D: forward 2, backward 4 FLOPs per parameter and token.
 
     >>> training_flops(175e9, 300e9)  # GPT-3
     3.15e+23

@@ -119,7 +119,7 @@ PATHS = [
     ("release 06 --out new --seed 1 --students nowhere", "no such file"),
     ("release 06 --out new --seed 1 --students {folder}", "folder"),
     ("release 06 --out new --seed 1 --students {latin1}", "UTF-8"),
-    ("release 06 --out new --seed 1 --students {empty}", "names nobody"),
+    ("release 06 --out new --seed 1 --students {empty}", "names no student"),
     ("release 06 --out new --students {names}", "seed"),
     ("collect nowhere --out new", "nowhere"),
     ("collect {file} --out new", "zip"),

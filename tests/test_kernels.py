@@ -234,12 +234,22 @@ def test_the_number_of_threads(monkeypatch):
 def test_what_was_measured_is_found_again(monkeypatch, fresh):
     monkeypatch.setattr(trials, "SCRATCH", (64, 32))
     found = trials.trials()
-    assert set(found) == {"seconds", "torch", "ours"} and set(found["seconds"]) >= {"1"}
+    assert set(found) == {"seconds", "torch", "ours", "others"} and set(found["seconds"]) >= {"1"}
+    found = trials.remember(found | {"others": 0.0})
     trials.trials.cache_clear()
     monkeypatch.setattr(trials, "try_out", lambda: pytest.fail("measured again"))
     assert trials.trials() == found
     [kept] = json.loads((machine.home() / "cpu.json").read_text()).values()
     assert kept == found
+
+
+def test_what_was_measured_on_a_busy_machine_is_measured_again(monkeypatch, fresh):
+    """By every process, until one finds the machine quiet; meanwhile the quietest one's measurement holds."""
+    others = iter([1.4, 1.9, 0.8, 0.1])
+    monkeypatch.setattr(trials, "try_out", lambda: {"others": next(others)})
+    for expected in (1.4, 1.4, 0.8, 0.1, 0.1, 0.1):
+        assert trials.trials() == {"others": expected}
+        trials.trials.cache_clear()
 
 
 @needs_numba
@@ -389,6 +399,23 @@ def test_two_threads_compute_what_one_does(monkeypatch, numba):
 
 
 @needs_numba
+def test_a_thread_s_memory_fits_every_cache_so_far(monkeypatch, numba):
+    """Attention writes a score for every slot into it. A cache may be longer than the one that it was made for."""
+    model, rooms, right = random_model(dtype=torch.float32, head_dim=16, max_length=512), [], fused.Plan.buffers
+
+    def noted(self, M, threads, slots, queries):
+        between, own = right(self, M, threads, slots, queries)
+        rooms.append((min(len(scores) for _, _, scores, *_ in own) - 2 * self.config.head_dim - 5, slots))
+        return between, own
+
+    monkeypatch.setattr(fused.Plan, "buffers", noted)
+    with torch.inference_mode():
+        for count, capacity in ((1, 300), (5, 8), (5, 300), (1, 8), (8, 400), (1, 400)):
+            model.transformer(torch.arange(count)[None], model.transformer.new_cache(1, capacity))
+    assert len(rooms) == 6 and all(room >= slots for room, slots in rooms), rooms
+
+
+@needs_numba
 def test_layers_may_be_chosen(monkeypatch, passes):
     model, ids = random_model(dtype=torch.float32, head_dim=16, num_layers=4), torch.arange(6)[None]
     for layers in (1, [3, 0, 2], []):
@@ -443,13 +470,14 @@ def test_what_cannot_be_fused_is_not(numba, passes):
 
 
 @needs_numba
-def test_a_small_model_waits_before_it_loads_numba(monkeypatch, fresh, passes):
+@pytest.mark.parametrize(("compiled", "expected"), [(True, (1, 2, 3, 4)), (False, (0, 0, 1, 2))])
+def test_a_small_model_waits_before_anything_is_compiled_for_it(monkeypatch, fresh, passes, compiled, expected):
     monkeypatch.delenv("MINISPEC_LINEAR", raising=False)
     monkeypatch.setattr(fused, "PATIENCE", 3)
-    monkeypatch.setattr(machine, "was_compiled", lambda: True)
+    monkeypatch.setattr(machine, "was_compiled", lambda: compiled)
     model, ids = random_model(dtype=torch.float32, head_dim=16), torch.arange(1)[None]
     with torch.inference_mode():
         cache = model.transformer.new_cache(1, 8)
-        for expected in (0, 0, 1, 2):
+        for calls in expected:
             model.transformer(ids, cache)
-            assert len(passes) == expected
+            assert len(passes) == calls

@@ -43,11 +43,16 @@ ROOMS = [
     "course cli __main__",
 ]
 HEIGHT = {room: height for height, rooms in enumerate(ROOMS) for room in rooms.split()}
-NOTEBOOKS = ("course.viz", "course.classroom", "course.interview")  # these need the packages of the extra "course"
+NOTEBOOKS = (
+    "course.viz",
+    "course.classroom",
+    "course.interview",
+    "course.exactness",
+)  # these need the packages of the extra "course"
 COURSE_PACKAGES = {*course.PACKAGES, "IPython", "ipykernel", "jupyter", "jupyter_client", "notebook"}
 # What the rest may import at its top; anything else waits inside the function that needs it.
 CORE_PACKAGES = {"torch", "numpy", "safetensors", "tokenizers", "tqdm", "filelock"}
-COMPILED = ("cpu.code", "cpu.layers")  # imported by cpu.machine when they are first needed
+COMPILED = ("cpu.code", "cpu.products", "cpu.layers")  # imported by cpu.machine when they are first needed
 
 
 # ---------------------------------------------------------------- the import graph

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import minispec as ms
-from minispec.sampling import SamplingParams, pick, uniforms
+from minispec.sampling import SamplingParams, best_tokens, pick, uniforms
 
 # Quarter steps make ties frequent, also at the borders of top-k and top-p; −inf is a token that is forbidden already.
 LOGIT = st.one_of(st.floats(-30, 30, width=32), st.integers(-12, 12).map(lambda n: n / 4), st.just(-math.inf))
@@ -201,6 +201,13 @@ def test_a_bad_knob_is_named_with_its_value(knob, value):
     with pytest.raises(ValueError, match=knob) as error:
         ms.Sampling(**{knob: value})
     assert repr(value) in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_the_best_tokens_whoever_looks_for_them(dtype):
+    logits = torch.tensor([[1, 3, 3, 0], [0, math.nan, 9, 1], [math.inf, 0, 0, 0], [-math.inf] * 4], dtype=dtype)
+    assert best_tokens(logits[None]).tolist() == [[1, -1, -1, -1]]
+    assert best_tokens(logits[:1, None, ::2]).tolist() == [[1]]  # not contiguous
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

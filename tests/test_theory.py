@@ -78,9 +78,9 @@ def test_plain_python_only():
         (theory.compute_optimal(theory.training_flops(280e9, 300e9))[0] / 1e9, 65, 0),
         (theory.compute_optimal(theory.training_flops(280e9, 300e9))[1] / 1e12, 1.3, 1),
         (theory.compute_optimal(1.0)[0], 0.091, 3),
-        (theory.block_waste(1), 7.5, 6),
-        (theory.block_waste(190), 0.04, 2),
+        (theory.block_waste(180), 0.04, 6),
         (theory.balance_point(theory.H200), 188, 0),
+        (theory.balance_point(theory.H200_SHEET), 206, 0),
         (theory.draft_cost(49_152 * 576, 134_515_008), 0.21, 2),  # SmolLM2's LM head in its draft
     ],
 )
@@ -167,7 +167,8 @@ def test_decode_work_by_walking_the_loop(prompt, new):
 def test_block_waste_averages_the_wasted_slots(block, start):
     waste = [theory.wasted_slots(length, block) for length in range(start, start + block)]
     assert waste == [math.ceil(n / block) * block - n for n in range(start, start + block)]
-    assert sum(waste) / block == theory.block_waste(1, block) == (block - 1) / 2
+    empty = sum(waste) / block
+    assert empty == (block - 1) / 2 and theory.block_waste(start, block) == empty / (start + empty)
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=8))

@@ -277,6 +277,28 @@ def test_trees_whose_nodes_all_have_the_same_children():
     assert growth.grow_batch(expand, 2, 2, [0, 0]) == [([], []), ([], [])]
 
 
+@pytest.mark.parametrize("least", [0.05, 0.2, 0.5])
+def test_nodes_that_are_hardly_ever_reached_are_neither_kept_nor_expanded(least):
+    """What is left of the tree without that limit; and no pass of the draft is made for what cannot be kept."""
+    q, asked = torch.tensor([0.6, 0.3, 0.1]), []
+
+    def expand(level, chosen, parents):
+        asked.append(level)
+        shape = (1, 1 if chosen is None else chosen.shape[1], 3)
+        return torch.arange(3).expand(shape), q.log().expand(shape)
+
+    (all_of_it,) = growth.grow_batch(expand, 6, 3, [9])
+    assert asked == [0, 1, 2, 3, 4]  # 0.6⁵ is less likely than the ninth of what there is by then
+    reached = [math.prod(q[all_of_it.tokens[i]].item() for i in tree.path_to(all_of_it.parents, node))
+               for node in range(9)]  # fmt: skip
+    asked.clear()
+    (found,) = growth.grow_batch(expand, 6, 3, [9], least=least)
+    likely = [node for node in range(9) if reached[node] >= least]
+    assert found.tokens == [all_of_it.tokens[node] for node in likely]
+    assert found.parents == [-1 if (p := all_of_it.parents[node]) < 0 else likely.index(p) for node in likely]
+    assert asked == list(range(sum(0.6**depth >= least for depth in range(5))))
+
+
 def check_ancestors() -> None:
     """Of many trees at once what `verify_mask` says of each, whether or not it is known how deep they are."""
     random = Random(0)
@@ -332,3 +354,19 @@ def test_mutant_is_caught(name):
 def test_parents_come_before_their_children(parents):
     with pytest.raises(ValueError, match="a parent comes before its child"):
         tree.verify_mask(parents)
+
+
+@pytest.mark.parametrize(("least", "widths"), [(0.0, [2, 1]), (0.35, [1, 1]), (0.7, [])])
+def test_only_nodes_with_a_child_to_keep_are_expanded(least, widths):
+    """Children have 0.6, 0.3 and 0.1 of their parent's probability, and three nodes are kept: 0.6, 0.36 and 0.3. So the
+    node with 0.1 is not expanded, and of the second depth only the one with 0.36; nor is what is too unlikely."""
+    log_q, seen = torch.tensor([0.6, 0.3, 0.1]).log(), []
+
+    def expand(depth, tokens, parents):
+        w = 1 if depth == 0 else tokens.shape[1]
+        seen.append(w)
+        return torch.arange(3).expand(1, w, 3) + 10 * depth, log_q.expand(1, w, 3)
+
+    (grown,) = growth.grow_batch(expand, 4, 3, [3], least)
+    expected = {0.0: ([0, 1, 10], [-1, -1, 0]), 0.35: ([0, 10], [-1, 0]), 0.7: ([], [])}[least]
+    assert (grown.tokens, grown.parents) == expected and seen == [1, *widths]

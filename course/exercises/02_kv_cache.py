@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 02: the KV cache
 #
-# Attention looks back at every token before it, so a model keeps what it needs of them: a key and a value in each layer.
-# You compute what that costs, let one new token look back at it, and decide what tokens may see when a batch holds texts
-# of different lengths. Each exercise stands alone.
+# Attention needs a key and a value of every earlier token in every layer, so a model keeps them in a KV cache. Here you
+# compute what that costs, let one new token attend to the cache, and decide what each token may see when the sequences
+# of a batch have different lengths. Each exercise stands alone, without the others.
 #
-# Fill in the function, run its cell, run the check below it. A check says *what* is wrong and shows the smallest case
-# that proves it. `hint` helps in three steps.
+# Fill in the function, run its cell, then run the check below it. A check says *what* is wrong and shows the smallest
+# case that proves it. If you are stuck, `hint` helps in three steps.
 
 # %%
 import math
@@ -18,21 +18,22 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="02.kv_bytes"
 # ## 1. The size of a cache
 #
-# How many rows fit on a GPU? After the weights, the cache decides, and interviewers like to ask for it. Most
-# wrong answers are off by a factor that has a name.
+# How many sequences fit on a GPU? Once the weights are loaded, the size of the KV cache decides, and interviewers like
+# to ask for it. Most wrong answers are off by a factor that has a name.
 #
-# Each token leaves in each layer one key and one value per *key/value head*, of $D$ numbers each:
+# Each token leaves in each layer one key and one value per *key/value head*, of $D$ numbers each. For $B$ sequences of
+# $L$ tokens:
 #
-# $$\text{bytes} = \underbrace{2}_{K, V} \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \frac{\text{bits}}{8} \cdot B
-# \cdot L$$
+# $$\text{bytes} = \underbrace{2}_{\text{key, value}} \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \frac{\text{bits}}{8}
+# \cdot B \cdot L$$
 #
 # | | | |
 # |---|---|---|
 # | `layers` | whole number | |
-# | `heads`, `kv_heads` | whole numbers | query heads $H$ and key/value heads $H_{kv}$; under grouped queries (GQA) $H_{kv} < H$ |
+# | `heads`, `kv_heads` | whole numbers | query heads $H$ and key/value heads $H_{kv}$; under grouped-query attention (GQA) $H_{kv} < H$ |
 # | `head_dim` | whole number $D$ | |
-# | `bits` | 32, 16 or 8 | of one number in the cache |
-# | `batch`, `length` | whole numbers $B$, $L$ | rows, and tokens in each |
+# | `bits` | 32, 16 or 8 | bits of one number in the cache |
+# | `batch`, `length` | whole numbers $B$, $L$ | sequences, and tokens in each |
 # | returns | number | the size in **GiB**, $2^{30}$ bytes |
 
 
@@ -49,25 +50,26 @@ def kv_gib(layers: int, heads: int, kv_heads: int, head_dim: int, bits: int, bat
 check("02.kv_bytes", kv_gib)
 
 # %% [markdown] exercise="02.cached_attention"
-# ## 2. One token looks back
+# ## 2. One token attends to the cache
 #
-# With a cache, decoding a token needs one row of attention instead of all of them. It is the *last row* of what full
-# attention over the whole text would give, up to rounding: a cache saves work, it approximates nothing.
+# With a cache, decoding a token needs the attention of that one token only. Its result is the *last row* of the matrix
+# that full attention over the whole sequence would give, up to rounding, so the cache saves work without approximating
+# anything.
 #
-# For query head $h$ with $G = H / H_{kv}$ query heads to a key/value head, $g = \lfloor h / G \rfloor$ and
-# $s = 0 \dots \text{length} - 1$:
+# There are $H$ query heads, and $G = H / H_{kv}$ of them share each key/value head. Query head $h$ therefore uses
+# key/value head $g = \lfloor h / G \rfloor$. With $s = 0 \dots \text{length} - 1$:
 #
 # $$w_{h,s} = \operatorname{softmax}_s\left(\frac{q_h \cdot k_{g,s}}{\sqrt{D}}\right), \qquad
 # o_h = \sum_s w_{h,s} \, v_{g,s}$$
 #
-# The cache has room for `S` tokens and the first `length` slots count. The new token's own key and value have just been
-# written to the last of these, slot `length − 1`. Slots behind them hold whatever was there before, such as drafts that
-# were rejected.
+# The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have
+# just been stored in the last of these, slot `length − 1`. The slots after them may hold anything, such as draft tokens
+# that were rejected.
 #
 # | | | |
 # |---|---|---|
 # | `q` | tensor `[H, D]` | the new token's query, one for each query head |
-# | `keys`, `values` | tensors `[Hkv, S, D]` | the cache of one layer of one row; leave it as it is |
+# | `keys`, `values` | tensors `[Hkv, S, D]` | the cache of one layer of one sequence; do not change it |
 # | `length` | whole number, 1 ≤ length ≤ S | slots that count |
 # | returns | tensor `[H, D]` | |
 
@@ -88,21 +90,24 @@ def cached_attention(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, 
 check("02.cached_attention", cached_attention)
 
 # %% [markdown]
-# Your function reads a text of six tokens, one by one, and every step is compared with the same row of full attention.
-# The middle columns count scores: what this step needs with the cache, and what it would need without.
+# Below, your function processes a sequence of six tokens one by one, and every step is compared with the same row of
+# the matrix of full attention. The middle columns count scores: how many this step needs with the cache, and how many
+# without.
 
 # %%
 draw("02.cached_attention", cached_attention)
 
 # %% [markdown] exercise="02.ragged"
-# ## 3. Rows of different lengths
+# ## 3. Sequences of different lengths
 #
-# A batch holds texts of different lengths, and speculation makes it worse: in every cycle each row keeps another number
-# of drafts. Nothing is moved or padded. Each row has its length, and a mask says what counts.
+# A batch holds sequences of different lengths, and speculation makes them differ more, because in every cycle each
+# sequence keeps a different number of draft tokens. Yet nothing has to be moved or padded: each sequence has its
+# length, and a mask says which slots count.
 #
-# A pass brings `count` new tokens to every row. New token $t$ of row $b$ is written to slot $\text{lengths}_b + t$ and may
-# see its row's past, the new tokens before it, and itself. Here for a row of length 2, a pass of 2, and another row that
-# makes the batch 3 slots longer (`p` past, `n` new, `-` stale, `#` seen):
+# A forward pass brings `count` new tokens to every sequence. New token $t$ of sequence $b$ is stored in slot
+# $\text{lengths}_b + t$. It may see the past of its sequence, the new tokens before it, and itself. Here is the mask of
+# a sequence of length 2 in a pass of 2 new tokens, where another sequence makes the batch 3 slots longer (`p` past, `n`
+# new, `-` stale, `#` seen):
 #
 # ```
 # slots      p p n n - - -
@@ -110,19 +115,19 @@ draw("02.cached_attention", cached_attention)
 #   new 1    # # # # . . .
 # ```
 #
-# $$\text{visible}_{b,t,s} = \big[\, s \text{ is not behind the slot of token } t \text{ of row } b \,\big], \qquad
+# $$\text{visible}_{b,t,s} = \big[\, s \le \text{slot of token } t \text{ of sequence } b \,\big], \qquad
 # S = \max_b \text{lengths}_b + \text{count}$$
 #
 # | | | |
 # |---|---|---|
-# | `lengths` | tensor `[B]` of whole numbers ≥ 0 | tokens that each row holds before the pass |
-# | `count` | whole number T ≥ 1 | new tokens a row; 1 in plain decoding, K + 1 when K drafts are verified |
+# | `lengths` | tensor `[B]` of whole numbers ≥ 0 | tokens that each sequence holds before the pass |
+# | `count` | whole number T ≥ 1 | new tokens per sequence: 1 in plain decoding, $k + 1$ when $k$ draft tokens are verified |
 # | returns | tensor `[B, T, S]` of True and False | True: seen |
 
 
 # %% exercise="02.ragged"
 def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
-    """Which slots each new token of each row may see."""
+    """Which slots each new token of each sequence may see."""
     ### BEGIN SOLUTION: where is each new token, and where is each slot?
     own = lengths[:, None] + torch.arange(count)  # [B, T]: the slot of every new token
     slot = torch.arange(int(lengths.max()) + count)  # [S]
@@ -134,8 +139,9 @@ def visible(lengths: torch.Tensor, count: int) -> torch.Tensor:
 check("02.ragged", visible)
 
 # %% [markdown]
-# Look at your mask. In each row the seen part should be a staircase that begins behind the past and ends before the stale
-# slots. To *rewind* a row is now to lower its length: nothing is erased, the mask does it.
+# Look at the mask that your function makes. For each sequence the seen part should be a staircase that begins right
+# after the past and ends before the stale slots. To *rewind* a sequence is now simply to lower its length: nothing is
+# erased, because the mask hides it.
 
 # %%
 draw("02.ragged", visible)

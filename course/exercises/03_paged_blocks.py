@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 03: paged blocks
 #
-# The memory for keys and values is cut into blocks of `block_size` slots, one slot a token. A request owns a *table*:
-# the numbers of its blocks, in the order of its text. You write the bookkeeping around that table, the part of a server
-# where an error of one is somebody else's text. There are no tensors here, only lists and counts. Each exercise stands
-# alone.
+# The memory for keys and values is cut into blocks of `block_size` slots, and each slot holds one token. A request has
+# a *block table*, which lists the numbers of its blocks in the order of its tokens. Here you write the bookkeeping
+# around that table. It is the part of a server in which an off-by-one error shows one user the tokens of another. There
+# are no tensors in it, only lists and counts, and each exercise stands alone.
 #
-# Fill in the function, run its cell, run the check below it.
+# Fill in the function, run its cell, then run the check below it.
 
 # %%
 from minispec.course.classroom import check, draw, hint
@@ -15,10 +15,12 @@ from minispec.serving.blocks import block_hash
 # %% [markdown] exercise="03.slot"
 # ## 1. From position to slot
 #
-# Every pass asks this first: the tokens at positions start … stop − 1 of a request, where in memory do their keys and
-# values go? It is the page table of an operating system, in one line.
+# Before every forward pass a server has to know where in memory the keys and values of a request's tokens go. The block
+# table answers that, as the page table of an operating system does for addresses. You compute the slots of the tokens
+# at positions start … stop − 1.
 #
-# Blocks of 4, table [5, 0]: block 5 is slots 20 … 23, block 0 is slots 0 … 3.
+# In the example, blocks have 4 slots and the table is [5, 0]. Block 5 consists of the slots 20 … 23, and block 0 of the
+# slots 0 … 3:
 #
 # ```
 # position   0   1   2   3   4   5   6   7
@@ -32,7 +34,7 @@ from minispec.serving.blocks import block_hash
 # |---|---|---|
 # | `table` | list of block numbers | long enough |
 # | `block_size` | whole number ≥ 1 | slots of a block |
-# | `start`, `stop` | whole numbers, start ≤ stop | positions in the text; `stop` itself is not asked for |
+# | `start`, `stop` | whole numbers, start ≤ stop | positions in the sequence; `stop` itself is excluded |
 # | returns | list of stop − start slots | |
 
 
@@ -40,11 +42,11 @@ from minispec.serving.blocks import block_hash
 def slots(table: list[int], block_size: int, start: int, stop: int) -> list[int]:
     """Where the tokens at positions start … stop − 1 are in memory."""
     ### BEGIN SOLUTION: for each position: which block of the table, and how far into it?
-    places = []
+    found = []
     for position in range(start, stop):
         which, offset = divmod(position, block_size)
-        places.append(table[which] * block_size + offset)
-    return places
+        found.append(table[which] * block_size + offset)
+    return found
     ### END SOLUTION
 
 
@@ -54,35 +56,36 @@ check("03.slot", slots)
 # %% [markdown] exercise="03.allocator"
 # ## 2. The blocks of a pass
 #
-# A request takes memory block by block, as it grows. With speculation it also takes some on approval: while a pass
-# runs, every draft needs a slot (the *lookahead slots*), and afterwards only the accepted ones keep theirs.
+# A request takes memory block by block as it grows. With speculation it also takes some only for the time of a pass:
+# while the pass runs, every draft token needs a slot (vLLM calls these *lookahead slots*), and afterwards only the
+# accepted tokens keep theirs.
 #
-# The request has `length` tokens in its blocks. The pass reads the last token of the text, which has no slot yet, and
-# `drafts` drafted ones; `accepted` of these turn out right. So
+# The request has `length` tokens in its blocks. The pass processes the last token of the output, which has no slot yet,
+# and `drafts` draft tokens, of which `accepted` turn out right. With $s$ = `block_size`, so many blocks are needed:
 #
 # $$\text{blocks during} = \left\lceil \frac{\text{length} + 1 + \text{drafts}}{s} \right\rceil, \qquad
 # \text{blocks after} = \left\lceil \frac{\text{length} + 1 + \text{accepted}}{s} \right\rceil$$
 #
-# (The token that the target emits at the end of the pass has no slot again: the next pass reads it.) Keep the blocks of
-# the table that it has, and put fresh ones behind them. Take those from the **end** of `free`, one after the other. If
-# there are too few, the answer is None: all or nothing.
+# (The token that the target emits at the end of the pass has no slot yet, because only the next pass processes it.)
+# Keep the blocks that are in the table and append new ones. Take those from the **end** of `free`, one after the other.
+# If there are too few of them, take none, and the answer is None.
 #
 # | | | |
 # |---|---|---|
 # | `table` | list of block numbers | ⌈length / s⌉ of them |
-# | `free` | list of block numbers | blocks that nobody uses |
+# | `free` | list of block numbers | blocks that no request uses |
 # | `block_size`, `length` | whole numbers | slots of a block; tokens in the table's blocks, ≥ 0 |
 # | `drafts`, `accepted` | whole numbers | 0 ≤ accepted ≤ drafts |
 # | returns | `(during, after, free)` or `None` | the table while the pass runs; the table after it; the free blocks after it, in any order |
 #
-# The lists are yours: you may change them.
+# You may change the lists that you are given.
 
 
 # %% exercise="03.allocator"
 def allocator(
     table: list[int], free: list[int], block_size: int, length: int, drafts: int, accepted: int
 ) -> tuple[list[int], list[int], list[int]] | None:
-    """Take the blocks of one pass, and give back those that hold nothing true after it."""
+    """Take the blocks of one pass, and give back those that hold no accepted token after it."""
     ### BEGIN SOLUTION: how many blocks are missing? are they there? which are still needed after the pass?
     blocks_during = -(-(length + 1 + drafts) // block_size)
     blocks_after = -(-(length + 1 + accepted) // block_size)
@@ -100,7 +103,8 @@ def allocator(
 check("03.allocator", allocator)
 
 # %% [markdown]
-# Watch your allocator serve one request: each pass shows the blocks it ran with, then what was kept of them.
+# Watch your allocator serve one request. For each pass you see the blocks it ran with, and then which of them were
+# kept.
 
 # %%
 draw("03.allocator", allocator)
@@ -108,34 +112,36 @@ draw("03.allocator", allocator)
 # %% [markdown] exercise="03.copy_on_write"
 # ## 3. Copy on write
 #
-# Two requests with the same beginning can have the same blocks in their tables: nothing is copied when they part, and a
-# count per block says in how many tables it is. That works until one of them writes.
+# Two requests with the same beginning can have the same blocks in their tables. Nothing is copied for that, and a
+# reference count per block says in how many tables it is. This works until one of the requests has to store a new token
+# in a block that the other one uses as well.
 #
-# The request has `length` tokens and is about to write one more, at position `length`. Make its place safe:
+# The request has `length` tokens and is about to store one more, at position `length`. Make sure that it can do so
+# without changing what other requests see. There are three situations:
 #
 # ```
-# the last block is full                     a fresh block behind it          nothing to copy
-# it has room, and is in this table only     write there                      nothing to copy
-# it has room, and others have it too        a fresh block in its place       copy the old one into it
+# the last block is full                       append a new block               nothing to copy
+# it has room, and is in this table only       store the token there            nothing to copy
+# it has room, and is in other tables, too     put a new block in its place     copy the old one into it
 # ```
 #
-# A block with count 0 is free. Take the **free block with the lowest number**, and keep all counts true.
+# A block with reference count 0 is free. Take the **free block with the lowest number**, and keep all counts correct.
 #
 # | | | |
 # |---|---|---|
 # | `table` | list of block numbers | ⌈length / s⌉ of them, at least one |
 # | `refcount` | list of counts | `refcount[b]` says in how many tables block b is; at least one is 0 |
 # | `block_size`, `length` | whole numbers ≥ 1 | slots of a block; tokens in the table's blocks |
-# | returns | `(table, refcount, copies)` | both as they are before the write; a list of `(source, destination)`, empty or with one pair |
+# | returns | `(table, refcount, copies)` | table and counts, ready for the new token; a list of `(source, destination)`, empty or with one pair |
 #
-# The lists are yours: you may change them.
+# You may change the lists that you are given.
 
 
 # %% exercise="03.copy_on_write"
 def copy_on_write(
     table: list[int], refcount: list[int], block_size: int, length: int
 ) -> tuple[list[int], list[int], list[tuple[int, int]]]:
-    """Make position `length` of a request writable, without anybody else noticing."""
+    """Make room for position `length` of a request, without changing what other requests see."""
     ### BEGIN SOLUTION: is the last block full? is it shared?
     last, fresh = table[-1], refcount.index(0)
     if length % block_size == 0:
@@ -153,43 +159,44 @@ def copy_on_write(
 check("03.copy_on_write", copy_on_write)
 
 # %% [markdown] exercise="03.prefix_hash"
-# ## 4. The prefix that is already there
+# ## 4. The prefix that is already in memory
 #
-# A thousand requests begin with the same instructions. Their keys and values need to be computed once, if a new request
-# can find them: full blocks are entered in a dictionary under a name, and the name must stand for all that the block's
-# keys and values depend on, which is every token up to its end.
+# If a thousand requests begin with the same instructions, the keys and values of these need to be computed only once,
+# provided that a new request can find them. For this, full blocks are registered in a dictionary under a hash. The hash
+# must stand for everything that the block's keys and values depend on, and that is every token up to the end of the
+# block. So the hash $h_i$ of block $i$ covers its own tokens and the hash of the block before it:
 #
 # $$h_0 = \text{hash}(\text{empty},\; t_0 \dots t_{s-1}), \qquad
 # h_i = \text{hash}(h_{i-1},\; t_{is} \dots t_{(i+1)s - 1})$$
 #
-# Return the blocks that hold the beginning of the prompt, in order, as far as they go without a hole. Never all of the
-# prompt: the pass over its last token yields the law of the first new one, so **at least one token** stays to be
-# computed.
+# Return the blocks that hold the beginning of the prompt, in order, up to the first one that is not registered. Never
+# return all of the prompt: the distribution of the first new token comes from the pass over the last prompt token, so
+# **at least one token** has to be computed.
 #
 # | | | |
 # |---|---|---|
 # | `prompt` | list of tokens | at least one |
 # | `block_size` | whole number ≥ 1 | |
-# | `block_of` | dictionary | name → block number, of the full blocks in memory |
+# | `block_of` | dictionary | hash → block number, of the full blocks in memory |
 # | returns | list of block numbers | may be empty |
 #
-# You may use `block_hash(parent, tokens)`: the name of a block with these tokens, behind the block named `parent`. The
-# first block of a text has the parent `b""`. (In the cases of the check, `stored` are the texts in memory: their full
-# blocks are numbered 0, 1, … as they come, a block that is there already is not stored again, and `evicted` ones are
-# gone.)
+# You may use `block_hash(parent, tokens)`, the hash of a block with these tokens that follows the block with the hash
+# `parent`. The first block of a sequence has the parent `b""`. (In the cases of the check, `stored` lists the sequences
+# in memory. Their full blocks are numbered 0, 1, … in order, a block that is already there is not stored again, and the
+# blocks in `evicted` are no longer in memory.)
 
 
 # %% exercise="03.prefix_hash"
 def prefix_blocks(prompt: list[int], block_size: int, block_of: dict[bytes, int]) -> list[int]:
     """The blocks in memory that hold the beginning of the prompt."""
-    ### BEGIN SOLUTION: name block after block, each behind the one before, up to the first that is missing
+    ### BEGIN SOLUTION: hash block after block, each with the hash of the one before, up to the first that is missing
     blocks: list[int] = []
-    name = b""
+    key = b""
     for first in range(0, len(prompt) - block_size, block_size):  # so that at least one token follows the block
-        name = block_hash(name, prompt[first : first + block_size])
-        if name not in block_of:
+        key = block_hash(key, prompt[first : first + block_size])
+        if key not in block_of:
             return blocks
-        blocks.append(block_of[name])
+        blocks.append(block_of[key])
     return blocks
     ### END SOLUTION
 

@@ -1,11 +1,11 @@
 # %% [markdown]
 # # Exercises 04: continuous batching
 #
-# Many requests share the passes of one model. Who is in the next pass, with how many tokens, and who has to leave when
-# memory runs out: that is a scheduler, and it is all bookkeeping, without a tensor. You write its three decisions. Each
-# exercise stands alone.
+# Many requests share the forward passes of one model. A scheduler decides which of them take part in the next pass, with how
+# many tokens each, and which one has to give way when memory runs out. All of this is bookkeeping without a single tensor.
+# In these exercises you write its three decisions, each of which stands alone.
 #
-# Fill in the function, run its cell, run the check below it.
+# Fill in the function, run its cell, and run the check below it.
 
 # %%
 from minispec.course.classroom import check, draw, hint
@@ -13,36 +13,36 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="04.static_waste"
 # ## 1. Static against continuous
 #
-# A *static* batch is filled once and runs until its longest request has ended: the others have long been finished, but
-# their rows are computed along, for nothing. With *continuous* batching a row that becomes free takes the next request
-# in the very next step.
+# How many steps does each way of batching take? A *static* batch is filled once and runs until its longest request has
+# finished; a request that finishes earlier leaves its slot empty until then. With *continuous* batching, a slot that becomes
+# free is given to the next request in the very next step.
 #
-# Lengths 3, 1, 2 on two rows, a letter for each step of a request:
+# For example, take outputs of 3, 1 and 2 tokens and a batch with two slots, with one letter for each step of a request:
 #
 # ```
 # static        aaa cc       5 steps           continuous    aaa      3 steps
 #               b..                                          bcc
 # ```
 #
-# All requests are there from the beginning and are served in the order of the list. A request of length L occupies a row
+# All requests are there from the beginning and are served in the order of the list. A request of length L occupies a slot
 # for L steps.
 #
 # | | | |
 # |---|---|---|
 # | `lengths` | list of whole numbers ≥ 1 | steps that each request needs |
-# | `rows` | whole number ≥ 1 | how many run side by side |
-# | returns | `(static, continuous)` | steps until the last request has ended |
+# | `slots` | whole number ≥ 1 | how many requests run side by side |
+# | returns | `(static, continuous)` | steps until the last request has finished |
 
 
 # %% exercise="04.static_waste"
-def batching_steps(lengths: list[int], rows: int) -> tuple[int, int]:
+def batching_steps(lengths: list[int], slots: int) -> tuple[int, int]:
     """How many steps it takes to serve all requests: in static batches, and with continuous batching."""
-    ### BEGIN SOLUTION: one batch after the other; and for each request, which row is free first?
-    batches = [lengths[first : first + rows] for first in range(0, len(lengths), rows)]
+    ### BEGIN SOLUTION: one batch after the other; and for each request, which slot is free first?
+    batches = [lengths[first : first + slots] for first in range(0, len(lengths), slots)]
     static = sum(max(batch) for batch in batches)
-    free_at = [0] * rows  # the step at which each row takes its next request
+    free_at = [0] * slots  # the step at which each slot takes its next request
     for length in lengths:
-        first_free = min(range(rows), key=lambda row: free_at[row])
+        first_free = min(range(slots), key=lambda slot: free_at[slot])
         free_at[first_free] += length
     return static, max(free_at)
     ### END SOLUTION
@@ -54,37 +54,38 @@ check("04.static_waste", batching_steps)
 # %% [markdown] exercise="04.token_budget"
 # ## 2. The plan of a step
 #
-# Every pass may read `budget` tokens: that is what keeps its time bounded. Everybody in it is some tokens *behind*: 1 if
-# it decodes, many if it has a prompt to read. A prompt need not be read at once: it is read in chunks, beside the others'
-# decoding, so that nobody's text stops because somebody else has come with a long question.
+# A forward pass processes at most `budget` tokens, which bounds the time that it takes. Each request has some tokens that are
+# not computed yet: one if it is decoding, many if it has a prompt to process. A prompt need not be processed at once. It is
+# cut into chunks that share the passes with the decoding of the others, so that no output stalls because another request has
+# arrived with a long prompt.
 #
-# The budget goes, in this order,
+# The budget is given out in this order:
 #
-# 1. to those who **run and decode** (1 behind): one token each;
-# 2. to those who **run and still read** their prompt, in order of arrival;
-# 3. to **newcomers**, in order of arrival, while there are free seats.
+# 1. to requests that **run and decode** (one uncomputed token), one token each;
+# 2. to requests that **run and are still in their prompt**, in order of arrival;
+# 3. to **new requests**, in order of arrival, while there are free slots in the batch.
 #
-# In rounds 2 and 3 each gets a chunk, as large as possible: at most what it is behind, at most what is left of the
-# budget, at most `max_chunk`. Nobody is passed over for somebody behind it.
+# In rounds 2 and 3 each request gets a chunk that is as large as possible: at most its uncomputed tokens, at most what
+# is left of the budget, and at most `max_chunk`. No request is passed over in favour of one that arrived later.
 #
 # | | | |
 # |---|---|---|
-# | `behind` | list of whole numbers ≥ 1 | for each request, in order of arrival: tokens it has yet to read |
+# | `behind` | list of whole numbers ≥ 1 | for each request, in order of arrival: its uncomputed tokens |
 # | `running` | whole number | the first so many of them run, the others wait |
-# | `seats` | whole number ≥ running | at most so many run |
-# | `budget`, `max_chunk` | whole numbers | tokens of the step, at least `seats`; tokens of one prompt, ≥ 1 |
-# | returns | list of counts | tokens that each request reads in this step; 0 for those who do not take part |
+# | `seats` | whole number ≥ running | at most so many may run (vLLM: `max_num_seqs`) |
+# | `budget`, `max_chunk` | whole numbers | tokens of the step (vLLM: `max_num_batched_tokens`), at least `seats`; tokens of one prompt, ≥ 1 |
+# | returns | list of counts | tokens of each request in this step; 0 for a request that does not take part |
 
 
 # %% exercise="04.token_budget"
 def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chunk: int) -> list[int]:
-    """How many tokens each request reads in the next pass."""
+    """How many tokens of each request the next forward pass processes."""
     ### BEGIN SOLUTION: three rounds, one budget
     plan = [0] * len(behind)
     for request in range(running):
         if behind[request] == 1:
             plan[request], budget = 1, budget - 1
-    for request in range(min(seats, len(behind))):  # those who run come first in the list, then newcomers
+    for request in range(min(seats, len(behind))):  # running requests come first in the list, then new ones
         if plan[request] == 0:
             plan[request] = min(behind[request], budget, max_chunk)
             budget -= plan[request]
@@ -96,58 +97,61 @@ def plan_step(behind: list[int], running: int, seats: int, budget: int, max_chun
 check("04.token_budget", plan_step)
 
 # %% [markdown]
-# Six requests under your plan: a and b decode from the beginning, the others come with prompts. Do a and b ever stop?
+# Here are six requests under your plan. Requests a and b decode from the beginning, and the others arrive with prompts. Is
+# there a step in which a or b gets no token?
 
 # %%
 draw("04.token_budget", plan_step)
 
 # %% [markdown] exercise="04.preemption"
-# ## 3. Who gives way
+# ## 3. Which request gives way
 #
-# Everybody decodes, texts grow, and at some step there is no free block for the next token. Nobody can be asked to stop
-# growing, so somebody has to be pushed out (*preempted*): its blocks go to the others, and it is computed again later.
+# All requests decode and grow, and at some step there is no free block for the next token. Then a running request has to be
+# *preempted*: its blocks go to the others, and it is computed again later.
 #
-# The text of request i has prompt[i] + output[i] tokens. All but the last have a slot in its blocks; now the last one
-# needs one. Go through the requests in order:
+# Request i has prompt[i] + output[i] tokens. All but the last of them have a slot in its blocks, and now the last one needs a
+# slot too. Go through the requests in order:
 #
-# - it has room in its last block: nothing to do;
-# - it needs a fresh block and one is free: it takes it;
-# - none is free: the **last request that still runs** is pushed out, and all its blocks are free. Look again, unless that
-#   was the request itself.
+# - if it has room in its last block, there is nothing to do;
+# - if it needs a new block and one is free, it takes that block;
+# - if it needs a new block and none is free, the **last request that still runs** is preempted, and all its blocks become
+#   free. Look again, unless that was the request itself.
 #
-# Why the last: then nobody is ever pushed out for one behind it, the first always goes on, and everybody ends some day.
+# It is the last one because then no request is ever preempted for one that comes later in the order. So the first request
+# always continues, and in the end every request finishes that fits into the pool alone.
 #
-# Who is pushed out loses all its keys and values. How many tokens does it have to read when it comes back, before the next
-# one can be drawn?
+# A preempted request loses all its keys and values. How many tokens have to be processed when it comes back, before its next
+# token can be sampled?
 #
 # | | | |
 # |---|---|---|
 # | `prompt`, `output` | lists of whole numbers ≥ 1 | tokens of each request, first in the order first |
-# | `free` | whole number ≥ 0 | blocks that nobody holds |
+# | `free` | whole number ≥ 0 | blocks that no request holds |
 # | `block_size` | whole number ≥ 1 | slots of a block |
-# | returns | `(running, pushed_out)` | the numbers of those who run in this step; a list of pairs (request, tokens to read when it comes back), in the order in which they were pushed out |
+# | returns | `(running, preempted)` | the numbers of the requests that run in this step; a list of pairs (request, tokens to process when it comes back), in the order in which they were preempted |
 #
-# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any one request alone would fit.
+# Request i holds exactly the blocks that its tokens with slots need, and shares none. Any single request would fit into
+# memory alone.
 
 
 # %% exercise="04.preemption"
 def make_room(
     prompt: list[int], output: list[int], free: int, block_size: int
 ) -> tuple[list[int], list[tuple[int, int]]]:
-    """A slot for everybody's next token: who runs, and who was pushed out for it."""
-    ### BEGIN SOLUTION: who needs a block? while there is none, the last one goes
-    text = [p + o for p, o in zip(prompt, output, strict=True)]
-    running, pushed_out = list(range(len(text))), []
-    for request in range(len(text)):
-        if request not in running or (text[request] - 1) % block_size != 0:
+    """A slot for the last token of every request: which requests run, and which were preempted for it."""
+    ### BEGIN SOLUTION: which request needs a block? while there is none, the last one goes
+    tokens = [p + o for p, o in zip(prompt, output, strict=True)]
+    running, preempted = list(range(len(tokens))), []
+    for request in range(len(tokens)):
+        if request not in running or (tokens[request] - 1) % block_size != 0:
             continue
         while free == 0 and request in running:
             last = running.pop()
-            free += -(-(text[last] - 1) // block_size)
-            pushed_out.append((last, text[last]))
+            free += -(-(tokens[last] - 1) // block_size)
+            preempted.append((last, tokens[last]))
         if request in running:
             free -= 1
-    return running, pushed_out
+    return running, preempted
     ### END SOLUTION
 
 

@@ -1,12 +1,13 @@
 # %% [markdown]
 # # Exercises 05: draft and verify
 #
-# You write the loop of speculative decoding, for a greedy target: first the verdict on one draft, then the bookkeeping
-# of two caches, then the loop around both. Each exercise stands alone: the later ones use our version of the earlier.
+# You write the loop of speculative decoding for a greedy target: first the decision on one draft, then the bookkeeping
+# of the two caches, and then the loop around both. Each exercise stands alone, because the later ones use our version
+# of the earlier.
 #
-# Fill in the function, run its cell, run the check below it. A check says *what* is wrong and shows the smallest case
-# that proves it. (It calls your function many times, and what you print meanwhile is not shown: to look inside, call
-# the function yourself in a cell of your own.)
+# Fill in the function, run its cell, and run the check below it. A check says *what* is wrong and shows the smallest case
+# that proves it. (It calls your function many times and does not show what you print. To look inside, call the function
+# yourself in a cell of your own.)
 
 # %%
 import torch
@@ -14,38 +15,38 @@ import torch
 from minispec.course.classroom import check, draw, hint, reference
 
 # %% [markdown] exercise="05.greedy_verify"
-# ## 1. The greedy verdict
+# ## 1. The greedy decision
 #
-# The target has read the last committed token and γ drafted ones in a single pass. This function decides how many of
-# them survive, and which token follows: it is all that stands between a guess and the output.
+# The target has processed the last token of the sequence and $k$ draft tokens in a single forward pass. (Leviathan's paper
+# writes γ for $k$.) Your function decides which draft tokens are accepted, and which token follows them.
 #
-# With rows counted from 0, row $i$ of the logits is what the target says *after* reading the $i$-th token of the pass.
-# So it judges draft $i$ of the list:
+# The logits are a tensor `[k + 1, V]`. Counted from 0, row $i$ of this tensor says what the target chooses *after* the
+# $i$-th token of the input. So it judges draft token $i$ of the list:
 #
 # ```
-# the pass reads    last    d[0]    d[1]    d[2]
-# row                0       1       2       3
+# input             last    d[0]    d[1]    d[2]
+# row of logits      0       1       2       3
 # its argmax is    d[0]?   d[1]?   d[2]?   the bonus
 # ```
 #
-# $$a = \text{number of drafts before the first } i \text{ with } d_i \ne \arg\max \ell_i, \qquad
+# $$a = \text{number of draft tokens before the first } i \text{ with } d_i \ne \arg\max \ell_i, \qquad
 # \text{token} = \arg\max \ell_a$$
 #
 # | | | |
 # |---|---|---|
-# | `logits` | tensor `[γ+1, V]` | one row for each token of the pass |
-# | `drafted` | list of γ tokens | may be empty |
-# | returns | `(accepted, token)` | two whole numbers, 0 ≤ accepted ≤ γ |
+# | `logits` | tensor `[k + 1, V]` | one row of the tensor for each input token |
+# | `drafted` | list of k tokens | may be empty |
+# | returns | `(accepted, token)` | two whole numbers, 0 ≤ accepted ≤ k |
 
 
 # %% exercise="05.greedy_verify"
 def greedy_verify(logits: torch.Tensor, drafted: list[int]) -> tuple[int, int]:
-    """How many drafts the target agrees with, and its own token after them: the correction, or the bonus."""
-    ### BEGIN SOLUTION: compare each draft with the target's choice in its place, up to the first mismatch
+    """How many draft tokens the target agrees with, and its own token after them: the correction, or the bonus."""
+    ### BEGIN SOLUTION: compare each draft token with the target's choice at its position, up to the first mismatch
     best = logits.argmax(-1).tolist()
     accepted = 0
-    for guess, choice in zip(drafted, best, strict=False):
-        if guess != choice:
+    for proposed, choice in zip(drafted, best, strict=False):
+        if proposed != choice:
             break
         accepted += 1
     return accepted, best[accepted]
@@ -58,32 +59,33 @@ check("05.greedy_verify", greedy_verify)
 # %% [markdown] exercise="05.rewind"
 # ## 2. Rewind both caches
 #
-# Rejected drafts leave traces: both models have keys and values of tokens that nobody wrote. After every cycle each
-# cache is cut back to what is true, and an error of one token here is the commonest bug of all.
+# Rejected draft tokens leave keys and values in both caches, and later tokens must not attend to them. After every cycle each
+# cache is therefore cut back to the tokens that are part of the sequence. An error of one token here goes unnoticed easily,
+# because the output stays fluent.
 #
-# When the cycle begins, the text has $n$ tokens, and both caches hold the first $n - 1$ of them. Then
+# When the cycle begins, the sequence has $n$ tokens, and both caches hold the first $n - 1$ of them. Then
 #
 # ```
-# the draft reads     last   d1   …   d_{γ-1}           and proposes d1 … d_γ
-# the target reads    last   d1   …   d_{γ-1}   d_γ     and yields γ + 1 rows
+# the draft model processes     last   d1   …   d_{k-1}           and proposes d1 … d_k
+# the target processes          last   d1   …   d_{k-1}   d_k     and yields k + 1 rows of logits
 # ```
 #
-# and $a$ drafts are accepted, and one more token is emitted. How long may each cache stay?
+# and $a$ draft tokens are accepted, and one more token is emitted. How many tokens may each cache keep?
 #
 # | | | |
 # |---|---|---|
-# | `n` | whole number ≥ 1 | tokens of the text before the cycle |
-# | `gamma`, `accepted` | whole numbers | γ ≥ 1 and 0 ≤ a ≤ γ |
-# | returns | `(target, draft)` | the length of each cache after the cycle: as long as is still true, no longer |
+# | `n` | whole number ≥ 1 | tokens of the sequence before the cycle |
+# | `k`, `accepted` | whole numbers | k ≥ 1 and 0 ≤ accepted ≤ k |
+# | returns | `(target, draft)` | the length of each cache after the cycle: as many right tokens as it has, and no others |
 
 
 # %% exercise="05.rewind"
-def rewind(n: int, gamma: int, accepted: int) -> tuple[int, int]:
-    """The lengths that the target's and the draft's cache are cut back to."""
-    ### BEGIN SOLUTION: which tokens has each model read, and which of them are still in the text?
-    still_true = n + accepted  # the old text, its last token now read, and the accepted drafts
-    draft_has_read = (n - 1) + gamma  # its own last draft it has proposed, but never read
-    return still_true, min(still_true, draft_has_read)
+def rewind(n: int, k: int, accepted: int) -> tuple[int, int]:
+    """The lengths that the target's and the draft model's cache are cut back to."""
+    ### BEGIN SOLUTION: which tokens has each model processed, and which of them are part of the sequence?
+    right = n + accepted  # the old sequence, whose last token is now processed, and the accepted draft tokens
+    draft_processed = (n - 1) + k  # it has proposed its last draft token, but never processed it
+    return right, min(right, draft_processed)
     ### END SOLUTION
 
 
@@ -93,53 +95,53 @@ check("05.rewind", rewind)
 # %% [markdown] exercise="05.loop"
 # ## 3. The loop
 #
-# Now both together, around two models. The output must be what the target would have written alone, in as few passes
-# as the draft deserves.
+# Now put both together, around two models. The output must be what the target would have generated on its own, and the target
+# should need as few forward passes as the draft allows.
 #
 # `target` and `draft` are models with a cache:
 #
 # | | |
 # |---|---|
-# | `model.read(tokens)` | reads them behind what the cache holds; returns logits `[len(tokens), V]` |
+# | `model.read(tokens)` | processes them after what the cache holds; returns logits `[len(tokens), V]` |
 # | `model.length` | how many tokens the cache holds |
-# | `model.rewind(length)` | forgets everything after the first `length` |
+# | `model.rewind(length)` | removes everything after the first `length` |
 #
-# Both have read the prompt except its last token. In every cycle the draft proposes exactly γ tokens, greedily, in
-# **γ passes**; the target verifies them in **one pass**; both are rewound. Keep going until there are `count` new tokens,
-# and cut what the last cycle wrote beyond that.
+# Both have processed the prompt except its last token. In every cycle the draft model proposes exactly k tokens,
+# greedily, in **k passes**; the target verifies them in **one pass**; both are rewound. Continue until there are
+# `count` new tokens, and cut off what the last cycle emitted beyond that.
 #
-# One thing is easy to miss. When all γ drafts were accepted, the draft is *two* tokens behind: its own last draft, which
-# it never read, and the bonus. One pass can read both.
+# One detail is easy to miss: after a cycle in which all k draft tokens were accepted, *two* tokens are missing in the draft
+# model's cache, namely its own last draft token, which it never processed, and the bonus. One pass can process the two.
 #
 # | | | |
 # |---|---|---|
 # | `prompt` | list of tokens | at least one |
-# | `gamma`, `count` | whole numbers ≥ 1 | draft length; how many new tokens |
+# | `k`, `count` | whole numbers ≥ 1 | draft length; how many new tokens |
 # | returns | list of `count` tokens | the new ones only |
 #
-# You may use `our_verify(logits, drafted)` and `our_rewind(n, gamma, accepted)`: our answers to 1 and 2.
+# You may use `our_verify(logits, drafted)` and `our_rewind(n, k, accepted)`, which are our answers to 1 and 2.
 
 # %%
 our_verify, our_rewind = reference("05.greedy_verify"), reference("05.rewind")
 
 
 # %% exercise="05.loop"
-def loop(target, draft, prompt: list[int], gamma: int, count: int) -> list[int]:
+def loop(target, draft, prompt: list[int], k: int, count: int) -> list[int]:
     """Speculative decoding with a greedy target: `count` new tokens after the prompt."""
-    ### BEGIN SOLUTION: until there are enough tokens: draft γ, verify in one pass, add what was won, rewind both
-    text = list(prompt)
-    while len(text) < len(prompt) + count:
-        n = len(text)
+    ### BEGIN SOLUTION: until there are enough tokens: draft k, verify in one pass, add what is emitted, rewind both
+    sequence = list(prompt)
+    while len(sequence) < len(prompt) + count:
+        n = len(sequence)
         drafted: list[int] = []
-        while len(drafted) < gamma:
-            unread = (text + drafted)[draft.length :]  # one token; two after a cycle that accepted everything
-            drafted.append(int(draft.read(unread)[-1].argmax()))
-        accepted, token = our_verify(target.read([text[-1], *drafted]), drafted)
-        text += [*drafted[:accepted], token]
-        target_length, draft_length = our_rewind(n, gamma, accepted)
+        while len(drafted) < k:
+            missing = (sequence + drafted)[draft.length :]  # one token; two after a cycle that accepted everything
+            drafted.append(int(draft.read(missing)[-1].argmax()))
+        accepted, token = our_verify(target.read([sequence[-1], *drafted]), drafted)
+        sequence += [*drafted[:accepted], token]
+        target_length, draft_length = our_rewind(n, k, accepted)
         target.rewind(target_length)
         draft.rewind(draft_length)
-    return text[len(prompt) : len(prompt) + count]
+    return sequence[len(prompt) : len(prompt) + count]
     ### END SOLUTION
 
 
@@ -147,8 +149,8 @@ def loop(target, draft, prompt: list[int], gamma: int, count: int) -> list[int]:
 check("05.loop", loop)
 
 # %% [markdown]
-# What did your target see? Each line is one pass: how many tokens its cache held before it, and what it read. The first
-# token of a line is the last one of the text; the others are drafts.
+# What did your target process? Each line is one forward pass: how many tokens its cache held before, and which tokens
+# were its input. The first token of a line is the last one of the sequence, and the others are draft tokens.
 
 # %%
 draw("05.loop", loop)

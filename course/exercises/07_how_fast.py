@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 07: how fast
 #
-# Five short functions answer every "how much faster?" of an interview: how many tokens a cycle yields, what it costs,
-# how many to draft, and when to leave it. Each exercise stands alone.
+# Five short functions answer most questions of the kind "how much faster is it?": how many tokens a cycle emits, what
+# it costs, how many tokens to draft, and when not to speculate at all. Each exercise stands alone.
 #
-# Throughout, $K$ is the number of drafts a cycle and $\alpha$ the chance that a draft is accepted, given that all before
-# it were. Times are relative to one plain pass of the target: drafting one token costs $c$, and the pass that verifies
-# all $K$ drafts costs $v$.
+# Throughout, $k$ is the number of draft tokens per cycle (γ in Leviathan's paper), and $\alpha$ is the probability that
+# a draft token is accepted, given that all before it were. Times are measured in plain forward passes of the target:
+# drafting one token costs $c$, and the forward pass that verifies all $k$ draft tokens costs $v$.
 
 # %%
 import math
@@ -17,21 +17,22 @@ from minispec.theory import expected_tokens
 # %% [markdown] exercise="07.expected_tokens"
 # ## 1. The tokens of a cycle
 #
-# Drafts are accepted one after the other, up to the first rejection; then one token of the target's own follows, a
-# correction or the bonus. $N$ is the number of tokens that come out. It exceeds $i$ exactly when the first $i$ drafts
-# are accepted, so
+# Draft tokens are accepted one after the other, up to the first rejection. Then one token of the target's own follows,
+# a correction or the bonus. Let $N$ be the number of tokens that the cycle emits. It exceeds $i$ exactly when the first
+# $i$ draft tokens are accepted, so
 #
-# $$E[N] = \sum_{i=0}^{K} \Pr[N > i] = 1 + \alpha + \dots + \alpha^K = \frac{1 - \alpha^{K+1}}{1 - \alpha}$$
+# $$E[N] = \sum_{i=0}^{k} \Pr[N > i] = 1 + \alpha + \dots + \alpha^k = \frac{1 - \alpha^{k+1}}{1 - \alpha}$$
 #
-# The quotient has a hole. Your function has none: α = 1 is a draft that is always right.
+# The quotient is undefined at α = 1, where every draft token is right. Your function should give the correct value there too.
 #
 # | | | |
 # |---|---|---|
 # | `alpha` | number in [0, 1] | both ends included |
-# | `k` | whole number ≥ 0 | drafts a cycle; 0 is plain decoding |
+# | `k` | whole number ≥ 0 | draft tokens per cycle; 0 is plain decoding |
 # | returns | number ≥ 1 | $E[N]$ |
 #
-# (Name yours as the cell does. Later exercises use `expected_tokens(alpha, k)` of minispec, whatever you write here.)
+# (Please keep the name of the function. The later exercises use `expected_tokens(alpha, k)` of minispec, whatever you
+# enter here.)
 
 
 # %% exercise="07.expected_tokens"
@@ -50,21 +51,21 @@ check("07.expected_tokens", my_expected_tokens)
 # %% [markdown] exercise="07.position_acceptance"
 # ## 2. Acceptance by position
 #
-# One α for all positions is a simplification. A real draft gets worse the further it runs ahead, and servers report the
-# acceptance of each position. $\beta_j$ is the chance that draft $j$ is accepted *given that all before it were*.
+# One α for all positions is a simplification, because the acceptance differs from position to position, and servers report it
+# for each. Let $\beta_j$ be the probability that draft token $j$ is accepted, *given that all before it were*. Then
 #
-# $$E[N] = 1 + \sum_{i=1}^{K} \prod_{j=1}^{i} \beta_j$$
+# $$E[N] = 1 + \sum_{i=1}^{k} \prod_{j=1}^{i} \beta_j$$
 #
 # | | | |
 # |---|---|---|
-# | `betas` | list of K numbers in [0, 1] | one a position, at least one |
+# | `betas` | list of k numbers in [0, 1] | one per position, at least one |
 # | returns | number ≥ 1 | $E[N]$ |
 
 
 # %% exercise="07.position_acceptance"
 def tokens_by_position(betas: list[float]) -> float:
     """How many tokens a cycle emits on average, from the acceptance of each position."""
-    ### BEGIN SOLUTION: how likely is it to get so far?
+    ### BEGIN SOLUTION: how likely is each draft token to be accepted together with all before it?
     kept = [math.prod(betas[:i]) for i in range(1, len(betas) + 1)]
     return 1 + sum(kept)
     ### END SOLUTION
@@ -76,26 +77,27 @@ check("07.position_acceptance", tokens_by_position)
 # %% [markdown] exercise="07.speedup"
 # ## 3. The speed-up of a cycle
 #
-# Tokens are half of the truth, time is the other. Plain decoding needs one pass, time 1, for each token. A cycle drafts
-# $K$ tokens one after the other, then verifies all of them in a single pass:
+# More tokens per cycle do not help if the cycle takes too long. Plain decoding needs one forward pass, time 1, for each
+# token. A cycle drafts $k$ tokens one after the other and then verifies all of them in a single pass:
 #
 # ```
 # plain      1      1      1      …                 one token each
 # cycle      c  c  c  c  |   v   |                  E[N] tokens
 # ```
 #
-# $$S = \frac{E[N]}{K \cdot c + v}$$
+# $$S = \frac{E[N]}{k \cdot c + v}$$
 #
-# The textbook has $v = 1$. Measured, it is somewhat more on a GPU, and a good deal more on a laptop or in a large batch.
+# Many texts set $v = 1$. In our measurements it is close to 1 on a GPU at small batch sizes, and well above 1 on most
+# CPUs and in large batches.
 #
 # | | | |
 # |---|---|---|
 # | `alpha`, `k` | as above, `k` ≥ 1 | |
 # | `c` | number ≥ 0 | cost of drafting one token; a lookup costs almost nothing |
-# | `v` | number > 0 | cost of the verifying pass |
-# | returns | number > 0 | $S$; below 1 speculation loses |
+# | `v` | number > 0 | cost of the verify pass |
+# | returns | number > 0 | $S$; speculation loses if it is below 1 |
 #
-# You may use `expected_tokens(alpha, k)`.
+# You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
 
 # %% exercise="07.speedup"
@@ -111,7 +113,7 @@ def speedup(alpha: float, k: int, c: float, v: float) -> float:
 check("07.speedup", speedup)
 
 # %% [markdown]
-# Draw yours. Where is the top of each line, and which line never rises above 1 by much?
+# Here is a picture of your function. Where is the highest point of each curve, and which curve hardly rises above 1?
 
 # %%
 draw("07.speedup", speedup)
@@ -119,18 +121,19 @@ draw("07.speedup", speedup)
 # %% [markdown] exercise="07.best_k"
 # ## 4. How many to draft
 #
-# Too few drafts leave tokens on the table, too many are drafted in vain. And on a real machine $v$ depends on $K$, often
-# in steps: a pass over 8 tokens may cost as much as one over 5, and one over 9 much more.
+# A draft that is too short misses tokens that would have been accepted, and one that is too long costs time for tokens
+# that are discarded. On a real machine $v$ depends on $k$ as well, often in steps: a pass over 8 tokens may cost as
+# much as one over 5, and a pass over 9 much more.
 #
-# $$K^* = \arg\max_{K \ge 0} \frac{E[N]}{K \cdot c + v_K}, \qquad S = 1 \text{ for } K = 0$$
+# $$k^* = \arg\max_{k \ge 0} \frac{E[N]}{k \cdot c + v_k}, \qquad S = 1 \text{ for } k = 0$$
 #
 # | | | |
 # |---|---|---|
 # | `alpha`, `c` | numbers | as above |
-# | `v` | list of numbers | `v[k]` is the cost of verifying k drafts; `v[0]` = 1; `len(v) - 1` is the longest draft allowed |
-# | returns | whole number, 0 ≤ K ≤ len(v) − 1 | the best $K$; of equally good ones the smallest, so 0 if nothing *beats* plain decoding |
+# | `v` | list of numbers | `v[k]` is the cost of verifying k draft tokens; `v[0]` = 1; `len(v) - 1` is the longest draft allowed |
+# | returns | whole number, 0 ≤ k ≤ len(v) − 1 | the best $k$; of equally good ones the smallest, so 0 if nothing *beats* plain decoding |
 #
-# You may use `expected_tokens(alpha, k)`.
+# You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
 
 # %% exercise="07.best_k"
@@ -150,27 +153,28 @@ check("07.best_k", best_k)
 # %% [markdown] exercise="07.when_it_pays"
 # ## 5. Where it begins to pay
 #
-# "Speculation needs an acceptance above one half": you will hear it, and it is wrong. Find the α at which a cycle is
-# exactly as fast as plain decoding. Above it speculation gains, below it loses.
+# You may hear that speculation needs an acceptance above one half. As a general rule that is wrong, because the answer depends on
+# $k$, $c$ and $v$. Find the α at which a cycle is exactly as fast as plain decoding. Above it speculation gains, and below it
+# speculation loses.
 #
-# $$1 + \alpha + \dots + \alpha^K = K \cdot c + v$$
+# $$1 + \alpha + \dots + \alpha^k = k \cdot c + v$$
 #
-# For $K = 1$ and $v = 1$ you can read the answer off: it gains exactly when $\alpha > c$. For longer drafts there is no
-# formula worth knowing, but $E[N]$ grows with α, so an interval that holds the answer can be halved again and again.
+# For $k = 1$ and $v = 1$ the answer is $\alpha = c$. For longer drafts there is no simple formula, but $E[N]$ grows
+# with α, so the solution can be found by bisection: halve the interval that contains it again and again.
 #
 # | | | |
 # |---|---|---|
-# | `k` | whole number ≥ 1 | drafts a cycle |
+# | `k` | whole number ≥ 1 | draft tokens per cycle |
 # | `c`, `v` | numbers, c ≥ 0 and v ≥ 1 | as above |
 # | returns | number | the α, to six decimals; `math.inf` if the cycle costs more than even α = 1 yields |
 #
-# You may use `expected_tokens(alpha, k)`.
+# You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 
 
 # %% exercise="07.when_it_pays"
 def break_even(k: int, c: float, v: float) -> float:
-    """The acceptance at which a cycle of k drafts is exactly as fast as plain decoding."""
-    ### BEGIN SOLUTION: is there such an α at all? then halve the interval that holds it
+    """The acceptance at which a cycle of k draft tokens is exactly as fast as plain decoding."""
+    ### BEGIN SOLUTION: is there such an α at all? then halve the interval that contains it
     if k * c + v > k + 1:
         return math.inf
     loses, gains = 0.0, 1.0
@@ -188,5 +192,5 @@ def break_even(k: int, c: float, v: float) -> float:
 check("07.when_it_pays", break_even)
 
 # %% [markdown]
-# Try yours on what you know of your own machine. How good must a draft be that costs a tenth of the target, if verifying
-# four drafts costs 1.3 passes? `break_even(4, 0.1, 1.3)`
+# Try your function on an example from practice. How good must a draft model be that costs a tenth of the target, if
+# verifying four draft tokens costs 1.3 plain passes? `break_even(4, 0.1, 1.3)`

@@ -1,13 +1,13 @@
 # %% [markdown]
 # # Exercises 09: Medusa
 #
-# Extra heads on the target guess several tokens ahead, none of them very surely. So several candidates of each are tried
-# at once, as a tree, in one pass. You write all parts of that: the heads, the mask that makes a tree out of a pass, the
-# rule that accepts, the shape of the tree, and the price of a rule that is faster and not exact. Each exercise stands
-# alone.
+# Medusa (Cai et al., 2024, arXiv:2401.10774) puts extra heads on the target that predict several tokens ahead. None of
+# them is very certain, so several candidates of each are verified at once, as a tree, in one forward pass. In this set
+# you write all parts of that: the heads, the mask that turns a pass into a tree, the acceptance rule, the shape of the
+# tree, and the bias of a rule that accepts more and is not exact. The exercises are independent of one another.
 #
-# A tree is a list `parents`: node i guesses the token after node `parents[i]`, and −1 is the root, the last committed
-# token. Parents come before their children.
+# A tree is a list `parents`: node i is a candidate for the token after node `parents[i]`, and −1 is the root, the last
+# committed token. Parents come before their children.
 
 # %%
 import math
@@ -21,21 +21,22 @@ from minispec.verify import accept_probability, pick, residual
 # %% [markdown] exercise="09.medusa_head"
 # ## 1. Heads that look ahead
 #
-# The target has read the token at place $t$. Its LM head makes of the last state $h$ the law of place $t + 1$. Head $k$
-# reads the **same** $h$ and guesses further ahead:
+# The target has processed the token at position $t$. Its LM head turns the last state $h$ into the distribution of
+# position $t + 1$. Head $k$ is given the **same** $h$ and predicts further ahead:
 #
 # $$z_k = h + \text{SiLU}(W_k h + b_k), \qquad \text{logits}_k = W_\text{LM}[\text{head\_ids}]\; z_k, \qquad
-# \text{head } k \text{ speaks of place } t + 1 + k$$
+# \text{head } k \text{ predicts position } t + 1 + k$$
 #
-# To be cheap, the heads score only some tokens: those in `head_ids`, whose rows they borrow from the LM head.
+# To be cheap, the heads score only the tokens in `head_ids`, and borrow their rows from the LM head matrix. With a small
+# vocabulary `head_ids` may well list all tokens.
 #
 # | | | |
 # |---|---|---|
-# | `h`, `t` | tensor `[d]`, whole number | the target's last (normed) state, and the place of the token it belongs to |
-# | `weight`, `bias` | tensors `[K, d, d]`, `[K, d]` | $W_k$ and $b_k$ of heads 1 … K |
-# | `lm_head` | tensor `[V, d]` | one row a token |
-# | `head_ids` | tensor `[v]` | the tokens that the heads know, ascending |
-# | returns | `(logits, tokens, places)` | logits `[K, v]`; for each head its likeliest token, as the target numbers tokens; and the place that it guesses |
+# | `h`, `t` | tensor `[d]`, whole number | the target's last (normalised) state, and the position of the token it belongs to |
+# | `weight`, `bias` | tensors `[K, d, d]`, `[K, d]` | $W_k$ and $b_k$ of all heads, head 1 first |
+# | `lm_head` | tensor `[V, d]` | a matrix with one row per token |
+# | `head_ids` | tensor `[v]` | the tokens that the heads score, ascending |
+# | returns | `(logits, tokens, positions)` | logits `[K, v]`; for each head its most probable token, as an id of the target's vocabulary; and the position that it predicts |
 
 
 # %% exercise="09.medusa_head"
@@ -47,13 +48,13 @@ def medusa_guesses(
     lm_head: torch.Tensor,
     head_ids: torch.Tensor,
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """What every head says: its logits, its best token, and the place that it speaks of."""
-    ### BEGIN SOLUTION: all heads read the same h
+    """What every head predicts: its logits, its best token, and the position of that token."""
+    ### BEGIN SOLUTION: all heads are given the same h
     z = h + F.silu(weight @ h + bias)  # [K, d]
     logits = z @ lm_head[head_ids].T  # [K, v]
     tokens = head_ids[logits.argmax(-1)]
-    places = [t + 1 + k for k in range(1, len(weight) + 1)]
-    return logits, tokens.tolist(), places
+    positions = [t + 1 + k for k in range(1, len(weight) + 1)]
+    return logits, tokens.tolist(), positions
     ### END SOLUTION
 
 
@@ -63,28 +64,28 @@ check("09.medusa_head", medusa_guesses)
 # %% [markdown] exercise="09.tree_mask"
 # ## 2. A tree in one pass
 #
-# The verify pass reads the last committed token and all nodes side by side, `[last, node 0, node 1, …]`, after `prefix`
-# tokens that are in the cache. What makes a tree of that row are the mask and the positions: each node must see exactly
-# the text that it would continue, and believe to stand where it would stand.
+# The verify pass processes the last committed token and all nodes as one sequence, `[last, node 0, node 1, …]`, after
+# `prefix` tokens that are in the cache. The mask and the position ids turn this sequence into a tree: each node must
+# attend to exactly the tokens that it would continue, and have the position that it would have there.
 #
 # ```
-# last ── 0 ── 2          node 2 sees the prefix, last, 0 and itself; not 1
-#     └── 1               0 and 1 are rivals for one place, and share a position
+# last ── 0 ── 2          node 2 attends to the prefix, last, 0 and itself; not to 1
+#     └── 1               0 and 1 are alternatives for one position, and share it
 # ```
 #
 # | | | |
 # |---|---|---|
 # | `parents` | list of n whole numbers | −1 ≤ parents[i] < i |
 # | `prefix` | whole number ≥ 0 | tokens in the cache, at positions 0 … prefix − 1 |
-# | returns | `(mask, positions)` | a bool tensor `[n+1, prefix+n+1]`, True where the token of that row sees that column; and n + 1 positions |
+# | returns | `(mask, positions)` | a bool tensor `[n+1, prefix+n+1]`, True where the token of that row attends to the token of that column; and n + 1 positions |
 #
-# Columns are the tokens of the cache, then those of the pass, in its order.
+# The columns of the mask are the tokens of the cache, followed by those of the pass in their order.
 
 
 # %% exercise="09.tree_mask"
 def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]:
-    """What each token of the verify pass sees, and where it stands."""
-    ### BEGIN SOLUTION: a node sees what its parent sees, and itself
+    """What each token of the verify pass attends to, and its position."""
+    ### BEGIN SOLUTION: a node attends to what its parent attends to, and to itself
     size = 1 + len(parents)
     mask = torch.zeros(size, prefix + size, dtype=torch.bool)
     mask[0, : prefix + 1] = True
@@ -101,46 +102,48 @@ def tree_mask(parents: list[int], prefix: int) -> tuple[torch.Tensor, list[int]]
 check("09.tree_mask", tree_mask)
 
 # %% [markdown]
-# Your mask of a larger tree. p is the prefix, L the last token, the digits are nodes; the names are indented by depth.
+# Here is your mask of a larger tree. In its head, p is the prefix, L the last token, and the digits are nodes; the
+# names are indented by depth.
 
 # %%
 draw("09.tree_mask", tree_mask)
 
 # %% [markdown] exercise="09.tree_verify"
-# ## 3. Several guesses for one place
+# ## 3. Several candidates for one position
 #
-# Siblings are rivals for the same place, and the target has one law for it. To accept "any that fits" is not exact, and
-# neither is to judge each of them by $p$. The rule that is: whatever a rejected sibling leaves uncovered is the target of
-# the next one.
+# Siblings are candidates for the same position, and the target has one distribution $p$ there. Accepting any sibling that
+# fits is not exact, and neither is testing each of them against $p$. The exact rule (Miao et al., 2024, arXiv:2305.09781)
+# tests the next sibling against what a rejected one leaves over, the residual:
 #
-# $$r_0 = p; \qquad \text{accept sibling } i \text{ with } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right); \qquad
+# $$r_0 = p; \qquad \text{accept sibling } i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right); \qquad
 # r_{i+1} = \mathrm{norm}([r_i - q_i]_+)$$
 #
-# If all are rejected, draw from the last $r$. With one sibling this is the rejection sampler of lesson 06.
+# Here $d_i$ is sibling $i$ and $q_i$ the distribution it was sampled from. If all siblings are rejected, sample from
+# the last $r$. With one sibling this is the rejection sampler of lesson 06.
 #
 # | | | |
 # |---|---|---|
-# | `p` | tensor `[V]` | the target's law at this place |
-# | `q` | tensor `[m, V]` | row i: the law that sibling i was drawn from, given its elder siblings |
-# | `siblings` | list of m ≥ 1 tokens | in the order in which they were drawn |
+# | `p` | tensor `[V]` | the target's distribution at this position |
+# | `q` | tensor `[m, V]` | `q[i]` is the distribution that sibling i was sampled from, given the siblings before it |
+# | `siblings` | list of m ≥ 1 tokens | in the order in which they were sampled |
 # | `random` | function | `random()` is a fresh number in [0, 1), to be compared or given to `pick` |
 # | returns | `(which, token)` | the number of the accepted sibling and its token, or None and another token |
 #
-# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(law, number)` of minispec. The check draws
-# `count` siblings from the law `draft`: independently, or all different, or (nothing is drawn then: each q is one-hot) it
-# takes the likeliest ones. It computes the exact law of all that comes out.
+# You may use `accept_probability(p, q, token)`, `residual(p, q)` and `pick(distribution, number)` of minispec. The check
+# chooses `count` siblings from the distribution `draft`: sampled independently, or sampled without repeats, or the most
+# probable ones (nothing is sampled then, and each q is one-hot). It computes the exact distribution of the outcome.
 
 
 # %% exercise="09.tree_verify"
 def verify_siblings(p: torch.Tensor, q: torch.Tensor, siblings: list[int], random) -> tuple[int | None, int]:
-    """Which of several guesses for one place is accepted, and the token that is emitted there."""
-    ### BEGIN SOLUTION: what is still owed after each rejection?
-    owed = p
+    """Which of several candidates for one position is accepted, and the token that is emitted there."""
+    ### BEGIN SOLUTION: which distribution is left after each rejection?
+    r = p
     for number, (q_i, guess) in enumerate(zip(q, siblings, strict=True)):
-        if random() < accept_probability(owed, q_i, guess):
+        if random() < accept_probability(r, q_i, guess):
             return number, guess
-        owed = residual(owed, q_i)
-    return None, pick(owed, random())
+        r = residual(r, q_i)
+    return None, pick(r, random())
     ### END SOLUTION
 
 
@@ -150,20 +153,22 @@ check("09.tree_verify", verify_siblings)
 # %% [markdown] exercise="09.tree_tokens"
 # ## 4. The best shape of a tree
 #
-# The verify pass has room for so many nodes. Which candidates of which heads should they be? It is measured beforehand, on
-# held-out text, how often candidate $i$ of head $k$ is right, given that everything before it was: $a_k(i)$.
+# The verify pass has room for a limited number of nodes. Which candidates of which heads should they be? On held-out
+# sequences it has been measured how often candidate $i$ of head $k$ is right, given that everything before it was. Call
+# this accuracy $a_k(i)$.
 #
-# A node is a tuple: (1,) is the second candidate of head 1, (1, 0) the best candidate of head 2 behind it. It is accepted
-# when all on its way are right, and adds a token then:
+# A node is a tuple: (1,) is the second candidate of head 1, and (1, 0) the best candidate of head 2 after it. A node is
+# accepted if every node on its path is right, and then adds one token. So the expected number of tokens per cycle is
 #
 # $$E[N] = 1 + \sum_{\text{nodes}} \prod_{k=1}^{\text{depth}} a_k(i_k)$$
 #
-# Choose the `budget` nodes with the largest $E[N]$. They have to be a tree: no node without its parent.
+# where $i_k$ is the candidate of head $k$ on the path. Choose the `budget` nodes with the largest $E[N]$. They have to
+# form a tree, so no node may be chosen without its parent.
 #
 # | | | |
 # |---|---|---|
 # | `accuracies` | list of K lists | `accuracies[k][i]` for head k + 1; all between 0 and 1 |
-# | `budget` | whole number ≥ 1 | how many nodes; the root, which is no draft, is not counted |
+# | `budget` | whole number ≥ 1 | how many nodes; the root is not a draft token and does not count |
 # | returns | `(nodes, tokens)` | a list of tuples, in any order, and E[N] of that tree |
 #
 # There are no ties to break in the check.
@@ -191,7 +196,7 @@ def best_shape(accuracies: list[list[float]], budget: int) -> tuple[list[tuple[i
 check("09.tree_tokens", best_shape)
 
 # %% [markdown]
-# Your tree of eight nodes, for three heads. Behind each node: how often it is accepted.
+# Here is your tree of eight nodes for three heads. The number after each node says how often it is accepted.
 
 # %%
 draw("09.tree_tokens", best_shape)
@@ -199,34 +204,35 @@ draw("09.tree_tokens", best_shape)
 # %% [markdown] exercise="09.typical"
 # ## 5. What typical acceptance costs
 #
-# Medusa's own rule does not ask which law a draft came from. A draft passes when it is *likely enough* to the target, and
-# the less decided the target is, the less is enough:
+# Medusa's own acceptance rule does not use the distribution that a draft token came from. A draft token $d$ passes if
+# the target gives it *enough* probability, and the higher the entropy $H(p)$ of the target's distribution, the less is
+# enough:
 #
 # $$d \text{ passes} \iff p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad H(p) = -\sum_x p(x) \ln p(x)$$
 #
-# A draft that passes is emitted as it is. A draft that does not is replaced by a token drawn from $p$. Longer runs come
-# out, and another law. Which one? The draft is drawn from $q$; compute the law of the emitted token, and its distance from
-# $p$ (the total variation):
+# A draft token that passes is emitted as it is. One that does not pass is replaced by a token sampled from $p$. More
+# draft tokens are accepted this way, but the emitted token no longer follows $p$. The draft token is sampled from $q$;
+# compute the distribution $e$ of the emitted token, and its total variation distance from $p$:
 #
-# $$\text{distance} = \frac{1}{2} \sum_x |\text{law}(x) - p(x)|$$
+# $$\text{distance} = \frac{1}{2} \sum_x |e(x) - p(x)|$$
 #
 # | | | |
 # |---|---|---|
-# | `p`, `q` | tensors `[V]` | the target's law, which may hold zeros; the law of the draft |
+# | `p`, `q` | tensors `[V]` | the target's distribution, which may contain zeros; the draft's distribution |
 # | `epsilon`, `delta` | numbers in (0, 1] | ε and δ |
-# | returns | `(law, distance)` | a tensor `[V]` that sums to 1, and a number |
+# | returns | `(emitted, distance)` | a tensor `[V]` that sums to 1, and a number |
 
 
 # %% exercise="09.typical"
 def typical_distribution(p: torch.Tensor, q: torch.Tensor, epsilon: float, delta: float) -> tuple[torch.Tensor, float]:
-    """The law of a token under typical acceptance, and how far it is from the target's."""
-    ### BEGIN SOLUTION: which tokens pass? in which two ways can a token come out?
+    """The distribution of a token under typical acceptance, and how far it is from the target's."""
+    ### BEGIN SOLUTION: which tokens pass? in which two ways can a token be emitted?
     possible = p[p > 0]
     entropy = -(possible * possible.log()).sum()
     passes = p > min(epsilon, delta * math.exp(-entropy))
     refused = q[~passes].sum()
-    law = torch.where(passes, q, 0.0) + refused * p
-    return law, float((law - p).abs().sum()) / 2
+    emitted = torch.where(passes, q, 0.0) + refused * p
+    return emitted, float((emitted - p).abs().sum()) / 2
     ### END SOLUTION
 
 

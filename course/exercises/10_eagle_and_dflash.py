@@ -1,11 +1,12 @@
 # %% [markdown]
 # # Exercises 10: EAGLE and DFlash
 #
-# Two drafters that read the target's mind instead of its text: its hidden states. EAGLE writes token by token on top of
-# them and grows a tree; DFlash fills in a whole block of blanks at once. Both stand and fall with questions of *which
-# place*: which state goes with which token, who may see what. Each exercise stands alone.
+# EAGLE and DFlash draft from the target's hidden states instead of its tokens alone. EAGLE drafts token by token and
+# grows a tree; DFlash fills a whole block of blanks in one forward pass. Most mistakes in such drafters are off by one
+# position: which state belongs to which token, and which position may attend to which. The exercises are independent of
+# one another.
 #
-# Fill in the function, run its cell, run the check below it.
+# Fill in a function, run its cell, then run the check below it.
 
 # %%
 import torch
@@ -15,42 +16,43 @@ from minispec.course.classroom import check, draw, hint
 # %% [markdown] exercise="10.features"
 # ## 1. Which feature goes with which token
 #
-# At every place $t$ that the target has read, EAGLE takes three of its residual streams, from a low, a middle and a high
-# layer, and fuses them to one feature. Streams grow by orders of magnitude from layer to layer, so each is normed first:
+# At every position $t$ that the target has processed, EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three of its
+# residual streams, from a low, a middle and a high layer, and fuses them into one feature. Streams tend to grow with
+# the depth of the layer, so each is normalised first (as in EAGLE-3.1; EAGLE-3 itself uses them raw):
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr],
 # \qquad \widehat{h} = \frac{h}{\sqrt{\operatorname{mean}(h^2) + \varepsilon}}$$
 #
-# $g_t$ knows what the target expects next. It cannot know which token was then *drawn*: the draft would hesitate between
-# all of them. So entry $t$ of the drafter's input is $g_t$ together with the token that came **after** it, and what the
-# entry predicts is the token after that.
+# The feature $g_t$ knows which tokens the target considers likely next, but not which of them was *sampled*. So entry
+# $t$ of the drafter's input is $g_t$ together with the token that came **after** it, and the entry predicts the token
+# after that.
 #
 # ```
-# place        0     1     2     3
-# text        x0    x1    x2    x3        x3 was just drawn: the target has not read it
+# position     0     1     2     3
+# tokens      x0    x1    x2    x3        x3 was just sampled: the target has not processed it
 # features    g0    g1    g2
 # entries     (g0, x1)    (g1, x2)    (g2, x3)
 # ```
 #
 # | | | |
 # |---|---|---|
-# | `streams` | tensor `[3, T, d]` | low, middle and high stream at the T places that the target has read |
-# | `text` | list of T + 1 tokens | the last one has not been read |
+# | `streams` | tensor `[3, T, d]` | low, middle and high stream at the T positions that the target has processed |
+# | `text` | list of T + 1 tokens | the target has not processed the last one |
 # | `fc`, `eps` | tensor `[d, 3d]`, number ≥ 0 | $\text{fc}\,x$ is the matrix times x; ε of the norm |
-# | returns | `(features, tokens, places)` | for entries 0 … T − 1: a tensor `[T, d]`, the token beside each, and the place of the token that each entry predicts |
+# | returns | `(features, tokens, positions)` | for entries 0 … T − 1: a tensor `[T, d]`, the token paired with each, and the position that each entry predicts |
 
 
 # %% exercise="10.features"
 def eagle_entries(
     streams: torch.Tensor, text: list[int], fc: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, list[int], list[int]]:
-    """What EAGLE's layer reads: a feature and a token for each entry, and of which place the entry speaks."""
-    ### BEGIN SOLUTION: norm each, join, fc; then, which token does feature t lack?
+    """The input of EAGLE's layer: a feature and a token for each entry, and the position that it predicts."""
+    ### BEGIN SOLUTION: normalise each, join, fc; then, which token can feature t not know?
     size = torch.sqrt(streams.square().mean(-1, keepdim=True) + eps)  # [3, T, 1]
     low, middle, high = streams / size
     features = torch.cat([low, middle, high], dim=-1) @ fc.T  # [T, d]
-    drawn_next = text[1:]
-    return features, drawn_next, [t + 2 for t in range(len(features))]
+    sampled_next = text[1:]
+    return features, sampled_next, [t + 2 for t in range(len(features))]
     ### END SOLUTION
 
 
@@ -58,35 +60,36 @@ def eagle_entries(
 check("10.features", eagle_entries)
 
 # %% [markdown] exercise="10.block_mask"
-# ## 2. What a block sees
+# ## 2. What a block attends to
 #
-# DFlash drafts from a place $n$, the *anchor*: token $x_n$ is there, but the target has not read it. Its input is a block,
-# `[x_n, blank, blank, …]`, at the places $n, n+1, \dots$, and beside it stand the target's states of earlier places, the
-# *context*. All blanks are filled in at once.
+# DFlash (Chen et al., 2026, arXiv:2602.06036) drafts from a position $n$, the *anchor*: token $x_n$ is known, but the
+# target has not processed it. The input is a block, `[x_n, blank, blank, …]`, at positions $n, n+1, \dots$, and all
+# blanks are filled at once. The target's states of earlier positions are the *context*.
 #
-# - Each place of a block sees the context strictly **before** its anchor: the target's states at $t < n$.
-# - Each place sees **all** of its own block, ahead and behind.
+# - Each position of a block attends to the context strictly **before** its anchor: the target's states at $t < n$.
+# - Each position attends to **all** of its own block, in both directions.
 #
-# In training many anchors of one text share a pass: their blocks lie side by side, and no block sees another.
+# In training many anchors of one sequence share a forward pass: their blocks lie side by side, and no block attends to
+# another.
 #
 # ```
 # anchors [1, 3], block 2        context     block 0    block 1
-# block 0, its two places        # . . .       # #        . .
-# block 1, its two places        # # # .       . .        # #
+# block 0, both positions        # . . .       # #        . .
+# block 1, both positions        # # # .       . .        # #
 # ```
 #
 # | | | |
 # |---|---|---|
-# | `anchors` | list of A whole numbers | the place n of each block, in any order |
-# | `length` | whole number | places of the context: 0 … length − 1 |
-# | `block` | whole number B ≥ 2 | places of a block: the last token and B − 1 blanks |
-# | returns | `(mask, positions)` | a bool tensor `[A·B, length + A·B]`, True where seen: columns are the context, then all blocks; and A · B positions |
+# | `anchors` | list of A whole numbers | the position n of each block, in any order |
+# | `length` | whole number | positions of the context: 0 … length − 1 |
+# | `block` | whole number B ≥ 2 | positions of a block: the last token and B − 1 blanks |
+# | returns | `(mask, positions)` | a bool tensor `[A·B, length + A·B]`, True where a row attends to a column; the columns are the context, then all blocks; and A · B position ids |
 
 
 # %% exercise="10.block_mask"
 def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tensor, list[int]]:
-    """What every place of every block sees, and where it stands in the text."""
-    ### BEGIN SOLUTION: whose row is it? then two comparisons
+    """What every position of every block attends to, and its position in the sequence."""
+    ### BEGIN SOLUTION: which block does each row of the mask belong to? then two comparisons
     owner = torch.arange(len(anchors)).repeat_interleave(block)  # [A·B]
     anchor = torch.tensor(anchors)[owner]  # [A·B]
     before = torch.arange(length) < anchor[:, None]  # [A·B, length]
@@ -100,7 +103,7 @@ def block_mask(anchors: list[int], length: int, block: int) -> tuple[torch.Tenso
 check("10.block_mask", block_mask)
 
 # %% [markdown]
-# Your mask of three blocks over a text of eight tokens.
+# Here is your mask of three blocks over a sequence of eight tokens.
 
 # %%
 draw("10.block_mask", block_mask)
@@ -108,31 +111,32 @@ draw("10.block_mask", block_mask)
 # %% [markdown] exercise="10.dynamic_tree"
 # ## 3. A tree that grows where it is likely
 #
-# A fixed tree spends as much on an obvious continuation as on a doubtful one. EAGLE's draft knows its own probabilities, so
-# the tree can grow where it pays: deep where the draft is sure, wide where it is not. A node's worth is the chance that all
-# of its path is right: its **joint** probability, the product along the path.
+# A tree of fixed shape spends as many nodes on an obvious continuation as on a doubtful one. EAGLE-2 (Li et al., 2024,
+# arXiv:2406.16858) uses the draft's own probabilities instead: the tree grows deep where the draft is certain and wide
+# where it is not. The value of a node is the probability that its whole path is right, its **joint** probability, the
+# product along the path.
 #
-# 1. Pass 1: expand the root, `expand([()])`. Its children are depth 1.
+# 1. In the first pass, expand the root with `expand([()])`. Its children are depth 1.
 # 2. In each further pass expand the `width` nodes of the newest depth with the largest joint probability, all in **one
 #    call**. Their children are the next depth. After `depth` passes the tree has `depth` levels.
 # 3. Of all nodes of all depths keep the `budget` with the largest joint probability.
 #
-# A child's joint probability is never above its parent's, so what is kept is a tree again.
+# A child's joint probability is never larger than its parent's, so the kept nodes form a tree again.
 #
 # | | | |
 # |---|---|---|
-# | `expand` | function | `expand(paths)` is one pass of the draft: for each path (a tuple of tokens, `()` is the root) the list of its children, as pairs (token, probability), at most `width` |
+# | `expand` | function | `expand(paths)` is one forward pass of the draft: for each path (a tuple of tokens, `()` is the root) the list of its children, as pairs (token, probability), at most `width` |
 # | `depth`, `width`, `budget` | whole numbers ≥ 1 | passes; nodes to expand in each; nodes to keep |
 # | returns | list of paths | the kept nodes, in any order; each is the tuple of tokens that leads to it, its own included |
 #
-# In the cases of the check the draft is a toy: `first` is its law of the first token, `after[x]` its law after token x.
-# There are no ties to break.
+# In the cases of the check the draft is a toy: `first` is its distribution of the first token, and `after[x]` its
+# distribution after token x. There are no ties to break.
 
 
 # %% exercise="10.dynamic_tree"
 def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ...]]:
-    """The likeliest nodes of a tree that grows along its likeliest branches."""
-    ### BEGIN SOLUTION: a pass for each depth; in the end all nodes compete
+    """The most probable nodes of a tree that grows along its most probable branches."""
+    ### BEGIN SOLUTION: one pass per depth; at the end all nodes compete
     joint = {(): 1.0}
     newest = [()]
     for _ in range(depth):
@@ -152,7 +156,7 @@ def grow_tree(expand, depth: int, width: int, budget: int) -> list[tuple[int, ..
 check("10.dynamic_tree", grow_tree)
 
 # %% [markdown]
-# Your tree of eight nodes. Behind each token: the joint probability of its path.
+# Here is your tree of eight nodes. The number after each token is the joint probability of its path.
 
 # %%
 draw("10.dynamic_tree", grow_tree)

@@ -1,12 +1,12 @@
 # %% [markdown]
 # # Exercises 11: speculation in a server
 #
-# In a server drafts cost more than time: they need slots before anybody knows whether they survive, their blocks have to
-# come back when they do not, and a full batch leaves no idle arithmetic to verify them with. You write the three
-# decisions. Each exercise stands alone.
+# In a server, draft tokens cost more than time. They need cache slots before it is known whether they are accepted, their
+# blocks have to be returned when they are not, and a full batch leaves no idle arithmetic to verify them with. You write
+# the three decisions that follow from this. Each exercise stands alone.
 #
-# Keys and values live in blocks of `block_size` slots, one slot a token. A request has a table, the list of its blocks
-# in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ of them.
+# Keys and values are stored in blocks of `block_size` slots, one slot per token. A request has a block table, the list of
+# its blocks in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ blocks.
 
 # %%
 from minispec.course.classroom import check, draw, hint
@@ -15,35 +15,35 @@ from minispec.theory import expected_tokens
 # %% [markdown] exercise="11.lookahead_slots"
 # ## 1. Lookahead slots
 #
-# The scheduler plans a pass before anything is drafted. It has to say how many slots the pass will write, drafts
-# included, and how many blocks the table lacks for them. To vLLM a request is always just so many tokens behind:
-# `num_tokens_with_spec − num_computed_tokens`, a prompt and a draft alike.
+# The scheduler plans a forward pass before anything is drafted. It has to say how many slots the pass will fill, those of
+# the draft tokens included, and how many blocks the block table lacks for them. In vLLM's terms a request always has
+# `num_tokens_with_spec − num_computed_tokens` tokens to process, whether they come from a prompt or from a draft.
 #
 # ```
 # token        1   …   num_computed   …   num_tokens   d1   …   d_k
-#              in the cache           |   the pass reads these     |   and emits one token more
+#              in the cache           |   the pass processes these |   and emits one token more
 # ```
 #
-# A request may have `max_tokens` tokens in all. A pass emits at most one token more than it drafts, so near the end
-# fewer than `k` drafts can be used, down to none: do not reserve slots for the others.
+# A request may have `max_tokens` tokens in all. A pass emits at most one token more than it drafts, so near the end fewer
+# than `k` draft tokens can be used, down to none. Do not reserve slots for the others.
 #
 # | | | |
 # |---|---|---|
-# | `num_tokens` | whole number ≥ 1 | the text so far: prompt and output |
+# | `num_tokens` | whole number ≥ 1 | the sequence so far: prompt and output |
 # | `num_computed` | whole number < `num_tokens` | how many of them are in the cache; all but one while decoding |
-# | `k` | whole number ≥ 0 | drafts a pass, at most |
-# | `max_tokens` | whole number ≥ `num_tokens` | how long the text may get |
-# | `block_size`, `num_blocks` | whole numbers | slots a block; blocks that the table has, perhaps more than it needs |
-# | returns | `(slots, blocks)` | slots that the pass writes; fresh blocks to allocate, 0 if the table is long enough |
+# | `k` | whole number ≥ 0 | draft tokens per pass, at most |
+# | `max_tokens` | whole number ≥ `num_tokens` | how long the sequence may get |
+# | `block_size`, `num_blocks` | whole numbers | slots per block; blocks that the table has, perhaps more than it needs |
+# | returns | `(slots, blocks)` | slots that the pass fills; fresh blocks to allocate, 0 if the table is long enough |
 
 
 # %% exercise="11.lookahead_slots"
 def lookahead_slots(
     num_tokens: int, num_computed: int, k: int, max_tokens: int, block_size: int, num_blocks: int
 ) -> tuple[int, int]:
-    """How many slots a pass with drafts writes, and how many blocks have to be allocated for it."""
-    ### BEGIN SOLUTION: how many drafts can be used? what does the pass read then? how far does the table have to reach?
-    can_be_used = max(0, max_tokens - num_tokens - 1)  # one of the places left is the target's own
+    """How many slots a pass with a draft fills, and how many blocks have to be allocated for it."""
+    ### BEGIN SOLUTION: how many draft tokens can be used? what does the pass process then? how far does the table have to reach?
+    can_be_used = max(0, max_tokens - num_tokens - 1)  # one of the tokens that are left is the target's own
     with_spec = num_tokens + min(k, can_be_used)
     needed = -(-with_spec // block_size)
     return with_spec - num_computed, max(0, needed - num_blocks)
@@ -56,19 +56,19 @@ check("11.lookahead_slots", lookahead_slots)
 # %% [markdown] exercise="11.rollback"
 # ## 2. The way back
 #
-# The verdict is in and only the first `length` tokens are true. No key is erased: the table gets shorter, and blocks
-# that hold nothing kept go back. But not every block is this request's alone. Two answers to one prompt share its
-# blocks, and when one of them is rolled back into the prompt (a stop word found late, a beam that is dropped), the other
-# one still reads them. `refcount[b]` says in how many tables block b is.
+# After verification only the first `length` tokens are kept. No key is erased: the table gets shorter, and blocks that hold
+# no kept token are returned. But a block may belong to several requests. Two outputs of one prompt share its blocks, and
+# when one of them is rolled back into the prompt (a stop string found late, a beam that is dropped), the other one still
+# needs them. `refcount[b]` says in how many tables block b is.
 #
 # | | | |
 # |---|---|---|
 # | `table` | list of block numbers | the request's blocks, in order |
 # | `refcount` | list of counts | one for each block of the pool |
-# | `block_size`, `length` | whole numbers | slots a block; tokens to keep, perhaps none |
-# | returns | `(table, refcount, freed)` | the shorter table, all counts, and the blocks that nobody holds any more |
+# | `block_size`, `length` | whole numbers | slots per block; tokens to keep, perhaps none |
+# | returns | `(table, refcount, freed)` | the shorter table, all counts, and the blocks that no table holds any more |
 #
-# Release blocks from the end of the table, so `freed` has the last one first. Both lists you get are yours to change.
+# Release blocks from the end of the table, so that `freed` has the last one first. You may change both lists in place.
 
 
 # %% exercise="11.rollback"
@@ -89,7 +89,8 @@ def rollback(
 check("11.rollback", rollback)
 
 # %% [markdown]
-# Two requests share their first two blocks, and one of them goes back, further and further. Who is freed, and who is not?
+# Two requests share their first two blocks, and one of them is rolled back further and further. Which blocks are freed, and
+# which are not?
 
 # %%
 draw("11.rollback", rollback)
@@ -97,31 +98,32 @@ draw("11.rollback", rollback)
 # %% [markdown] exercise="11.batch_k"
 # ## 3. One draft length for a batch
 #
-# All rows of a batch are verified in one pass, so they share one draft length. Choose the $k$ with the most tokens a
-# second, 0 included. A simple cost model is enough to see why servers switch speculation off under load:
+# In this exercise all sequences of a batch share one draft length $k$. Choose the $k$ that gives the most tokens per second,
+# 0 included. A simple cost model is enough to see why servers shorten drafts under load. With $B$ sequences, $\alpha_i$ the
+# acceptance rate of sequence $i$ and $E[N]$ the expected tokens per cycle,
 #
 # $$\text{tokens}(k) = \sum_{i=1}^{B} E[N](\alpha_i, k) \qquad
 # \text{seconds}(k) = k \cdot t_\text{draft} + \max\bigl(t_\text{read},\; B\,(k + 1) \cdot t_\text{compute}\bigr)$$
 #
-# Reading the weights takes equally long for one token and for hundreds; computing grows with every token. The slower of
-# the two sets the time of the pass.
+# Reading the weights takes equally long for one token and for hundreds, while the time for arithmetic grows with every token.
+# The slower of the two sets the time of the pass.
 #
 # | | | |
 # |---|---|---|
-# | `alphas` | list of B numbers in [0, 1] | one row each: how often its drafts are accepted |
+# | `alphas` | list of B numbers in [0, 1] | one per sequence: how often its draft tokens are accepted |
 # | `longest` | whole number ≥ 1 | the longest draft allowed |
-# | `read` | seconds | to read the weights once, for all rows |
-# | `compute` | seconds | for the arithmetic of one token of one row |
-# | `draft` | seconds | for one step of the draft, all rows together; a draft of k takes k steps |
-# | returns | whole number, 0 ≤ k ≤ longest | of equally fast ones the smallest |
+# | `read` | seconds | to read the weights once, for all sequences |
+# | `compute` | seconds | for the arithmetic of one token of one sequence |
+# | `draft` | seconds | for one draft step of all sequences together; a draft of k takes k steps |
+# | returns | whole number, 0 ≤ k ≤ longest | the smallest one if several are equally fast |
 #
-# You may use `expected_tokens(alpha, k)` of minispec, the mean number of tokens a cycle emits.
+# You may use `expected_tokens(alpha, k)` of minispec, the mean number of tokens that a cycle emits.
 
 
 # %% exercise="11.batch_k"
 def batch_k(alphas: list[float], longest: int, read: float, compute: float, draft: float) -> int:
-    """The draft length with which a batch writes the most tokens a second."""
-    ### BEGIN SOLUTION: tokens of all rows over the seconds of a cycle, for every k
+    """The draft length with which a batch emits the most tokens per second."""
+    ### BEGIN SOLUTION: tokens of all sequences over the seconds of a cycle, for every k
     speeds = []
     for k in range(longest + 1):
         tokens = sum(expected_tokens(alpha, k) for alpha in alphas)
@@ -135,7 +137,7 @@ def batch_k(alphas: list[float], longest: int, read: float, compute: float, draf
 check("11.batch_k", batch_k)
 
 # %% [markdown]
-# What does your choice make of a real GPU as its batch grows?
+# What does your function choose for a real GPU as its batch grows?
 
 # %%
 draw("11.batch_k", batch_k)

@@ -1,8 +1,9 @@
 # %% [markdown]
 # # Exercises 16: beyond one GPU
 #
-# A model that does not fit into one GPU is cut. You cut a layer so that its parts meet once, and size the cache that is
-# left to each part. Each exercise stands alone, and none needs a GPU: ranks are lists here.
+# A model that does not fit into one GPU is split over several. You split an MLP so that one all-reduce is enough, and you
+# compute how much cache each rank has to hold. Each exercise stands alone, and none needs a GPU, because the ranks are
+# elements of a list here.
 
 # %%
 import math
@@ -14,9 +15,9 @@ from minispec.course.classroom import check, hint
 # %% [markdown] exercise="16.column_row"
 # ## 1. Columns, then rows
 #
-# Megatron's way to share an MLP among $R$ ranks: the first matrix is cut by columns, the second by rows. Every rank
-# computes its own columns of the hidden layer, applies the activation to them, and multiplies them with the rows that
-# they meet. The results are added over the ranks, in **one** all-reduce:
+# Megatron (Shoeybi et al., 2019, arXiv:1909.08053) divides an MLP among $R$ ranks by splitting the first matrix by columns
+# and the second by rows. Every rank computes its own columns of the hidden layer, applies the activation to them, and
+# multiplies them with the matching rows of the second matrix. The results are summed over the ranks in **one** all-reduce:
 #
 # $$\mathrm{relu}(x A)\,B + b \;=\; \sum_{r} \mathrm{relu}(x A_r)\,B_r \;+\; b, \qquad
 # A = [A_1 \mid \dots \mid A_R], \quad B = \begin{bmatrix} B_1 \\ \vdots \\ B_R \end{bmatrix}$$
@@ -24,9 +25,9 @@ from minispec.course.classroom import check, hint
 # | | | |
 # |---|---|---|
 # | `x` | tensor `[T, d]` | every rank has it |
-# | `up`, `down`, `bias` | tensors `[d, f]`, `[f, d]`, `[d]` | the whole weights: cut them |
+# | `up`, `down`, `bias` | tensors `[d, f]`, `[f, d]`, `[d]` | the whole matrices: split them |
 # | `ranks` | whole number | divides d and f |
-# | `all_reduce` | function | takes a list of tensors, one a rank; returns their sum, which all ranks then have |
+# | `all_reduce` | function | takes a list of tensors, one per rank; returns their sum, which all ranks then have |
 # | returns | tensor `[T, d]` | what one GPU would compute |
 
 
@@ -34,7 +35,7 @@ from minispec.course.classroom import check, hint
 def parallel_mlp(
     x: torch.Tensor, up: torch.Tensor, down: torch.Tensor, bias: torch.Tensor, ranks: int, all_reduce
 ) -> torch.Tensor:
-    """An MLP on several ranks, each with its part of the weights, and one all-reduce."""
+    """An MLP on several ranks, each with its part of the matrices, and one all-reduce."""
     ### BEGIN SOLUTION: which columns and which rows belong to rank r? what does it add to the sum?
     width = up.shape[1] // ranks
     parts = []
@@ -52,12 +53,12 @@ check("16.column_row", parallel_mlp)
 # %% [markdown] exercise="16.kv_per_rank"
 # ## 2. The cache of one rank
 #
-# Attention is cut by heads: each rank attends with its own query heads, in every layer, and keeps the keys and values
-# that these need. Weights are cut evenly. How many bytes does one more token cost *each* rank, and how many tokens fit
-# beside the weights?
+# Tensor parallelism divides attention by heads. In every layer each rank computes its own query heads and keeps the keys and
+# values that these need, and the weights are divided evenly. How many bytes does one more token cost on *each* rank, and
+# how many tokens fit beside the weights?
 #
-# With more ranks than key/value heads there is a catch. A head cannot be cut; its query heads lie on several ranks, and
-# each of them keeps a copy. So adding ranks stops making the cache smaller.
+# With more ranks than key/value heads there is a catch. A key/value head is not divided. Its query heads are then on several
+# ranks, and each of these ranks keeps a copy of it, so more ranks no longer make the cache per rank smaller.
 #
 # | | | |
 # |---|---|---|
@@ -66,7 +67,7 @@ check("16.column_row", parallel_mlp)
 # | `weight_bytes` | number | of the whole model |
 # | `ranks` | whole number | divides `kv_heads`, or is a multiple of it |
 # | `memory` | number | bytes of one rank |
-# | returns | `(per_token, tokens)` | bytes a token on one rank; how many tokens fit, a whole number ≥ 0 |
+# | returns | `(per_token, tokens)` | bytes per token on one rank; how many tokens fit, a whole number ≥ 0 |
 
 
 # %% exercise="16.kv_per_rank"

@@ -1,22 +1,23 @@
 # %% [markdown]
 # # Exercises 18: the capstone
 #
-# Speculative decoding, all of it, by you: a sampler, a drafter, a loop, and the three joined into one decoder. The parts
-# are graded alone, so one that is wrong does not spoil the next. The last exercise joins *your* parts, and is judged by
-# the exact law of its text, by the passes it makes, and by its tokens a pass on a real model: SmolLM2 if it is on this
-# machine (`minispec models get smollm2`), else the small one that comes with minispec.
+# In the capstone you build speculative decoding (Leviathan et al., 2023, arXiv:2211.17192) on your own: a sampler, a drafter,
+# a loop, and one decoder that joins the three. The parts are graded separately, so a mistake in one does not spoil the
+# next. The last exercise joins *your* parts. It is judged by the exact distribution of its output, by the number of forward
+# passes, and by its tokens per pass on a real model: SmolLM2 if it is on this machine (`minispec models get smollm2`), else
+# the small one that comes with minispec.
 #
-# Where a function gets `random`, call `random()` for a fresh random number in [0, 1). You may compare it,
-# `random() < 0.3`, or draw a token with it: `pick(law, random())`. Compute nothing else with it: that is what lets the
-# check follow every branch.
+# Where a function is given `random`, call `random()` for a fresh random number in [0, 1). You may compare it,
+# `random() < 0.3`, or sample a token with it, `pick(probs, random())`. Do not compute anything else with it, because the
+# check follows every branch that these two uses can take.
 #
-# A model has a cache and three things to do with it:
+# A model has a cache and three ways to use it:
 #
 # | | |
 # |---|---|
-# | `model.read(tokens)` | reads them behind what the cache holds; returns logits `[len(tokens), V]` |
+# | `model.read(tokens)` | a forward pass over these tokens, after those in the cache; returns logits `[len(tokens), V]` |
 # | `model.length` | how many tokens the cache holds |
-# | `model.rewind(length)` | forgets everything after the first `length` |
+# | `model.rewind(length)` | discards everything after the first `length` tokens |
 
 # %%
 import torch
@@ -27,26 +28,27 @@ from minispec.verify import pick
 # %% [markdown] exercise="18.sampler"
 # ## 1. Your sampler
 #
-# One pass of the target gave γ + 1 rows of logits. Turn them into laws, then decide about the drafts.
+# One forward pass of the target gave logits $\ell_0, \dots, \ell_k$ at $k + 1$ positions. Turn them into distributions, then
+# accept or reject the $k$ draft tokens $d_0, \dots, d_{k-1}$.
 #
-# $$p_i = \mathrm{softmax}(\ell_i / T), \qquad T = 0: \text{ all mass on the likeliest token}$$
+# $$p_i = \mathrm{softmax}(\ell_i / T), \qquad T = 0: \text{ all probability on the most likely token}$$
 #
 # Accept $d_i$ with probability $\min(1, p_i(d_i)/q_i(d_i))$. At the first rejection emit one token from
-# $\mathrm{norm}([p_i - q_i]_+)$ and stop; if there is none, emit one from $p_\gamma$.
+# $\mathrm{norm}([p_i - q_i]_+)$ and stop. If there is no rejection, emit a bonus token from $p_k$.
 #
 # | | | |
 # |---|---|---|
-# | `logits` | tensor `[γ+1, V]` | row $i$ speaks of the place of draft $i$; the last row of the bonus |
-# | `q` | tensor `[γ, V]` | the laws that the drafts were drawn from; None if γ = 0 |
-# | `drafted` | list of γ tokens | |
+# | `logits` | tensor `[k+1, V]` | `logits[i]` belongs to the position of draft token $i$, the last one to the bonus |
+# | `q` | tensor `[k, V]` | the distributions that the draft tokens were sampled from; None if k = 0 |
+# | `drafted` | list of k tokens | |
 # | `temperature` | number ≥ 0 | of the target; $q$ has its own already in it |
-# | returns | list of tokens | accepted drafts and one token more |
+# | returns | list of tokens | the accepted draft tokens and one token more |
 
 
 # %% exercise="18.sampler"
 def verify(logits: torch.Tensor, q: torch.Tensor | None, drafted: list[int], temperature: float, random) -> list[int]:
     """All tokens that one cycle emits."""
-    ### BEGIN SOLUTION: laws first; then the coin, the residual, the bonus
+    ### BEGIN SOLUTION: distributions first; then acceptance, the residual, the bonus
     if temperature == 0:
         p = torch.nn.functional.one_hot(logits.argmax(-1), logits.shape[-1]).to(logits.dtype)
     else:
@@ -66,37 +68,37 @@ check("18.sampler", verify)
 # %% [markdown] exercise="18.drafter"
 # ## 2. Your drafter
 #
-# A small model runs ahead, token by token, on its own cache. It has read a beginning of the text, all but one token or
-# all but two; so read what is missing, draw, read what you drew, and so on: **k passes** for k drafts, since nobody asks
-# what follows the last one.
+# A small model drafts token by token, with its own cache. The cache holds the sequence except for its last token or its last
+# two. So run the model on what is missing, sample a token, run the model on that token, and so on. That makes **k forward
+# passes** for k draft tokens, because what follows the last one is not needed.
 #
-# Report the law of each draft as it was really used, temperature included: the sampler builds on it.
+# Return the distribution that each draft token was really sampled from, temperature included, because the sampler needs it.
 #
 # | | | |
 # |---|---|---|
-# | `model` | | the draft |
-# | `text` | list of tokens | everything written so far |
+# | `model` | | the draft model |
+# | `text` | list of tokens | the sequence so far, prompt and output |
 # | `k` | whole number ≥ 0 | how many to draft |
 # | `temperature` | number ≥ 0 | 0 is greedy: then $q$ is one-hot |
-# | returns | `(drafted, q)` | a list of k tokens, and their laws, a tensor `[k, V]`; None for $q$ if k = 0 |
+# | returns | `(drafted, q)` | a list of k tokens, and their distributions, a tensor `[k, V]`; None for $q$ if k = 0 |
 
 
 # %% exercise="18.drafter"
 def propose(model, text: list[int], k: int, temperature: float, random) -> tuple[list[int], torch.Tensor | None]:
-    """Draft k tokens, and the law that each was drawn from."""
-    ### BEGIN SOLUTION: what has the model not read yet? which law did the draft come from?
+    """Draft k tokens, and the distribution that each was sampled from."""
+    ### BEGIN SOLUTION: which tokens are not in the cache yet? which distribution did the token come from?
     drafted: list[int] = []
-    laws = []
+    distributions = []
     while len(drafted) < k:
         logits = model.read((text + drafted)[model.length :])[-1]
         if temperature == 0:
-            law = torch.zeros_like(logits)
-            law[logits.argmax()] = 1.0
+            probs = torch.zeros_like(logits)
+            probs[logits.argmax()] = 1.0
         else:
-            law = torch.softmax(logits / temperature, dim=-1)
-        laws.append(law)
-        drafted.append(pick(law, random()))
-    return drafted, torch.stack(laws) if laws else None
+            probs = torch.softmax(logits / temperature, dim=-1)
+        distributions.append(probs)
+        drafted.append(pick(probs, random()))
+    return drafted, torch.stack(distributions) if distributions else None
     ### END SOLUTION
 
 
@@ -106,31 +108,32 @@ check("18.drafter", propose)
 # %% [markdown] exercise="18.loop"
 # ## 3. Your loop
 #
-# Draft, verify in one pass, add, rewind: until there are `count` new tokens or the target has written `end`. Drafter and
-# sampler come as two functions, so the loop knows nothing of laws or temperatures:
+# The loop drafts, verifies in one forward pass, appends what was emitted and rewinds both caches, until there are `count` new
+# tokens or the target has emitted `end`. Drafter and sampler are given as two functions, so the loop does not handle
+# distributions or temperatures:
 #
 # | | |
 # |---|---|
 # | `propose(draft, text, k)` | returns `(drafted, q)`; k may be 0 |
 # | `verify(logits, q, drafted)` | returns the tokens that the cycle emits |
 #
-# Both models have read the prompt except its last token. Draft no more than can be used: a cycle emits up to one token
-# more than it drafts, so near the end fewer than `k` will do. And look for `end` among *all* tokens of a cycle: it is the
-# last of the text, and what the same cycle emitted behind it does not count.
+# Both caches hold the prompt except its last token. Draft no more than can be used: a cycle emits up to one token more than it
+# drafts, so near the end fewer than `k` are enough. And look for `end` among *all* tokens of a cycle. It is the last token of
+# the output, and what the same cycle emitted after it is discarded.
 #
 # | | | |
 # |---|---|---|
 # | `target`, `draft` | models | |
 # | `prompt` | list of tokens | at least one |
 # | `k`, `count` | whole numbers ≥ 1 | longest draft; how many new tokens, at most |
-# | `end` | token | ends the text |
+# | `end` | token | ends the output |
 # | returns | list of tokens | the new ones only; with `end`, if it came |
 
 
 # %% exercise="18.loop"
 def loop(target, draft, propose, verify, prompt: list[int], k: int, count: int, end: int) -> list[int]:
     """Speculative decoding around any drafter and any sampler."""
-    ### BEGIN SOLUTION: how many drafts? one pass; is it over? what may each cache keep?
+    ### BEGIN SOLUTION: how many draft tokens? one pass; is it over? what may each cache keep?
     new: list[int] = []
     while len(new) < count:
         drafted, q = propose(draft, prompt + new, min(k, count - len(new) - 1))
@@ -138,9 +141,9 @@ def loop(target, draft, propose, verify, prompt: list[int], k: int, count: int, 
             new.append(token)
             if token == end:
                 return new
-        read = len(prompt) + len(new) - 1  # the last token has been read by nobody
-        target.rewind(read)
-        draft.rewind(min(read, draft.length))
+        kept = len(prompt) + len(new) - 1  # no model has processed the last token yet
+        target.rewind(kept)
+        draft.rewind(min(kept, draft.length))
     return new
     ### END SOLUTION
 
@@ -151,12 +154,12 @@ check("18.loop", loop)
 # %% [markdown] exercise="18.whole"
 # ## 4. All of it
 #
-# Join your `propose`, your `verify` and your `loop`. If a part is not yet right, its own check says so more clearly than
-# this one.
+# Join your `propose`, your `verify` and your `loop`. If one of the parts is still wrong, its own check explains that better
+# than this one.
 #
-# What comes out must follow the target's law at this temperature *exactly*, in as few passes as the draft allows. This
-# check has three stages: the law of whole texts on small models, all passes included; then greedy decoding on a real
-# model, where text and tokens a pass must be as good as ours.
+# The output has to follow the target's distribution at this temperature *exactly*, in as few forward passes as the draft
+# allows. The check first computes the distribution of whole outputs, and of the passes they took, on small models. Then it
+# decodes greedily with a real model, where the output and the tokens per pass have to be as good as ours.
 #
 # | | | |
 # |---|---|---|
@@ -185,7 +188,7 @@ def speculate(target, draft, prompt: list[int], k: int, count: int, end: int, te
 check("18.whole", speculate)
 
 # %% [markdown]
-# How many tokens does one pass of the real target give you? (The first line says which model it is.)
+# How many tokens per forward pass of the real target do you get? (The first line says which model it is.)
 
 # %% tags=["nbval-ignore-output"]
 draw("18.whole", speculate)

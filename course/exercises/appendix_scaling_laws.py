@@ -13,8 +13,8 @@ from minispec.course.classroom import check, draw, hint
 # ## 1. How large a model should be
 #
 # Training costs $C = 6 N D$ FLOPs: 2 for the forward pass and 4 for the backward pass, for each of $N$ parameters and $D$
-# tokens. The best use of a given $C$ is a model that is neither too large nor trained too long; experiments put it at
-# about $r = 20$ tokens per parameter. Two equations, two unknowns:
+# tokens. For a given $C$ the loss is lowest for a model that is neither too large nor trained too long, and experiments put
+# that at about $r = 20$ tokens per parameter. So there are two equations for two unknowns:
 #
 # $$C = 6 N D, \qquad D = r N$$
 #
@@ -39,8 +39,8 @@ def compute_optimal(flops: float, tokens_per_parameter: float) -> tuple[float, f
 check("appendix.compute_optimal", compute_optimal)
 
 # %% [markdown]
-# What should have been trained with the compute of some known models? One of them was trained far beyond its optimum, on
-# purpose: why would one do that?
+# By this rule, what would have been the best use of the compute of some known models? One of them was deliberately trained on
+# far more tokens. Why would its makers do that?
 
 # %%
 draw("appendix.compute_optimal", compute_optimal)

@@ -1,129 +1,109 @@
 # %% [markdown]
 # # 02 The KV cache
 #
-# *Time:* 35 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+# *Time:* 50 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises 02](../exercises/02_kv_cache.ipynb)
+#
+# In lesson 01 every decode step processed a single token, although attention needs all tokens before it. That works
+# only because the model keeps something of each token it has processed. This lesson asks what is kept, why that is
+# allowed, how much work it saves, how much memory it takes, and how part of it can be undone, which speculative
+# decoding needs.
 #
 # You will be able to
 #
-# - say what the cache keeps, why it may, and what work it saves: attention from O(n²) to O(n) a token, the linear layers
-#   from O(n) to O(1);
-# - compute its size for any model, with grouped queries or without;
+# - say what the cache keeps, which work it saves, and when saved work is saved time;
+# - compute its size for a model with multi-head or grouped-query attention;
 # - rewind it, and show that a rewound cache is as good as a fresh one.
 
 # %%
 import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
 
 import minispec as ms
 from minispec import theory
 from minispec.course import viz
+from minispec.course.counting import CountWork
 from minispec.course.viz import presets
 
 target = ms.load("micro", device="cpu")
 config = target.config
-print(f"{config.num_layers} layers, {config.num_heads} query heads, {config.num_kv_heads} key/value heads "
-      f"of {config.head_dim} numbers")  # fmt: skip
 
 # %% [markdown]
-# ## The same text, twice
+# ## The same output, twice
 #
-# In each layer a token asks a question (its **query**) of everything before it. What answers are the **keys** and
-# **values** of the earlier tokens. Those depend on earlier tokens alone, so they never change once they are computed.
+# In each layer every token has three vectors: a **query**, a **key** and a **value**. Attention compares the query of a
+# token with the keys of all tokens up to and including itself, turns these scores into weights with a softmax, and
+# averages the values with these weights. The keys and values of a token depend only on that token and on those before
+# it, so they never change once they are computed. They are stored in a **KV cache**, and every later token can use
+# them.
 #
-# Here is the whole idea in one loop. Without a cache, every pass reads the text from its beginning. With one, it reads
-# what the cache does not hold yet.
+# The whole idea fits into one loop. Without a cache, every forward pass processes the sequence from its beginning. With
+# a cache, it processes only the tokens that the cache does not hold yet.
 
 
 # %%
 @torch.inference_mode()
-def write(prompt: list[int], new: int, cache=None) -> list[int]:
-    """Greedy decoding, with a cache or without."""
+def greedy(prompt: list[int], new: int, cache=None) -> list[int]:
+    """Greedy decoding of `new` tokens, with a cache or without."""
     tokens = list(prompt)
     for _ in range(new):
-        unread = tokens if cache is None else tokens[int(cache.lengths[0]) :]
-        logits = target.transformer(torch.tensor([unread]), cache, last_only=True).logits  # [1, 1, V]
+        todo = tokens if cache is None else tokens[int(cache.lengths[0]) :]
+        # last_only: score the token after the last one only, [1, 1, V]
+        logits = target.transformer(torch.tensor([todo]), cache, last_only=True).logits
         tokens.append(int(logits[0, -1].argmax()))
     return tokens[len(prompt) :]
 
 
 prompt = target.encode("Once upon a time, a small bear found a red boat.")
-with_cache = write(prompt, 40, target.transformer.new_cache())
-without = write(prompt, 40)
+with_cache = greedy(prompt, 40, target.transformer.new_cache())
+without = greedy(prompt, 40)
 print("the same 40 tokens:", with_cache == without)
 
 # %% [markdown]
-# The cache approximates nothing. It saves work, up to rounding in the last digits.
+# The two loops compute the same thing, so the cache is no approximation. Only the order of some sums differs, which can
+# change the last digits of a logit.
 
 # %% [markdown]
-# ## Why it may
+# ## Why it is allowed
 #
-# A token sees what is before it and nothing behind it. So we can change the end of a text, and the keys and values of
-# its beginning stay what they were. Two texts that agree in their first 12 tokens:
+# How do we know that old keys and values stay valid when new tokens arrive? Attention is causal: a token sees what
+# comes before it and nothing that comes after it. So if we change the end of a sequence, the keys and values of its
+# beginning must stay as they were. Test this with two sequences that agree in their first 12 tokens. A **slot** is the
+# memory in the cache for the keys and values of one token, so here the cache needs 15 of them:
 
 # %%
 one = torch.tensor([[*prompt[:12], 100, 200, 300]])
 other = torch.tensor([[*prompt[:12], 400, 500, 600]])
-caches = [target.transformer.new_cache(1, 15) for _ in range(2)]
-for tokens, cache in zip((one, other), caches, strict=True):
-    target.transformer(tokens, cache)
-gap = (caches[0].keys - caches[1].keys).abs().amax(dim=(0, 1, 2, 4))  # [S]: over layers, rows, heads, dimensions
-print("slots whose keys agree:", [slot for slot in range(15) if gap[slot] < 1e-4])
+first, second = (target.transformer.new_cache(batch=1, capacity=15) for _ in range(2))
+target.transformer(one, first)
+target.transformer(other, second)
+both = [torch.stack((cache.keys, cache.values)) for cache in (first, second)]  # [2, layers, batch, heads, slots, D]
+same = [slot for slot in range(15) if torch.allclose(both[0][..., slot, :], both[1][..., slot, :], atol=1e-4)]
+print("slots whose keys and values agree:", same)
 
 # %% [markdown]
-# Queries are not kept. Each is asked once, by its own token, and then nobody needs it again.
+# Queries need not be kept, because a query is used only in its own token's pass and no later token looks at it.
 
 # %% [markdown]
 # ## Count the work
 #
-# A clock shows that a cache is faster. Counting shows why. This listener stands between the model and torch. It sees
-# every matrix product and every attention that a real pass calls, and counts what they do.
+# How much work does the cache save? Counts are the same on every machine, so we count first and come to the clock
+# afterwards. [`CountWork`](../minispec/course/counting.py) watches every linear layer and every attention of a real
+# pass. We let it count the one step that gives the next token after $n$ others, and compare with the formula,
+# [`step_work`](../minispec/theory.py).
 
 
 # %%
-class Counter(TorchFunctionMode):
-    """Counts what torch is asked to do inside a `with` block."""
-
-    def __init__(self):
-        super().__init__()
-        self.products, self.scores = 0, 0
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        if function is F.linear:
-            x, weight = args[:2]  # [B, T, in], [out, in]
-            if weight is not target.transformer.lm_head.weight:  # which sees one token a pass, either way
-                self.products += x.shape[1] * weight.numel()
-        if function is F.scaled_dot_product_attention:
-            T, S, mask = args[0].shape[2], args[1].shape[2], kwargs.get("attn_mask")
-            pairs = T * S if mask is None else int((mask == 0).sum())  # it adds 0 where a pair counts, −∞ elsewhere
-            if kwargs.get("is_causal"):
-                pairs = T * (T + 1) // 2  # each token with itself and those before it
-            self.scores += args[0].shape[0] * args[0].shape[1] * pairs
-        return function(*args, **(kwargs or {}))
-
-    def work(self) -> theory.Work:
-        """In the units of theory.Work: tokens through the linear layers, and pairs a head and layer."""
-        inside = sum(p.numel() for layer in target.transformer.layers for p in layer.parameters() if p.ndim == 2)
-        return theory.Work(self.products // inside, self.scores // (config.num_layers * config.num_heads))
-
-
 @torch.inference_mode()
 def count_step(length: int, cached: bool) -> theory.Work:
-    """The work of the one pass that writes the token after `length` others."""
-    text = torch.arange(length)[None] % config.vocab_size
+    """The work of the pass that gives the token after `length` others."""
+    tokens = torch.arange(length)[None] % config.vocab_size  # [1, T]
     cache = target.transformer.new_cache() if cached else None
     if cached:
-        target.transformer(text[:, :-1], cache)  # what earlier steps have left behind
-    with Counter() as counter:
-        target.transformer(text[:, -1:] if cached else text, cache, last_only=True)
-    return counter.work()
+        target.transformer(tokens[:, :-1], cache)  # what earlier steps have left in the cache
+    with CountWork(target) as counted:
+        target.transformer(tokens[:, -1:] if cached else tokens, cache, last_only=True)
+    return counted.work
 
 
-# %% [markdown]
-# Now count the step that writes the next token, after 50, 100, 200 and 400 others. Every count is held against
-# [`step_work`](../minispec/theory.py), the formula.
-
-# %%
 print("                with a cache              without")
 print("tokens so far   linear   pairs   linear    pairs   as the formula says")
 for length in (50, 100, 200, 400):
@@ -132,18 +112,21 @@ for length in (50, 100, 200, 400):
     print(f"{length:13d} {kept.linear:8d} {kept.pairs:7d} {lost.linear:8d} {lost.pairs:8d}   {agree}")
 
 # %% [markdown]
-# Read down the columns. The length doubles from line to line.
+# The length doubles from line to line, so the growth can be read down the columns.
 #
-# - *linear*, the tokens that go through the linear layers: 1 with a cache, $n$ without. **O(1) instead of O(n).**
-# - *pairs*, the scores of one head in one layer: $n$ with a cache, $n(n + 1)/2$ without. **O(n) instead of O(n²).**
+# - *linear* counts the tokens that go through the linear layers: 1 with a cache, $n$ without, so
+#   **O(1) instead of O(n)**. (The output matrix is left out, because both ways it is applied to the last token only.)
+# - *pairs* counts the attention scores of one head in one layer: $n$ with a cache, $n(n + 1)/2$ without, so
+#   **O(n) instead of O(n²)**.
 #
-# The first saving is the larger one at ordinary lengths, as lesson 01 has shown: that is where the FLOPs are. People who
-# say "a cache makes attention linear" mention the smaller half.
+# The first saving is the larger one at ordinary lengths, because most FLOPs are in the linear layers, as lesson 01 has
+# shown. An answer that mentions only attention ("a cache makes attention linear") misses it.
 
 # %% [markdown]
 # ## Predict
 #
-# One step is one thing, a whole answer another. A prompt of 100 tokens, an answer of 100.
+# So far we looked at a single step. Now take a whole request: a prompt of 100 tokens, then an output of 100 tokens. How
+# much more goes through the linear layers without a cache, summed over all passes?
 
 # %% tags=["nbval-ignore-output"]
 saved = viz.predict("How many times as many tokens go through the linear layers without a cache?", "times")
@@ -156,9 +139,9 @@ saved
 story = target.encode("Once upon a time there was a bear. " * 20)[:100]
 counts = {}
 for name, cache in (("with", target.transformer.new_cache()), ("without", None)):
-    with Counter() as counter:
-        write(story, 100, cache)
-    counts[name] = counter.work()
+    with CountWork(target) as counted:
+        greedy(story, 100, cache)
+    counts[name] = counted.work
     formula = theory.decode_work(100, 100, cached=cache is not None)
     print(f"{name:8s} {counts[name].linear:6,} tokens, {counts[name].pairs:9,} pairs; formula {formula}")
 
@@ -171,14 +154,23 @@ once = theory.step_work(199, cached=False)
 print("one single pass over 199 tokens:", once, "- the same as with the cache:", once == counts["with"])
 
 # %% [markdown]
-# With a cache, writing a text is as much work as reading it once. It is only cut into slices. That is the best one can
-# ask for, and it still takes a hundred passes: **the cache makes each pass cheap, it does not make them fewer**. Fewer
-# passes is what drafts are for.
+# With a cache, generating the output takes exactly as many FLOPs in the layers as one single pass over the 199 tokens
+# that are processed. (The 200th is the last one generated, and it is never put in.) All repeated arithmetic is gone.
+#
+# But less arithmetic is not yet less time. By the roofline of lesson 01, a pass at batch size 1 on an H200 takes as
+# long over 188 tokens as over one, because both read all weights once. So for a request as short as this one, the cache
+# would save a large model on that GPU next to no time. Saved arithmetic becomes saved time once $n$ exceeds the ridge
+# point (in bf16, where a token is one FLOP per byte), or once many sequences share a pass. Then the cache is
+# indispensable: without it, every step is a whole prefill.
+#
+# And in any case there are still a hundred passes, one after the other, each of which reads all weights: **the cache
+# makes the passes smaller, it does not make them fewer**. Making them fewer is what speculative decoding is for.
 
 # %% [markdown]
 # ## Play: the race
 #
-# Now the clock. Each pass of `micro` is timed both ways, in turns, on your machine; the race replays these times.
+# What does the clock say on your machine? A CPU has a low ridge point, so here the saved arithmetic should show early.
+# Each pass of `micro` is timed both ways, in alternation, and the race replays these times.
 
 # %% tags=["nbval-ignore-output"]
 race = viz.measure_race(target, "Once upon a time, a small bear found a red boat.", new_tokens=64)
@@ -188,182 +180,212 @@ viz.cache_race(race)
 viz.cache_race_figure(race)
 
 # %% [markdown]
-# Two things to try:
+# Two tasks:
 #
-# 1. Stop the race where the lane with the cache is done. How much of the text is there without a cache?
-# 2. Look at the lines. Without a cache they rise with every token. With one they are nearly flat: a key more to look at
-#    costs next to nothing. They do not start at zero, because a pass over one token still reads all weights.
+# 1. Stop the race when the lane with the cache is done. How much of the output is there without a cache?
+# 2. In the figure, the times without a cache rise with every token, while those with a cache are nearly flat,
+#    because one more key costs next to nothing. Why do they not start at zero? (Lesson 01 named two reasons.)
 
 # %% [markdown]
-# ## What it weighs
+# ## How large is it?
 #
-# Nothing is free. Every token leaves in every layer one key and one value for each key/value head, of $D$ numbers each:
+# The saving is paid for with memory. A layer computes attention several times side by side, in **heads**, and each token
+# leaves one key and one value per key/value head. With $H_{kv}$ such heads of $D$ numbers, that is
 #
 # $$\text{bytes per token} = 2 \cdot \text{layers} \cdot H_{kv} \cdot D \cdot \text{bytes per number}$$
 #
-# A real cache, and [`kv_bytes_per_token`](../minispec/theory.py) beside it:
+# Compare a real cache with the formula, [`kv_bytes_per_token`](../minispec/theory.py):
 
 # %%
 cache = target.transformer.new_cache(batch=3, capacity=256)
 allocated = cache.keys.nbytes + cache.values.nbytes
 formula = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, bytes_per_value=4)
-print("keys [layers, rows, kv heads, slots, D]:", list(cache.keys.shape))
+print("keys [layers, batch, kv heads, slots, D]:", list(cache.keys.shape))
 print(f"{allocated:,} bytes for {3 * 256} tokens: {allocated // (3 * 256):,} each; formula {formula:,}")
 
 # %% [markdown]
-# ## Fewer heads to remember
+# ## Fewer key/value heads
 #
-# In the first transformers each query head had keys and values of its own: **MHA**, multi-head attention. But queries are
-# not kept, so one can have many of them and few keys. In **GQA**, grouped queries, $G$ query heads share one key/value
-# head. With a single one for all it is called **MQA**.
+# In the first transformers every head had its own queries, keys and values. This is multi-head attention, **MHA**
+# (Vaswani et al., 2017, arXiv:1706.03762). But only keys and values are cached, so one can save memory by having many
+# query heads and few key/value heads. If a single key/value head serves all query heads, it is called multi-query
+# attention, **MQA** (Shazeer, 2019, arXiv:1911.02150). If each group of query heads shares one, it is called
+# grouped-query attention, **GQA** (Ainslie et al., 2023, arXiv:2305.13245).
 #
-# LLaMA-2-7B has 32 query heads and as many key/value heads. It keeps 512 KiB a token in bf16. LLaMA-2-70B is ten times
-# the model, with 64 query heads in 80 layers, but only 8 key/value heads.
+# LLaMA-2-7B has 32 layers, 32 query heads of 128 numbers and as many key/value heads, so it keeps 512 KiB per token in
+# bf16. LLaMA-2-70B has ten times as many parameters, in 80 layers with 64 query heads of 128 numbers, but only 8
+# key/value heads.
 
 # %% tags=["nbval-ignore-output"]
-large = viz.predict("What does LLaMA-2-70B keep of a token?", "KiB")
+large = viz.predict("How much does LLaMA-2-70B keep per token?", "KiB")
 large
 
 # %% tags=["spoiler"]
-print("                layers   query heads   kv heads    D   KiB a token   with all heads kept")
+print("in bf16         layers   query heads   kv heads    D   KiB per token   with a kv head per query head")
 for name in ("micro", "smollm2", "Llama-2-7B", "Llama-3-8B", "Llama-2-70B"):
     c = presets.SHAPES[name]
     kept, full = (theory.kv_bytes_per_token(c.num_layers, h, c.head_dim) / 1024 for h in (c.num_kv_heads, c.num_heads))
     heads = f"{c.num_heads:13d} {c.num_kv_heads:10d} {c.head_dim:4d}"
-    print(f"{name:14s} {c.num_layers:7d} {heads} {kept:13.2f} {full:21.2f}")
+    print(f"{name:14s} {c.num_layers:7d} {heads} {kept:15.2f} {full:31.2f}")
 
 # %% tags=["spoiler"]
 large.reveal(theory.kv_bytes_per_token(80, 8, 128) / 1024)
 
 # %% [markdown]
-# Guide A computes the size with the number of *query* heads. For LLaMA-2-7B that is right, for LLaMA-2-70B it is wrong by
-# the last two columns' ratio. Always ask for `num_key_value_heads`.
+# The larger model keeps less per token. Many texts compute the size with the number of *query* heads. For LLaMA-2-7B
+# that is right, but for LLaMA-2-70B it is wrong by the ratio of the last two columns. So always look for
+# `num_key_value_heads`.
 #
-# GQA saves memory and reading. It does not save FLOPs in the scores: each query head still scores every key.
+# GQA saves memory and bytes to read, but it does not save FLOPs in the scores, because each query head still scores
+# every key.
 
 # %% [markdown]
-# ## Play: size it
+# ## Play: the size calculator
 #
-# The thick line is the model as it is, the thin ones are the designs it did not choose. Where the thick line crosses the
-# level of the weights, a pass reads more cache than weights.
+# The thick line is the model as it is, and the thin lines are the designs it did not choose. Beyond the point where the
+# thick line crosses the level of the weights, a pass reads more cache than weights.
 
 # %% tags=["nbval-ignore-output"]
 viz.cache_size()
 
 # %% [markdown]
-# Three things to try:
+# Two tasks:
 #
-# 1. `Llama-2-7B`, 16 rows of 4,096 tokens. Compare with its weights. Then take `Llama-3-8B`: what did GQA buy?
-# 2. Find out how many rows of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8 bits.
-# 3. One row of 131,072 tokens against 32 rows of 4,096. The cache counts tokens, not users.
+# 1. Take `Llama-2-7B` with 16 sequences of 4,096 tokens and compare the cache with the weights. What changes with
+#    `Llama-3-8B`, which has GQA?
+# 2. Find out how many sequences of 8,192 tokens fit beside `Llama-3-8B` on an 80 GB card. Then keep the cache in 8
+#    bits.
 
 # %% [markdown]
 # ## When the cache outweighs the weights
 #
-# All of a row's cache is read in every pass, by that row alone. Weights serve every row, so a larger batch does not make
-# this part cheaper. The two are equal at this many cached tokens in the whole batch:
+# Why does this matter for speed, and not only for memory? Every decode pass reads the whole cache of a sequence for that
+# sequence alone, while the weights serve all sequences of the batch. So a larger batch makes the weights cheaper per
+# token, but not the cache. (Sequences with a common prefix are an exception: lesson 03 stores it once, and some kernels
+# also read it once for all, such as cascade attention in FlashInfer.) Reading the cache takes as long as reading the
+# weights when the whole batch has this many cached tokens:
 
 # %%
 llama = presets.SHAPES["Llama-3-8B"]
 per_token = theory.kv_bytes_per_token(llama.num_layers, llama.num_kv_heads, llama.head_dim)
-equal = theory.pass_bytes(presets.weights_read(llama)) / per_token
-print(f"Llama-3-8B: {equal:,.0f} tokens; with 32 rows that is {equal / 32:,.0f} each")
+equal = 2 * presets.weights_read(llama) / per_token  # two bytes per parameter
+print(f"Llama-3-8B in bf16: {equal:,.0f} tokens; at batch size 32 that is {equal / 32:,.0f} each")
 
 # %% [markdown]
 # ## Rewind
 #
-# A draft is read by the target, and some of it turns out wrong. Its keys and values are in the cache by then. They have
-# to go, without touching what was before.
+# When a target verifies a draft, some draft tokens turn out wrong. By then their keys and values are in the cache. Later
+# tokens must not see them, and nothing before them may change. Taking them back is called **rewinding** the cache. (In
+# transformers the method is `crop`. In vLLM it is part of the accounting of rejected tokens, see *In production*.)
 #
-# [`KVCache.rewind`](../minispec/cache.py) does that. Slots past a row's length may hold anything: nobody looks at them,
-# and the next pass writes over them.
+# Take a cache that holds 50 tokens, of which the last 20 are rejected. What share of the bytes of its keys and values
+# has to change?
 
 # %% tags=["nbval-ignore-output"]
-changed = viz.predict("A cache of 50 tokens forgets the last 20. How many bytes are written?", "bytes")
+changed = viz.predict("20 of 50 tokens are rejected. What share of the keys' and values' bytes changes?", "%")
 changed
 
-# %% tags=["spoiler"]
-text = target.encode("Once upon a time, a small bear found a red boat by the river and " * 4)
-good, wrong, right = text[:30], [7] * 20, text[30:34]
-read = lambda tokens, cache: target.transformer(torch.tensor([tokens]), cache).logits  # noqa: E731
+# %% [markdown]
+# Our function is [`KVCache.rewind`](../minispec/cache.py). Its argument is the new length, here 30.
 
-rewound = target.transformer.new_cache(1, 64)
-read(good, rewound)
-read(wrong, rewound)  # a draft that nobody will accept
-before = rewound.keys.clone()
+# %% tags=["spoiler"]
+tokens = target.encode("Once upon a time, a small bear found a red boat by the river and " * 4)
+good, wrong, right = tokens[:30], [7] * 20, tokens[30:34]
+
+
+def process(tokens: list[int], cache) -> torch.Tensor:
+    return target.transformer(torch.tensor([tokens]), cache).logits  # [1, T, V]
+
+
+rewound = target.transformer.new_cache(batch=1, capacity=64)
+process(good, rewound)
+process(wrong, rewound)  # a draft that will be rejected
+before = torch.stack((rewound.keys, rewound.values))  # a copy, [2, layers, batch, kv heads, slots, D]
 rewound.rewind(len(good))
-print("length:", int(rewound.lengths[0]))
-print("keys untouched:", torch.equal(rewound.keys, before), "- slots behind the end still hold the wrong tokens")
+after = torch.stack((rewound.keys, rewound.values))
+print("length:", int(rewound.lengths[0]), "- one integer of", rewound.lengths.nbytes, "bytes")
+print("keys and values as before:", torch.equal(after, before))
 
 # %% tags=["spoiler"]
-changed.reveal(rewound.lengths.nbytes)
+changed.reveal(100 * (after != before).float().mean().item())
 
 # %% [markdown]
-# One whole number. And now the proof: a cache that has never seen the wrong tokens, and the same four tokens read after
-# both.
+# Not one byte of them. The cache has a length for each sequence, and only this integer changes. Attention ignores the
+# slots past the length, so the old keys and values in them do no harm, and later tokens overwrite them one by one. To
+# test whether that is enough, we take a fresh cache that has never held the wrong tokens, and process the same four
+# tokens after both.
 
 # %%
-fresh = target.transformer.new_cache(1, 64)
-read(good, fresh)
-same = torch.equal(read(right, rewound), read(right, fresh))
-n = int(fresh.lengths[0])
-kept = all(torch.equal(getattr(rewound, m)[..., :n, :], getattr(fresh, m)[..., :n, :]) for m in ("keys", "values"))
+fresh = target.transformer.new_cache(batch=1, capacity=64)
+process(good, fresh)
+same = torch.equal(process(right, rewound), process(right, fresh))
+n = int(fresh.lengths[0])  # keys and values are [layers, batch, kv heads, slots, D]
 print("same length:", torch.equal(rewound.lengths, fresh.lengths))
-print("same keys and values, bit for bit:", kept)
+print("same keys, bit for bit:", torch.equal(rewound.keys[:, :, :, :n], fresh.keys[:, :, :, :n]))
+print("same values, bit for bit:", torch.equal(rewound.values[:, :, :, :n], fresh.values[:, :, :, :n]))
 print("same logits, bit for bit:", same)
 
 # %% [markdown]
-# What if somebody forgets to rewind? The model goes on after a text that nobody wrote. Nothing crashes, and the words
-# stay fluent. Only the law is another one.
+# And what if a program forgets to rewind? Then the model continues a sequence that contains the rejected tokens.
+# Nothing crashes, and no error is raised, but the distribution of the next token is that of another prompt.
 
 # %%
-careless = target.transformer.new_cache(1, 64)
-read(good, careless)
-read(wrong, careless)
-fresh.rewind(len(good))  # it reads the four tokens once more
-p, bent = (read(right, cache)[0, -1].softmax(-1) for cache in (fresh, careless))
-print("the same law:", torch.allclose(p, bent, atol=0.01))
+careless = target.transformer.new_cache(batch=1, capacity=64)
+process(good, careless)
+process(wrong, careless)
+fresh.rewind(len(good))  # so that it processes the four tokens once more
+p, biased = (process(right, cache)[0, -1].softmax(-1) for cache in (fresh, careless))
+print("the same distribution:", torch.allclose(p, biased, atol=0.01))
 
 # %% [markdown]
-# In a batch every row rewinds by its own amount. Lengths are one number a row, so nothing has to be moved.
+# In a batch, each sequence may be rewound by a different amount, because each may have accepted a different number of
+# draft tokens. `rewind` takes the new length of each. Here 4, 0 and 9 of 40 tokens are taken back, and nothing has to
+# be moved.
 
 # %%
 batch = target.transformer.new_cache(batch=3, capacity=64)
-target.transformer(torch.tensor([text[:40]] * 3), batch)
+target.transformer(torch.tensor([tokens[:40]] * 3), batch)
 batch.rewind(torch.tensor([36, 40, 31]))
-print("rows of", batch.lengths.tolist(), "tokens in one cache")
+print("sequences of", batch.lengths.tolist(), "tokens in one cache")
 
 # %% [markdown]
 # ## In production
 #
 # - In a model's `config.json` the number to look for is `num_key_value_heads`.
-# - vLLM takes a share of the card (`--gpu-memory-utilization`), subtracts weights and working memory, and fills the rest
-#   with cache. Its log then says how many tokens fit: the division you did above. SGLang's knob is
-#   `--mem-fraction-static`.
-# - `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache in either of them.
-# - Neither keeps a cache in one piece, as ours is here. They cut it into blocks: lesson 03.
-# - A rewind is a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by what was rejected.
-# - DeepSeek's MLA goes further than GQA. It keeps one small vector per token and layer from which keys and values are
-#   made again.
+# - vLLM takes a share of the card's memory (`--gpu-memory-utilization`), subtracts weights and working memory, and uses
+#   the rest for the cache. It divides the rest by the bytes per token and logs how many tokens fit. In SGLang
+#   `--mem-fraction-static` is the share for weights and cache together.
+# - `--kv-cache-dtype fp8_e4m3` halves a 16-bit cache in both servers.
+# - Neither keeps the cache of a sequence in one piece, as we do here. They cut it into blocks, which is the subject of
+#   lesson 03.
+# - A rewind is a change of a number there as well: vLLM counts `num_computed_tokens` per request and lowers it by the
+#   number of rejected tokens.
+# - DeepSeek's multi-head latent attention, **MLA** (DeepSeek-AI, 2024, arXiv:2405.04434), goes further than GQA. It keeps
+#   512 + 64 numbers per token and layer, whatever the number of heads, where Llama-3-8B keeps 2 · 8 · 128 = 2,048. The
+#   512 are a compressed form of keys and values, and the 64 carry the position. How decode works on the compressed form
+#   without rebuilding keys and values is in the paper (*weight absorption*).
 
 # %% [markdown]
 # ## Check yourself
 #
 # <details><summary>Does a KV cache make attention O(1) per token?</summary>
 #
-# No. The new token still looks at every key: O(n). What becomes O(1) are the linear layers.
+# No. The new token still scores every key, which is O(n). What becomes O(1) per token is the work of the linear layers.
 # </details>
 #
-# <details><summary>Why are queries not kept?</summary>
+# <details><summary>At batch size 1 on an H200 in bf16, from which length on does the cache begin to save Llama-3-8B
+# time per token?</summary>
 #
-# A query is used by its own token in its own pass. No later token ever looks at it.
+# By the roofline from about 188 tokens on, the ridge point. A pass over fewer tokens takes as long as a pass over one,
+# because both have to read the weights. At twice that length a step without a cache takes twice as long. With 32 such
+# requests in a batch it begins at about 6 tokens. (On a real GPU it begins more gradually, see lesson 01.)
 # </details>
 #
-# <details><summary>A layer keeps a running state, like a state-space model, instead of keys and values. Can you rewind
-# it by changing a length?</summary>
+# <details><summary>A state-space layer, as in Mamba, keeps no keys and values but one running state, which every token
+# updates. Can you rewind it by changing a length?</summary>
 #
-# No. The state has mixed all tokens into one. Going back needs a copy from before, or reading again. A cache can be
-# rewound because each token has its own slot.
+# No. The state mixes all tokens so far, so going back needs a copy from before, or processing the tokens again. A
+# KV cache can be rewound because each token has a slot of its own.
 # </details>
 
 # %% [markdown]
@@ -374,7 +396,8 @@ print("rows of", batch.lengths.tolist(), "tokens in one cache")
 # - Ainslie et al., 2023: *GQA: training generalized multi-query transformer models from multi-head checkpoints*
 #   ([arXiv:2305.13245](https://arxiv.org/abs/2305.13245)): how many key/value heads are enough.
 # - DeepSeek-AI, 2024: *DeepSeek-V2: a strong, economical, and efficient mixture-of-experts language model*
-#   ([arXiv:2405.04434](https://arxiv.org/abs/2405.04434)): a cache of compressed vectors instead of fewer heads.
+#   ([arXiv:2405.04434](https://arxiv.org/abs/2405.04434)): a cache of compressed vectors instead of fewer heads, and
+#   weight absorption.
 # - Su et al., 2021: *RoFormer: enhanced transformer with rotary position embedding*
 #   ([arXiv:2104.09864](https://arxiv.org/abs/2104.09864)): why a cached key belongs to one position.
 #

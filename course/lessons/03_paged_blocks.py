@@ -1,71 +1,79 @@
 # %% [markdown]
-# # Paged blocks
+# # 03 Paged blocks
 #
-# *Time:* 35 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
+# *Time:* 50 minutes · *Before this:* [02 KV cache](02_kv_cache.ipynb) · *Practice:* [exercises 03](../exercises/03_paged_blocks.ipynb)
 #
-# A server keeps the keys and values of many requests in one memory. How many requests fit decides how many share a
-# pass, and that decides what a token costs. So the question of this lesson is a humble one: where does all the memory
-# go?
+# A server keeps the KV caches of many requests in one memory. How many requests fit limits how many of them can share a
+# forward pass, and while reading the weights is the cost, every further request in the pass makes a token cheaper. So
+# this lesson asks where the memory goes, and how to waste little of it.
 #
 # You will be able to
 #
 # - tell internal from external fragmentation, with an example of each;
 # - read a block table, and find any token of a request in memory;
 # - compute what paging wastes, and say for which lengths "under 4 %" is true;
-# - explain how requests share blocks by hash, and why a writer copies first.
+# - explain how requests share blocks by hash, and why a shared block is copied before it is changed.
 
 # %%
+import math
+
 import torch
 
 import minispec as ms
 from minispec import theory
 from minispec.bench import memory
 from minispec.bench.memory import ContiguousPool
-from minispec.cache import KVCache
 from minispec.course import viz
-from minispec.course.viz import recorder
 from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.paged import PagedKVCache
 
 target = ms.load("micro", device="cpu")
 
 # %% [markdown]
-# ## One run of memory per request
+# ## One contiguous piece per request
 #
-# The obvious way: every request gets one piece of memory in a row. But how long a piece? Nobody knows how long a text
-# will become until it ends. To be safe, the server reserves for the longest text it allows. What a text does not
-# fill is empty, and nobody else may have it. This is **internal fragmentation**.
+# The obvious way is to give every request one contiguous piece of memory. But how large should the piece be? How long
+# an output becomes is known only when it ends, so a careful server reserves room for the longest sequence it allows.
+# The part of the reservation that the sequence does not fill stays empty, and no other request can use it. This is
+# **internal fragmentation**.
 #
-# $$\text{waste} = 1 - \frac{L}{\text{reserved}}$$
+# As in lesson 02, a slot is the memory for the keys and values of one token. We measure waste as the share of the
+# reserved slots that hold no token. If a sequence of $L$ tokens has a reservation of $R$ slots, then
+#
+# $$\text{waste} = \frac{R - L}{R} = 1 - \frac{L}{R}$$
 
 # %%
 for length in (2048, 1024, 512, 300):
-    print(f"{length:5d} tokens in 2048 slots: {theory.contiguous_waste(length, 2048):.0%} empty")
+    print(f"{length:5d} tokens in 2048 slots: {1 - length / 2048:.0%} empty")
 
 # %% [markdown]
 # ## Predict
 #
-# Now a whole server. It has 32,768 slots and reserves 2,048 of them for each request. Prompts have 100 to 1,024 tokens,
-# answers too, all lengths equally likely. Texts grow while they run: a reservation is emptiest at its start.
+# Now take a whole server. It has 32,768 slots and reserves 2,048 of them for each request. The prompts have 100 to
+# 1,024 tokens and so do the outputs, with all lengths equally likely. 48 requests wait from the start. Once one of them
+# is admitted, its prompt is stored within a few steps, and then it grows by one token per step. So a reservation is
+# emptiest at its start.
 #
-# What part of the reserved memory holds nothing, on average over the whole run?
+# What share of the reserved slots holds no token, on average over the whole run?
 
 # %% tags=["nbval-ignore-output"]
-reserved_and_empty = viz.predict("How much of the reserved memory is empty?", "%")
+reserved_and_empty = viz.predict("What share of the reserved slots is empty?", "%")
 reserved_and_empty
 
 # %% [markdown]
 # ## Run
 #
-# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, one token
-# a step, and asks the pool every tenth step how many of its slots hold a token.
+# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, and
+# counts at every tenth step how many of the reserved slots hold a token.
 
 # %% tags=["spoiler"]
 requests = memory.workload(count=48)
-contiguous = memory.serve(ContiguousPool(2048, 16, max_length=2048), requests)
-print(f"reserved and empty:     {contiguous['waste']:.1%}")
-print(f"requests at a time:     {contiguous['most_running']} at most")
-print(f"steps until all served: {contiguous['steps']:,}")
+# The pool counts its memory in blocks of 16 slots, 2,048 · 16 = 32,768 in all. What blocks are for comes below.
+contiguous = memory.serve(ContiguousPool(num_blocks=2048, block_size=16, max_length=2048), requests)
+final = sum(prompt + new for prompt, new in requests) / len(requests)
+print(f"reserved and empty:      {contiguous['waste']:.1%}")
+print(f"requests at a time:      {contiguous['most_running']} at most")
+print(f"tokens when it finishes: {final:,.0f} of 2,048 on average")
 
 # %% [markdown]
 # ## Reveal
@@ -74,14 +82,17 @@ print(f"steps until all served: {contiguous['steps']:,}")
 reserved_and_empty.reveal(round(100 * contiguous["waste"]))
 
 # %% [markdown]
-# More than half of a very expensive memory is kept free for texts that never come. The price is not the memory itself.
-# It is the batch: whoever has no memory does not run, and the pass over the weights is shared by fewer.
+# More than half of the reserved slots hold no token. Some of them are only not filled yet, because their sequence still
+# grows. Most will never be filled: a finished sequence has 1,202 tokens on average (1,124 would be expected; these are
+# only 48 samples), so about two fifths of a reservation stay empty to the end. (Kwon et al., whom we meet below, count
+# the two kinds separately.) What this costs is not so much the memory as the batch size. A request that gets no memory
+# has to wait, so fewer requests share each reading of the weights, and every token becomes more expensive.
 
 # %% [markdown]
-# ## Made to measure is no way out
+# ## Exact reservations do not solve it
 #
-# Suppose every request said how much it needs, and got exactly that. Here is a memory of 12 blocks (never mind the
-# block size; think of 12 seats in a row). Four requests take 3 seats each. Then the first and the third leave.
+# Suppose that every request announced how much it needs and got exactly that. Would this solve the problem? Here is a
+# memory of 12 slots. Four requests take 3 slots each, and then the first and the third finish.
 
 # %%
 pool = ContiguousPool(num_blocks=12, block_size=1, max_length=12)
@@ -89,101 +100,123 @@ for name in "ABCD":
     pool.start(name, reserve=3)
 pool.free("A")
 pool.free("C")
-print("tables:", {name: pool.table(name) for name in pool.tables})
-print("free blocks:", pool.num_free)
-print("a request for 4 in a row:", "refused" if pool.start("E", reserve=4) is None else "served")
+print("slots in use:", {name: pool.table(name) for name in pool.tables})
+print("free slots:", pool.num_free)
+print("a request for 4 contiguous slots:", "refused" if pool.start("E", reserve=4) is None else "served")
 
 # %% [markdown]
-# Six are free and four are refused: no gap is wide enough. This is **external fragmentation**. It lies between the
-# reservations; internal fragmentation lies inside them. Equal reservations leave no odd gaps, but they waste most
-# inside. Moving everybody together (compaction) would copy gigabytes while users wait.
+# Six slots are free, and yet a request for four is refused, because no gap is wide enough. This is **external
+# fragmentation**: it lies between the reservations, while internal fragmentation lies inside them. If all reservations
+# have the same size, there are no useless gaps, but then the waste inside is largest. One could move the requests
+# together (compaction), but that would copy gigabytes while users wait.
 
 # %% [markdown]
 # ## Blocks and tables
 #
-# Operating systems met this problem long ago. Their answer is the page: cut memory into small equal **blocks**, hand
-# them out one at a time, wherever they lie, and keep a **table** per request that says which block comes first, second,
-# third. A request takes the next block when the last one is full. At its end it gives all of them back.
+# Operating systems had the same problem with the memory of processes, and they solved it with pages. The same idea for
+# the KV cache is called PagedAttention (Kwon et al., 2023, arXiv:2309.06180). The memory is cut into small **blocks**
+# of equal size, and blocks are handed out one at a time, wherever they lie. Each request has a **block table**, which
+# lists its blocks in order. A request takes another block when its last one is full, and returns all of them when it
+# ends.
+#
+# [`BlockPool`](../minispec/serving/blocks.py) keeps these tables. It needs three calls. `start` opens the table of a
+# request and finds room for its prompt, `allocate` finds room for more tokens before a pass, and `commit` says after
+# the pass which tokens the request now holds. Its argument is the whole list of tokens from the beginning, not only the
+# new ones. (The pool needs them to recognise equal blocks; *Prefix caching* below says how.) Here B starts after A, and
+# then A grows:
 
 # %%
+A, B = list(range(9)), [100, 101, 102]  # made-up tokens
 pool = BlockPool(num_blocks=6, block_size=4)
-pool.start("A", tokens=range(6))
-pool.start("B", tokens=range(100, 103))
-pool.commit("A", list(range(6)))
-pool.commit("B", list(range(100, 103)))
-pool.allocate("A", total=9)  # A grows: three more tokens, so one more block
-pool.commit("A", list(range(9)))
+pool.start("A", A[:6])  # a prompt of six tokens: two blocks
+pool.start("B", B)
+pool.commit("A", A[:6])
+pool.commit("B", B)
+pool.allocate("A", total=9)  # three more tokens: one more block
+pool.commit("A", A)
 for name in "AB":
     print(f"{name}: {pool.tables[name].length} tokens in blocks {pool.table(name)}")
 
 # %% [markdown]
-# A's blocks are not neighbours, and nobody minds. The token at position $p$ is found by one lookup. With $s$ slots per
-# block:
+# The blocks of A are not neighbours, and they need not be, because the table finds every token with one lookup. With
+# $s$ slots per block, the token at position $p$ is in
 #
 # $$\text{slot}(p) = \text{table}\left[\lfloor p / s \rfloor\right] \cdot s + p \bmod s$$
 #
-# [`BlockPool.slots`](../minispec/serving/blocks.py) computes it. You will write it yourself in the exercises.
+# [`BlockPool.slots`](../minispec/serving/blocks.py) computes it, and in the exercises you will write it yourself.
 
 # %%
 print("position:", *(f"{p:3d}" for p in range(9)))
 print("slot:    ", *(f"{slot:3d}" for slot in pool.slots("A", 0, 9)))
 
 # %% [markdown]
-# External fragmentation is gone: any free block fits anybody. All that is left is the end of each last block.
+# External fragmentation is gone, because any free block serves any request. What remains is the empty end of each last
+# block.
 #
-# The attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, writes new keys
-# to their slots and gathers the old ones from theirs. The same tokens through the contiguous cache of lesson 02 and
-# through scattered blocks:
+# Attention has to follow the table, too. [`PagedKVCache`](../minispec/serving/paged.py) holds the tensors, stores new
+# keys and values in their slots and gathers the old ones from theirs. Before a pass, `open` tells it the block table of
+# each sequence, how many tokens are cached, and how many are new. Does it compute the same as the contiguous cache of
+# lesson 02? Here the same 11 tokens go through both, once contiguously and once in three scattered blocks:
 
 # %%
 tokens = torch.tensor([target.encode("The old dog was tired. He went to the")])
 with torch.inference_mode():
-    plain = KVCache(target.config, batch=1, capacity=32)
-    expected = target.transformer(tokens, plain).logits
-    paged = PagedKVCache(target.config, num_blocks=8, block_size=4)
-    one_pass = paged.open(tables=[[5, 0, 7, 2]], lengths=[0], counts=[tokens.shape[1]])
+    contiguous_cache = target.transformer.new_cache(batch=1, capacity=32)
+    expected = target.transformer(tokens, contiguous_cache).logits
+    paged_cache = PagedKVCache(target.config, num_blocks=8, block_size=4)
+    one_pass = paged_cache.open(tables=[[5, 0, 7]], lengths=[0], counts=[tokens.shape[1]])
     found = target.transformer(tokens, one_pass).logits
 print("tokens:", tokens.shape[1])
 print("same logits:", torch.allclose(found, expected, atol=1e-3))
 print("same next token:", bool(found[0, -1].argmax() == expected[0, -1].argmax()))
 
 # %% [markdown]
-# Paging does not make a single attention faster; the gather costs a little. It makes room. The same requests as
-# above, the same memory, in blocks of 16:
+# Paging does not make a single attention faster; following the table even costs a little. What it gives is room. Here
+# are the same requests as above in the same memory, but in blocks of 16 slots:
 
-# %%
-paged = memory.serve(BlockPool(2048, 16, enable_prefix_caching=False), requests)
-print(f"{'':24}{'contiguous':>12}{'paged':>8}")
-print(f"{'in use and empty':24}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
-print(f"{'requests at a time':24}{contiguous['most_running']:>12}{paged['most_running']:>8}")
-print(f"{'steps until all served':24}{contiguous['steps']:>12,}{paged['steps']:>8,}")
+# %% tags=["spoiler"]
+paged = memory.serve(BlockPool(num_blocks=2048, block_size=16, enable_prefix_caching=False), requests)
+print(f"{'':36}{'contiguous':>12}{'paged':>8}")
+print(f"{'reserved and empty':36}{contiguous['waste']:>12.1%}{paged['waste']:>8.1%}")
+print(f"{'requests running, on average':36}{contiguous['mean_running']:>12.1f}{paged['mean_running']:>8.1f}")
+print(f"{'preemptions':36}{contiguous['preemptions']:>12}{paged['preemptions']:>8}")
+print(f"{'forward passes until all are served':36}{contiguous['steps']:>12,}{paged['steps']:>8,}")
+
+# %% [markdown]
+# With paging about twice as many requests run at a time, so half as many passes serve them all. (A pass with more
+# requests takes longer, so this is not a factor of two in time.) Paging has a price as well: because nothing is
+# reserved, memory can run out while requests grow. Then one of them is **preempted**, that is, it loses its blocks and
+# is computed again later; lesson 04 says how.
 
 # %% [markdown]
 # ## What paging wastes
 #
-# A text of $L$ tokens leaves $-L \bmod s$ slots of its last block empty: anything from 0 to $s - 1$. Over sixteen
-# lengths in a row, every remainder occurs once.
+# How much is the waste that remains? A sequence of $L$ tokens takes $\lceil L/s \rceil$ blocks and leaves
+# $s \lceil L/s \rceil - L$ slots of the last one empty, which is anything from 0 to $s - 1$. Over sixteen consecutive
+# lengths, every number of empty slots occurs once:
 
 # %%
-empty = [theory.wasted_slots(length, block=16) for length in range(100, 116)]
+empty = [16 * math.ceil(length / 16) - length for length in range(100, 116)]
 print("empty slots:", *empty)
 print("on average: ", sum(empty) / len(empty))
 
 # %% [markdown]
-# So a request wastes $(s - 1)/2$ slots on average, whatever its length. Per token stored that is
+# So on average over any $s$ consecutive lengths, $e = (s - 1)/2$ slots stay empty, for short and for long sequences
+# alike. We measure waste as before, as the share of the reserved slots that hold no token:
 #
-# $$\frac{(s - 1)/2}{L}$$
+# $$\text{waste} = \frac{e}{L + e}, \qquad e = \frac{s - 1}{2}$$
 #
-# and this is [`theory.block_waste`](../minispec/theory.py). A guide that is often quoted says of paging: under 4 %
-# waste. It does not say of which texts.
+# This is [`theory.block_waste`](../minispec/theory.py), an average over lengths around $L$. The post with which vLLM was
+# launched in June 2023 says that paging wastes under 4 % in practice, and the figure is often quoted without a
+# condition. For which lengths is it true?
 
 # %% [markdown]
 # ## Predict
 #
-# Blocks of 16. From which length on is the average waste below 4 %?
+# With blocks of 16 slots, from which length on is the average waste at most 4 %?
 
 # %% tags=["nbval-ignore-output"]
-long_enough = viz.predict("Below 4 % from how many tokens on?", "tokens")
+long_enough = viz.predict("From which length on is the average waste at most 4 %?", "tokens")
 long_enough
 
 # %% [markdown]
@@ -191,35 +224,35 @@ long_enough
 
 # %% tags=["spoiler"]
 for length in (20, 50, 100, 200, 500, 1000, 4000):
-    print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average, at most {15 / length:6.2%}")
+    print(f"L = {length:5,}: {theory.block_waste(length):6.2%} on average around it, at most {15 / (length + 15):6.2%}")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-first = next(length for length in range(1, 1000) if theory.block_waste(length) < 0.04)
-long_enough.reveal(first)
+long_enough.reveal(next(length for length in range(1, 1000) if theory.block_waste(length) <= 0.04))
 
 # %% [markdown]
-# "Under 4 %" is a statement about lengths, not about paging. A chat of short answers wastes more; long documents waste
-# next to nothing. And it is a statement about the block size:
-
-# %%
-print("waste at L = 200:", {block: f"{theory.block_waste(200, block):.1%}" for block in (1, 8, 16, 32, 128)})
-
-# %% [markdown]
-# Why not blocks of one slot, then? Tables grow long, every lookup is a jump, and a GPU reads best in long rows. Large
-# blocks also share less, as you are about to see.
-
-# %% [markdown]
-# ## Sharing
+# So "under 4 %" is a statement about lengths as much as about paging. A server of short chats wastes more, and one of
+# long documents wastes next to nothing. (If you divide the empty slots by the *stored* tokens instead, you get a
+# slightly larger number. Either is fine, as long as both sides of a comparison use the same one.)
 #
-# Many requests begin alike: the same instructions, the same document, the same chat so far. Their first blocks would
-# hold the very same numbers. With tables, two requests can simply point to the same block. A **reference count** per
-# block says in how many tables it is.
+# That length grows with the block size: $e/(L + e) = 0.04$ gives $L = 24 \, e$, which is proportional to $s - 1$. Why
+# not take blocks of one slot, then? Tables and bookkeeping grow, and some attention kernels need larger blocks. It is
+# possible, though: SGLang uses blocks of one token, unless the attention backend needs larger ones. Large blocks have
+# another disadvantage besides waste, which the next section shows: they share less.
+
+# %% [markdown]
+# ## Prefix caching
 #
-# To be found, a full block gets a name: the hash of its tokens *and of the name of the block before it*. The name then
-# stands for everything up to the block's end, and it must: keys and values depend on all tokens before them.
+# Many requests begin alike, with the same instructions, the same document or the same conversation so far. Their first
+# blocks would hold the very same keys and values. Since requests find their blocks by a table, two of them can simply
+# list the same block. A **reference count** per block says in how many tables it is. Reusing the blocks of an equal
+# beginning is called **prefix caching**.
+#
+# How does a new request find such blocks? Each full block is registered under a hash of its tokens *and of the hash of
+# the block before it*. The hash then stands for all tokens up to the end of the block. That is necessary, because keys
+# and values depend on all tokens before them.
 
 # %%
 one = block_hash(b"", [1, 2, 3, 4])
@@ -228,7 +261,9 @@ print("same tokens, same beginning:   ", after_one == block_hash(block_hash(b"",
 print("same tokens, another beginning:", after_one == block_hash(block_hash(b"", [9, 2, 3, 4]), [7, 7, 7, 7]))
 
 # %% [markdown]
-# [`match_prefix`](../minispec/serving/blocks.py) walks through a prompt block by block, until a name is unknown.
+# [`match_prefix`](../minispec/serving/blocks.py) goes through a prompt block by block, up to the first hash that is not
+# registered. It always leaves at least the last prompt token to be computed, even if every block is known. (Why? The
+# last question of *Check yourself* comes back to it.)
 
 # %%
 instructions = list(range(10))
@@ -239,36 +274,42 @@ known = pool.start("B", [*instructions, 60, 61, 62, 63])
 pool.commit("B", [*instructions, 60, 61, 62, 63])
 for name in "AB":
     print(name, pool.table(name))
-print("tokens of B that need no computing:", known)
-print("tokens seen:", pool.stats().tokens, "· slots that hold them:", pool.stats().tokens_stored)
+print("tokens of B that need not be computed:", known)
+print("tokens of both:", pool.stats().tokens, "· slots that hold them:", pool.stats().tokens_stored)
 
 # %% [markdown]
-# The instructions have 10 tokens and 8 are shared: only **full** blocks have a name. Smaller blocks share more exactly.
+# The instructions have 10 tokens, but only 8 of them are shared, because only **full** blocks are registered. Smaller
+# blocks follow the common beginning more closely.
 #
-# Sharing saves memory, and it saves work. Below, the real engine serves eight prompts with a common beginning, once
-# without and once with sharing. It reads fewer tokens and writes the same texts.
+# Prefix caching saves memory, and it saves work. Below, the real engine serves eight prompts with a common beginning,
+# first without and then with prefix caching. It processes fewer tokens and generates the same outputs.
 
 # %%
 beginning = "One day, a little girl named Lily went to the park with her mother and her small dog. "
 prompts = [beginning + rest for rest in ("The dog", "Lily saw", "Her mother", "It was", "They", "Then", "She", "A boy")]
-texts = []
-for share in (False, True):
-    engine = ms.Engine(target, num_blocks=128, block_size=4, max_num_seqs=2, enable_prefix_caching=share)
+outputs = []
+for caching in (False, True):
+    engine = ms.Engine(target, num_blocks=128, block_size=4, max_num_seqs=2, enable_prefix_caching=caching)
     ids = [engine.add(prompt, max_new_tokens=8) for prompt in prompts]
-    outputs = engine.run()
-    texts.append([outputs[id].tokens for id in ids])
-    print(f"sharing {'on' if share else 'off':>3}: {engine.metrics()['totals']['read']:4d} tokens read")
-print("the same texts:", texts[0] == texts[1])
+    found = engine.run()
+    outputs.append([found[id].tokens for id in ids])
+    metrics = engine.metrics()
+    processed, reused = metrics["totals"]["read"], metrics["blocks"]["prefix_tokens"]
+    print(f"prefix caching {'on' if caching else 'off':>3}: {processed} tokens processed, {reused} found in the cache")
+print("the same outputs:", outputs[0] == outputs[1])
 
 # %% [markdown]
-# Only two of the eight ran at a time. The later ones found blocks whose owners had already left: a block that nobody
-# uses keeps its name until its memory is needed. It is free and **cached** at once. The longest unused goes first.
+# Only two of the eight requests ran at a time. The first two started together, before any block was registered, so they
+# shared nothing. Each of the other six found 20 tokens, in five full blocks, although the requests that had computed
+# them were finished. A block that no request uses keeps its hash until its memory is needed for something else, so it
+# is free and cached at the same time. When memory is needed, the block that has been unused for longest is overwritten
+# first (**LRU eviction**).
 
 # %% [markdown]
 # ## Copy on write
 #
-# Sharing has one danger. Say you want two answers to one prompt. The second request forks from the first: a new table,
-# the same blocks, nothing copied.
+# Sharing has one danger. Suppose you want two outputs for one prompt. The second request is forked from the first: it
+# gets a table of its own with the same blocks, and nothing is copied.
 
 # %%
 pool = BlockPool(num_blocks=6, block_size=4)
@@ -276,97 +317,88 @@ prompt = [1, 2, 3, 4, 5, 6]
 pool.start("A", prompt)
 pool.commit("A", prompt)
 pool.fork("A", "B")
-print("A", pool.table("A"), " B", pool.table("B"), " counts", pool.refcount)
+print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.refcount)
 
 # %% [markdown]
-# The second block is half full. Both are about to write their own seventh token into the same slot. So before a write
-# into a shared block the writer gets a copy of it: **copy on write**. `allocate` answers with the copies that the
-# tensors must make before the pass, as pairs (from, to).
+# The second block is half full, and both requests are about to store their own seventh token in the same slot.
+# Therefore a request that wants to change a shared block first gets a copy of it. This is **copy on write**. `allocate`
+# returns the copies that the tensors must make before the pass, as pairs (from, to).
 
 # %%
-print("B wants to write, copies:", pool.allocate("B", total=7))
-print("A", pool.table("A"), " B", pool.table("B"), " counts", pool.refcount)
-print("A wants to write, copies:", pool.allocate("A", total=7))
+print("B needs its next slot, copies:", pool.allocate("B", total=7))
+print("A", pool.table("A"), " B", pool.table("B"), " reference counts", pool.refcount)
+print("A needs its next slot, copies:", pool.allocate("A", total=7))
 
 # %% [markdown]
-# B got a block of its own. Then A was alone with the old one and writes in place. The full block before it stays shared
-# for good, because nothing is ever written into a full block. However long the prompt, a fork costs one block.
+# B got a block of its own. After that, A was the only request with the old block and could change it in place. The full
+# block before it stays shared, because its tokens are final. (Draft tokens are not final, so a block is registered only
+# when all of its tokens are verified; lesson 11 comes back to that.) So a fork costs one copied block at most, however
+# long the prompt is.
 #
-# Forget the copy, and B writes into A's text. Nothing crashes. A user reads half a sentence of somebody else. That is
-# why [`check_pool`](../minispec/serving/integrity.py) recounts everything, and why the tests call it after every step.
-
-# %%
-pool.commit("B", [*prompt, 60])
-pool.commit("A", [*prompt, 50])
-pool.check_integrity()
-print("the books balance:", pool.stats().used_blocks, "blocks used,", pool.stats().copies, "copied")
+# If the copy is forgotten, B overwrites a token of A. Nothing crashes, but one user's output now depends on another
+# user's tokens. That is why [`check_pool`](../minispec/serving/integrity.py) recounts all references and blocks, and
+# why the tests call it after every step.
 
 # %% [markdown]
-# ## The memory map
+# ## Play: the memory map
 #
-# Both ways side by side, at every step. The requests, the scheduler and the pools are real; only the model is left
-# out, since it has no say in who gets which block. Press play, or walk with the arrow keys.
+# The map shows both kinds of memory side by side at every step. Scheduler and pools are the real ones. Only the model is
+# left out: the tokens and lengths of all requests are fixed in advance. (A test compares the map with the real engine,
+# step by step.) Press play, or use the arrow keys.
 
 # %% tags=["nbval-ignore-output"]
 viz.memory_map()
 
 # %% [markdown]
-# Things to try
+# Two tasks:
 #
-# - Let *contiguous reserve what each request announces*, and step until somebody waits although enough slots are free
-#   in sum. The sentence below the map says when.
-# - Switch sharing off. Find a step at which a request is pushed out of the paged memory. (Lesson 04 says what becomes
-#   of it.)
-# - Compare block sizes 4 and 16 at the same step: the waste, and how many blocks are shared.
-#
-# Is a map without a model honest? Here the real engine serves the same requests, watched from outside after every step.
-
-# %%
-asks = recorder.example_asks()
-dry = recorder.watch(recorder.DryEngine(BlockPool(80, 4)), asks)
-engine = ms.Engine(recorder.endless(target), num_blocks=80, block_size=4)
-real = recorder.watch(engine, asks)
-print("steps:", len(real))
-print("the same tables after every step:", [frame.holdings for frame in real] == [frame.holdings for frame in dry])
+# 1. Let *contiguous reserve what each request announces*, and step until a request waits although enough slots are free
+#    in sum. The sentence below the map says when that happens.
+# 2. Compare block sizes 4 and 16 at the same step: how much is wasted, and how many blocks are shared?
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM** brought paging to this field under the name *PagedAttention*. Its `block_size` is 16 by default on GPUs,
-# `gpu_memory_utilization` says how much memory the pool may take, and `max_model_len` is our `max_length`. The pool is
-# called `BlockPool` there, too, and sharing is *automatic prefix caching* (`enable_prefix_caching`), by chained hashes
-# as here. Its block tables only ever grow at the end. Several samples of one prompt are requests that find each
-# other's full blocks by hash, so the current version needs no copy on write; the first one had it.
+# **vLLM** introduced paging to this field. Its `block_size` is 16 by default on most GPUs. `gpu_memory_utilization` is
+# the share of the card that vLLM may use in all, and the pool gets what weights and working memory leave of it.
+# `max_model_len` limits the length of a request, but nothing is reserved for it. Its pool is called `BlockPool` as well,
+# and `enable_prefix_caching` uses chained hashes as we do here. In its V1 engine (as of August 2026, for models with
+# ordinary attention layers) several samples of one prompt are separate requests that find each other's *full* blocks by
+# hash. Each of them computes the half-full last block for itself, so no shared block is ever changed and no copy on
+# write is needed. The version of the paper had it.
 #
-# **SGLang** keeps prefixes in a radix tree (*RadixAttention*), by default with a `page_size` of one token: it shares to
-# the last token, and wastes nothing at the end. Some attention backends need larger pages.
+# **SGLang** keeps prefixes in a radix tree (RadixAttention; Zheng et al., 2024, arXiv:2312.07104). With pages of one
+# token, its default where the attention backend allows it, it shares prefixes token by token (all but the last prompt
+# token, which is always computed) and leaves no slots empty at the end.
 #
-# **TensorRT-LLM** says `tokens_per_block`. Attention kernels take the table as an argument (`block_table` in
-# FlashAttention, page indices in FlashInfer), so nobody gathers first as our plain version does.
+# In both, the attention kernels take the table as an argument (`block_table` in FlashAttention, page indices in
+# FlashInfer), so they need no separate gather, unlike our plain version.
 #
-# A cache that is shared between customers can be asked, by timing, what others have asked before. vLLM lets a request
-# bring a `cache_salt`: it goes into the first hash, so only those with the same salt share.
+# Prefix caching between customers has a side channel: the response time reveals whether somebody else has sent the same
+# beginning before. vLLM therefore lets a request bring a `cache_salt`, which goes into the first hash, so that only
+# requests with the same salt share blocks.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>Which kind of fragmentation does paging remove, and which does it only shrink?</summary>
+# <details><summary>Which kind of fragmentation does paging remove, and which does it only reduce?</summary>
 #
-# External fragmentation is gone: every free block fits. Internal fragmentation shrinks to the last block of each
-# request, $(s - 1)/2$ slots on average.
+# External fragmentation is gone, because every free block fits. Internal fragmentation shrinks to the last block of
+# each request, $(s - 1)/2$ slots on average.
 # </details>
 #
-# <details><summary>Blocks of 16, a common beginning of 100 tokens. How many of them can the second request share?
-# </summary>
+# <details><summary>Blocks have 16 slots and two prompts have a common beginning of 100 tokens. How many tokens can the second
+# request share?</summary>
 #
-# 96: six full blocks. The other four sit in a block that goes on differently for everybody.
+# It can share 96, which are six full blocks. The other four tokens are in a block that continues differently in each
+# request.
 # </details>
 #
-# <details><summary>A prompt of exactly 32 tokens is asked twice, with blocks of 16. Why does the second request share
+# <details><summary>A prompt of exactly 32 tokens is sent twice, with blocks of 16. Why does the second request share
 # 16 tokens and not 32?</summary>
 #
-# The pass over the last prompt token yields the law of the first new token. At least one token has to be computed, so
-# the last block is read again.
+# The distribution of the first new token comes from the pass over the last prompt token, so at least one token has to
+# be computed. Blocks are shared as a whole, so the whole last block is computed again.
 # </details>
 
 # %% [markdown]
@@ -387,4 +419,5 @@ print("the same tables after every step:", [frame.holdings for frame in real] ==
 #
 # - [Exercises 03](../exercises/03_paged_blocks.ipynb): find a slot, allocate for a pass, copy on write, match a prefix.
 # - `minispec drill` asks `fragmentation`, `paged-attention`, `block-waste`, `copy-on-write`, `prefix-caching`.
-# - [04 Continuous batching](04_continuous_batching.ipynb): now that many requests fit, who runs in the next pass?
+# - [04 Continuous batching](04_continuous_batching.ipynb): now that many requests fit, which of them run in the next
+#   pass?

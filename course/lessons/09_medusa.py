@@ -1,48 +1,57 @@
 # %% [markdown]
 # # 09 Medusa
 #
-# *Time:* 40 minutes · *Before this:* [08 Drafters](08_drafters.ipynb) · *Practice:* [exercises 09](../exercises/09_medusa.ipynb)
+# *Time:* 50 minutes · *Before this:* [08 Drafters](08_drafters.ipynb) · *Practice:* [exercises 09](../exercises/09_medusa.ipynb)
 #
-# So far a second model has guessed. Medusa asks the target itself: small heads on its last state guess the tokens after
-# the next one. Far guesses are unsure, so several are tried at once, as a tree, and the tree is checked in one pass.
+# Does a drafter need a model of its own? Medusa (Cai et al., 2024, arXiv:2401.10774) does without: it adds small heads to
+# the target, and each head uses the target's last hidden state to predict a token further ahead. A guess about a later
+# token is uncertain, so Medusa proposes several candidates for each position, arranges them in a **tree**, and lets the
+# target verify the whole tree in one forward pass. This lesson builds the heads, the tree, its attention mask and its
+# acceptance rule.
 #
 # You will be able to
 #
-# - say what head k computes, of which place it speaks, and what it costs;
-# - train heads while the target stays frozen;
-# - build the best tree from measured accuracies;
-# - read a tree's attention mask, and show that it is right;
-# - tell lossless acceptance of a tree from typical acceptance.
+# - say what head j computes, which position it predicts, and what it costs;
+# - train the heads while the target stays frozen;
+# - build the best tree of a given size from measured accuracies;
+# - read the attention mask of a tree, and show that it is right;
+# - state the lossless acceptance rule of a tree, and tell it from typical acceptance, which is not lossless.
 
 # %%
 import torch
 
 import minispec as ms
-from minispec import exact, theory, tree, verify
-from minispec.course import viz
+from minispec import exact, theory, tree
+from minispec.course import drafting, viz
 from minispec.drafters import Medusa, MedusaHeads
 from minispec.train.medusa import tell_stories, train_heads
 
 target = ms.load("micro", device="cpu", dtype=torch.float64)
 
 # %% [markdown]
-# ## A head
+# ## What does a head predict?
 #
-# The target reads a token at place $t$ and ends up with a state $h$. The LM head makes of it the law of place $t + 1$.
-# In $h$ there is more than the next word. Whoever is about to write "Once" has "upon a time" in mind already.
+# The target processes the token at position $t$, and the last layer leaves a residual stream of $d$ numbers. After the
+# final norm this is the hidden state $h$, which the LM head turns into the distribution of the token at position $t + 1$.
+# But $h$ contains more than the next token. After "Once", a model that tells stories can already tell that "upon a time"
+# will follow.
 #
-# Head $k$ reads the same $h$ and guesses $k$ places further:
+# Medusa head $j$ is given the same $h$ and predicts $j$ positions further ahead than the LM head (the letter $k$ stays
+# the length of a draft):
 #
-# $$z_k = h + \text{SiLU}(W_k h + b_k), \qquad \text{logits}_k = W_2\, z_k, \qquad \text{head } k \to \text{place } t + 1 + k$$
+# $$z_j = h + \text{SiLU}(W_1^{(j)} h + b^{(j)}), \qquad \text{logits}_j = W_2\, z_j, \qquad
+# \text{head } j \text{ predicts position } t + 1 + j$$
 #
-# Some texts let head 1 predict $t + 1$. That place is taken: the LM head predicts it, exactly.
-# [`MedusaHeads`](../minispec/drafters/medusa.py) borrows $W_2$ from the LM head. A new head has $W_k = 0$ and $b_k = 0$.
+# Some explanations let head 1 predict position $t + 1$. That would be useless, because the LM head already predicts
+# this position, and exactly. $W_2$ is a matrix like the LM head. In the paper every head has its own; minispec's
+# [`MedusaHeads`](../minispec/drafters/medusa.py) share the LM head of the target. A new head has $W_1^{(j)} = 0$ and
+# $b^{(j)} = 0$, so that $z_j = h$ and the head repeats the LM head's prediction.
 
 
 # %%
 @torch.no_grad()
 def state_after(tokens: list[int]) -> torch.Tensor:
-    """What the LM head reads after the last of these tokens, [d]."""
+    """The state that the LM head is given after the last of these tokens, [d]."""
     stream, _ = target.transformer.body(torch.tensor([tokens]))  # [1, T, d]
     return target.transformer.norm(stream[0, -1])
 
@@ -51,29 +60,28 @@ prompt = target.encode("One day, a girl named Lily")
 h = state_after(prompt)
 fresh = MedusaHeads(target, count=4)
 print("state:", tuple(h.shape), "· logits of the heads:", tuple(fresh(h).shape))
-print("a new head says what the LM head says:", torch.allclose(fresh(h)[0], target.transformer.lm_head(h)))
 t = len(prompt) - 1
-print(f"the state of place {t}: LM head → place {t + 1},", ", ".join(f"head {k} → {t + 1 + k}" for k in (1, 2, 3, 4)))
+print(f"from the state of position {t}: LM head → {t + 1},", ", ".join(f"head {j} → {t + 1 + j}" for j in (1, 2, 3, 4)))
 
 # %% [markdown]
 # ## Predict
 #
-# The heads are said to add next to nothing. Take a 7B model, 4096 wide, with 32,000 tokens, and five heads, each with a
-# $W_2$ of its own.
+# Medusa's heads are often said to add almost nothing to the model. Check it for a 7B model with a hidden size of 4,096, a
+# vocabulary of 32,000 tokens, and five heads with a $W_2$ of their own.
 
 # %% tags=["nbval-ignore-output"]
-weights_guess = viz.predict("How many weights do five full heads add to a 7B model?", "billion")
-weights_guess
+parameters_guess = viz.predict("How many parameters do five full heads add to a 7B model?", "billion")
+parameters_guess
 
 # %% [markdown]
 # ## Run
 #
-# Each head has $d^2 + d$ weights of its own, and $V \cdot d$ for its $W_2$:
-# [`medusa_parameters`](../minispec/theory.py).
+# Each head has $d^2 + d$ parameters for $W_1$ and $b$, and $V \cdot d$ for its $W_2$, where $V$ is the size of the
+# vocabulary ([`medusa_parameters`](../minispec/theory.py)).
 
 # %% tags=["spoiler"]
-full = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5)
-shared = theory.medusa_parameters(hidden=4096, vocab=32_000, heads=5, shared_lm_head=True)
+d, V, heads = 4096, 32_000, 5
+full, shared = heads * (d * d + d + V * d), heads * (d * d + d)
 print(f"five full heads: {full / 1e9:.2f} billion")
 print(f"one LM head for all: {shared / 1e9:.2f} billion")
 print(f"share of W₂: {1 - shared / full:.0%}")
@@ -82,99 +90,117 @@ print(f"share of W₂: {1 - shared / full:.0%}")
 # ## Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-weights_guess.reveal(full / 1e9)
+parameters_guess.reveal(full / 1e9)
 
 # %% [markdown]
-# A tenth of the model, unless the LM head is shared. And weights that are stored are also *read*, in every cycle. With a
-# shared $W_2$ the matrix product is still done once per head. So the heads here score only the tokens that occur often:
-# a **reduced vocabulary**, rows `head_ids` of the LM head. A token outside can never be proposed. It can still be
-# written, by the target.
+# Five full heads are about a tenth of the model, and most of that is $W_2$. Heads that share the LM head save this memory.
+# They also save four of five reads, because one read of the matrix serves all five heads; one read per cycle remains,
+# besides the one of the verification pass.
+#
+# That read can be made smaller by a **reduced vocabulary**: the heads score only frequent tokens, listed in `head_ids`,
+# and use only these rows of the LM head matrix. A token outside the list can never be proposed, but the target can still
+# emit it, so the output stays exact. It pays for large vocabularies: with 128,000 tokens and a hidden size of 4,096 the
+# LM head takes 1 GB in bf16. The heads that ship with `micro` score all of its 2,048 tokens; those that you train below score
+# 512.
 
 # %% [markdown]
-# ## Train them
+# ## How are the heads trained?
 #
-# The target tells some stories. At every place $t$ of them, head $k$ should have said what the target thought $k$ places
-# later. So the loss is a cross-entropy to the target's own laws,
+# Head $j$ should predict what the target itself will predict $j$ positions later, because that is what the target will
+# accept. So the target generates some stories. Let $p_s$ be the distribution that it computes at position $s$ for the token
+# after it. At every position $t$ the loss compares head $j$ with $p_{t+j}$ by cross-entropy (CE):
 #
-# $$\text{loss} = \sum_k 0.8^k \; \text{CE}\left(p_{t+k},\; \text{head } k \text{ at } t\right)$$
+# $$\text{loss} = \sum_j 0.8^j \; \text{CE}\left(p_{t+j},\; \text{head } j \text{ at } t\right)$$
 #
-# and a far head counts less, since its guess is only worth something if all nearer ones were right. See
-# [`heads_loss`](../minispec/train/medusa.py).
+# A later head gets less weight, since its token counts only if all earlier ones were accepted. The paper has the same
+# weights, but compares with the tokens of its training data; we compare with the target's whole distribution, which says
+# more per position ([`heads_loss`](../minispec/train/medusa.py)).
 #
-# A short training, here and now. The target is frozen: its states are computed once and kept.
+# Here is a short training run. The target is frozen, so its states are computed once and kept.
 
 # %% tags=["nbval-ignore-output"]
 storyteller = ms.load("micro", device="cpu")
-weights_before = [weight.clone() for weight in storyteller.transformer.parameters()]
 corpus = tell_stories(storyteller, rows=48, max_new_tokens=128, temperatures=(0.0, 0.8))
 mine, curve = train_heads(storyteller, corpus, steps=150, lr=6e-3, batch_tokens=512, head_vocab=512, warmup=20)
-print("loss:", ", ".join(f"{point['loss']:.1f} at step {point['step']}" for point in curve))
-for k, accuracy in enumerate(mine.accuracy, start=1):
-    print(f"head {k}: best candidate right {accuracy[0]:.0%}, one of ten {sum(accuracy):.0%}")
-
-# %%
-after = storyteller.transformer.parameters()
-print("stories:", len(corpus), "· heads:", mine.count, "· tokens they can propose:", len(mine.head_ids))
-print("the loss fell:", curve[-1]["loss"] < curve[0]["loss"])
-print("the target is what it was:", all(torch.equal(a, b) for a, b in zip(weights_before, after, strict=True)))
+weights = sum(0.8**j for j in (1, 2, 3, 4))
+print("loss per head:", ", ".join(f"{point['loss'] / weights:.1f} at step {point['step']}" for point in curve))
+for j, accuracy in enumerate(mine.accuracy, start=1):
+    print(f"head {j}: best candidate right {accuracy[0]:.0%}, one of ten {sum(accuracy):.0%}")
 
 # %% [markdown]
-# This is stage 1 of Medusa: the base model is frozen, so its output cannot change. Stage 2 trains the base along with the
-# heads. The heads get better, and the base becomes another model. That needs care, and you can do without it.
+# The printed loss is divided by the sum of the weights, so it is a mean over the four heads, in nats. A later head can look
+# as good as an earlier one, because each is scored only at positions where every head before it had the right token among
+# its ten candidates, and those are the more predictable passages.
 #
-# Heads that saw more stories come with `micro` ([how they were trained](../minispec/data/micro-medusa/README.md)). The
-# rest of the lesson uses them. Do not compare the two tables: theirs is measured on hotter stories, which are harder to
-# guess.
+# Training heads on a frozen base model is the paper's **Medusa-1**. The target's distributions cannot change, and neither
+# can the output, *if* the acceptance rule is lossless (*Go deeper* below shows one that is not). **Medusa-2** trains the
+# base model together with the heads. The heads get better, but the base model becomes a different model, whose quality
+# has to be evaluated again.
+#
+# The rest of the lesson uses heads that were trained on more stories ([how](../minispec/data/micro-medusa/README.md)).
+# Their accuracies cannot be compared with those above: they were measured on stories sampled at higher temperatures,
+# which are harder to predict.
 
 # %%
 heads = MedusaHeads.load(target)
 print(f"{heads.count} heads, {len(heads.head):,} tokens of {target.config.vocab_size:,}")
 print("         candidate 1      2      3   any of 10")
-for k, accuracy in enumerate(heads.accuracy, start=1):
+for j, accuracy in enumerate(heads.accuracy, start=1):
     first, second, third = accuracy[:3]
-    print(f"head {k}          {first:.2f}   {second:.2f}   {third:.2f}        {sum(accuracy):.2f}")
+    print(f"head {j}          {first:.2f}   {second:.2f}   {third:.2f}        {sum(accuracy):.2f}")
 
 # %% [markdown]
-# These are measured on stories that were held out: how often is candidate $i$ of head $k$ the token that came, **given
-# that everything before it was right**? Call it $a_k(i)$.
+# The table was measured on held-out stories that the target had generated at several temperatures. An entry $a_j(i)$ says
+# how often candidate $i$ of head $j$ is the token that the target generated there, again only at positions where each
+# head before $j$ had the right token among its ten candidates. Elsewhere no node of depth $j$ could be accepted.
 #
-# The best candidate is right less often than not. Several together look much better. But head 2 does not know which of
-# head 1's candidates will be the one. It answers for all of them at once. That is Medusa's weakness, and lesson 10 is
-# about it.
+# The best candidate of a head is right in less than a third of the cases, but one of its ten best candidates is right in
+# more than half. That is the reason for trees. Medusa also has a weakness: head 2 does not know which candidate of head 1
+# will be accepted, so it makes one prediction for all of them. EAGLE in lesson 10 removes this weakness.
 
 # %% [markdown]
 # ## A tree of candidates
 #
-# A tree of guesses is a list of tokens and a list of parents. Node $i$ guesses the token after node `parents[i]`; −1 is
-# the **root**, the last token of the text. Siblings are rivals for one place. In Medusa's tree a node is a **choice**:
-# `(1, 0)` means the second candidate of head 1, then the best of head 2.
+# A tree of draft tokens is stored as a list of tokens and a list of parents. Node $i$ is a candidate for the token that
+# follows node `parents[i]`. The parent −1 stands for the **root**, the last emitted token. Siblings are alternatives for
+# one position. In Medusa's tree a node is named by a **choice** of candidates, counted from 0 in code and from 1 in
+# tables: `(1, 0)` means the second candidate of head 1, followed by the best candidate of head 2.
+#
+# Which hidden state do the heads get? When a cycle begins, the last token has been emitted but not processed. So the
+# newest hidden state belongs to the position before it. From that state the LM head has already predicted the last
+# token, which is the root, and head 1 predicts the token after it, the first draft token. In the next cell the newest
+# state is therefore that of `prompt[:-1]`.
 
 # %%
-table = heads.candidates(state_after(prompt[:-1]))  # [K, 10]: the last token is there, but nobody has read it
-small = tree.from_candidates(table, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
+candidates = heads.candidates(state_after(prompt[:-1]))  # [4 heads, 10 candidates]
+small = tree.from_candidates(candidates, [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
 print("parents:", small.parents)
-print("depths: ", tree.depths(small.parents))
-print("paths:  ", tree.paths(small.parents))
 
 # %% [markdown]
-# Which nodes are worth a place in the pass? A node is accepted if all on its path are right, and then it adds one token:
+# Which nodes should a tree of given size have? A node is accepted if every node on its path is right, and it then adds
+# one token. We estimate the probability of that by the product of the accuracies along its path. It is an estimate,
+# because $a_j(i)$ is one number for all contexts, and the product treats the heads as independent. With $i_j$ for the
+# candidate of head $j$ on that path, and $E[N]$ for the expected number of tokens per cycle,
 #
-# $$E[N] = 1 + \sum_{\text{nodes}} \prod_{k=1}^{\text{depth}} a_k(i_k)$$
+# $$E[N] \approx 1 + \sum_{\text{nodes}} \prod_{j=1}^{\text{depth}} a_j(i_j)$$
 #
-# A child is never likelier than its parent. So take the likeliest open node, again and again: this greedy choice is
-# optimal. [`best_tree`](../minispec/tree.py) does it, [`expected_tokens`](../minispec/tree.py) computes the sum.
+# The 1 is the token that the target adds in any case, the correction or the bonus. A child is never more probable than
+# its parent. So it is optimal to add, again and again, the most probable node whose parent is already in the tree. This
+# is [`best_tree`](../minispec/tree.py), and [`expected_tokens`](../minispec/tree.py) computes the sum.
 
 # %% [markdown]
 # ## Predict
 #
-# A chain is the best candidate of each head: four nodes. A tree of 24 nodes makes the pass five times as wide.
+# A chain takes the best candidate of each head, which makes four nodes. A tree of 24 nodes makes the forward pass five
+# times as wide, 25 tokens instead of 5. How many tokens per forward pass does it bring in all, the target's own token
+# included?
 
 # %%
 chain = [(0,) * depth for depth in (1, 2, 3, 4)]
-print(f"chain of 4: {tree.expected_tokens(heads.accuracy, chain):.2f} tokens a pass expected")
+print(f"chain of 4: {tree.expected_tokens(heads.accuracy, chain):.2f} tokens per forward pass expected")
 
 # %% tags=["nbval-ignore-output"]
-tree_guess = viz.predict("And the best tree of 24 nodes?", "tokens a pass")
+tree_guess = viz.predict("How many with the best tree of 24 nodes?", "tokens per forward pass")
 tree_guess
 
 # %% [markdown]
@@ -194,170 +220,142 @@ for nodes in (1, 4, 8, 16, 24, 32, 64):
 tree_guess.reveal(tree.expected_tokens(heads.accuracy, tree.best_tree(heads.accuracy, 24)))
 
 # %% [markdown]
-# The first nodes bring much, the later ones less and less. Four nodes as a tree beat four as a chain: where heads are
-# unsure, width is worth more than depth. How many nodes are free depends on the machine, and on how many requests share
-# it ([`free_tokens`](../minispec/theory.py)).
-
-# %%
-for batch in (1, 8, 32):
-    print(
-        f"H200, {batch:2} requests: {theory.free_tokens(theory.H200, batch=batch):5.0f} tokens a request before a pass slows"
-    )
+# The first nodes bring much, and each further one less. With these heads even four nodes are better spent on a tree
+# than on a chain. Head 1 is so uncertain that its second candidate (0.12) is worth more than the second token of the
+# chain (0.31 · 0.25 = 0.08).
+#
+# More nodes are free only while the pass is memory-bound, and that depends on how many requests share it. With parameters in
+# bf16, no KV cache, and the compute and bandwidth that we measured on an H200 (lesson 01), a pass is memory-bound up to
+# 188 tokens. One request with a tree of 24 nodes has 25, eight have 200, and 32 have 800.
 
 # %% [markdown]
-# ## The mask
+# ## How can one pass verify a tree?
 #
-# The verify pass reads `[last token, node 0, node 1, …]` side by side. Two things make a tree of that row.
+# The verify pass is given the last token and all nodes, `[last token, node 0, node 1, …]`, in one sequence. To a causal
+# model this is one long continuation. Two changes make it a tree (Miao et al., 2024, arXiv:2305.09781):
 #
-# - **The mask.** A node sees the text, its ancestors and itself. Never a sibling's branch.
-# - **The positions.** A node stands at the root's position plus its depth. Rivals share a position.
+# - **The attention mask.** A node attends to the sequence so far, to its ancestors and to itself, but never to another
+#   branch.
+# - **The position ids.** A node has the position of the root plus its depth, so siblings have the same position.
 
 # %%
 mask = tree.verify_mask(small.parents)
-places = tree.positions(small.parents, prefix_length=len(prompt) - 1)
-print("position   sees")
-for row, place in zip(mask.tolist(), places.tolist(), strict=True):
-    print(f"{place:8}   {' '.join('#' if see else '.' for see in row)}")
+positions = tree.positions(small.parents, prefix_length=len(prompt) - 1)
+print("position   attends to")
+for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
+    print(f"{position:8}   {' '.join('#' if seen else '.' for seen in row)}")
 
 # %% [markdown]
-# Read row 6, the last one: it is node 5, of the path `0 → 2 → 5`, and its row has four marks: the last token and these
-# three.
+# Rows and columns are the seven tokens of this pass, the last token and then nodes 0 to 5. The cached tokens before them
+# are not shown, because each of the seven attends to all of them. Look at the last row of this mask. It belongs to node 5
+# with the path `0 → 2 → 5`, so it has four marks: the last token and these three nodes.
 #
-# Is that all? If so, the logits at each node must be those of a pass of its own, over the text and the node's path. Let
-# us compare.
+# How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass
+# over the prompt followed by that node's path ([`branch_logits`](../minispec/course/drafting.py)). The next cell
+# compares both. It also tries two plausible mistakes, a causal mask and position ids that count slots.
 
 
 # %%
 @torch.inference_mode()
 def in_one_pass(mask: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Logits [n + 1, V] of the tree, read side by side after the cached text."""
+    """Logits [n + 1, V] of the last token and all nodes, in one pass after the cached prompt."""
     cache = target.transformer.new_cache(capacity=64)
     target.transformer(torch.tensor([prompt[:-1]]), cache)
-    row = torch.tensor([[prompt[-1], *small.tokens]])
-    return target.transformer(row, cache, mask=mask[None], positions=positions[None]).logits[0]
+    tokens = torch.tensor([[prompt[-1], *small.tokens]])
+    return target.transformer(tokens, cache, mask=mask[None], positions=positions[None]).logits[0]
 
 
-@torch.inference_mode()
-def apart() -> torch.Tensor:
-    """The same by a pass over the whole text for every node."""
-    texts = [prompt] + [prompt + [small.tokens[i] for i in tree.path_to(small.parents, n)] for n in range(6)]
-    return torch.stack([target.transformer(torch.tensor([text])).logits[0, -1] for text in texts])
-
-
-expected = apart()
+expected = drafting.branch_logits(target, prompt, small)  # [n + 1, V], one pass per branch
 causal = torch.ones(7, 7).tril().bool()
-queue = len(prompt) - 1 + torch.arange(7)
-print("tree mask, tree positions:", torch.allclose(in_one_pass(mask, places), expected, atol=1e-9))
-print("causal mask:              ", torch.allclose(in_one_pass(causal, places), expected, atol=1e-9))
-print("positions in a queue:     ", torch.allclose(in_one_pass(mask, queue), expected, atol=1e-9))
+by_slot = len(prompt) - 1 + torch.arange(7)
+print("tree mask, tree positions:", torch.allclose(in_one_pass(mask, positions), expected, atol=1e-9))
+print("causal mask:              ", torch.allclose(in_one_pass(causal, positions), expected, atol=1e-9))
+print("positions count slots:    ", torch.allclose(in_one_pass(mask, by_slot), expected, atol=1e-9))
 
 # %% [markdown]
-# One pass, seven continuations. It takes no CUDA kernel of its own: attention takes a mask, and this is a mask. A kernel
-# that skips what is masked may be faster. It does not compute anything else.
+# One pass gives the same logits as seven separate ones. PyTorch's attention accepts any mask, so nothing else was needed
+# here. In a server it is not that simple: most fast paged-attention kernels know causal masks only, and a tree needs a
+# variant that takes a mask of its own.
 #
-# When a path has been accepted, its keys and values lie scattered among the nodes. They are moved together, and the cache
-# is rewound behind them: [`gather`](../minispec/cache.py).
+# After a path has been accepted, its keys and values lie between those of rejected nodes. They are moved into consecutive
+# slots ([`gather`](../minispec/cache.py)), and the cache is rewound (cropped) after them.
 
 # %% [markdown]
-# ## Which path is accepted
+# ## Which path is accepted?
 #
-# Rivals for one place, one law $p$ of the target. When the first is rejected, it is known that the token is *not* what
-# that one covered. The next is judged by what is left:
+# Siblings compete for one position, and the target has one distribution $p$ there. Suppose that the first sibling is
+# rejected. By lesson 06 the token must then come from the residual. So the residual takes the role of $p$ for the second
+# sibling, and so on. With $d_i$ for sibling $i$, counted from 0, $q_i$ for the distribution it was sampled from, and $r_i$ for
+# the distribution that is still to be sampled from,
 #
-# $$r_0 = p, \qquad \text{accept } d_i \text{ with } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
+# $$r_0 = p, \qquad \text{accept } d_i \text{ with probability } \min\left(1, \frac{r_i(d_i)}{q_i(d_i)}\right), \qquad
 # r_{i+1} = \text{norm}\left([r_i - q_i]_+\right)$$
 #
-# This is the **multi-candidate rule**, [`tree`](../minispec/verify.py). One sibling is lesson 06. The law of what comes
-# out is computed here down every branch, for three ways to draft three siblings, and beside it for a rule that judges
-# each sibling by $p$.
+# What is $q_i$? If the siblings are sampled independently from $q$, it is $q$ for each. If they are sampled without
+# repeats, it is $q$ with the earlier siblings removed, renormalised. If they are the top candidates, nothing is sampled,
+# and each $q_i$ is one-hot.
+#
+# If all siblings are rejected, the token is sampled from the last $r$. For independent siblings this is the
+# multi-candidate rule of SpecInfer (Miao et al., 2024). Sampling without repeats came later (Jeon et al., 2024,
+# arXiv:2402.14160), and SpecTr (Sun et al., 2023, arXiv:2310.15141) treats the same problem as optimal transport. In
+# minispec the rule is [`verify.tree`](../minispec/verify.py), and with one sibling it is the sampler of lesson 06.
+#
+# The next cell computes the distribution of the emitted token exactly, for these three ways to choose three siblings, and
+# compares it with a tempting shortcut that tests every sibling against $p$.
+
 
 # %%
+def keep(r, q_i):
+    return r  # the shortcut: after a rejection r stays p, instead of norm([r − q_i]₊)
+
+
 p, q = [0.4, 0.3, 0.2, 0.1], [0.1, 0.5, 0.2, 0.2]
-print("distance from p      exact rule   each judged by p")
+print("total variation from p     multi-candidate rule   each tested against p")
 for name, siblings in (
-    ("drawn independently", exact.iid),
-    ("all different", exact.distinct),
-    ("q's best", exact.best),
+    ("sampled independently", exact.iid),
+    ("sampled without repeats", exact.distinct),
+    ("the top three of q", exact.best),
 ):
     right = exact.emitted_distribution(p, q, m=3, siblings=siblings)
-    naive = exact.emitted_distribution(p, q, m=3, siblings=siblings, replace=lambda r, q_i: r)
-    print(
-        f"{name:21}{theory.total_variation(p, right.tolist()):10.3f}{theory.total_variation(p, naive.tolist()):19.3f}"
-    )
+    naive = exact.emitted_distribution(p, q, m=3, siblings=siblings, replace=keep)
+    distances = [theory.total_variation(p, emitted.tolist()) for emitted in (right, naive)]
+    print(f"{name:26} {distances[0]:20.3f} {distances[1]:23.3f}")
 
 # %% [markdown]
-# Medusa draws nothing; its candidates are simply the best. Each $q_i$ is one-hot then, and the rule says: accept $d_i$
-# with $r_i(d_i)$, else strike it out.
+# The rule gives exactly $p$ in all three cases, the shortcut in none.
 #
-# "Take the longest path that fits" is exact when the target is greedy, because then one token fits. When it samples, the
-# rule above is needed.
+# Medusa does not sample its candidates: it takes the most probable ones. Each $q_i$ is then one-hot, and the rule becomes
+# simple. Accept $d_i$ with probability $r_i(d_i)$; otherwise set its probability to zero and renormalise.
+#
+# There is an equivalent way to say this: sample one token from $p$ at each node and follow the child that equals it, as
+# long as there is one. So "take the longest path that agrees" is exact if "agrees" means "equals the token sampled from
+# $p$ at that node", which for a greedy target is the most probable token. It is not exact if every plausible token counts
+# as agreeing. That is what *typical acceptance* does, which the Medusa paper proposes too; it is faster and not lossless
+# (*Go deeper* below).
+#
+# Here are greedy runs of a chain and of a tree:
 
 # %%
 plain = ms.generate(target, prompt, max_new_tokens=48)
-for name, drafter in (("chain of 4", Medusa(target, heads, tree="chain")), ("tree of 24", Medusa(target, heads))):
+for name, drafter in (
+    ("chain of 4", Medusa(target, heads, tree="chain")),
+    ("tree of 24", Medusa(target, heads, nodes=24)),
+):
     out = ms.speculate(target, prompt, drafter, k=4, max_new_tokens=48)
     same, passes = out.tokens == plain.tokens, out.trace.target_passes
-    print(f"{name}: same text {same}, {passes} passes for {len(out.tokens)} tokens")
+    print(f"{name}: same tokens {same}, {48 / passes:.2f} tokens per forward pass")
 
 # %% [markdown]
-# ## Typical acceptance
-#
-# Medusa's authors propose another rule. A draft passes if it is *likely enough*, and the less decided the target is, the
-# less is enough. $H$ is the entropy of $p$.
-#
-# $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
-#
-# The longest path that passes is kept: [`typical`](../minispec/verify.py). No random number is asked. So what law comes
-# out? [`exact_distribution`](../minispec/exact.py) runs the rule for every way its random numbers can fall.
-
-
-# %%
-def distribution_of(rule, tokens: list[int]) -> list[float]:
-    """The exact law of the token at one place, with these drafts for it."""
-    everywhere = torch.tensor([p] * (1 + len(tokens)), dtype=torch.float64)
-    parents = [-1] * len(tokens)
-    found = exact.exact_distribution(
-        lambda random: rule(everywhere, tokens, parents, [random() for _ in everywhere]).run(tokens)[0]
-    )
-    return [round(found.get(token, 0.0), 3) for token in range(4)]
-
-
-def lossless(p, tokens, parents, random):
-    return verify.tree(p, None, tokens, parents, random)
-
-
-print("the target's law:        ", p)
-for tokens in ([1, 2], [3], [2, 0]):
-    print(f"drafts {tokens!s:7} lossless:", distribution_of(lossless, tokens))
-    typical = distribution_of(verify.typical, tokens)
-    print(f"               typical: {typical}  distance {theory.total_variation(p, typical):.1f}")
-
-# %% [markdown]
-# Lossless means: the drafts cannot be seen in the output. Under typical acceptance the draft *is* the output, whenever it
-# passes. With this $p$ even a token of probability 0.1 does, and then it is written every time.
-#
-# At temperature 0 the law is one-hot, only the target's choice passes, and the two rules agree. When sampling, typical
-# acceptance writes longer runs and another distribution. Whether the text is worse is a question of taste; that it is
-# another one is a fact. `minispec` marks it: `Medusa(..., lossless=False)`.
-
-# %%
-greedy = ms.speculate(target, prompt, Medusa(target, heads, lossless=False), k=4, max_new_tokens=48)
-print("greedy, typical: same text", greedy.tokens == plain.tokens)
-print("marked in the trace:", not any(cycle.lossless for cycle in greedy.trace.cycles))
-
-# %% tags=["nbval-ignore-output"]
-for keep in (True, False):
-    outs = ms.speculate(target, [prompt] * 8, Medusa(target, heads, lossless=keep), k=4, max_new_tokens=40,
-                        temperature=1.0, seed=0)  # fmt: skip
-    rate = sum(out.trace.tokens_per_cycle for out in outs) / len(outs)
-    print(f"temperature 1, {'lossless' if keep else 'typical '}: {rate:.2f} tokens a pass")
+# For the chain we expected 1.41 tokens per forward pass, and the run has 1.66; for the tree 1.93, and the run has 1.92.
+# They need not agree: the table averages over stories at several temperatures, of which greedy ones are the easiest to
+# predict, and this is one greedy story of 48 tokens.
 
 # %% [markdown]
 # ## Play: tree and mask
 #
-# Real cycles of `micro`, greedily. Green is the path that was accepted, orange the node you look at, the size of a dot how
-# often such a node is accepted. Beside it the mask: a row for each token of the pass, with its position after the @.
-# Hover over a node to see its path.
+# These are real greedy cycles of `micro`. The accepted path is green, the node you look at is orange, and the size of a
+# dot shows how often such a node is accepted. Beside it is the mask, with one row for each token of the pass and its
+# position after the @. Hover over a node to see its path.
 
 # %% tags=["nbval-ignore-output"]
 viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(storyteller))
@@ -365,43 +363,92 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # %% [markdown]
 # Try this:
 #
-# 1. Let *nodes* grow from 1 to 32. Watch the expected tokens. When does the tree get deeper, when only wider?
-# 2. Choose a leaf with *look at*. Find its ancestors in its row of the mask. Which rows have the same marks but one?
+# 1. Let *nodes* grow from 1 to 32 and watch the expected tokens. When does the tree get deeper, and when only wider?
+# 2. Choose a leaf with *look at*, and find its ancestors in its row of the mask. Which rows of the mask differ from it by
+#    one mark only?
 # 3. Step through the passes. How often was the accepted path the top one, the chain of best candidates?
+
+# %% [markdown]
+# ## Go deeper: typical acceptance
+#
+# *10 more minutes.* Can a tree be accepted more generously? The authors of Medusa also propose **typical acceptance**. A draft token $d$
+# passes if the target gives it enough probability, and the higher the entropy $H(p)$ of the target's distribution, the
+# less is enough:
+#
+# $$p(d) > \min\left(\varepsilon,\; \delta\, e^{-H(p)}\right), \qquad \varepsilon = 0.09,\; \delta = 0.3$$
+#
+# The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). After
+# it, or if no token passes, one token is sampled from the target's $p$ at that node. (The authors' code takes the most
+# probable token there.) No random number is used to accept or refuse a draft token. Which distribution does the emitted
+# token have? [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every
+# outcome of their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
+
+# %%
+print("target's distribution:   ", p)
+for tokens in ([1, 2], [3], [2, 0]):
+    for rule in ("lossless", "typical"):
+        emitted = drafting.at_one_position(p, tokens, lossless=rule == "lossless")
+        print(f"draft tokens {tokens!s:7} {rule:8}", [round(x, 3) for x in emitted])
+
+# %% [markdown]
+# Lossless means that the draft leaves no trace in the distribution of the output. Under typical acceptance, a draft token
+# that passes *is* the output. With this $p$ even a token of probability 0.1 passes, and it is then emitted every time.
+#
+# At temperature 0 the target's distribution is one-hot, only its own choice passes, and the two rules agree. So greedy
+# tests do not reveal the difference. At higher temperatures typical acceptance accepts longer runs and changes the
+# distribution. Whether the outputs are worse is a question for an evaluation of the product; that they are no longer
+# samples of the target is a fact. For that reason it has to be asked for: `Medusa(..., lossless=False)`, and every
+# trace says so.
+
+# %% tags=["nbval-ignore-output"]
+for lossless in (True, False):
+    drafter = Medusa(target, heads, nodes=24, lossless=lossless)
+    outs = ms.speculate(target, [prompt] * 8, drafter, k=4, max_new_tokens=40, temperature=1.0, seed=0)
+    rate = sum(out.trace.tokens_per_cycle for out in outs) / len(outs)
+    print(f"temperature 1, {'lossless' if lossless else 'typical '}: {rate:.2f} tokens per forward pass")
+
+# %% [markdown]
+# Sampling at temperature 1 is harder to predict than the greedy run, so the first line is lower than the tree's 1.92. The
+# gain of the second line over the first is bought with a different distribution. A comparison of drafters should
+# therefore say which acceptance rule it used.
 
 # %% [markdown]
 # ## In production
 #
-# - **vLLM**: `"method": "medusa"` in `speculative_config`. It takes the best token of each head, so it verifies a chain.
-# - The authors' code takes a static tree as `medusa_choices`, tuples as above; TensorRT-LLM's older backend did, too. The
-#   authors call ε `posterior_threshold` and δ `posterior_alpha`.
-# - **SGLang** verifies trees with a mask, for EAGLE: `--speculative-eagle-topk` is the width,
-#   `--speculative-num-draft-tokens` the number of nodes, with the root. FlashInfer calls the argument `custom_mask`.
-# - **MTP** (multi-token prediction, as in DeepSeek-V3) trains such modules together with the model, one after the other
-#   instead of side by side, so that each knows what the one before it chose.
+# - **vLLM** has `"method": "medusa"` in `speculative_config`. It takes the best token of each head and verifies a chain.
+# - **The authors' code** takes a static tree as `medusa_choices`, a list of tuples as above. It calls ε
+#   `posterior_threshold` and δ `posterior_alpha`.
+# - **SGLang** verifies trees for EAGLE: `--speculative-eagle-topk` is the width and `--speculative-num-draft-tokens` the
+#   number of nodes, the root included. FlashInfer's attention kernels take the tree mask as `custom_mask`.
+# - **Multi-token prediction** (MTP), as in DeepSeek-V3, trains such modules together with the model. They run in sequence
+#   instead of side by side, so that each is given the token chosen before it (lesson 10).
 #
-# Trees are for few requests at a time. With a full batch the pass has no free tokens left, and servers go back to chains,
-# or to nothing. Lesson 11 measures that.
+# Trees suit small batches only, because in a large batch a pass has no free tokens left, and servers use chains or
+# switch speculation off. Lesson 11 measures what the width of a pass costs, with chains of four; a tree is wider still.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>The target has read place 20. Which place does head 3 speak of, and which head speaks of place 21?
-# </summary>
+# <details><summary>The target has processed position 20. Which position does head 3 predict, and which head predicts
+# position 21?</summary>
 #
-# Place 24. Place 21 belongs to the LM head.
+# Head 3 predicts position 24, and position 21 is predicted by the LM head.
 # </details>
 #
-# <details><summary>Parents −1, −1, 0, 0, 2. What does node 4 see, and with whom does it share its position?</summary>
+# <details><summary>The parents are −1, −1, 0, 0, 2. What does node 4 attend to, and which node shares its position?</summary>
 #
-# The text with the last token, and nodes 0, 2 and itself. Its depth is 3, and nobody else's is.
+# It attends to the sequence up to and including the last token, and to nodes 0, 2 and 4. Its depth is 3, and no other
+# node has that depth, so no node shares its position.
 # </details>
 #
-# <details><summary>A colleague judges every sibling by p and takes the first that passes. Output looks fine. What is
+# <details><summary>A colleague tests every sibling against p and takes the first that passes. The output looks fine. What is
 # wrong, and how would you show it?</summary>
 #
-# A rejected sibling has used up part of p. Judged by p again, later siblings get too much. Compute the emitted law for a
-# small p and q, as above: it is not p. Greedy tests will not show it.
+# After a rejection the token has to come from the residual, so the next sibling must be tested against the residual.
+# Tested against p again, a later sibling is accepted with the wrong probability: too often if the siblings were sampled
+# independently, too seldom if they are the top candidates. And a token that was rejected can come back when all siblings
+# fail and p is sampled once more. Compute the distribution of the emitted token for a small p and q, as above, and
+# compare it with p. A greedy test cannot show the difference.
 # </details>
 
 # %% [markdown]
@@ -420,9 +467,9 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # %% [markdown]
 # ## Next
 #
-# - [Exercises 09](../exercises/09_medusa.ipynb): the heads, the mask, the rule, the best tree, the price of typical
-#   acceptance.
+# - [Exercises 09](../exercises/09_medusa.ipynb): the heads, the mask, the acceptance rule, the best tree, and what typical
+#   acceptance changes.
 # - `minispec drill` asks `medusa`, `medusa-cost`, `medusa-training`, `tree-attention`, `tree-verification`,
 #   `tree-or-chain`, `typical-acceptance`, `two-models-or-heads`.
-# - [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb): drafters that know what they have just guessed, and one that does
-#   not need to.
+# - [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb): a drafter whose tokens depend on one another, and one that drafts a
+#   whole block at once.

@@ -1,120 +1,107 @@
 # %% [markdown]
 # # 10 EAGLE and DFlash
 #
-# *Time:* 40 minutes · *Before this:* [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
+# *Time:* 50 minutes · *Before this:* [09 Medusa](09_medusa.ipynb) · *Practice:* [exercises 10](../exercises/10_eagle_and_dflash.ipynb)
 #
-# Medusa's heads read the target's last state and guess side by side. None of them knows what the others chose. Two
-# drafters do better on the same source, the target's hidden states. EAGLE writes token after token, and each guess knows
-# the one before. DFlash fills in a whole block at once, and lets all places of the block look at each other.
+# Medusa's heads predict several positions side by side, and none of them knows which token another one chose. So the
+# second token of a draft may not fit the first. What can a drafter that uses the target's hidden states do about it? This
+# lesson shows two answers. **EAGLE** removes the weakness: it drafts token by token, and every step is given the token
+# that the step before has chosen. **DFlash** only softens it, and is faster in exchange: it drafts a whole block in one
+# forward pass. The positions of the block share their computation, but none is told which token another one chose.
 #
 # You will be able to
 #
-# - say which feature goes with which token, and of which place an entry speaks;
-# - explain why EAGLE is trained on its own mistakes;
-# - grow a tree where it is likely;
-# - draw DFlash's block mask, and say what an anchor is;
-# - read acceptance by position, and say what training buys.
+# - say which hidden state EAGLE pairs with which token, and which position the pair predicts;
+# - explain why EAGLE-3 is trained on its own outputs, and what changed from EAGLE to EAGLE-2 and EAGLE-3;
+# - grow a draft tree from the draft's own probabilities;
+# - say what DFlash is given, what its block attends to, and (with *Go deeper*) how anchors and a mask train many blocks;
+# - interpret acceptance by position, and say what training adds.
 
 # %%
-import math
-
 import torch
-import torch.nn.functional as F
 
 import minispec as ms
 from minispec import tree
 from minispec.bench.prompts import STORIES
-from minispec.course import viz
-from minispec.drafters import growth
+from minispec.course import drafting, viz
 from minispec.drafters.dflash import load_head
-from minispec.train import dflash as block_training
-from minispec.train.eagle import new_head, unroll
 
 D = ms.drafters
 target = ms.load("micro", device="cpu", dtype=torch.float64)
 prompt = target.encode("One day, a girl named Lily")
 plain = ms.generate(target, prompt, max_new_tokens=60)
-text = prompt + plain.tokens  # the target's own words, to look at
+story = prompt + plain.tokens  # the prompt and what the target generates after it
 
 # %% [markdown]
-# ## What the target knows
+# ## What does EAGLE start from?
 #
-# While it reads, the target builds up a residual stream at every place: layer by layer, from the token to a guess of the
-# next one. A draft model begins with nothing but tokens. EAGLE begins with these streams.
+# A separate draft model has to work out from the tokens alone what the sequence is about. The target has already done
+# that work: at every position it has processed, each of its layers has left a residual stream, a vector of $d$ numbers
+# that leads from the token to a prediction of the next one. EAGLE uses these vectors, which it calls **features**.
 #
-# It takes three, from a low, a middle and a high layer, and fuses them into one **feature**:
+# The first EAGLE (Li et al., 2024, arXiv:2401.15077) takes one feature per position, the state just before the LM head.
+# EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three residual streams, from a low, a middle and a high layer, joins
+# them and multiplies with a trained matrix called $\text{fc}$:
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
-# The hat means: brought to size one. Here is why.
+# The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
+# ([`fuse`](../minispec/drafters/eagle.py)). EAGLE-3 as published has no hats (*Go deeper* says why they came). How
+# different are the sizes of the streams?
 
 # %%
 head = D.EagleHead.load(target)
-with torch.no_grad():
-    _, streams = target.transformer.body(torch.tensor([text]), hidden_layers=head.hidden_layers)
-sizes = {layers: float(stream.square().mean().sqrt()) for layers, stream in streams.items()}
+streams = drafting.streams_of(target, head, story)  # layer → [1, T, d]
+sizes = {layer: float(stream.square().mean().sqrt()) for layer, stream in streams.items()}
 print("streams after layers:", list(head.hidden_layers), "of", target.config.num_layers)
-print("the last is larger than the first by a factor of", round(sizes[6] / sizes[2]))
+print("RMS of the last over that of the first:", round(sizes[6] / sizes[2]))
+print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hidden_layers]).shape))  # [1, T, d]
 
 # %% [markdown]
-# Unnormed, `fc` would hear the high one best, whatever it says. In deeper models the factor is far larger.
-# [`fuse`](../minispec/drafters/eagle.py) is the formula:
-
-# %%
-with torch.no_grad():
-    normed = [F.rms_norm(streams[n], (288,), eps=target.config.norm_eps) for n in head.hidden_layers]
-    by_hand = torch.cat(normed, -1) @ head.fc.weight.T  # [1, T, 3d] → [1, T, d]
-    g = head.fuse([streams[n] for n in head.hidden_layers])
-print("three streams", tuple(torch.cat(normed, -1).shape), "become one feature", tuple(g.shape))
-print("the formula:", torch.allclose(by_hand, g))
-
-# %% [markdown]
-# ## Shift by one
+# ## Which token belongs to which feature?
 #
-# $g_t$ knows what the target *expects* at place $t + 1$. It cannot know which token was then *drawn*. If the target
-# hesitated between "dog" and "cat", the text goes on differently, and the feature is the same. So each feature is paired
-# with the token that came after it:
+# The feature $g_t$ knows which tokens the target considers likely at position $t + 1$. It cannot know which of them was
+# sampled. If the target hesitated between "dog" and "cat", the feature is the same in both cases, but the continuations
+# differ. EAGLE removes this uncertainty by pairing each feature with the token that came *after* it:
 #
 # ```
-# place        0     1     2     3
-# text        x0    x1    x2    x3        x3 was just drawn: the target has not read it
+# position     0     1     2     3
+# tokens      x0    x1    x2    x3        x3 was just sampled: the target has not processed it
 # features    g0    g1    g2
 # entries     (g0, x1)    (g1, x2)    (g2, x3)
 # predicts        x2          x3          x4
 # ```
 #
-# One decoder layer reads the entries and says what follows:
+# One decoder layer processes the entries, and its output $f_t$ gives the draft's distribution $q$ for the token after
+# $x_{t+1}$:
 #
 # $$f_t = \text{layer}\bigl(x_{t+1},\, g_t\bigr), \qquad q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
+#
+# How do a token and a feature enter one layer? The embedding of $x_{t+1}$ and the feature $g_t$ are normalised and joined to
+# a vector of $2d$ numbers, from which attention computes queries, keys and values. The rest is an ordinary decoder layer
+# of width $d$ with $g_t$ as its residual stream. (minispec also adds a projection of the embedding to this stream.)
+#
+# The layer attends to all earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and
+# to rewind. "head" means an LM head. minispec borrows the target's, as the first EAGLE does, together with the embedding;
+# published EAGLE-3 heads usually have an LM head of their own for a reduced vocabulary.
 
 # %% [markdown]
 # ## Predict
 #
-# Feed the same trained layer without the shift, $(g_t, x_t)$. Nothing crashes, the shapes are right. With the shift,
-# more than half of its first guesses in this text are right.
+# Suppose that an implementation forgets the shift and gives the same trained layer the pairs $(g_t, x_t)$. Nothing
+# crashes, since all shapes are right. With the shift, the layer's most probable token, its first guess, is the story's
+# token at position $t + 2$ about half of the time.
 
 # %% tags=["nbval-ignore-output"]
-shift_guess = viz.predict("Without the shift: in how many places of 100 is its first guess right?", "places")
+question = "Without the shift: at how many of 100 positions t is the layer's first guess the story's token at t + 2?"
+shift_guess = viz.predict(question, "of 100")
 shift_guess
 
 # %% [markdown]
 # ## Run
 
-
 # %% tags=["spoiler"]
-@torch.no_grad()
-def right(shift: int, steps: int = 1) -> list[float]:
-    """How often step 1, 2, … of a draft from every place is the token that the target wrote."""
-    tokens = torch.tensor([text]).roll(1 - shift, 1)  # unroll pairs feature t with token t + 1 of what it is given
-    found = []
-    for j, f in enumerate(unroll(head, tokens, [streams[n] for n in head.hidden_layers], steps)):
-        starts = torch.arange(len(prompt), len(text) - steps - 1)
-        guess = head.head_ids[head.logits(f)[0, starts].argmax(-1)]
-        found.append(float((guess == torch.tensor(text)[starts + 2 + j]).double().mean()))
-    return found
-
-
-with_shift, without = right(shift=1)[0], right(shift=0)[0]
+with_shift, without = (drafting.step_accuracy(target, head, story, len(prompt), shift=shift)[0] for shift in (1, 0))
 print(f"with the shift: {with_shift:.2f}")
 print(f"without:        {without:.2f}")
 
@@ -125,262 +112,179 @@ print(f"without:        {without:.2f}")
 shift_guess.reveal(100 * without)
 
 # %% [markdown]
-# Off by one is the commonest mistake in such drafters. The text stays right, since the target decides. Only the acceptance
-# tells.
+# This kind of bug is hard to notice, because the target verifies every token and the output stays correct; only the
+# acceptance rate shows it. So a test of such a drafter has to compare its accuracy with the one measured in training.
 
 # %% [markdown]
-# ## Drafting on its own features
+# ## What does the second step start from?
 #
-# The first guess has the target's feature. The second needs $g_{t+1}$, and that only the target could compute. EAGLE lets
-# its own output $f_t$ stand in for it. And so on: each step reads the token just guessed and the feature just made.
+# For the first draft token the target's feature is there. The second step would need $g_{t+1}$, which only the target
+# could compute. EAGLE uses its own output $f_t$ instead, and so does every further step:
 #
-# A layer that was trained on true features alone would be lost at step two. So training **unrolls** the draft: from every
-# place of the text at once, a few steps along the text, each on the features of the step before.
+# ```
+#           is given                                  predicts
+# step 1    g2, from the target      and x3           x4
+# step 2    f2, output of step 1     and draft x4     x5
+# step 3    f3, output of step 2     and draft x5     x6
+# ```
 #
-# $$\text{loss} = \sum_{j \ge 0} 0.8^j \; \text{CE}\left(p_{t+1+j},\; \text{step } j \text{ from } t\right)$$
+# After verification the entries that were made from $f$ are thrown away. For the accepted tokens the target's true
+# features exist by then, and the entries are made again from those.
 #
-# EAGLE-3 calls it **training-time test**: train as you will be tested. In [`unroll`](../minispec/train/eagle.py), the
-# draft that starts at $t$ sees the true entries up to $t$ and its own steps since, and nothing of any other draft. Is
-# that what it will see when it drafts? Compare with the real drafter.
+# **The difficulty.** A layer that was trained on the target's features alone meets its own features for the first time
+# when it drafts, and its accuracy falls from step to step.
+#
+# **EAGLE's answer.** The first EAGLE is trained mainly to reproduce the target's next feature, so that $f_t$ can replace
+# $g_{t+1}$, and noise is added to its inputs so that it tolerates its own errors.
+#
+# **EAGLE-3's answer.** It drops this feature loss, because it restricts what the layer can learn, and **unrolls** the
+# draft in training instead. From every position $t$ of a training sequence it makes the steps of the picture, each on the
+# output of the step before, and every step is compared with the distribution of the target by cross-entropy (CE):
+#
+# $$\text{loss} = \sum_{j \ge 1} 0.8^{j-1} \; \text{CE}\left(p_{t+j},\; \text{step } j \text{ from } t\right)$$
+#
+# As in lesson 09, $p_s$ is the distribution that the target computes at position $s$ for the token after it; the weights
+# 0.8 are those of our trainer. The authors call this **training-time test**, because the layer is trained in the
+# conditions in which it will be used ([`unroll`](../minispec/train/eagle.py)).
+#
+# How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The
+# second line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a
+# later step is given the story's true tokens and the layer's own features.
 
 # %%
-place = len(prompt) + 10
-drafter = D.Eagle(target, head, tree=False)
-context = D.Context(
-    0, text[: place + 2], ms.Sampling(), torch.Generator(), {n: h[0, : place + 1] for n, h in streams.items()}
-)
-[drafted] = drafter.propose([context], k=5)
-row = text[: place + 2] + drafted.tokens  # the draft, written down as a text
-with torch.no_grad():
-    own = [streams[n][:, : place + 1] for n in head.hidden_layers]
-    padded = [torch.nn.functional.pad(h, (0, 0, 0, len(row) - place - 1)) for h in own]
-    steps = [head.logits(f)[0, place] for f in unroll(head, torch.tensor([row]), padded, 5)]
-print("five steps of training guess:", [int(head.head_ids[step.argmax()]) for step in steps] == drafted.tokens)
-
-# %% [markdown]
-# How fast does it fade? First five steps on this text, then the steps it was trained for, on stories that were held out
-# (sampled ones among them, which nobody can guess so well).
-
-# %%
-print("here:     ", "  ".join(f"{a:.2f}" for a in right(shift=1, steps=5)))
+here = drafting.step_accuracy(target, head, story, len(prompt), steps=5)
+print("here:     ", "  ".join(f"{a:.2f}" for a in here))
 print("held out: ", "  ".join(f"{a:.2f}" for a in head.accuracy))
 
 # %% [markdown]
-# ## A tree that grows where it is likely
-#
-# Medusa's tree has one shape for every pass. EAGLE knows its own probabilities, so its tree can grow: deep where the draft
-# is sure, wide where it is not. The worth of a node is the probability of its whole path, the product from the root.
-#
-# 1. Expand the root: its likeliest children are depth 1.
-# 2. Of the newest depth, expand the `width` most probable nodes, all in one pass of the head. Again, `k` depths in all.
-# 3. Of all nodes keep the best, `nodes` of them.
-#
-# [`grow`](../minispec/drafters/growth.py) is this, for any draft. A toy that only knows two tokens, and is surer after 0 than
-# after 1:
-
-# %%
-after = {None: (0.7, 0.3), 0: (0.9, 0.1), 1: (0.5, 0.5)}
-children = lambda token: [(x, math.log(p)) for x, p in enumerate(after[token])]  # noqa: E731
-grown, _ = growth.grow(
-    children(None), lambda t, nodes: [children(t.tokens[n]) for n in nodes], depth=3, width=2, budget=6
-)
-for node in range(len(grown.tokens)):
-    path = [grown.tokens[n] for n in tree.path_to(grown.parents, node)]
-    joint = math.prod(after[before][x] for before, x in zip([None, *path], path, strict=False))
-    print(f"{joint:.3f}  {path}")
+# The accuracy falls with the step. Whether it falls faster after the third step, where training never went, one story
+# cannot tell: with fewer than 60 positions each number of the first line has a standard error of 0.06 to 0.07, about as
+# much as the differences in question.
 
 # %% [markdown]
-# On real text, trees of equally many nodes have other shapes from pass to pass.
+# ## A tree that grows where the draft is likely
+#
+# Medusa's tree has the same shape in every cycle, because its shape is chosen before. EAGLE-2 (Li et al., 2024,
+# arXiv:2406.16858) observes that the draft's own probabilities predict quite well which tokens will be accepted, and
+# lets the tree follow them. Where the draft is certain the tree grows deep, where it is not it grows wide. The value of
+# a node is the probability of its whole path, the product from the root.
+#
+# 1. Expand the root: its most probable children are depth 1.
+# 2. Of the newest depth, expand the few most probable nodes (the width of the tree), all in one pass of the layer. Repeat
+#    until the tree is $k$ deep.
+# 3. Of all nodes of all depths, keep the most probable ones, as many as the verification pass may have (`nodes`).
+#
+# For example, let the draft give token A probability 0.7 and token B 0.3. After A it is rather certain and gives 0.9 to a
+# second A; after B it gives 0.5 to each. The path A A then has 0.63 and is worth more than B alone, while B A and B B have 0.15
+# each. So the tree follows A in depth first ([`grow`](../minispec/drafters/growth.py)).
+#
+# With the trained layer, trees of 16 nodes take different shapes from cycle to cycle:
 
 # %%
 out = ms.speculate(target, prompt, D.Eagle(target, head, nodes=16), k=5, max_new_tokens=60)
 shapes = [tuple(tree.depths(cycle.parents).count(depth) for depth in range(1, 6)) for cycle in out.trace.cycles[:-1]]
-print("same text as plain decoding:", out.tokens == plain.tokens)
-print("passes:", out.trace.target_passes, "· different shapes:", len(set(shapes)) > 3)
-print("nodes at depth 1 to 5, the widest and the deepest:", max(shapes), min(shapes))
+print("same tokens as plain decoding:", out.tokens == plain.tokens)
+print("nodes at depth 1 to 5, in the tree with most nodes at depth 1:  ", max(shapes))
+print("nodes at depth 1 to 5, in the tree with fewest nodes at depth 1:", min(shapes))
 
 # %% [markdown]
-# Nothing is drawn here: the tree holds the best guesses. So every $q$ is one-hot, and the multi-candidate rule of lesson
-# 09 keeps the output exact at any temperature.
+# The tree consists of the most probable tokens; nothing is sampled. So every $q$ is one-hot, and the multi-candidate
+# rule of lesson 09 keeps the output exact at any temperature.
 
 # %% [markdown]
 # ## DFlash: a block of blanks
 #
-# EAGLE drafts five deep in five passes of its layer. DFlash needs one. It reads
+# EAGLE needs five runs of its layer, one after another, to draft five tokens. DFlash (Chen et al., 2026,
+# arXiv:2602.06036) runs a few layers once. Its input is the last token followed by blanks (mask tokens in the paper),
+# which are copies of one trained vector,
 #
 # ```
-# [x_n, blank, blank, blank, blank, blank]        at the places n, n + 1, …
+# [x_n, blank, blank, blank, blank, blank]        at positions n, n + 1, …
 # ```
 #
-# and puts a token on every blank at once. Beside the block stand the target's fused streams of all places before $n$, the
-# **context**: keys and values in each of its layers. Within the block everybody sees everybody, ahead and behind. That is
-# the trick of diffusion models, in one step.
+# and its output is a distribution for every blank at once. What it knows of the sequence is the last token and the
+# **context**. The context is one fused feature per position before $n$, made from the target's residual streams as in
+# EAGLE. Each layer of DFlash computes keys and values from these features, and the block attends to them as if they were
+# earlier tokens. Inside the block attention is bidirectional: every position attends to every other. A masked diffusion
+# model fills blanks in the same way over several rounds, some of them in each; DFlash has one round. The next cell
+# counts what a draft of five tokens takes.
 
 # %%
 blocks = load_head(target)
-print(
-    "places of a block:", blocks.block, "· layers:", len(blocks.layers), "· reads streams:", list(blocks.hidden_layers)
-)
-
-
-def passes_for(drafter, layer) -> float:
-    """Passes of the drafter's own layer, for each pass of the target."""
-    count = []
-    listener = layer.register_forward_hook(lambda *_: count.append(1))
-    trace = ms.speculate(target, prompt, drafter, k=5, max_new_tokens=60).trace
-    listener.remove()
-    return len(count) / trace.target_passes
-
-
-print("EAGLE, passes of its layer a cycle:", round(passes_for(D.Eagle(target, head), head.self_attn)))
-print(
-    "DFlash:                            ",
-    round(passes_for(D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn)),
-)
+print("positions in a block:", blocks.block, "· streams:", list(blocks.hidden_layers))
+for name, drafter, layer, layers in (
+    ("EAGLE", D.Eagle(target, head, nodes=32), head.self_attn, 1),
+    ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn, len(blocks.layers)),
+):
+    with drafting.counted(layer) as passes:
+        trace = ms.speculate(target, prompt, drafter, k=5, max_new_tokens=60).trace
+    print(f"{name}: {len(passes) / trace.target_passes:.0f} × {layers} layer runs per cycle")
 
 # %% [markdown]
-# ## Anchors
+# The paper takes the most probable token of every blank and verifies the resulting **chain**, as vLLM does. Since one
+# pass yields a whole distribution for every blank, a **tree** costs the drafter no further pass. The value of a path is
+# the product of its blanks' probabilities. Like Medusa's, this product ignores that the tokens depend on one another.
+# minispec's `D.DFlash` drafts such a tree by default, and the chain with `tree=False`.
 #
-# In training a row of text is cut at random places, the **anchors**. From each a block goes out. One reading of the row by
-# the target serves them all, and the blocks lie side by side in one pass. Two rules make the mask:
-#
-# - a place sees the context strictly **before** its anchor;
-# - a place sees all of its **own** block and nothing of the others.
-#
-# The anchor's own state is not among what it sees. When DFlash drafts, $x_n$ was just drawn and the target has not read
-# it.
-
-# %%
-anchors, length, B = [2, 5], 7, 3
-print("            context          block 0   block 1")
-for number, anchor in enumerate(anchors):
-    for j in range(B):
-        seen = ["#" if place < anchor else "." for place in range(length)]
-        own = [" ".join("#" if number == other else "." for _ in range(B)) for other in range(len(anchors))]
-        print(f"place {anchor + j:2}    {' '.join(seen)}    {'     '.join(own)}")
+# In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* below shows the mask that
+# keeps them apart.
 
 # %% [markdown]
-# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a block in a crowd says what
-# the drafter says when it stands at that place alone.
-
-
-# %%
-@torch.no_grad()
-def in_training(tokens: list[int], anchors: list[int]) -> torch.Tensor:
-    """Logits of the blanks of every anchor's block, [A, B − 1, v], all in one pass."""
-    row = torch.tensor([tokens])
-    _, hidden = target.transformer.body(row, hidden_layers=blocks.hidden_layers)
-    states = block_training.read_blocks(blocks, target.transformer, row, hidden, torch.tensor([anchors]))[0, :, 1:]
-    return states @ blocks.head_rows(target.transformer).T
-
-
-def alone(anchor: int) -> torch.Tensor:
-    """The same from the drafter, which knows the text up to the anchor and no further."""
-    with torch.no_grad():
-        _, hidden = target.transformer.body(torch.tensor([text[:anchor]]), hidden_layers=blocks.hidden_layers)
-    context = D.Context(0, text[: anchor + 1], ms.Sampling(), torch.Generator(), {n: h[0] for n, h in hidden.items()})
-    return D.DFlash(target, blocks).score([context])[0]
-
-
-crowd = in_training(text, [10, 20, 40])
-print("as when alone:", [torch.allclose(crowd[i], alone(n)) for i, n in enumerate((10, 20, 40))])
-changed = [*text[:21], 7, 7, 7, *text[24:]]
-print("blocks that a change of places 21 to 23 touches:",
-      [n for i, n in enumerate((10, 20, 40)) if not torch.allclose(in_training(changed, [10, 20, 40])[i], crowd[i])])  # fmt: skip
-
-# %% [markdown]
-# The block at 20 did not notice that its own future changed. If it had, training would have taught it to copy the answer.
+# ## What does training add?
 #
-# A wrong token makes everything behind it worthless. So in the loss the j-th blank weighs $e^{-(j-1)/\gamma_0}$: the near
-# blanks count most, as they did for Medusa and EAGLE.
-#
-# One pass gives every blank a whole law, not only a best token. So a tree costs the drafter nothing more: `D.DFlash` sends
-# the likeliest combinations to the target together, unless you ask for the chain of best tokens (`tree=False`).
-
-# %% [markdown]
-# ## What training buys
-#
-# None of the three starts from noise. Medusa's new heads repeat the LM head; EAGLE's layer and DFlash's layers are copies
-# of the target's own. Let them draft before and after their training.
+# In minispec none of the three starts from random weights. A new Medusa head repeats the LM head. EAGLE's layer starts as a
+# smaller copy of the target's last layer. Its attention weights for the feature half of the input are copied. Those for
+# the embedding half have no counterpart there and start near zero. Of the MLP only the neurons with the largest weights
+# are copied. DFlash's two layers are copies of the target's first and last with half of the MLP neurons. So how well do
+# they draft before training?
 
 # %% tags=["nbval-ignore-output"]
-training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens a pass?", "tokens")
+training_guess = viz.predict("Untrained EAGLE, a chain of 5: how many tokens per forward pass?", "tokens")
 training_guess
 
 # %% tags=["spoiler"]
-everything = torch.arange(target.config.vocab_size)
-with torch.no_grad():
-    raw = {
-        "Medusa": D.Medusa(target, D.MedusaHeads(target, 4), tree="chain"),
-        "EAGLE": D.Eagle(target, new_head(target, everything, mlp=512), tree=False),
-        "DFlash": D.DFlash(target, block_training.head_from(target.transformer, everything, layers=[0, 5], mlp=384,
-                                                            hidden_layers=[2, 4, 6], block=6).double(), tree=False),
-    }  # fmt: skip
 trained = {
     "Medusa": D.Medusa(target, tree="chain"),
     "EAGLE": D.Eagle(target, head, tree=False),
     "DFlash": D.DFlash(target, blocks, tree=False),
 }
-
-
-def tokens_a_pass(drafter) -> float:
-    outs = ms.speculate(target, STORIES["stories"][:4], drafter, k=5, max_new_tokens=32)
-    cycles = [cycle for out in outs for cycle in out.trace.cycles]
-    return sum(cycle.accepted + 1 for cycle in cycles) / len(cycles)
-
-
-before = {name: tokens_a_pass(drafter) for name, drafter in raw.items()}
-print("chains, greedy, tokens a pass")
+prompts = STORIES["stories"][:4]
+untrained = {name: drafting.tokens_per_pass(target, d, prompts) for name, d in drafting.untrained(target).items()}
+print("chains, greedy, tokens per forward pass of the target")
 for name, drafter in trained.items():
-    print(f"{name:7} untrained {before[name]:.2f}   trained {tokens_a_pass(drafter):.2f}")
+    after_training = drafting.tokens_per_pass(target, drafter, prompts)
+    print(f"{name:7} untrained {untrained[name]:.2f}   trained {after_training:.2f}")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-training_guess.reveal(before["EAGLE"])
+training_guess.reveal(untrained["EAGLE"])
 
 # %% [markdown]
-# And what it costs to ask them. All three borrow the embedding and the LM head. What they add, beside the small model of
-# lesson 05:
-
-# %%
-draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
-own_weights = lambda module: sum(weight.numel() for weight in module.parameters())  # noqa: E731
-for name, count, asked in (
-    ("small model", draft.num_parameters, "5 passes, one after the other"),
-    ("Medusa", own_weights(D.MedusaHeads.load(target)), "one product"),
-    ("EAGLE", own_weights(head), "5 passes"),
-    ("DFlash", own_weights(blocks), "1 pass"),
-):
-    print(f"{name:12} {count / 1e6:.2f} million weights, {count / target.num_parameters:.0%} of the target; {asked}")
-
-# %% [markdown]
-# `micro` is so small that one of its layers is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
-# few percent.
+# Before training hardly any draft token is accepted, because the copied parts were made for a different input or for a
+# different position. Training changes that in minutes, because the three have to learn only how to use states that already
+# contain the language. (Medusa's chain is one token shorter, because it has four heads.)
 #
-# One thing more before you compare them with the small model: how long each was taught. Steps times tokens a step, from
-# the cards of [micro-draft](../minispec/data/micro-draft/README.md), [micro-medusa](../minispec/data/micro-medusa/README.md),
-# [micro-eagle](../minispec/data/micro-eagle/README.md) and [micro-dflash](../minispec/data/micro-dflash/README.md).
-
-# %%
-taught = {"small model": 8000 * 32_000, "Medusa": 1500 * 1500, "EAGLE": 800 * 512, "DFlash": 800 * 512}
-for name, tokens in taught.items():
-    print(f"{name:12} learnt from {tokens / 1e6:5.1f} million tokens")
-print(f"the small model, a chain of 5: {tokens_a_pass(D.Model(draft)):.2f} tokens a pass")
-
-# %% [markdown]
-# The small model had to learn the language. The others had to learn what to make of states that know it already. That is
-# why minutes on a CPU bring them so far. Published heads learn for days on GPUs, from the target's own answers to hundreds
-# of thousands of prompts, and accept more than a small model does. What you see below is the shape of things, not their
-# height.
+# Published heads are trained far longer, on the target's answers to hundreds of thousands of prompts. So do not take the
+# order of the drafters here as a result about the methods. On `micro`, after minutes of training, EAGLE's chain accepts
+# more tokens than DFlash's; the DFlash paper, with full training and longer blocks, reports higher speed-ups than EAGLE-3.
+# In the curves below, look at how acceptance changes with the position rather than at its height.
 #
-# `smollm2` has heads that learnt on a GPU, if only for minutes: see `minispec demo --model smollm2 --drafter eagle`, and
-# [the benchmarks](../docs/benchmarks.md) for what a pass is worth with them, by kind of text.
+# And what does a draft cost? EAGLE reads the LM head at each of its five steps, Medusa and DFlash read it once per draft.
+# With the vocabulary of Llama-3-8B it has about twice the parameters of EAGLE's layer, so for EAGLE a reduced vocabulary
+# saves most. *Go deeper* counts the parameters of all three.
+#
+# `smollm2` has heads that were trained on a GPU, also for minutes. Try `minispec demo --model smollm2 --drafter eagle`,
+# and see [the benchmarks](../docs/benchmarks.md) for the tokens per forward pass with them, by kind of prompt.
 
 # %% [markdown]
 # ## Play: acceptance by position
 #
-# Every drafter, drafting five deep, on the same prompts. Left: the chance that a draft is accepted at a place, given that
-# all before it were; small marks are places that few cycles came to. Right: what a pass is worth, and how many tokens were
-# drafted for it.
+# Every drafter drafts five deep on the same prompts, except Medusa, which has four heads. On the left is the probability
+# that a draft token is accepted at a position, given that all before it were; small marks are positions that few cycles
+# reached. On the right are the tokens per forward pass, and how many were drafted for them.
+#
+# One effect can mislead you here. Only cycles whose earlier tokens were all accepted reach a late position, and those
+# are the predictable passages. So a curve can stay flat or even rise with the position, although the drafter gets no
+# better (survivorship), and the size of the marks shows when that may be the case.
 
 # %% tags=["nbval-ignore-output"]
 quick = ms.load("micro", device="cpu")
@@ -398,47 +302,149 @@ viz.positions(runs)
 # %% [markdown]
 # Try this:
 #
-# 1. Bring out the DFlash chain and the EAGLE chain in turn. Which line falls faster with the place, and why that one?
-# 2. Compare EAGLE's chain and its tree, then DFlash's. What does a tree add at place 1, and how many more tokens are read
-#    for it?
-# 3. Go to temperature 1. A tree and a block take the best guess, the small model and EAGLE's chain draw theirs. Who loses
-#    most?
-# 4. Change the text. Is the order of the drafters the same?
+# 1. Bring out the DFlash chain and the EAGLE chain in turn. Which curve falls faster with the position, and why?
+# 2. Compare EAGLE's chain with its tree, then DFlash's. What does a tree add at position 1, and how many more tokens does
+#    the target have to process for it?
+#
+# If you have more time: set the temperature to 1, where the target samples. Trees and blocks propose the most probable
+# tokens, whereas the small model and EAGLE's chain sample theirs. Which of them loses most?
+
+# %% [markdown]
+# ## Go deeper: how is a block trained?
+#
+# *10 more minutes.* A training sequence is cut at random positions, the **anchors**. At each anchor a block begins, as if the drafter
+# stood there. One forward pass of the target serves all blocks of a sequence, and the blocks lie side by side in one
+# pass of the drafter. A mask keeps them apart:
+#
+# - a position attends to the context strictly **before** its anchor;
+# - a position attends to all of its **own** block, and to no other block.
+#
+# Why strictly before? When DFlash drafts, $x_n$ has just been sampled and the target has not processed it, so its state
+# does not exist yet. In training it does exist, and a block that could attend to it would learn to rely on what it will
+# not have.
+#
+# Here is the mask for a sequence of eight tokens with anchors at positions 2 and 5 and blocks of three positions:
+#
+# ```
+#               context             block at 2   block at 5
+#               0 1 2 3 4 5 6 7     2 3 4        5 6 7
+# position 2    # # . . . . . .     # # #        . . .
+# position 3    # # . . . . . .     # # #        . . .
+# position 4    # # . . . . . .     # # #        . . .
+# position 5    # # # # # . . .     . . .        # # #
+# position 6    # # # # # . . .     . . .        # # #
+# position 7    # # # # # . . .     . . .        # # #
+# ```
+#
+# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
+# an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks change. And a block must
+# get the same logits as from the drafter itself, which has no state of the anchor's token.
+
+# %%
+anchors = [10, 20, 40]
+before = drafting.blocks_together(target, blocks, story, anchors)  # [3 blocks, blanks, V]
+after = drafting.blocks_together(target, blocks, [*story[:21], 7, 7, 7, *story[24:]], anchors)
+for anchor, a, b in zip(anchors, before, after, strict=True):
+    print(f"block at {anchor}: changed {not torch.allclose(a, b)}")
+alone = drafting.block_alone(target, blocks, story, anchor=20)  # [blanks, V]
+print("block at 20: same logits as in drafting", torch.allclose(before[1], alone))
+
+# %% [markdown]
+# The block at anchor 20 is not affected by a change of the tokens it has to predict. If it were, training would teach
+# it to copy the answer. This first test does not cover the word *strictly*: the state of token 20 depends on tokens 0 to
+# 20, none of which we changed, so a mask that showed this state to its block would pass. The last line covers it.
+#
+# In the loss the $j$-th blank has the weight $e^{-(j-1)/\tau}$, where $\tau$ is half the block, 3 for these blocks of 6. The
+# first blanks count most, as they did for Medusa and EAGLE, because a wrong token makes all later ones worthless.
+
+# %% [markdown]
+# ## Go deeper: parameters and training
+#
+# *5 more minutes.* How large are the three drafters, and how long were they trained? The next cell counts the parameters
+# that each adds, with the small model of lesson 05 for comparison, and how much training each has had: steps times tokens
+# per step, from the cards of [micro-draft](../minispec/data/micro-draft/README.md),
+# [micro-medusa](../minispec/data/micro-medusa/README.md), [micro-eagle](../minispec/data/micro-eagle/README.md) and
+# [micro-dflash](../minispec/data/micro-dflash/README.md).
+
+# %%
+draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+for name, module, taught, steps in (
+    ("small model", draft.transformer, 8000 * 32_000, "5 passes in sequence"),
+    ("Medusa", D.MedusaHeads.load(target), 1500 * 1500, "4 matrices at once"),
+    ("EAGLE", head, 800 * 512, "5 × 1 layer in sequence"),
+    ("DFlash", blocks, 800 * 512, "1 × 2 layers"),
+):
+    share = sum(weight.numel() for weight in module.parameters()) / target.num_parameters
+    print(f"{name:12} {share:4.0%} of the target; trained on {taught / 1e6:5.1f} million tokens; a draft is {steps}")
+small = drafting.tokens_per_pass(target, D.Model(draft), prompts)
+print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
+
+# %% [markdown]
+# `micro` has six layers, so one more layer is a large part of it. In a model of 32 or 80 layers EAGLE's one layer is a
+# few percent. The LM head is left out, since all three borrow the target's here. The small model had to learn the
+# language from scratch, which is why it needed so many more tokens.
+
+# %% [markdown]
+# ## Go deeper: norms
+#
+# <details><summary>Why are the streams normalised before they are fused?</summary>
+#
+# EAGLE-3 as published feeds the raw streams to $\text{fc}$, which can learn a constant factor for each. Normalising each
+# stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM), and minispec does it
+# too. The norm spares $\text{fc}$ the factor, and keeps its input in a fixed range where the sizes vary from token to
+# token.
+# </details>
+
+# %% [markdown]
+# ## Go deeper: multi-token prediction
+#
+# <details><summary>MTP: a drafter that comes with the model</summary>
+#
+# EAGLE's layer is trained after the target, on its outputs. DeepSeek-V3 (DeepSeek-AI, 2024, arXiv:2412.19437) trains
+# such a layer together with the model, as **multi-token prediction**. Its module takes the same pair as EAGLE, the hidden
+# state of a position and the embedding of the next token, normalises both, joins them and applies one transformer block.
+# According to the report this extra objective improves the model itself, and afterwards the module serves as a drafter
+# that needs no further training. The report gives an acceptance rate between 85 and 90 % for its one additional token.
+# Used for more than one token, such a module is applied to its own output like EAGLE's layer, and the acceptance falls
+# with the step.
+# </details>
 
 # %% [markdown]
 # ## In production
 #
-# - **EAGLE-3** is the usual choice of servers. vLLM: `"method": "eagle3"` with the head as `model`; the streams are its
-#   *auxiliary hidden states*. SGLang: `--speculative-algorithm EAGLE3`, `--speculative-num-steps` (depth),
-#   `--speculative-eagle-topk` (width), `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table
-#   called `d2t`, draft to target, for our `head_ids`.
-# - **DFlash**: `"method": "dflash"` in vLLM, `--speculative-algorithm DFLASH` in SGLang. Five blanks cost no more passes
-#   than two, so its blocks are longer.
-# - **Training** is a tool of its own: *speculators* for vLLM, *SpecForge* for SGLang.
-# - **Chains rule** where many requests share the GPU: a tree is a wide pass, and lesson 11 shows what that costs.
+# - **EAGLE-3** in vLLM is `"method": "eagle3"` with the head as `model`; the streams are called *auxiliary hidden states*.
+#   In SGLang it is `--speculative-algorithm EAGLE3`, with `--speculative-num-steps` (depth), `--speculative-eagle-topk`
+#   (width) and `--speculative-num-draft-tokens` (nodes). A reduced vocabulary comes with a table `d2t`, draft to target,
+#   for our `head_ids`.
+# - **DFlash** is `"method": "dflash"` in vLLM and `--speculative-algorithm DFLASH` in SGLang. A longer block costs no more
+#   passes, so published blocks are longer than ours.
+# - **MTP** is `"method": "mtp"` in vLLM, for models that ship with such a module.
+# - **Training** has tools of its own: *speculators* in the vLLM project, *SpecForge* in the SGLang project.
+# - **Large batches** favour chains, since a tree makes the pass wide (lesson 11).
 #
-# A head belongs to one target. When the target is fine-tuned, the head still works, exactly, and accepts less. Nothing
-# breaks, so watch the acceptance.
+# A head belongs to one target. If the target is fine-tuned, an old head still gives exact output and is accepted less
+# often. Nothing breaks, so the acceptance rate has to be monitored.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>The target has read places 0 to 30, token 31 was just drawn. Which feature and token make EAGLE's
-# newest entry, and which place does it speak of?</summary>
+# <details><summary>The target has processed positions 0 to 30, and token 31 was just sampled. Which feature and which token
+# make EAGLE's newest entry, and which position does it predict?</summary>
 #
-# Feature 30 and token 31. It predicts place 32.
+# Feature 30 and token 31 make the newest entry, and it predicts position 32.
 # </details>
 #
-# <details><summary>Why does DFlash tend to fall off faster with the place than EAGLE?</summary>
+# <details><summary>Why does DFlash's acceptance tend to fall faster with the position than EAGLE's?</summary>
 #
-# Its blanks are filled in at once. The third cannot know which token the second will get, only which ones are likely. EAGLE
-# reads its own second token before it chooses the third. DFlash buys one pass instead of five with that.
+# Its blanks are filled at once. The third blank cannot know which token the second one gets, only which tokens are
+# likely there. EAGLE is given its own second token before it chooses the third. In exchange DFlash needs one pass
+# instead of five.
 # </details>
 #
-# <details><summary>A head reaches 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
+# <details><summary>A head reaches an accuracy of 0.8 at step 1 and 0.2 at step 2. What went wrong in its training?</summary>
 #
-# It was probably trained on true features alone. At step 2 it meets its own output for the first time. Unroll the draft in
-# training.
+# It was probably trained on the target's features alone, so that at step 2 it meets its own features for the first time.
+# The remedy is to unroll the draft in training.
 # </details>
 
 # %% [markdown]

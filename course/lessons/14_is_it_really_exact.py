@@ -1,11 +1,12 @@
 # %% [markdown]
-# # Is it really exact?
+# # 14 Is it really exact?
 #
-# *Time:* 45 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* [exercises 06](../exercises/06_rejection_sampling.ipynb), whose checks use the method of this lesson
+# *Time:* 50 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb) · *Practice:* *Your own bug*, in the middle of this lesson; [exercises 06](../exercises/06_rejection_sampling.ipynb) are checked with the same method
 #
-# Lesson 06 proved that speculative sampling keeps the target's distribution. A proof says nothing about the code, and code
-# runs in floating point. This lesson asks how you would find out whether an implementation keeps the promise: by computing
-# its exact distribution, by a statistical test whose power you know, and by comparing logits when two outputs differ.
+# Lesson 06 proved that speculative sampling keeps the target's distribution (Leviathan et al., 2023, arXiv:2211.17192). A
+# proof says nothing about the code, and code runs in floating point. So how would you find out whether an implementation
+# keeps the promise? This lesson has three answers: compute its exact distribution, run a statistical test whose power you
+# know, and compare logits when two outputs differ.
 #
 # You will be able to
 #
@@ -20,123 +21,97 @@ import torch
 
 import minispec as ms
 from minispec import exact, verify
-from minispec.course import numerics, viz
-from minispec.course.viz.goodness import chi_square, claim, draws_needed, first_token
-from minispec.course.viz.places import PRESETS
-from minispec.course.viz.residual import Drawn, explore
-from minispec.course.viz.wrong_verifiers import VERIFIERS
+from minispec.course import exactness, numerics, viz
+from minispec.course.viz.goodness import samples_needed
 
 # %% [markdown]
-# ## Exact distributions
+# ## Can we compute what a sampler emits, instead of sampling?
 #
-# A sampler makes few random decisions per cycle: one per draft token, and one for the token at the end. If the vocabulary is
-# small, all ways these decisions can fall can be enumerated. [`exact_distribution`](../minispec/exact.py) does that: it runs
-# the same code once for each branch of its random numbers and adds up the probabilities. The result has no sampling error,
-# so it can be compared with the target's distribution to the last digit.
+# A sampler makes few random decisions per cycle: one to sample each draft token, one to accept or reject it, and one for the
+# token at the end. If the vocabulary is small, all combinations of these decisions can be enumerated.
+# [`exact_distribution`](../minispec/exact.py) does that with the code under test itself:
+#
+# - It passes a `random` whose numbers are placeholders. A placeholder stands for all numbers of an interval, at first [0, 1).
+# - A comparison such as `random() < 0.4` splits the run in two. In one run the answer is *yes*, and the placeholder now stands
+#   for [0, 0.4); in the other it is *no*, and it stands for [0.4, 1). (`pick` samples a token with a few such comparisons,
+#   with the running sums of the probabilities.)
+# - The lengths of the intervals at the end of a run, multiplied, are the probability of that run. `exact_distribution` follows
+#   every branch and adds up these probabilities for each result.
+#
+# Nothing is sampled, so there is no sampling error, and the result can be compared with the target's distribution to the last
+# digits.
+#
+# Our toy vocabulary has five tokens. As in lesson 06, $p$ is the target's distribution and $q$ the draft model's.
 
 # %%
-fair = viz.toy_place(*PRESETS["a fair draft"])
-p, q = fair.target(()), fair.draft(())
+p = torch.tensor([0.40, 0.25, 0.20, 0.10, 0.05], dtype=torch.float64)
+q = torch.tensor([0.20, 0.35, 0.15, 0.25, 0.05], dtype=torch.float64)
 
 
-def program(random):
+def right(random):
     """One cycle with one draft token; only its first token is returned."""
     d = verify.pick(q, random())
     return d if random() < verify.accept_probability(p, q, d) else verify.pick(verify.residual(p, q), random())
 
 
-found = exact.exact_distribution(program)
-print("emitted:", [round(found[x], 6) for x in range(5)])
-print("target: ", [round(x, 6) for x in p.tolist()])
+def emitted(sampler) -> torch.Tensor:
+    found = exact.exact_distribution(sampler)
+    return torch.tensor([found.get(x, 0.0) for x in range(5)], dtype=torch.float64)
+
+
+def off(sampler) -> float:
+    """Total variation distance between what a sampler emits and p: half the sum of the absolute differences."""
+    return float((emitted(sampler) - p).abs().sum() / 2)
+
+
+print("emitted:", [round(x, 6) for x in emitted(right).tolist()])
+print("target: ", p.tolist())
+print("off by less than 1e-15:", off(right) < 1e-15)
 
 # %% [markdown]
 # ## Predict
 #
-# Below are nineteen verifiers: two right ones, and seventeen with one bug each (mutants, as testers say). For each of
-# them three numbers are computed exactly: how far the distribution of one token is off, how far that of two tokens is off,
-# and how many tokens are emitted per cycle.
+# We now do this for nineteen verifiers: two right ones, and seventeen with one bug each (testers call them *mutants*). Here
+# are their names; $d$ is the draft token, and what a name does not mention is done right.
+
+# %%
+errors = exactness.verifier_errors()
+print("\n".join(errors))
+
+# %% [markdown]
+# For each of them the table below will say how far the distribution of the first token is off, how far the joint distribution
+# of the first two tokens is off, and how many tokens are emitted per cycle. Go through the names and ask of each bug only
+# whether it can touch the *first* token.
 
 # %% tags=["nbval-ignore-output"]
-unseen = viz.predict("How many of the wrong verifiers have an exact distribution of the first token?", "verifiers")
+unseen = viz.predict("How many of the 17 wrong verifiers have an exact distribution of the first token?", "verifiers")
 unseen
 
 # %% [markdown]
 # ## Run
 
 # %% tags=["spoiler"]
-print(f"{'':36s} one token  two tokens  tokens per cycle")
-exact_first = []
-for name, verifier in VERIFIERS.items():
-    found = explore(fair, verifier, gamma=1 if "bonus one" in name else 2)
-    off = [f"{x:.4f}" if x > 1e-9 else "exact" for x in (found.one_place, found.two_places)]
-    exact_first += [name] if name.startswith("wrong") and off[0] == "exact" else []
-    print(f"{name:36s} {off[0]:>9s}  {off[1]:>10s}  {found.tokens:.4f}")
+print(exactness.verifier_table())
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-unseen.reveal(len(exact_first))
+unseen.reveal(sum(one < 1e-9 for name, (one, _, _) in errors.items() if name.startswith("wrong")))
 
 # %% [markdown]
-# Look at the last four lines of the table. Three bugs leave the first token exact and change only the joint distribution of
-# two tokens. The last one changes no distribution at all: it loses the **bonus**, the token that the target's last position
-# gives when every draft token is accepted. So a test of single tokens is not enough, and neither is a test of distributions
-# alone: count the tokens too.
+# Look at the wrong verifiers whose first column says *exact*. Most of them change only the joint distribution of two tokens.
+# One changes no distribution at all: it loses the **bonus**, the token that the target's last position gives when every draft
+# token is accepted, and with it some speed. So a test of single tokens is not enough, and neither is a test of distributions
+# alone: count the tokens too. (All verifiers had two draft tokens per cycle, except that the wrong bonus was computed with one,
+# so that it falls on the second token.)
 #
-# And look at *accept always*: no verifier emits more tokens per cycle. A benchmark alone would call it the best.
+# The line *accept always* is a warning of another kind. No other verifier emits more tokens per cycle, so a benchmark
+# alone would call it the best.
 #
-# ## Pseudocode under test
-#
-# Two guides to this topic carry code. Each of these lines reproduces one of them. The toy models get a prompt of two tokens.
-
-# %%
-prompt = (1, 3)
-
-
-def guide_c(offset: int):
-    """Guide C's cycle: after a rejection, sample from the target's logits at `offset`. Returns the first token only."""
-
-    def program(random):
-        drafted, q = exact.propose_chain(fair.draft, prompt, 2, random)
-        sequence = prompt + drafted
-        after = [fair.target(sequence[: i + 1]) for i in range(len(sequence))]  # the distribution after token i
-        p = torch.stack(after[len(prompt) - 1 :])
-        verdict = verify.chain(p, q, drafted, [random() for _ in p])
-        return drafted[0] if verdict.accepted else verify.pick(after[offset], random())
-
-    return program
-
-
-plain = exact.plain_distribution(fair.target, prompt)
-real = exact.chain_distribution(fair.target, fair.draft, 2, prompt)
-claim("real verifier", first_token(real), plain)
-claim("replacement: the prompt's length is forgotten", first_token(exact.exact_distribution(guide_c(0))), plain)
-claim("replacement: right position, but from p", first_token(exact.exact_distribution(guide_c(len(prompt) - 1))), plain)
-kept_one = explore(fair, "wrong: only q(d) kept")
-claim("only q(d) kept, though the residual needs all of q", kept_one.emitted, kept_one.p)
-
-# %% [markdown]
-# The last mistake is in the loop around the cycle: guide E never appends what was emitted to the prompt, so each cycle
-# continues the same sequence. One token is right, two are not.
-
-# %%
-two = exact.joint_distribution(lambda context: exact.plain_distribution(fair.target, prompt + context), 2)
-advancing = exact.joint_distribution(
-    lambda context: exact.chain_distribution(fair.target, fair.draft, 1, prompt + context), 2
-)
-stuck = exact.joint_distribution(lambda context: exact.chain_distribution(fair.target, fair.draft, 1, prompt), 2)
-claim("two tokens, the prompt advances", advancing, two)
-claim("one token, the prompt does not advance", first_token(stuck), first_token(two))
-claim("two tokens, the prompt does not advance", stuck, two)
-
-short = explore(fair, "wrong: no bonus")
-print(f"tokens per cycle: {explore(fair).tokens:.2f} with the bonus, {short.tokens:.2f} without (guides C and E)")
-
-# %% [markdown]
 # ## Bugs from the field
 #
-# The mutants above are ours. These two were found in systems that people use, and both can be computed the same way.
+# The mutants above are ours, but the following two bugs were found in real code.
 #
 # **A random number used twice.** Sampling the draft token and sampling its replacement have to be independent. One path of
 # vLLM used the same noise for both, until [#54282](https://github.com/vllm-project/vllm/pull/54282) gave the draft a stream
@@ -150,83 +125,111 @@ def used_twice(random):
     return d if random() < verify.accept_probability(p, q, d) else verify.pick(verify.residual(p, q), u)
 
 
-emitted = exact.exact_distribution(used_twice)
-claim("one random number for draft and replacement", [emitted.get(x, 0.0) for x in range(5)], p)
+print(f"off by {off(used_twice):.4f}")
 
 # %% [markdown]
-# **Two versions of q.** If the draft token is sampled from probabilities that were computed in bfloat16, while the verifier
-# uses a float32 softmax of the same logits, then the reported $q$ is not the one that was used
-# ([DeepSpec #31](https://github.com/deepseek-ai/DeepSpec/issues/31)). The bias is small, and it is there:
-
-# %%
-used = q.bfloat16().double() / q.bfloat16().double().sum()
-claim("sampled from q in bfloat16, reported in float64", exact.emitted_distribution(p, q, drawn_from=used), p)
-
-# %% [markdown]
-# ## Tests with samples, and their power
+# **Two versions of q.** If the draft token is sampled from probabilities in bfloat16, while the verifier uses a float32
+# softmax of the same logits, then the $q$ of the acceptance rule is not the one that was sampled from
+# ([DeepSpec #31](https://github.com/deepseek-ai/DeepSpec/issues/31)). The bias is small, but it is there.
 #
-# A kernel on a GPU cannot be run down every branch, so it has to be tested with samples. Then say beforehand how much the test
-# can see. Take the bug *likeliest of the residual*, which always emits the most likely token of the residual. On our toy it is
-# off by a total variation distance of 0.05.
+# ## Your own bug
+#
+# Now it is your turn to plant a bug, in five minutes. Change `mine` below so that it is wrong in a way you consider hard to
+# notice (*two versions of q* is a good candidate), predict how far off it will be, and run the cell. As it stands it accepts
+# with $p(d)$ instead of $\min(1, p(d)/q(d))$. It returns the token and whether that token is an accepted draft token, so that
+# you see the acceptance rate too. A good second try: can you find a change that is off by nothing and accepts less?
 
-# %%
-bug = explore(fair, "wrong: likeliest of the residual")
-print("wanted: ", [round(x, 3) for x in bug.p.tolist()])
-print("emitted:", [round(x, 3) for x in bug.emitted.tolist()], f"  TV = {bug.one_place:.3f}")
 
 # %% tags=["nbval-ignore-output"]
-guess_draws = viz.predict("How many samples until a χ² test (level 0.001) sees this bug 95 times of 100?", "samples")
-guess_draws
+def mine(random):
+    d = verify.pick(q, random())
+    if random() < float(p[d]):
+        return d, True
+    return verify.pick(verify.residual(p, q), random()), False
+
+
+accepted = exact.exact_distribution(lambda random: mine(random)[1])
+print(f"the right rule: off by 0.0000, accepts {float(torch.minimum(p, q).sum()):.0%} of the draft tokens")
+print(f"yours: off by {off(lambda random: mine(random)[0]):.4f}, accepts {accepted.get(True, 0):.0%}")
 
 # %% [markdown]
-# The statistic of $n$ samples is $\chi^2 = \sum_x (\text{seen} - n p(x))^2 / (n p(x))$. If the samples come from another
-# distribution $e$, it is shifted by $n \sum_x (e(x) - p(x))^2/p(x)$, and that shift has to grow beyond what chance does.
-# [`draws_needed`](../minispec/course/viz/goodness.py) solves for $n$.
+# ## How many samples does a statistical test need?
+#
+# A GPU kernel cannot be run down every branch, so it has to be tested with samples. Such a test can err in two ways, and both
+# have a name. Its **level** is the probability of a false alarm, an alarm although nothing is wrong. Its **power** against a
+# given bug is the probability of an alarm when that bug is there. You choose the level, and you should know the power before
+# you trust a test that raises no alarm.
+#
+# Take a verifier that always replaces by the most likely token of the residual instead of sampling from the residual. Its
+# output is off by a total variation distance of 0.05.
+
+
+# %%
+def likeliest(random):
+    d = verify.pick(q, random())
+    return d if random() < verify.accept_probability(p, q, d) else int(verify.residual(p, q).argmax())
+
+
+biased = emitted(likeliest)
+print("wanted: ", p.tolist())
+print("emitted:", [round(x, 3) for x in biased.tolist()], f"  off by {off(likeliest):.3f}")
+print(f"Σ (e − p)²/p = {float(((biased - p) ** 2 / p).sum()):.5f}")
+
+# %% [markdown]
+# The χ² test compares how often each token $x$ was seen in $n$ samples with how often it was expected:
+# $\chi^2 = \sum_x (\text{seen}(x) - n p(x))^2 / (n p(x))$. Its **p-value** is the probability that samples which do come from
+# $p$ give a statistic at least this large, and the test raises an alarm if that is below the level. With five tokens and a
+# level of 0.001 that means a statistic above 18.47; chance alone gives about 4, one less than there are tokens. If the
+# samples really come from another distribution $e$, the statistic is larger by about $n \sum_x (e(x) - p(x))^2/p(x)$, and with
+# enough samples this shift stands out from chance. The cell above printed the sum for our verifier.
+
+# %% tags=["nbval-ignore-output"]
+guess = viz.predict("How many samples does a χ² test of level 0.001 need for a power of 0.95 against it?", "samples")
+guess
+
+# %% [markdown]
+# [`samples_needed`](../minispec/course/viz/goodness.py) computes the smallest $n$ with the power you ask for.
 
 # %% tags=["spoiler"]
-needed = draws_needed(bug.p, bug.emitted, power=0.95, level=0.001)
-print(f"TV 0.050: {needed:,} samples")
-for part in (0.4, 0.2, 0.1):
-    nearer = bug.p + part * (bug.emitted - bug.p)
-    print(f"TV {0.05 * part:.3f}: {draws_needed(bug.p, nearer):,} samples")
+needed = samples_needed(p, biased, power=0.95, level=0.001)
+print(f"off by 0.050: {needed:,} samples")
+for share in (0.4, 0.2, 0.1):
+    nearer = p + share * (biased - p)
+    print(f"off by {0.05 * share:.3f}: {samples_needed(p, nearer, power=0.95, level=0.001):,} samples")
 
 # %% tags=["spoiler", "nbval-ignore-output"]
-guess_draws.reveal(needed)
+guess.reveal(needed)
 
 # %% [markdown]
-# Half the distance needs four times the samples. Now sample, through the wrong verifier and through the right one.
+# Half the distance needs four times the samples. Does the test have the power that was promised? We repeat it a thousand
+# times with counts from the biased distribution, and a thousand times with counts from the right one, where each alarm is a
+# false one; first with 200 samples each, then with as many as needed.
 
-# %%
-for name in ("wrong: likeliest of the residual", "right: the real verifier"):
-    run = Drawn(fair, VERIFIERS[name], gamma=1, seed=0)
-    seen = {count: run.upto(count).p_value(p) < 0.001 for count in (200, 2 * needed)}
-    print(f"{name:33s}", {f"{count:,} samples": "seen" if bug_seen else "not seen" for count, bug_seen in seen.items()})
-
-# %% [markdown]
-# And does the test have the power that was promised? A thousand repetitions, sampled straight from the biased distribution,
-# and a thousand from the right one:
-
-# %%
-counts = np.random.default_rng(0).multinomial(needed, bug.emitted.numpy(), size=1000)
-caught = sum(chi_square(seen, bug.p) < 0.001 for seen in counts) / 1000
-counts = np.random.default_rng(1).multinomial(needed, bug.p.numpy(), size=1000)
-alarms = sum(chi_square(seen, bug.p) < 0.001 for seen in counts)
-print(f"bug seen in {caught:.0%} of the repetitions; at most 5 false alarms in 1000: {alarms <= 5}")
+# %% tags=["spoiler"]
+for samples in (200, needed):
+    expected = samples * p.numpy()  # [5]
+    for name, probs, seed in (("biased", biased, 0), ("right", p, 1)):
+        seen = np.random.default_rng(seed).multinomial(samples, probs.numpy(), size=1000)  # [1000, 5]
+        statistic = ((seen - expected) ** 2 / expected).sum(axis=1)  # [1000]
+        alarms = (statistic > 18.47).sum()  # a p-value below 0.001
+        print(f"{samples:5,} samples, {name:6s} distribution: {alarms:3d} alarms in 1,000 tests")
 
 # %% [markdown]
-# A test that passes on too few samples has shown nothing. Reading samples and finding them fluent is the weakest test of all.
+# With enough samples the biased distribution gives as many alarms as promised, and the right one a false alarm or two, where
+# the level lets us expect one in a thousand. With 200 samples the wrong verifier passes nearly every time, so passing has
+# shown very little. Reading some outputs and finding them fluent is weaker still.
 #
 # ## Three meanings of lossless
 #
 # | | what it says | where it ends |
 # |---|---|---|
 # | in theory | the emitted distribution is $p$ | nowhere, it is a theorem |
-# | in the algorithm | this code does that: positions, $q$, random numbers | at the first bug of the table above |
-# | in floating point | the $p$ of a verify pass is the $p$ of plain decoding | at the last bits |
+# | in the algorithm | this code does that: positions, $q$, random numbers | at the first bug, as in the tables above |
+# | in floating point | the $p$ of a verification pass is the $p$ of plain decoding | in the last bits |
 #
-# The third is about the forward pass, not about the sampler. Sums of floating-point numbers depend on their order, and the
-# order depends on the shape of the computation. A verify pass runs the target on $k + 1$ tokens, plain autoregressive decoding
-# on one, so the same logits are added up in another order.
+# The third is about the forward pass, not about the sampler. Sums of floating-point numbers depend on the order of their
+# terms, and that order depends on the shape of the computation. A verification pass runs the target on $k + 1$ tokens, and
+# plain autoregressive decoding on one, so the same logits come from sums in different orders. How large is the difference?
 
 # %% tags=["nbval-ignore-output"]
 STORY = (
@@ -238,27 +241,29 @@ models = {
     for kind in ("float64", "float32", "bfloat16")
 }
 for kind, (model, _) in models.items():
-    print(
-        f"{kind:9s} passes over five tokens and over one: logits differ by {numerics.block_difference(model, STORY):.2g}"
-    )
+    found = numerics.block_difference(model, STORY)
+    print(f"{kind:9s} passes over five tokens and over one: logits differ by up to δ = {found:.2g}")
 
 # %% [markdown]
-# In float64 and float32 the difference is far below any gap between two tokens that matters, so greedy outputs agree, token
-# for token.
+# Write δ for this largest difference. It tells when an argmax can change: if each of the two best logits moves by at most δ,
+# the gap between them changes by at most 2δ. (δ is the largest difference that we saw on one text and not a bound, so read
+# every "2δ" below as "about 2δ".) In float64 and float32 that is far less than the gap usually is, so greedy outputs with and
+# without speculation should nearly always agree. For these five prompts, 30 tokens each, with `micro` on a CPU, they do:
 
 # %%
 PROMPTS = ("Once upon a time", "The little dog", "One day, a girl named Lily", "In the morning", "Tom and his mother")
 for kind in ("float64", "float32"):
-    outputs = [numerics.greedy_outputs(*models[kind], prompt) for prompt in PROMPTS]
-    print(f"{kind}: {sum(plain == other for plain, other in outputs)} of {len(PROMPTS)} outputs are the same")
+    agree = numerics.first_divergence(*models[kind], PROMPTS) is None
+    print(f"{kind}: all {len(PROMPTS)} outputs of {numerics.COUNT} tokens agree: {agree}")
 
 # %% [markdown]
-# ## Ties in bfloat16
+# ## When does bfloat16 change a greedy output?
 #
-# bfloat16 keeps eight bits of a number. Between 8 and 16, where the largest logits are, neighbouring numbers are
-# $2^{-4}$ apart, so two tokens can be *tied*. Which of them is the argmax depends on the last bit, and the last bit depends
-# on the shape of the pass. We look for the first prompt where that happens. (It depends on the machine; on some, no prompt of
-# this list will do.)
+# bfloat16 keeps eight significant bits of a number. Between 8 and 16, where `micro`'s largest logits are, neighbouring numbers
+# are $2^{-4}$ apart, so the two best tokens can have logits that are *tied* or one step apart. Which of them is the argmax
+# then depends on rounding, and rounding depends on the shape of the pass. We look for the first prompt where that happens, and
+# print the logits of both tokens in the pass of plain decoding and in the verification pass that chose there. (It depends on
+# the machine, and on some machines no prompt of this list will do.)
 
 # %% tags=["nbval-ignore-output"]
 MORE = (*PROMPTS, "There was a big tree", "It was a rainy day", "A boy found a ball", "The old man", "She wanted to")
@@ -271,23 +276,28 @@ else:
     print("common:     ", repr(tie.prompt + model.decode(tie.plain[: tie.position])))
     print("plain:      ", repr(model.decode(tie.plain[tie.position : tie.position + 8])))
     print("speculative:", repr(model.decode(tie.speculative[tie.position : tie.position + 8])))
-    for kind, (judge, _) in models.items():
-        one, other = tie.logits(judge)
-        print(f"  {kind:9s} logits {one:.4f} and {other:.4f}: gap {one - other:+.4f}")
-    print(f"  neighbours in bfloat16 are {numerics.spacing(one, torch.bfloat16):.4f} apart there")
+    names = [f"{model.decode([token])!r} (id {token})" for token in tie.pair]
+    passes = {f"bfloat16, {name} pass": pair for name, pair in tie.deciding(*models["bfloat16"]).items()}
+    for name, pair in (passes | {"float32": tie.logits(models["float32"][0])}).items():
+        print(f"  {name:27s}", ", ".join(f"{token}: {x:.4f}" for token, x in zip(names, pair, strict=True)))
 
 # %% [markdown]
-# Where the outputs diverge, the two tokens are a step or two of bfloat16 apart, or none. Neither output is the wrong one, and
-# nothing is pushed in one direction. So when a greedy output differs, look at the gap at the *first* difference
-# ([`parting`](../minispec/bench/acceptance.py) computes it):
+# Compare the two bfloat16 lines: the two logits are tied or a step apart, and the two passes do not agree about it. A tie goes
+# to the lower token id, because `argmax` returns the first maximum; the shape of the pass decides whether there is a tie. So
+# neither output is a bug, although float32 prefers one of the two tokens. When a greedy output differs, look at the gap at
+# the *first* difference ([`parting`](../minispec/bench/acceptance.py) computes it), and at δ for your model and dtype:
 #
-# - a gap of about one step of the dtype, and agreement in float32: rounding;
-# - a large gap, or a difference in float32 too: a bug. Do not blame floating point for it.
+# - if the gap is at most 2δ or so, rounding *can* explain the difference, but so can a small bug;
+# - if it is clearly larger, suspect a bug.
 #
-# ## Batch composition
+# To decide, repeat it in float32, where δ is thousands of times smaller. On a GPU make sure that TF32 is off, or the inputs
+# of "float32" matrix products are rounded to ten bits after the leading one. (PyTorch's default for matrix products is off,
+# `torch.backends.cuda.matmul.allow_tf32`, but many scripts switch it on.)
+#
+# ## Why does a server at temperature 0 not repeat itself?
 #
 # Speculation is not the only thing that changes shapes. In a server the batch changes at every step, as requests come and go.
-# Here one sequence is decoded alone, then beside another one, then beside a different one.
+# Here one sequence is decoded alone, then in a batch with another one, then in a batch with a different one.
 
 # %% tags=["nbval-ignore-output"]
 NEIGHBOURS = [
@@ -301,55 +311,72 @@ for kind, (model, _) in models.items():
     print(f"in two different batches of 2: {float((one - other).abs().max()):.2g}")
 
 # %% [markdown]
-# The size of the batch changes the logits. The content of the other sequences does not: each is computed on its own, and with
-# the same shapes the sums have the same order. So the same request gives different bits at different loads, although every
-# kernel is deterministic. That is the usual reason why a server at temperature 0 does not repeat itself (He, 2025, *Defeating
-# Nondeterminism in LLM Inference*).
+# The size of the batch changes the logits. The content of the other sequences does not, because in this dense model each
+# sequence is computed on its own, and with the same shapes the sums have the same order. (The others have the same length
+# here. In a server their *lengths* can matter too, where an attention kernel chooses its splits by the longest sequence, and in
+# a mixture of experts their tokens change how many tokens each expert computes.) So the same request can give different
+# bits at different loads although every kernel is deterministic. That is the main reason why servers at temperature 0 do not
+# repeat themselves (He, 2025, *Defeating nondeterminism in LLM inference*).
 #
-# **Batch invariance** removes it. A batch-invariant kernel adds up in an order that does not depend on how many tokens are
-# computed beside this one: a fixed tile size and a fixed split of every sum, chosen once and not per shape. It costs speed,
-# because the best split for one token is not the best for a thousand. For speculation to be bit-exact, the verify pass over
-# $k + 1$ tokens and the pass over one token have to agree too, which is a stronger demand than invariance over requests
-# ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506) discusses it).
+# **Batch invariance** removes this cause. A batch-invariant kernel adds up in an order that does not depend on which and how
+# many other *requests* are in the batch: it uses a fixed tile size, and splits of a fixed size for every sum, chosen once and
+# not per shape. It costs speed, because the best split for one token is not the best for a thousand.
 #
-# Here is the idea in one line. Decode one sequence as a batch of eight copies of itself: whatever the load, the shape is that
-# of a batch of eight.
+# For speculation to be bit-exact, one thing more is needed: the $k + 1$ tokens of *one* request in a verification pass must
+# get the bits that they would get one at a time. A kernel can be invariant over requests and still take another path for
+# five queries than for one ([vLLM #54506](https://github.com/vllm-project/vllm/issues/54506) discusses it).
+#
+# The idea can be shown with padding. Decode one sequence as a batch of eight copies of itself: for any load of up to eight
+# requests, the shape is then that of a batch of eight.
 
 # %%
 model = models["float32"][0]
 ids = model.encode(STORY)[:20]
-neighbours = [model.encode(text) for text in NEIGHBOURS]
+neighbours = [model.encode(text)[:20] for text in NEIGHBOURS[:7]]  # as long as ids, so the shapes are equal
 padded = numerics.decode_logits(model, ids, [ids] * 7)
-full = numerics.decode_logits(model, ids, neighbours[:7])
+full = numerics.decode_logits(model, ids, neighbours)
 print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equal(padded, full))
 
 # %% [markdown]
-# ## Which promise survives where
+# ## Which promise survives where?
 #
 # | | greedy: the same tokens as plain decoding | sampling: the same distribution |
 # |---|---|---|
 # | exact arithmetic | yes | yes |
 # | float32 | yes, unless two logits tie to about six digits | yes, up to differences of that size in $p$ |
-# | bfloat16 | until the first tie | up to rounding of $p$; nothing systematic |
-# | bfloat16, batch-invariant over requests | the same tokens at every load; speculation may still differ | as above, and repeatable |
-# | bfloat16, verify and decode passes with equal bits | yes | yes, up to how $p$ itself is rounded |
-# | any dtype, sampled with the same seed | no promise: random numbers are used in another order | yes |
+# | bfloat16 | at least until the first gap below 2δ | up to rounding of $p$ |
+# | bfloat16, batch-invariant over requests | the same tokens at every load; speculation may still differ | up to rounding of $p$; repeatable with a seed per request |
+# | bfloat16, verification and decode passes with equal bits | yes | yes: both use the same rounded $p$ |
 #
-# The last line is worth repeating: with a temperature, outputs differ for the same seed. The distribution is the same, the
-# output is not.
+# The table says nothing about *the same tokens* under sampling, and this surprises people most: with a temperature above 0,
+# outputs with and without speculation in general differ for the same seed, in any dtype, because random numbers are used in
+# another order.
+# Both follow the same distribution, as far as the table says for their dtype.
+
+# %% [markdown]
+# <details><summary>Go deeper: does published pseudocode pass? (5 minutes)</summary>
+#
+# [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
+# `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
+# ([`exactness`](../minispec/course/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
+# the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
+# residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
+# continues the same sequence: its first token is right, and its second is not.
+# </details>
 
 # %% [markdown]
 # ## In production
 #
-# vLLM's documentation separates the same three meanings, and promises losslessness up to the numerics of the hardware. Its
-# `RejectionSampler` is tested with samples against a known distribution. `VLLM_BATCH_INVARIANT=1` switches its batch-invariant
+# vLLM's documentation separates three similar meanings. It calls the sampler lossless up to the numerics of the hardware, says
+# that its implementation is tested for that (the `RejectionSampler` with samples against a known distribution), and does not
+# guarantee that log-probabilities are stable from run to run. `VLLM_BATCH_INVARIANT=1` switches its batch-invariant
 # kernels on. transformers' maintainers give the same explanation as this lesson when assisted generation differs from greedy
-# decoding ([#39421](https://github.com/huggingface/transformers/issues/39421)): a matrix product over five tokens is another
+# decoding ([#39421](https://github.com/huggingface/transformers/issues/39421)): a matrix product over five tokens runs another
 # kernel than one over a single token.
 #
-# What to test in a system of your own, in this order: exact distributions of the sampler on a toy vocabulary; token counts;
-# joint distributions of two tokens; a χ² test of the real kernel with a stated power; greedy outputs in float32; and in
-# bfloat16 the logit gap at every first difference.
+# For a system of your own, test in this order: exact distributions of the sampler on a toy vocabulary; token counts; joint
+# distributions of two tokens; a χ² test of the real kernel with a stated power; greedy outputs in float32; and in bfloat16
+# the logit gap at every first difference.
 
 # %% [markdown]
 # ## Check yourself
@@ -357,21 +384,24 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # <details><summary>A colleague's sampler passes a χ² test of single tokens with a million samples. Name two bugs that may still
 # be in it.</summary>
 #
-# One random number for all positions, or draft tokens judged past a rejection: both change only the joint distribution. And a
-# missing bonus, which changes no distribution and costs tokens.
+# One acceptance number shared by all positions of a cycle (independent of the numbers that sample tokens), or draft tokens that
+# are judged past a rejection: both change only the joint distribution. Another one is a missing bonus, which changes no
+# distribution and costs speed.
 # </details>
 #
 # <details><summary>With and without speculation, a greedy output in bfloat16 differs from token 40 on. What do you compute
 # first?</summary>
 #
-# The gap between the logits of the two tokens at position 40, in bfloat16 and in float32. About one step of bfloat16 and a
-# clear winner in float32: rounding. A large gap: a bug.
+# The gap between the logits of the two tokens at position 40, in both passes, and δ, the largest difference between logits of
+# the two kinds of pass. Rounding can explain a gap of up to about 2δ, and a clearly larger one points to a bug. To decide,
+# repeat it in float32, where δ is thousands of times smaller.
 # </details>
 #
-# <details><summary>A server answers the same greedy request differently at noon and at night. All kernels are deterministic. How
-# is that possible?</summary>
+# <details><summary>A server answers the same greedy request differently at noon and at night, although all kernels are
+# deterministic. How is that possible?</summary>
 #
-# The batch has another size, so other kernels or other splits of the sums are chosen, and a tie is broken the other way.
+# The batch has another size at night, so other kernels or other splits of the sums are chosen, and a near-tie between two
+# logits is decided the other way.
 # </details>
 
 # %% [markdown]
@@ -390,5 +420,6 @@ print("a batch padded to 8 and a full batch of 8 give the same bits:", torch.equ
 # %% [markdown]
 # ## Next
 #
-# - Interview questions (`minispec drill`): `numerics-of-lossless`, `test-lossless`.
-# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order.
+# - `minispec drill` asks `numerics-of-lossless`, `test-lossless`.
+# - [16 Beyond one GPU](16_beyond_one_gpu.ipynb): sums that are split over devices are added up in yet another order. (Number 15
+#   is not in use yet.)

@@ -1,48 +1,53 @@
 # %% [markdown]
-# # Beyond one GPU
+# # 16 Beyond one GPU
 #
-# *Time:* 40 minutes · *Before this:* [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
+# *Time:* 50 minutes · *Before this:* [07 how fast](07_how_fast.ipynb), [12 fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 16](../exercises/16_beyond_one_gpu.ipynb)
 #
-# Some models do not fit into one GPU. Some fit, and are too slow. Either way the model is cut, and then its parts have
-# to talk. There are three places to cut. Each is good at something else.
+# Some models do not fit into the memory of one GPU, and others fit but are too slow on it. In both cases the model is split
+# over several GPUs, and then the parts have to exchange data. This lesson asks where a model can be split, what each kind of
+# split costs, and which one to choose.
 #
 # You will be able to
 #
-# - cut a linear layer in two ways, and say which cut needs a sum;
-# - count the meetings of a tensor-parallel model, and say why eight GPUs are not eight times as fast;
-# - compute the bubble of a pipeline, and say what a pipeline does not improve;
-# - say what experts send each other, and who makes everybody wait;
-# - hand over to a real engine.
+# - split a linear layer in two ways, and say which of them needs an all-reduce;
+# - count the all-reduces of a tensor-parallel model, and say why eight GPUs are not eight times as fast;
+# - compute the bubble of a pipeline, and say which latency a pipeline improves and which it does not;
+# - say what experts on different GPUs have to send each other, and which of them sets the time;
+# - hand a model over to vLLM or SGLang.
 
 # %%
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.course import viz
 from minispec.parallel import experts, handover, pipeline, scaling
 
 # %% [markdown]
-# ## Why cut at all
+# ## Why split a model at all?
 #
-# In bf16 a weight takes two bytes. The cache of lesson 02 and room for the pass come on top.
-# [`gpus_to_hold`](../minispec/parallel/scaling.py) asks how many H200 with 141 GB are needed if a tenth is kept free.
+# In bf16 a parameter takes two bytes, and the cache of lesson 02 and the activations of a forward pass need room as well.
+# [`gpus_to_hold`](../minispec/parallel/scaling.py) computes how many H200 GPUs with 141 GB a model needs if a tenth of the
+# memory is kept free, rounded up to a power of two, because the heads have to divide evenly among the GPUs. (By memory alone,
+# seven would hold the largest.) The last column is the time to read the parameters of a decode pass once, at the 4.2 TB/s that
+# we measured on one H200. So it is for one request with a short context.
 
 # %%
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    alone = 1e3 * theory.pass_time(theory.H200, shape.weights)
+    alone = 1e3 * scaling.parallel_pass_time(shape, ranks=1)
     print(f"{shape.name:15} {2 * shape.parameters / 1e9:4.0f} GB, GPUs needed: {scaling.gpus_to_hold(shape)}", end=", ")
     print(f"one token in {alone:5.1f} ms if one GPU could hold it")
 
 # %% [markdown]
-# So there are two reasons: room, and speed. A decode pass reads every weight. Give each of eight GPUs an eighth of the
-# weights, and each reads an eighth of the bytes, all at the same time.
+# So there are two reasons to split a model: memory and speed. A decode pass of a dense model reads every parameter except
+# the embedding matrix, of which it reads one row per token. (That is why the 8B model takes 3.6 ms here, and not the 3.8 ms
+# that all 16 GB would take.) If each of eight GPUs holds an eighth of the parameters, each reads an eighth of the bytes, and
+# all of them read at the same time.
 
 # %% [markdown]
-# ## Tensor parallelism: cut every layer
+# ## Tensor parallelism: how do you split one layer?
 #
-# A linear layer is $y = x W^T$. There are two ways to share it. Our ranks are entries of a list here; nothing is
-# distributed yet.
+# A linear layer computes $y = x W^T$, and there are two ways to divide it among **ranks**, the processes that hold one GPU
+# each. Our ranks are elements of a list here, and nothing is distributed yet.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -51,56 +56,73 @@ W = torch.randn(12, 8, generator=generator)  # [N, d], as torch stores it
 whole = x @ W.T  # [T, N]
 
 # %% [markdown]
-# **By outputs.** Every rank computes some of the results. (Megatron's name is *column parallel*, after the columns of
-# $W^T$.) Each needs all of $x$, and nobody needs anybody.
+# **By outputs.** Every rank computes some of the outputs. (Megatron, Shoeybi et al., 2019, arXiv:1909.08053, calls it *column
+# parallel*, after the columns of $W^T$.) Each rank needs all of $x$, and no rank needs anything from another.
 
 # %%
 shards = W.chunk(2, dim=0)  # [N / 2, d] each
-parts = [x @ shard.T for shard in shards]  # [T, N / 2] each: in pieces, and complete
+parts = [x @ shard.T for shard in shards]  # [T, N / 2] each: some of the outputs, and these are complete
 print("shapes:", [tuple(part.shape) for part in parts])
-print("side by side, the whole:", torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5))
+print("side by side they are the whole result:", torch.allclose(torch.cat(parts, dim=1), whole, atol=1e-5))
 
 # %% [markdown]
-# **By inputs.** Every rank multiplies some of the inputs. (*Row parallel*.) Now each has a result of the full shape, and
-# each is wrong: they are summands.
+# **By inputs.** Every rank multiplies some of the inputs (*row parallel*). Now each rank has a result of the full shape, but
+# none of them is right, because each holds only some of the terms of every sum.
 
 # %%
 shards = W.chunk(2, dim=1)  # [N, d / 2] each
 pieces = x.chunk(2, dim=1)  # [T, d / 2] each
 parts = [piece @ shard.T for piece, shard in zip(pieces, shards, strict=True)]  # [T, N] each
 print("shapes:", [tuple(part.shape) for part in parts])
-print("one alone is the whole:", torch.allclose(parts[0], whole, atol=1e-5))
-print("the sum is the whole:  ", torch.allclose(sum(parts), whole, atol=1e-5))
+print("one alone is the whole result:", torch.allclose(parts[0], whole, atol=1e-5))
+print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1e-5))
 
 # %% [markdown]
-# The sum over all ranks, known to all ranks afterwards, is called an **all-reduce**. It is the price of this cut.
+# An operation that sums a tensor over all ranks and leaves the sum on every rank is called an **all-reduce**. It is the price
+# of the second split. Operations like this one, in which all ranks take part, are called *collective*; another is the
+# *gather*, which puts the parts of a tensor together.
 #
-# Look at the shapes again. The first cut *leaves* its result in pieces. The second cut *wants* its input in pieces. Put
-# one behind the other, and nobody has to talk in between. What stands between them must work on each number alone, as an
-# activation does, or on each head alone, as attention does. You will build the pair in the exercises.
+# The shapes show how to pay it once for two layers. The first split *leaves* its result divided among the ranks, and the
+# second split *needs* its input divided among the ranks. So if one follows the other, nothing has to be exchanged in
+# between, as long as the operation between them works on each number alone, as an activation function does, or on each
+# head alone, as attention does. You will build this pair in the exercises.
 #
-# So a transformer layer has two meetings, one after attention and one after the MLP.
-# [`parallelize`](../minispec/parallel/tensor.py) cuts all of them:
+# A transformer layer therefore needs two all-reduces, one after attention and one after the MLP.
+# [`parallelize`](../minispec/parallel/tensor.py) splits all of its matrices this way:
 #
-# | by outputs, silent | by inputs, then a sum |
+# | by outputs, no communication | by inputs, then an all-reduce |
 # |---|---|
 # | q, k, v: whole heads for every rank | o |
 # | gate, up | down |
 
 # %%
-print("all-reduces for one token of a model with 80 layers:", 2 * 80)
-print(f"each rank of 8 sends {theory.tensor_parallel_bytes(layers=80, hidden=8192, ranks=8) / 1e6:.1f} MB for it")
+sent = 2 * 80 * (2 * 7 / 8) * 8192 * 2  # in each all-reduce, a rank of a ring sends 2 · 7/8 of the values
+print("all-reduces in one decode pass of a model with 80 layers, whatever the batch:", 2 * 80)
+print(f"each of 8 ranks of a ring sends {sent / 1e6:.1f} MB in them (batch 1, hidden states of 8,192 in bf16)")
 
 # %% [markdown]
-# The cache is cut, too: a rank keeps the keys and values of its own heads. But there are only as many pieces as there
-# are key/value heads. With 8 of those and 16 ranks, every head is on two ranks, and more ranks no longer save memory.
+# (The embedding and the output head are split as well, by vocabulary. That adds one all-reduce and one gather of the logits per
+# pass, which these two numbers leave out.)
+#
+# The cache is divided too: a rank keeps the keys and values of its own heads. But it can be divided into at most as many
+# parts as there are key/value heads. With 8 of those and 16 ranks, every head is on two ranks, so further ranks no longer
+# make the cache per rank smaller. (*Context parallelism* goes on from there: it divides the cache by positions, and merges the
+# parts of attention with the correction of lesson 12.)
 
 # %% [markdown]
 # ## Predict
 #
-# Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. Eight H200 on NVLink, one request. Each GPU reads an
-# eighth of the weights. A step of a collective takes 3 µs before the first byte arrives, and an all-reduce among eight
-# takes three such steps. How many times as fast as one GPU (were it large enough) is a decode pass?
+# Llama 3.1 70B has 80 layers and hidden states of 8,192 numbers. It runs on the eight H200 of one **node**, which is one
+# machine; they are connected by **NVLink**, which is much faster than the network between nodes. There is one request, and
+# each GPU reads an eighth of the parameters.
+#
+# A collective operation consists of steps, in each of which every rank sends a message to another one. Assume that a message
+# takes 3 µs to arrive, however short it is, and that an all-reduce among eight ranks takes three steps, $\log_2 8$. (Real
+# algorithms differ. A ring takes fourteen steps and sends few bytes. The one-shot kernels of servers take a single step, plus
+# synchronisation, and send more. NVLink switches can even add up on the way. So measure it on your machine.)
+#
+# Compared with one GPU (if it were large enough), how many times as fast is a decode pass? You need two numbers from above,
+# the 33.1 ms and the number of all-reduces.
 
 # %% tags=["nbval-ignore-output"]
 eight = viz.predict("Eight GPUs are how many times as fast?", "times")
@@ -109,79 +131,101 @@ eight
 # %% [markdown]
 # ## Run
 #
-# [`scaling`](../minispec/parallel/scaling.py) puts the formulas of `theory` together. Its assumptions stand at its top.
+# [`scaling`](../minispec/parallel/scaling.py) combines the formulas of `theory`. Its assumptions are listed at the top of the
+# file. From 16 GPUs on the all-reduces also cross the network between nodes, where we assume 6 µs per step and 50 GB/s per
+# GPU.
 
 # %% tags=["spoiler"]
-print("GPUs   speed-up   of the time, talking")
+print("GPUs   speed-up   share of the time spent on communication")
+alone = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=1)
 for ranks in (1, 2, 4, 8, 16, 32, 64):
     one_pass = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
-    talk = scaling.communication_time(scaling.LLAMA_70B, ranks) / one_pass
-    print(f"{ranks:4d} {scaling.parallel_speedup(scaling.LLAMA_70B, ranks):10.2f} {talk:14.0%}")
+    print(f"{ranks:4d} {alone / one_pass:10.2f} {1 - alone / ranks / one_pass:14.0%}")
 
 # %% [markdown]
 # ## Reveal
 
 # %% tags=["spoiler"]
-eight.reveal(round(scaling.parallel_speedup(scaling.LLAMA_70B, 8), 1))
+eight.reveal(round(alone / scaling.parallel_pass_time(scaling.LLAMA_70B, ranks=8), 1))
 
 # %% [markdown]
-# The bytes of an all-reduce are few. The number of all-reduces is what hurts: each waits for the slowest rank, and
-# for a message to arrive. From one node to the next the wait is longer still. So tensor parallelism stays inside a node,
-# and a small model is not cut at all:
+# At batch 1 the bytes of an all-reduce are few, and the number of all-reduces is what costs time: each of them waits for a
+# message to arrive and for the slowest rank. Between two nodes that wait is longer still. So tensor parallelism usually stays
+# inside a node, and it helps a small model least, because there is less reading to save per all-reduce:
 
-# %%
+# %% tags=["spoiler"]
 for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
-    gains = {ranks: round(scaling.parallel_speedup(shape, ranks), 1) for ranks in (2, 8, 32)}
+    one, *more = (scaling.parallel_pass_time(shape, ranks) for ranks in (1, 2, 8, 32))
+    gains = {ranks: round(one / time, 1) for ranks, time in zip((2, 8, 32), more, strict=True)}
     print(f"{shape.name:15} speed-up by GPUs: {gains}")
 
 # %% [markdown]
-# **And speculation?** It verifies $k + 1$ tokens in one pass, so it also needs one round of meetings instead of $k + 1$.
-# That is in its favour. But the draft is a small model, and small models gain little from many ranks. So $c$ gets worse.
+# **What does it mean for speculation?** Remember lesson 07: with $k$ draft tokens per cycle, of which each is accepted with
+# probability $\alpha$, the speed-up is $E[N] / (k c + v)$. Here $c$ is the cost of a draft step and $v$ that of a verification
+# pass, both in plain decode passes of the target. At batch 1 a verification pass over $k + 1$ tokens reads the same parameters
+# and needs the same number of all-reduces as a plain one, so $v$ stays near 1. But the draft model is small, and small models
+# gain little from many ranks. So $c$ rises with the ranks, and the speed-up falls:
 
-# %%
-gains = {n: round(scaling.speculation_speedup(scaling.LLAMA_70B, n), 2) for n in (1, 2, 4, 8, 16)}
-print("gain of speculation, K = 4, α = 0.7, a 1B draft, by GPUs:", gains)
+# %% tags=["spoiler"]
+expected = (1 - 0.7**5) / (1 - 0.7)  # E[N]
+print("k = 4, α = 0.7, a 1B draft model on all ranks\nGPUs   draft step      c      v   speed-up")
+for ranks in (1, 2, 4, 8, 16):
+    plain = scaling.parallel_pass_time(scaling.LLAMA_70B, ranks)
+    draft = scaling.parallel_pass_time(scaling.LLAMA_1B, ranks)
+    c, v = draft / plain, scaling.parallel_pass_time(scaling.LLAMA_70B, ranks, tokens=5) / plain
+    print(f"{ranks:4d} {1e3 * draft:9.2f} ms {c:6.3f} {v:6.3f} {expected / (4 * c + v):10.2f}")
 
 # %% [markdown]
-# ## Pipeline parallelism: cut between layers
+# By these formulas the draft model alone would be fastest on four ranks. At eight the difference is small, and at 16 it is
+# not.
+
+# %% [markdown]
+# ## Pipeline parallelism: what if layers stay whole?
 #
-# Give the first half of the layers to one rank, the second half to another. Only the residual stream travels, once per
-# cut: little traffic, so this is the cut between nodes. But while the second rank works, the first has nothing to do.
-# Unless there is another batch for it. Cut the batch into $m$ **micro-batches** and let them follow one another. Of
-# $m + t - 1$ turns each of the $t$ stages works in $m$:
+# The other way is to give the first half of the layers to one rank and the second half to another. Only the hidden states
+# travel, once from each **stage** to the next, and that is so little that slow links between nodes are good enough. The
+# problem is idle time: while the second rank works on a batch, the first has nothing to do, unless there is another batch for
+# it. So the batch is cut into $m$ **micro-batches** that follow one another (Huang et al., 2019, GPipe, arXiv:1811.06965).
+# Take one batch that finds all $t$ stages empty and leaves them empty, as in a training step or a single prefill. It takes
+# $m + t - 1$ turns, and each stage works in $m$ of them. The idle share is called the **bubble**:
 #
 # $$\text{bubble} = \frac{t - 1}{m + t - 1}$$
 
 # %%
 for stages in (2, 4, 8):
-    line = [f"{theory.pipeline_bubble(stages, m):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
+    line = [f"{(stages - 1) / (m + stages - 1):4.0%}" for m in (1, 2, 4, 8, 16, 32)]
     print(f"{stages} stages, idle with 1, 2, 4, 8, 16, 32 micro-batches:", *line)
 
 # %% [markdown]
-# A single token still passes through all layers, one after the other. **A pipeline makes no request faster.** It makes
-# room, and it serves many at a time.
+# A busy server does not drain its pipeline in this way. It keeps about $t$ batches of different requests in flight, one per
+# stage, so its stages stay busy, and what remains idle comes from too few requests or from batches that take different times.
 #
-# Here is a real one. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes; each computes half of `micro`'s
-# layers for four micro-batches. The logits must be those of the whole model.
+# In decoding, the next token of a request cannot start before its last token has been through all layers. So a pipeline
+# does not reduce the time per output token of a single request; it adds memory, and it serves more requests at a time.
+# Prefill is different, because a long prompt that is processed in chunks can fill the stages with its own chunks, so a
+# pipeline can shorten the time to the first token.
+#
+# Here is a real pipeline. [`pipeline.run`](../minispec/parallel/pipeline.py) starts two processes, each of which computes half
+# of `micro`'s layers for four micro-batches. The logits have to be those of the whole model.
 
 # %%
 target = ms.load("micro", device="cpu")
 tokens = torch.randint(target.config.vocab_size, (4, 16), generator=torch.Generator().manual_seed(0))
-logits, timeline = pipeline.run("micro", tokens, ranks=2, microbatches=4)
+logits, _ = pipeline.run("micro", tokens, ranks=2, microbatches=4)
 with torch.inference_mode():
     expected = target.transformer(tokens, target.transformer.new_cache(4, 16)).logits
-print("layers of each rank:", [list(pipeline.stage_layers(target.config.num_layers, rank, 2)) for rank in range(2)])
 print("same logits:", torch.allclose(logits, expected, atol=1e-3))
-print("rank 1 began after rank 0 was done, for every micro-batch:", end=" ")
-done = {(entry["rank"], entry["what"]): entry for entry in timeline}
-print(all(done[1, f"compute {i}"]["start"] >= done[0, f"compute {i}"]["end"] for i in range(4)))
 
 # %% [markdown]
-# ## Expert parallelism: cut the MLP into many
+# Two things make it a pipeline: rank 1 waits for rank 0 with each micro-batch, and the two ranks work at the same time, on
+# different ones. The timelines below show both.
 #
-# A mixture of experts has many MLPs in a layer, and a router that sends each token to a few of them. All have to be in
-# memory. A token reads only its own. So the experts are spread over the ranks, and now the *tokens* travel: to the rank
-# of their expert, and home again. Two **all-to-alls** a layer.
+# ## Expert parallelism: what if the tokens travel?
+#
+# A mixture of experts has many MLPs per layer, and a router that sends each token to one or a few of them (to one, in our toy
+# below). All experts have to be in memory, but a token uses only its own. So the experts are spread over the ranks, and now
+# the *tokens* travel: to the rank of their expert, and back (Lepikhin et al., 2021, GShard, arXiv:2006.16668). Both exchanges
+# are **all-to-alls**, in which every rank sends something to every other, so a layer needs two of them.
 
 # %%
 weights = experts.Mixture.random(experts=2)
@@ -190,26 +234,37 @@ y, sent, _ = experts.run(weights, x, ranks=2)
 print("same result as on one device:", torch.allclose(y, experts.mixture(weights, x)))
 for rank, counts in enumerate(sent):
     print(f"rank {rank} had {sum(counts)} tokens and sent {counts} to ranks 0 and 1")
-traffic = theory.expert_parallel_bytes(tokens=1, hidden=4096, experts_per_token=2, ranks=8)
-print(f"2 experts a token, width 4,096, 8 ranks: {traffic:,.0f} bytes sent per token and layer")
+traffic = 2 * 2 * 4096 * 2 * 7 / 8  # there and back, experts, values, bytes per value, share of the other ranks
+print(f"2 experts per token, width 4,096, bf16, 8 ranks: {traffic:,.0f} bytes per token and layer, there and back")
 
 # %% [markdown]
-# Who goes where only the router knows. If one expert is popular, its rank works and all others wait for it. So the
-# routers of large models are trained, or nudged, to spread their load, and popular experts are copied.
+# (The last line assumes even routing: 7/8 of a token's experts are then on other ranks.)
 #
-# Experts also want large batches. With 8 of 256 experts for each token, a batch of 64 gives each expert two tokens on
-# average. Its weights are read for two. Verifying drafts adds tokens, and so adds experts to read: here $v$ exceeds 1
-# even while the pass is memory-bound.
+# The router decides at run time where each token goes. If one expert is popular, its rank is busy and all the others wait for
+# it. So large models train or bias their routers to balance the load, and servers keep copies of popular experts.
+#
+# Experts also need large batches to be efficient. With 8 of 256 experts per token, a batch of 64 gives each expert two tokens
+# on average, so reading its parameters serves only two of them.
+#
+# For speculation that matters at small batches. At batch 1 the $k + 1$ tokens of a verification pass choose different
+# experts, so the pass reads more experts than a plain one, and $v$, its cost in plain passes, exceeds 1 although it is
+# memory-bound. In a batch of some hundred requests nearly all experts are read anyway, and the effect is gone. If tokens chose
+# their experts independently:
 
 # %%
-print("tokens an expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
+print("tokens per expert:", {batch: batch * 8 / 256 for batch in (1, 64, 1024)})
+for batch in (1, 8, 64, 256):
+    plain, verify = (256 * (1 - (1 - 8 / 256) ** tokens) for tokens in (batch, 5 * batch))
+    print(f"batch {batch:3d}: experts read in a plain pass {plain:3.0f}, with k = 4 {verify:3.0f}")
 
 # %% [markdown]
+# Neighbouring tokens of one sequence share experts more often than chance, so measure it on your model.
+#
 # ## Timelines
 #
-# The three cuts, recorded: two processes on two cores, the fastest of sixty tries each. On CPUs the
-# operating system has its say, so compare shapes, not milliseconds. What crosses between processes there would
-# cross NVLink or a network elsewhere.
+# The widget shows the three splits as recorded: two processes on two CPU cores, the fastest of sixty runs each. The operating
+# system interrupts processes on a CPU, so compare the shapes and not the milliseconds. What crosses between two processes
+# here would cross NVLink or a network between GPUs.
 
 # %% tags=["nbval-ignore-output"]
 viz.parallel_timelines()
@@ -217,74 +272,90 @@ viz.parallel_timelines()
 # %% [markdown]
 # Things to try
 #
-# - *Tensor parallel*: count the meetings. Why is one rank's all-reduce long where the other's is short?
-# - *Pipeline*: go from 1 micro-batch to 8. Compare the idle time with the formula's. It knows neither the cost of sending
-#   nor that a small batch is computed less efficiently.
+# - *Tensor parallel*: count the all-reduces, and find out why one rank's all-reduce is long where the other's is short.
+# - *Pipeline*: go from 1 micro-batch to 8, and compare the idle time with that of the formula. The formula knows neither the
+#   cost of sending nor that a small micro-batch is computed less efficiently.
 # - *Experts*: with one popular expert, what does the other rank do?
 
 # %% [markdown]
-# ## Which cut?
+# ## Which split should you choose?
 #
-# | | cuts | talks | one request gets faster | limit |
+# | | splits | communication | time per token of one request | limited by |
 # |---|---|---|---|---|
-# | tensor | every layer | two all-reduces a layer | yes | latency of the meetings, number of KV heads |
-# | pipeline | between layers | one message a stage | no | the bubble |
-# | expert | the MLPs of a mixture | two all-to-alls a layer | somewhat | the most popular expert |
-# | data (copies) | nothing | nothing | no | memory for every copy |
+# | tensor | every layer | two all-reduces per layer | falls | latency of the all-reduces, number of KV heads |
+# | pipeline | between layers | one message per stage | does not fall | unequal or too few batches |
+# | expert | the MLPs of a mixture | two all-to-alls per layer | falls somewhat | the most popular expert |
+# | context | the cache, by positions | partial attention outputs, per layer | falls for long contexts | merging the parts, which short contexts do not repay |
+# | data (replicas) | nothing | none | does not fall | memory for every replica |
 #
-# Often the last line is the best. If a model fits into one GPU, eight copies serve eight times as many requests and
-# never talk.
+# Often the last line is the best. If a model fits into one GPU with enough room for the caches of its requests, eight replicas
+# serve eight times as many requests as one, without any communication. The time per token stays that of one GPU.
 
 # %% [markdown]
 # ## The hand-over
 #
-# minispec is for understanding. On many GPUs, under load, use an engine that was built for it. What you know keeps its
-# meaning and changes its name: [the dictionary](../docs/handover.md) has both. `minispec handover` prints the command.
-# In Python, for a model on four GPUs with a small draft:
+# minispec is made for understanding, so on many GPUs and under load use an engine that was built for it. What you have learned
+# keeps its meaning and changes its name, and [the dictionary](../docs/handover.md) has both names. `minispec handover` prints
+# the command to start such an engine. In Python, for a model on four GPUs with a small draft model (`drafter="model"`). Engines
+# rename their options from time to time, so the line above each command says in which sources the names were checked.
 
 # %%
-order = handover.Order("model", "meta-llama/Llama-3.1-70B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct", ranks=4)
-print(handover.vllm(order))
-print()
-print(handover.sglang(order))
+order = handover.Order(
+    drafter="model",
+    model="meta-llama/Llama-3.1-70B-Instruct",
+    draft="meta-llama/Llama-3.2-1B-Instruct",
+    ranks=4,
+)
+print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}\n")
+print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}")
 
 # %% [markdown]
-# Read it as a summary of the course: a target, a draft, $k$, how it samples, over how many ranks.
+# The commands sum up the course: a target, a draft model, $k$, how the draft is sampled, and over how many ranks. Both have
+# $k = 4$, the default of `Order`. SGLang's `--speculative-num-draft-tokens` counts the token before the draft as well, so it
+# is $k + 1 = 5$, the tokens of a verification pass. Its `--speculative-eagle-topk 1` asks for a chain instead of a tree, although our drafter is
+# not EAGLE. `probabilistic` and `--speculative-use-rejection-sampling` ask for the rule of lesson 06, with draft tokens that
+# are sampled from $q$; both engines draft greedily otherwise.
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM**: `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel`
-# to spread experts over the ranks. Where there are fewer key/value heads than ranks it copies them. A draft may be cut
-# less than its target (`draft_tensor_parallel_size`), for the reason above. **SGLang**: `--tp-size`, `--pp-size`,
-# `--dp-size`, `--ep-size`. **PyTorch** itself knows our two cuts as `ColwiseParallel` and `RowwiseParallel`
-# ([`dtensor_plan`](../minispec/parallel/tensor.py) is ours in these words).
+# **vLLM** has `--tensor-parallel-size`, `--pipeline-parallel-size`, `--data-parallel-size`, and `--enable-expert-parallel` to
+# spread experts over the ranks. Where there are fewer key/value heads than ranks, it copies them, and
+# `--decode-context-parallel-size` divides the cache by positions instead. A draft model whose passes are mostly all-reduces
+# can be faster on fewer ranks than its target. There is an option for that, `draft_tensor_parallel_size`, but for a separate
+# draft model vLLM refuses any value but the target's size
+# ([0.15](https://docs.vllm.ai/en/v0.15.0/api/vllm/v1/spec_decode/draft_model/), and later versions that we looked at).
+# **SGLang** calls the splits `--tp-size`, `--pp-size`, `--dp-size` and `--ep-size`. **PyTorch** has the first two ways to split
+# a layer as `ColwiseParallel` and `RowwiseParallel` ([`dtensor_plan`](../minispec/parallel/tensor.py) is our plan in these
+# terms).
 #
-# The usual order: quantise first, since half of the bytes may need half of the GPUs. Tensor parallelism inside a node,
-# as little as memory and latency allow. Pipeline stages between nodes if one cannot hold the model. Copies for
-# everything else.
+# A common order of decisions: quantise first, because half the bytes may need half the GPUs. Then use tensor parallelism
+# inside a node, with no more ranks than memory and the latency target require. Add pipeline stages between nodes if one node cannot hold the model.
+# Whatever load remains goes to replicas.
 
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>A layer is cut by inputs first and by outputs second. What is wrong with that order?</summary>
+# <details><summary>Somebody splits the first matrix of an MLP by inputs and the second by outputs. What is wrong with that
+# order?</summary>
 #
-# The first cut ends in sums that are not complete. An activation of a summand is not a summand of the activation, so an
-# all-reduce is needed at once; and the second cut leaves its result in pieces, so they have to be gathered. Two
-# meetings instead of one.
+# The first split ends in incomplete sums. The activation of a sum is not the sum of the activations, so an all-reduce is
+# needed before the activation. And the second split leaves its result divided among the ranks, so it has to be gathered. That
+# is two collective operations instead of one.
 # </details>
 #
-# <details><summary>Four pipeline stages, twelve micro-batches. How idle is a stage, and how much faster is one single
-# request than on one GPU?</summary>
+# <details><summary>One batch is cut into twelve micro-batches, for a pipeline of four stages. What share of the time is a stage idle, and how
+# much faster does one single request decode than on one GPU?</summary>
 #
-# $3/15$, a fifth of the time. The single request is not faster at all; sending makes it a little slower.
+# Each stage is idle for $3/15$, a fifth of the time. A single request does not decode faster at all, and sending makes it a
+# little slower.
 # </details>
 #
-# <details><summary>A model has 8 key/value heads. You go from 8 ranks to 16. What happens to the cache of each rank, and
-# what still gets smaller?</summary>
+# <details><summary>A model has 8 key/value heads. You go from 8 ranks to 16. What happens to the cache of each rank, and what
+# still gets smaller?</summary>
 #
-# The cache per rank stays as it is: a head cannot be cut, so each of the 8 heads now lies on two ranks. The weights per
-# rank still halve.
+# The cache per rank stays as it is: with this split a head cannot be divided, so each of the 8 heads is now on two ranks. The
+# parameters per rank still halve.
 # </details>
 
 # %% [markdown]
@@ -306,5 +377,5 @@ print(handover.sglang(order))
 #
 # - [Exercises 16](../exercises/16_beyond_one_gpu.ipynb): columns, then rows; the cache of one rank.
 # - `minispec drill` asks `tensor-parallelism`, `pipeline-parallelism`, `expert-parallelism`, `which-parallelism`.
-# - [17 Interview day](17_interview_day.ipynb): say it aloud.
+# - [17 Interview day](17_interview_day.ipynb): explain all of it aloud.
 # - [Appendix: scaling laws](appendix_scaling_laws.ipynb): how large a model should be for its training compute.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Appendix: scaling laws
 #
-# *Time:* 20 minutes · *Before this:* [01 why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
+# *Time:* 15 minutes · *Before this:* [01 why decoding is slow](01_why_decoding_is_slow.ipynb) · *Practice:* [exercises of the appendix](../exercises/appendix_scaling_laws.ipynb)
 #
 # This course is about serving a model that somebody has already trained. This appendix asks why the model has the size it
 # has. A fixed training budget can be spent on more parameters or on more tokens, and the best split follows from one
@@ -19,27 +19,41 @@ from minispec.course import viz
 # %% [markdown]
 # ## How large should a model be?
 #
-# Training costs about 6 FLOPs per parameter and token: 2 in the forward pass, 4 in the backward pass.
+# We need to know what training costs, and which split of that cost gives the lowest loss. Training costs about 6 FLOP per
+# parameter and token: 2 in the forward pass, 4 in the backward pass. (One FLOP is one addition or one multiplication.
+# Attention over the context is left out.)
 #
 # $$C = 6 N D$$
 #
-# For a fixed $C$, a larger model sees fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022,
-# arXiv:2203.15556) found the lowest loss near 20 tokens per parameter, $D = 20 N$. Then $C = 120 N^2$, and
+# Here $C$ is the training compute in FLOP, $N$ the number of parameters and $D$ the number of training tokens. (These are the
+# letters of the papers. This $N$ has nothing to do with the $E[N]$ of the lessons on speculation.) For a fixed $C$, a larger
+# model leaves compute for fewer tokens. The *Chinchilla* experiments (Hoffmann et al., 2022, arXiv:2203.15556) estimated in
+# three ways which split gives the lowest loss. They found that $N$ and $D$ should grow by almost the same factor when $C$
+# grows, and the model that their authors then trained to test this, Chinchilla, has 20 tokens per parameter. If both grow
+# equally their ratio stays what it is, so we use $D = 20 N$ for every budget. It follows that $C = 120 N^2$, so
 #
 # $$N = \sqrt{C / 120} \approx 0.091 \sqrt{C}, \qquad D = 20 N$$
 #
-# This is [`compute_optimal`](../minispec/theory.py).
+# [`compute_optimal`](../minispec/theory.py) computes both. How far can you trust the 20? It is a rule of thumb, because it
+# depends on the data and on the method. Chinchilla was trained with the budget of an earlier model, Gopher, which the paper
+# counts as 5.76e23 FLOP. For that budget its first estimate gives 67 billion parameters and its third 40 billion, and these
+# differ by a factor of three in tokens per parameter:
 
 # %%
-n, d = theory.compute_optimal(1.0)
+n, d = theory.compute_optimal(1.0)  # C = 1, so these are the factors of √C
 print(f"N = {n:.4f} · √C, D = {d:.3f} · √C")
-n, d = theory.compute_optimal(theory.training_flops(70e9, 1.4e12))
-print(f"Chinchilla's own compute: {n / 1e9:.0f} B parameters on {d / 1e12:.1f} T tokens, which is what it is")
+for parameters in (67e9, 40e9):
+    tokens = 5.76e23 / (6 * parameters)
+    print(f"Gopher's budget, {parameters / 1e9:.0f} B parameters: {tokens / parameters:.0f} tokens per parameter")
+
+# %% [markdown]
+# Near the optimum the loss changes slowly, so the exact ratio matters less than this looks.
 
 # %% [markdown]
 # ## Predict
 #
-# GPT-3 has 175 billion parameters and saw 300 billion tokens. How large would the best model for that compute have been?
+# GPT-3 has 175 billion parameters and was trained on 300 billion tokens. By this rule, how large would the best model for
+# the same compute have been?
 
 # %% tags=["nbval-ignore-output"]
 gpt3 = viz.predict("Best size for GPT-3's compute?", "billion parameters")
@@ -63,10 +77,10 @@ best, _ = theory.compute_optimal(theory.training_flops(175e9, 300e9))
 gpt3.reveal(round(best / 1e9))
 
 # %% [markdown]
-# Two claims of guide E ([the audit](../docs/audit.md) has all of them) do not survive this arithmetic.
-#
-# It gives the best $N$ as $0.05 \sqrt{C}$ *and* 20 tokens per parameter. These cannot both be: with $C = 6 N D$ the first
-# one means another ratio.
+# With this arithmetic you can check what you read, and an interviewer may ask you to. Two claims are common enough to be worth
+# it; we found them in a study guide ([our audit](../docs/audit.md) calls it E). The first is that the best $N$ is
+# $0.05 \sqrt{C}$ *and* that there are 20 tokens per parameter. With $C = 6 N D$ both cannot be true, because the first one
+# implies another ratio:
 
 # %%
 ratio = 1 / (6 * 0.05**2)
@@ -74,15 +88,24 @@ print(f"N = 0.05 · √C means D/N = {ratio:.0f} tokens per parameter")
 print(f"check: {theory.compute_optimal(1.0, tokens_per_parameter=ratio)[0]:.3f} · √C")
 
 # %% [markdown]
-# And it gives 70 B on 1.4 T as the best use of GPT-3's compute and of Gopher's, too. One answer cannot fit two budgets.
-# It is Chinchilla's, and costs more than either:
+# (That ratio alone would not be absurd, because the paper's third estimate is near it. The contradiction is in claiming both.)
+#
+# The second claim is that 70 B parameters on 1.4 T tokens are the best use of GPT-3's compute and of Gopher's. For Gopher it
+# holds by the rule, because that is how Chinchilla was made. ($6 N D$ is an approximation: it gives Gopher an eighth less than
+# the paper counts, and Chinchilla 2 % more.) For GPT-3 it does not hold, because GPT-3 had little more than half of that
+# budget:
 
 # %%
-for name, parameters, seen in (("GPT-3", 175e9, 300e9), ("Gopher", 280e9, 300e9), ("70 B on 1.4 T", 70e9, 1.4e12)):
-    print(f"{name:14} {theory.training_flops(parameters, seen):.2e} FLOP")
+n, d = theory.compute_optimal(5.76e23)
+print(f"Gopher's budget as the paper counts it: best {n / 1e9:.0f} B on {d / 1e12:.1f} T tokens")
+for name, parameters, seen in (("Gopher", 280e9, 300e9), ("Chinchilla", 70e9, 1.4e12), ("GPT-3", 175e9, 300e9)):
+    flops = theory.training_flops(parameters, seen)
+    print(f"{name:10} 6ND = {flops:.2e} FLOP, {flops / 5.76e23:.0%} of that budget")
 
 # %% [markdown]
 # ## The calculator
+#
+# Each dot is a model that was really trained, and the dashed line is the optimum by the rule of 20.
 
 # %% tags=["nbval-ignore-output"]
 viz.compute_optimal()
@@ -90,20 +113,22 @@ viz.compute_optimal()
 # %% [markdown]
 # Things to try
 #
-# - Choose GPT-3, then Chinchilla. On which side of the dashed line do they lie?
-# - Choose Llama-3-8B. It was trained far beyond its optimum. How large would the best model for its compute have been,
-#   and what would each token of *that* cost to serve?
-# - Compute ten times as much. By how much does the best model grow?
+# - Choose GPT-3, then Chinchilla, and see on which side of the dashed line they lie.
+# - Choose Llama-3-8B, which was trained on far more tokens than its optimum. How large would the best model for its compute
+#   have been, and what would each token of *that* model cost to serve?
+# - Raise the compute tenfold. By how much does the best model grow?
 #
-# The last but one is the answer to why small models are trained so long: training is paid once, serving is paid per
-# token. Every lesson before this one was about the second bill. The rule of 20 only knows the first.
+# The second task shows why small models are trained for so long. Training is paid once, while serving is paid for every token,
+# roughly in proportion to the parameters that a token uses, plus its share of the cache. The rule of 20 gets the lowest loss
+# out of the first bill and ignores the second, and all lessons of this course are about the second.
 
 # %% [markdown]
 # ## In production
 #
-# A model card usually gives the parameters and the training tokens. Their ratio tells you which bill its makers had in
-# mind: near 20 tokens per parameter, training compute; far above it, the cost of serving. The second kind is what most
-# servers run.
+# A model card usually gives the parameters and the training tokens. Their ratio suggests which cost its makers had in mind. A
+# ratio near 20 tokens per parameter makes the best of the training compute. A ratio far above it means that more training was
+# paid to reach the same quality with fewer parameters, which are cheaper to serve. Open models that are widely served today are
+# mostly of the second kind.
 
 # %%
 for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9, 15e12)):
@@ -112,21 +137,23 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>Ten times the compute. How do the best model and its data grow?</summary>
+# <details><summary>You want a compute-optimal model with twice as many parameters. How much more compute does it
+# need?</summary>
 #
-# Both by $\sqrt{10}$, about 3.2 times. Together that is ten.
+# Four times as much, because $C = 120 N^2$: it has twice the parameters and is trained on twice the tokens.
 # </details>
 #
 # <details><summary>Where does the 6 in C = 6ND come from?</summary>
 #
-# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOPs. The backward pass computes
+# A forward pass needs one multiplication and one addition per parameter and token, so 2 FLOP. The backward pass computes
 # two products of the same size, one for the gradient of the weights and one for that of the activations: 4 more.
 # </details>
 #
 # <details><summary>Why train an 8B model on 15 trillion tokens?</summary>
 #
-# Because every token it serves later costs time and money in proportion to its parameters. A small model that is trained
-# longer than the rule of 20 says is cheaper over its life, although it uses the training compute less well.
+# Because every token it serves later costs time and money, roughly in proportion to its parameters. A small model that is
+# trained longer than the rule of 20 says can reach the quality of a larger one and be cheaper over its life, although it uses
+# the training compute less well.
 # </details>
 
 # %% [markdown]

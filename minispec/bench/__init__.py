@@ -3,6 +3,7 @@
 minispec bench temperature --model micro --json FILE                   acceptance by the two temperatures
 minispec bench drafters --model smollm2 --json FILE                     every drafter's speed, beside plain decoding
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
+minispec bench cpu --model smollm2 --json FILE                          passes on a CPU, quiet and beside a busy program
 minispec bench batching --model micro --json FILE                       continuous against static batching
 minispec bench memory --json FILE                                       memory that holds nothing, paged or contiguous
 minispec bench decode --shape 8b --json FILE                            plain decoding against the read bandwidth
@@ -27,6 +28,7 @@ COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
     "drafters": "plain and speculative tokens per second, for every drafter and kind of text",
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
+    "cpu": "a plain token and the cost of passes over M tokens on this CPU, quiet and beside a busy program",
     "batching": "tokens per second of continuous and static batching, for requests of different lengths",
     "memory": "how much memory for keys and values holds nothing, paged and contiguous",
     "decode": "plain decoding by CUDA graphs against the bandwidth, and transformers beside it",

@@ -45,7 +45,7 @@ PLAIN, WIDTH = "plain", 80
 FIGURES = {  # what the tables show: title, digits
     "tokens_per_pass": ("tokens per target pass", 2),
     "acceptance": ("acceptance: of the drafts that were tested, how many passed", 2),
-    "drafted_per_pass": ("drafted tokens a pass", 1),
+    "drafted_per_pass": ("draft tokens per pass", 1),
 }
 
 
@@ -197,7 +197,7 @@ def text(result: dict) -> str:
     """The tables for a terminal, 80 columns: a line for each drafter, a column for each group."""
     lengths = ", ".join(f"{name} {row['k'] or 'its own'}" for name, row in result["drafters"].items())
     lines = [
-        *_wrap(f"{result['target']}, greedy, {result['new_tokens']} tokens a prompt; {result['dtype']} on "
+        *_wrap(f"{result['target']}, greedy, {result['new_tokens']} tokens per prompt; {result['dtype']} on "
                f"{result['device']}, {place(result['machine'])}; {result['date']}"),
         *_wrap(f"draft lengths k: {lengths}"),
     ]  # fmt: skip
@@ -213,8 +213,8 @@ def text(result: dict) -> str:
     for name, row in result["results"].items():
         if row["differences"]:
             gap = max(difference["gap"] for difference in row["differences"])
-            lines += _wrap(f"{name}: {row['overall']['differing']} of {row['overall']['prompts']} texts differ from "
-                           f"plain decoding's; where they part, the target's logits of the two tokens are up to "
+            lines += _wrap(f"{name}: {row['overall']['differing']} of {row['overall']['prompts']} outputs differ from "
+                           f"plain decoding's; where they diverge, the target's logits of the two tokens are up to "
                            f"{gap:.2g} apart")  # fmt: skip
     if not any(row["differences"] for row in result["results"].values()):
         lines += _wrap("every text is token for token that of plain decoding")
@@ -258,7 +258,7 @@ def add_arguments(parser) -> None:
                         help=f"of {', '.join(NAMES)}, perhaps each with a draft length of its own, such as ngram:8 "
                         f"(default: those of {', '.join(DEFAULT)} that can be had)")  # fmt: skip
     parser.add_argument("--k", type=options.count, default=4, metavar="N",
-                        help=f"drafts a pass of all others but {', '.join(HEADS)}, which know their own depth "
+                        help=f"draft tokens per pass of all others but {', '.join(HEADS)}, which know their own depth "
                         "(default: %(default)s)")  # fmt: skip
     parser.add_argument("--per-group", type=options.count, default=40, metavar="N",
                         help="the first N prompts of each group (default: %(default)s)")  # fmt: skip

@@ -179,7 +179,7 @@ def text(result: dict) -> str:
     lines = [
         *textwrap.wrap(about, 80),
         "",
-        f"{'rows × past + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
+        f"{'B × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
     ]
     for case in result["cases"]:
         title = str(Case(case["batch"], case["context"], case["tokens"]))
@@ -211,20 +211,20 @@ def rows_and_context(text: str) -> tuple[int, int]:
             return batch, context
     except ValueError:
         pass
-    raise argparse.ArgumentTypeError(f"{text!r}: give rows x cached tokens, as in 64x4096")
+    raise argparse.ArgumentTypeError(f"{text!r}: give batch x cached tokens, as in 64x4096")
 
 
 def add_arguments(parser) -> None:
     parser.add_argument("--cases", type=rows_and_context, nargs="+", metavar="ROWSxPAST",
                         help=f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})")  # fmt: skip
     parser.add_argument(
-        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="a row (default: 1 5)"
+        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="per sequence (default: 1 5)"
     )
     parser.add_argument("--heads", type=options.count, nargs=3, default=[32, 8, 128], metavar=("H", "HKV", "D"),
                         help="of queries, of keys and values, and their width (default: 32 8 128)")  # fmt: skip
     parser.add_argument("--block-size", type=options.count, default=16, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--capacity", type=options.natural, default=0, metavar="N", help="slots a row has (default: as needed)"
+        "--capacity", type=options.natural, default=0, metavar="N", help="slots per sequence (default: as needed)"
     )
     parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
     options.add_repeat(parser, 9)

@@ -46,7 +46,7 @@ def check(args) -> None:
             raise ValueError(f"{name}={[low, high]}: give the least and then the greatest length")
     if args.token_budget < args.max_num_seqs:
         raise ValueError(f"token_budget={args.token_budget}: give at least max_num_seqs={args.max_num_seqs}, "
-                         "a token for each row")  # fmt: skip
+                         "a token for each request")  # fmt: skip
     longest = args.prompt_lengths[1] + args.output_lengths[1]
     if args.num_blocks is not None and args.num_blocks * BLOCK < longest:
         raise ValueError(f"num_blocks={args.num_blocks}: blocks of {BLOCK} tokens must hold one request at least, "
@@ -86,7 +86,7 @@ def add_arguments(parser) -> None:
         "--epsilon", type=options.number, default=0.05, metavar="ε", help="damping (default: %(default)s)"
     )
     names = {
-        "requests": "to serve", "max_num_seqs": "requests at a time", "token_budget": "tokens a pass, of both servers",
+        "requests": "to serve", "max_num_seqs": "requests at a time", "token_budget": "tokens per pass of both servers",
         "context": "tokens before, for the full batches", "tokens": "to write in the full batches",
     }  # fmt: skip
     for name, meaning in names.items():
@@ -97,7 +97,7 @@ def add_arguments(parser) -> None:
                             help="the least and the greatest (default: {} {})".format(*standard[name]))  # fmt: skip
     sizes = " ".join(map(str, standard["sizes"]))
     parser.add_argument("--sizes", type=options.count, nargs="+", metavar="N",
-                        help=f"rows of the full batches (default: {sizes})")  # fmt: skip
+                        help=f"sizes of the full batches (default: {sizes})")  # fmt: skip
     parser.add_argument(
         "--temperature", type=options.temperature, default=0.0, metavar="T", help="in the full batches (default: 0)"
     )
@@ -105,7 +105,7 @@ def add_arguments(parser) -> None:
         "--num-blocks", type=options.count, metavar="N", help="of both servers (default: all at a time fit)"
     )
     parser.add_argument("--draft-budget", type=options.natural, default=64, metavar="N",
-                        help="drafts a step while serving, 0: serve without (default: %(default)s)")  # fmt: skip
+                        help="draft tokens per step while serving, 0: none (default: %(default)s)")  # fmt: skip
     every = list(SERVERS) if torch.cuda.is_available() else ["default"]
     parser.add_argument("--peers", nargs="*", choices=SERVERS, default=every, metavar="NAME",
                         help=f"ways to run transformers, of which the quickest counts: {', '.join(SERVERS)} "

@@ -124,7 +124,7 @@ def compare(
 def text(result: dict) -> str:
     """The table for a terminal, 80 columns."""
     lines = textwrap.wrap(
-        f"{result['target']}, {result['requests']} requests, {result['tokens']:,} tokens to write (the longest "
+        f"{result['target']}, {result['requests']} requests, {result['tokens']:,} tokens to generate (the longest "
         f"{result['longest']}), {result['batch']} at a time; medians of {result['repeat']} rounds (quartiles) on "
         f"{place(result['machine'])}", 80,
     )  # fmt: skip

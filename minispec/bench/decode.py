@@ -54,12 +54,12 @@ def run(args) -> dict:
 def text(result: dict) -> str:
     """The table for a terminal, 80 columns."""
     lines = textwrap.wrap(
-        f"{result['shape']} in {result['dtype']}, {result['weight_bytes'] / 1e9:.3g} GB of weights a token, after "
+        f"{result['shape']} in {result['dtype']}, {result['weight_bytes'] / 1e9:.3g} GB of weights per token, after "
         f"{result['context']} tokens; medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}; "
         f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s read, so {1e3 * result['predicted_seconds']:.3g} ms at best",
         80,
     )
-    lines += ["", f"{'':<24}{'ms a token':>24}{'of bandwidth':>15}{'× launch':>12}"]
+    lines += ["", f"{'':<24}{'ms per token':>24}{'of bandwidth':>15}{'× launch':>12}"]
     for name, row in result["results"].items():
         lines.append(f"{name:<24}{pairs.spread(row['seconds_per_token']):>24}{row['fraction_of_bandwidth']:>15.0%}"
                      f"{row['times_launch']:>12.2f}")  # fmt: skip

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 
 from tqdm import tqdm
 
@@ -25,6 +25,7 @@ from ..trace import Trace
 from . import pairs
 from .measure import Timing, interleaved_times, machine, place
 from .prompts import read_prompts
+from .quiet import busy_core
 
 PLAIN = "plain"
 
@@ -55,7 +56,7 @@ def race(
             results[category] = summarise(timed)
     return {
         "benchmark": "drafters",
-        "target": Path(target.name).name or target.name,
+        "target": target.label,
         "dtype": str(target.dtype).removeprefix("torch."),
         "recorded": target.backend is not None,
         "k": k,
@@ -81,10 +82,12 @@ def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]
     """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
     seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
     table = {}
+    plain = seconds[PLAIN][-1]  # of the round that the rest is read off
     for name, rounds in runs.items():
         outs = rounds[-1]
         trace = Trace.of(outs) if name != PLAIN else None
         tokens = sum(len(out.tokens) for out in outs)
+        parts = trace and [trace.seconds(part) / trace.target_passes / plain for part in ("draft", "verify")]
         ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
         table[name] = {
             "tokens": tokens,
@@ -92,6 +95,7 @@ def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]
             "tokens_per_pass": tokens / trace.target_passes if trace else 1.0,
             "acceptance": trace.acceptance_rate if trace else None,
             "drafted_per_pass": trace.drafted_per_cycle if trace else 0.0,
+            "draft_and_verify": parts if trace and sum(parts) else None,  # k·c and v; None: they are one launch
             "tokens_per_second": asdict(Timing.of(seconds[name]).rate(1)),
             "speedup": asdict(Timing.of(ratios)),
             "same_text": [out.tokens for out in outs] == [out.tokens for out in runs[PLAIN][-1]],
@@ -107,7 +111,7 @@ def text(result: dict) -> str:
     """The tables for a terminal, 80 columns."""
     how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}"
     lines = textwrap.wrap(
-        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens a prompt; "
+        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens per prompt; "
         f"medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}", 80
     )  # fmt: skip
     for category, table in result["results"].items():
@@ -123,16 +127,18 @@ def text(result: dict) -> str:
 
 def add_arguments(parser) -> None:
     options.add_model(parser, "smollm2")
+    options.add_weights(parser)
     parser.add_argument("--drafters", nargs="+", choices=DRAFTERS, metavar="NAME",
                         help=f"of {', '.join(DRAFTERS)} (default: all that can be had)")  # fmt: skip
     options.add_draft_length(parser)
     options.add_temperature(parser, 0.0)
     options.add_repeat(parser, 5)
+    parser.add_argument("--busy", action="store_true", help="while another process keeps one core busy")
     parser.add_argument("--eager", action="store_true", help="record nothing, also on a GPU")
 
 
 def run(args) -> dict:
-    target = load(args.model, device=args.device, fast=False if args.eager else None)
+    target = load(args.model, device=args.device, fast=False if args.eager else None, weights=args.weights)
     prompts = read_prompts(args.prompts, target, args.tokens)
     drafters, skipped = {}, {}
     for name in args.drafters or DRAFTERS:
@@ -142,6 +148,6 @@ def run(args) -> dict:
             if args.drafters:  # asked for by name
                 raise
             skipped[name] = str(error)
-    return race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed) | {
-        "skipped": skipped
-    }
+    with busy_core() if args.busy else nullcontext():
+        raced = race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed)
+    return raced | {"busy": args.busy, "skipped": skipped}

@@ -299,6 +299,7 @@ class Report:
     curve: list[Point]
     products: str | None = None  # on a CPU: whose products, how many threads, and why
     warning: str | None = None  # why the times are not to be trusted
+    weights: str | None = None  # "int8": so the matrices are stored; None: in `dtype`
 
     @property
     def achieved(self) -> float:
@@ -309,7 +310,7 @@ class Report:
     def free_tokens(self) -> float:
         """Tokens a pass at which computing should begin to take longer than reading (theory.free_tokens)."""
         hardware = theory.Hardware("this machine", self.bandwidth.median, self.flops.median)
-        return theory.free_tokens(hardware, bytes_per_weight=getattr(torch, self.dtype).itemsize)
+        return theory.free_tokens(hardware, bytes_per_weight=getattr(torch, self.weights or self.dtype).itemsize)
 
     def v(self, k: int) -> float:
         """t_verify(k + 1) / t_target(1): the curve between its points, and straight on beyond the last."""
@@ -406,7 +407,7 @@ def measure(model: Model, quick: bool = False) -> Report:
     context, watch = min(256, length - max(tokens)), quiet.Watch()
     report = Report(
         machine=machine(),
-        model=Path(model.name).name or model.name,  # a model loaded from a folder is called by its path
+        model=model.label,
         parameters=model.num_parameters,
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -417,6 +418,7 @@ def measure(model: Model, quick: bool = False) -> Report:
         context=context,
         curve=verify_curve(model, tokens, context, repeat=9 if quick else 25, warmup=1, seconds=seconds),
         products=describe(weight_bytes(model)) if model.device.type == "cpu" else None,
+        weights=model.weights,
     )
     timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
     spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}

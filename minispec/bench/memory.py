@@ -139,13 +139,13 @@ def compare(requests: Sequence[tuple[int, int]], num_blocks: int = 2048, block_s
 
 
 ROWS = {
-    "waste": ("slots in use that hold nothing", "{:.1%}"),
+    "waste": ("reserved slots that are empty", "{:.1%}"),
     "memory_holding_tokens": ("of all memory, holding tokens", "{:.1%}"),
     "mean_running": ("requests at once, mean", "{:.1f}"),
     "most_running": ("requests at once, at most", "{}"),
     "steps": ("steps until all are served", "{:,}"),
     "preemptions": ("preemptions", "{:,}"),
-    "tokens_recomputed": ("tokens read again because of them", "{:,}"),
+    "tokens_recomputed": ("tokens computed again because of them", "{:,}"),
 }
 
 
@@ -171,7 +171,7 @@ def add_arguments(parser) -> None:
         "--blocks", type=options.count, default=2048, metavar="N", help="in the pool (default: %(default)s)"
     )
     parser.add_argument(
-        "--block-size", type=options.count, default=16, metavar="N", help="tokens a block (default: %(default)s)"
+        "--block-size", type=options.count, default=16, metavar="N", help="tokens per block (default: %(default)s)"
     )
 
 

@@ -1,8 +1,8 @@
 """A target of any size with random weights, and a draft that it agrees with now and then: real passes, real rejections.
 
-What a pass costs depends on shapes alone, so random weights time a model that nobody has to download. What a draft is
-worth does depend on weights. Here every layer after the first two writes only ε of what it would into the residual
-stream, and those two layers are the draft: the smaller ε, the closer its laws are to the target's.
+What a pass costs depends on shapes and hardly on values, so random weights time a model that nobody has to download.
+What a draft is worth does depend on weights. Here every layer after the first two writes only ε of what it would into
+the residual stream, and those two layers are the draft: the smaller ε, the closer its laws are to the target's.
 """
 
 from __future__ import annotations

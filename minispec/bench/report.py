@@ -26,10 +26,19 @@ INTRODUCTION = """# Benchmarks
 
 Made by `minispec bench report`; not for editing.
 
-Times and rates are medians, and in brackets the quartiles between which the middle half of all rounds lies. What is
-compared took turns in one run. Predicted is what the formulas of `minispec/theory.py` say, given what the same run
-measured: the bandwidth, the cost c of a draft, the cost v of a verify pass, the acceptance α. Where they know the bytes
-and the bandwidth alone, no machine beats them: a ratio of 1 is the limit."""
+How fast is each part, and do the formulas of the course predict it? Times and rates are medians; the quartiles,
+between which the middle half of all rounds lies, follow in brackets. Whatever is compared was run alternately in the
+same run.
+
+*Predicted* is what the formulas of `minispec/theory.py` give for quantities measured in the same run: the bandwidth,
+the cost c of drafting a token, the cost v of a verify pass (both in plain forward passes of one token), and the
+acceptance α (accepted / tested). A prediction from bytes and bandwidth alone is a lower bound on the time, so there a
+ratio of 1 is the best that is possible. (A ratio slightly below 1 means that a kernel read memory a little faster than
+our own measurement of the bandwidth.)
+
+Models named by their shape (8b) have random weights. That hardly changes the timing of plain decoding, but the
+acceptance of such a pair is set by construction (ε scales what the layers after the draft's add), so its speed-ups
+show what the system does at that α, and not what a trained draft model would reach."""
 
 
 # ---------------------------------------------------------------- reading
@@ -107,6 +116,7 @@ def command(result: Mapping) -> str:
     elif name == "drafters":
         options["drafters"] = [one for one in next(iter(result["results"].values())) if one != "plain"]
         options |= {} if result.get("recorded") or not result["machine"].get("gpus") else {"eager": []}
+        options |= {"busy": []} if result.get("busy") else {}
     elif name == "batch":
         parts = {part: result[part] for part in ("serving", "speculation") if result[part]}
         options["parts"] = list(parts)
@@ -136,6 +146,7 @@ def command(result: Mapping) -> str:
 OPTIONS = {  # those that a result records under a name of its own
     "decode": "shape context lean tokens repeat seed",
     "verify": "shape context lean repeat seed",
+    "cpu": "model context repeat seed",
     "memory": "requests lengths blocks block-size seed",
     "attention": "device block-size capacity repeat seed",
     "batching": "model requests batch repeat seed",

@@ -82,7 +82,7 @@ def in_turn(
     def serve(name: str) -> None:
         last[name] = ways[name](work)
         if [len(text) for text in last[name]["texts"]] != [new for _, new in work]:
-            raise RuntimeError(f"{name} did not write as many tokens as it was asked for")
+            raise RuntimeError(f"{name} did not generate as many tokens as it was asked for")
 
     with tqdm(total=repeat * len(ways), leave=False, disable=None) as bar:  # on terminals only
         for _ in range(repeat):

@@ -107,11 +107,11 @@ def text(result: dict) -> str:
         per = ", a token" if name.startswith("transformers") else ""
         lines.append(f"{name + per:<32}{pairs.spread(seconds, digits=3):>26}")
     lines += ["", f"{'':<24}{'measured':>12}{'predicted':>12}"]
-    for name, key in (("tokens a cycle", "tokens_per_cycle"), ("speed-up", "speedup")):
+    for name, key in (("tokens per cycle", "tokens_per_cycle"), ("speed-up", "speedup")):
         lines.append(f"{name:<24}{result[key]:>12.2f}{result[f'predicted_{key}']:>12.2f}")
     cycle, predicted = result["seconds"][CYCLE]["median"], result["predicted_cycle_seconds"]
     lines += [f"{'cycle, ms':<24}{1e3 * cycle:>12.2f}{1e3 * predicted:>12.2f}"]
-    lines += ["", f"{1e3 * result['seconds_per_token']:.3f} ms a token; α = {result['acceptance']:.3f} over "
+    lines += ["", f"{1e3 * result['seconds_per_token']:.3f} ms per token; α = {result['acceptance']:.3f} over "
               f"{result['cycles']} cycles, c = {result['c']:.3f}, v = {result['v']:.3f}"]  # fmt: skip
     for name, reason in result["skipped"].items():
         lines += textwrap.wrap(f"without {name}: {reason}", 80)

@@ -112,7 +112,7 @@ def text(result: dict) -> str:
         lines.append("")
     low, high = min(result["tokens"]), max(result["tokens"])
     each = f"{high}" if low == high else f"{low} to {high}"
-    lines += ["* the best draft T of its row (0 is greedy)", f"each row: {each} tokens that the target wrote"]
+    lines += ["* the best draft T on its line (0 is greedy)", f"each line: {each} tokens that the target generated"]
     return "\n".join(lines)
 
 

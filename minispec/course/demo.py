@@ -11,7 +11,6 @@ import os
 import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import fmean, median
 
 from tqdm import tqdm
@@ -90,7 +89,7 @@ def predict(trace: Trace, c: float, v: float) -> float:
 
 
 def depth(cycle: Cycle) -> int:
-    """How many drafts of a cycle could be accepted: all of a chain, the longest path of a tree."""
+    """How many draft tokens of a cycle could be accepted: all of a chain, the longest path of a tree."""
     return len(cycle.drafted) if cycle.parents is None else max(tree.depths(cycle.parents), default=0)
 
 
@@ -165,7 +164,7 @@ class Result:
         ]
         formula = (
             f"predicted: E[N] / (k·c + v) with acceptance α = {trace.acceptance_rate:.2f}, "
-            f"k = {trace.drafted_per_cycle:.1f} drafts a pass, c = {self.c:.2f} (drafting a token) and "
+            f"k = {trace.drafted_per_cycle:.1f} draft tokens per pass, c = {self.c:.2f} (drafting a token) and "
             f"v = {self.v:.2f} (a verify pass), both in passes of one token"
         )
         where = f"median of {self.plain.n} rounds in turn on {place(self.machine)}"
@@ -192,9 +191,9 @@ def demo(
     repeat: int = 5,
     seconds: float = 8.0,
 ) -> Result:
-    """Write one text for the painter to show, then time plain and speculative decoding, round by round.
+    """Generate one output for the painter to show, then time plain and speculative decoding, round by round.
 
-    The two sample different texts (of the same law), which may end early, so it is the time per token that is compared.
+    The two sample different outputs (of the same distribution), which may end early, so the time per token is compared.
     """
     sampled = dict(temperature=temperature, seed=seed)
     out = speculate(target, prompt, drafter, k, tokens, **sampled, on_cycle=painter.cycle if painter else None)
@@ -218,7 +217,7 @@ def demo(
         drafting.append(run.trace.seconds("draft") / drafted / one_pass)
         verifying.append(run.trace.seconds("verify") / run.trace.target_passes / one_pass)
     return Result(
-        model=Path(target.name).name or target.name,  # a model loaded from a folder is called by its path
+        model=target.label,
         drafter=name_of(drafter),
         k=k,
         temperature=temperature,

@@ -7,7 +7,7 @@ pass over five tokens, or a batch with other requests in it, gives logits that d
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from ..drafters.model import DraftModel
 from ..files.handle import Model
 from ..generate import generate
 from ..speculate import speculate
+
+K, COUNT = 4, 30  # draft tokens per cycle, tokens per greedy output
 
 
 def spacing(x: float, dtype: torch.dtype) -> float:
@@ -63,11 +65,40 @@ class Divergence:
         found = decode_logits(model, [*model.encode(self.prompt), *self.plain[: self.position]])[-1]
         return float(found[self.pair[0]]), float(found[self.pair[1]])
 
+    def deciding(self, model: Model, draft: Model) -> dict[str, tuple[float, float]]:
+        """The logits of these two tokens in the pass that chose each: of plain decoding, and of verification."""
+        index = len(model.encode(self.prompt)) + self.position
+        runs = {
+            "plain": lambda: generate(model, self.prompt, max_new_tokens=COUNT),
+            "verification": lambda: speculate(model, self.prompt, DraftModel(draft), k=K, max_new_tokens=COUNT),
+        }
+        found = {name: logits_at(model, index, run) for name, run in runs.items()}
+        return {name: (float(x[self.pair[0]]), float(x[self.pair[1]])) for name, x in found.items()}
 
-def greedy_outputs(model: Model, draft: Model, prompt: str, k: int = 4, count: int = 30) -> tuple[list[int], list[int]]:
+
+def logits_at(model: Model, index: int, run: Callable) -> Tensor:
+    """The logits [V] from which run() chose the token at this index of the sequence: a forward hook keeps those of the
+    last pass over the token before it."""
+    found = []
+
+    def keep(_, args, output) -> None:
+        tokens, cache = args  # [1, T], already in the cache
+        first = int(cache.lengths[0]) - tokens.shape[1]  # the index of tokens[0, 0]
+        if first < index <= int(cache.lengths[0]):
+            found.append(output.logits[0, index - 1 - int(cache.lengths[0])].double())
+
+    hook = model.transformer.register_forward_hook(keep)
+    try:
+        run()
+    finally:
+        hook.remove()
+    return found[-1]
+
+
+def greedy_outputs(model: Model, draft: Model, prompt: str) -> tuple[list[int], list[int]]:
     """The greedy output of plain decoding and of speculation."""
-    plain = generate(model, prompt, max_new_tokens=count).tokens
-    return plain, speculate(model, prompt, DraftModel(draft), k=k, max_new_tokens=count).tokens
+    plain = generate(model, prompt, max_new_tokens=COUNT).tokens
+    return plain, speculate(model, prompt, DraftModel(draft), k=K, max_new_tokens=COUNT).tokens
 
 
 def first_divergence(model: Model, draft: Model, prompts: Sequence[str]) -> Divergence | None:

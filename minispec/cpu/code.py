@@ -1,7 +1,9 @@
-"""What numba compiles: the product of panels, and a forward pass through all layers around it, for up to eight tokens.
+"""What numba compiles, its small parts: blocks of a product, chunks of work, and what numba has no word for.
+
+products.py makes the product of panels of them, layers.py a forward pass through all layers, for up to eight tokens.
 
 Imported when it is first needed, for numba takes most of a second. Nothing in here knows of torch: a weight is the
-address of its panels (panels.py), activations are numpy arrays, and all is float32.
+address of its panels (panels.py), activations are numpy arrays, and all is float32, but for weights that may be int8.
 
 Threads. Every thread of a team calls the same function with the same arguments. The work is a row of phases, and a
 phase a row of chunks that may be done in any order. A thread takes the next chunk of the current phase from a counter
@@ -28,16 +30,19 @@ FROM_REGISTER = platform.machine().lower() in ("arm64", "aarch64")
 
 f4, i4, i8 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 byte, lanes, quad = ir.IntType(8), ir.VectorType(f4, HALF), ir.VectorType(f4, 4)
+octet = ir.VectorType(byte, HALF)
 options = dict(nogil=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, error_model="numpy", cache=True)
 
 
 # ---- the block: one or two panels times M tokens -------------------------------------------------------------------
 
 
-def make_block(M: int, halves: int = 2, kind: str = "panel"):
+def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
     """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more" y is added
     to, and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
     tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, and P is 16.
+
+    A weight is float32, or of size 1: int8, which becomes float32 in registers, once for all M tokens.
 
     Written in LLVM's own language, because the sums, 2 · M vectors of 8, must stay in registers whatever the compiler
     thinks of it. Each sum runs over k = 0, 1, 2, … whatever M is, so a token's result does not depend on its company.
@@ -83,13 +88,15 @@ def make_block(M: int, halves: int = 2, kind: str = "panel"):
         new = list(sums)
         for step in range(steps):
             tokens = [everywhere(k, step, m) for m in range(M)]
-            line = b.add(w, b.mul(b.add(k, i8(step)), apart[0] if kind == "values" else i8(4 * ROWS)))  # 64 bytes
+            line = b.add(w, b.mul(b.add(k, i8(step)), apart[0] if kind == "values" else i8(size * ROWS)))
             for half in range(halves):
-                weights = b.load(pointer(lanes, line, 4 * HALF * half), align=4)
+                weights = b.load(pointer(lanes if size == 4 else octet, line, size * HALF * half), align=size)
+                if size == 1:
+                    weights = b.sitofp(b.sext(weights, ir.VectorType(i4, HALF)), lanes)
                 for m in range(M):
                     n = half * M + m
                     new[n] = b.call(fma, [weights, tokens[m], new[n]])
-            if kind in ("panel", "more"):
+            if kind in ("panel", "more") and step * size % 4 == 0:  # int8: two steps are half a cache line
                 b.call(prefetch, [pointer(byte, line, AHEAD), i4(0), i4(3), i4(1)])  # to read, to keep, data
         following = b.add(k, i8(steps))
         k.add_incoming(following, loop)
@@ -120,8 +127,16 @@ def floats_at(typing, address):
     return types.CPointer(types.float32)(types.int64), emit
 
 
-block1, block2, block3, block4, block5, block6 = (make_block(M) for M in range(1, 7))
-more3, more4 = make_block(3, kind="more"), make_block(4, kind="more")  # of seven or eight: not all fit into registers
+@intrinsic
+def integers_at(typing, address):
+    """The address of int32 numbers, for carray."""
+
+    def emit(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[0], i4.as_pointer())
+
+    return types.CPointer(types.int32)(types.int64), emit
+
+
 key1, keys4 = make_block(1, 2, "keys"), make_block(4, 2, "keys")
 key1_few, keys4_few = make_block(1, 1, "keys"), make_block(4, 1, "keys")
 values4 = make_block(4, 2, "values")
@@ -134,30 +149,37 @@ def clear(y, n):
         y[i] = ZERO
 
 
-@njit(**options)
-def rows(M, K, w, x, y):
-    """y [M, 16] = x [K, P]ᵀ times the panel at w."""
-    if M == 1:
-        block1(w, x, y, K)
-    elif M == 2:
-        block2(w, x, y, K)
-    elif M == 3:
-        block3(w, x, y, K)
-    elif M == 4:
-        block4(w, x, y, K)
-    elif M == 5:
-        block5(w, x, y, K)
-    elif M == 6:
-        block6(w, x, y, K)
-    else:
-        clear(y, ROWS * M)
-        for k in range(0, K, STRETCH):  # the last tokens find the weights in the nearest cache
-            W, X, length = w + 4 * ROWS * k, x + 4 * 8 * k, min(STRETCH, K - k)
-            more4(W, X, y, length)
-            if M == 7:
-                more3(W, X + 16, y + 4 * 4 * ROWS, length)
-            else:
-                more4(W, X + 16, y + 4 * 4 * ROWS, length)
+def make_rows(size: int):
+    """The product of one panel, for weights of so many bytes."""
+    block1, block2, block3, block4, block5, block6 = (make_block(M, size=size) for M in range(1, 7))
+    more3, more4 = (make_block(M, kind="more", size=size) for M in (3, 4))  # seven do not fit into registers
+
+    @njit(**options | dict(cache=False))  # kept as a part of what calls it
+    def rows(M, K, w, x, y):
+        """y [M, 16] = x [K, P]ᵀ times the panel at w."""
+        if M == 1:
+            block1(w, x, y, K)
+        elif M == 2:
+            block2(w, x, y, K)
+        elif M == 3:
+            block3(w, x, y, K)
+        elif M == 4:
+            block4(w, x, y, K)
+        elif M == 5:
+            block5(w, x, y, K)
+        elif M == 6:
+            block6(w, x, y, K)
+        else:
+            clear(y, ROWS * M)
+            for k in range(0, K, STRETCH):  # the last tokens find the weights in the nearest cache
+                W, X, length = w + size * ROWS * k, x + 4 * 8 * k, min(STRETCH, K - k)
+                more4(W, X, y, length)
+                if M == 7:
+                    more3(W, X + 16, y + 4 * 4 * ROWS, length)
+                else:
+                    more4(W, X + 16, y + 4 * 4 * ROWS, length)
+
+    return rows
 
 
 # ---- small things that numba has no word for -----------------------------------------------------------------------
@@ -218,44 +240,21 @@ SPINS = 200  # looks at a counter before the processor is offered to somebody el
 
 
 @njit(**options)
-def take(counters, phase):
-    return fetch_add(counters.ctypes.data + 8 * LINE * 2 * phase, 1)
-
-
-@njit(**options)
-def done(counters, phase):
-    fetch_add(counters.ctypes.data + 8 * LINE * (2 * phase + 1), 1)
-
-
-@njit(**options)
-def wait(counters, phase, chunks):
-    """Until all chunks of a phase are done."""
+def first_chunk(counters, phase, chunks):
+    """A chunk of a phase that no thread has taken yet. When none is left: −1, once all chunks are done."""
+    chunk = fetch_add(counters.ctypes.data + 8 * LINE * 2 * phase, 1)
+    if chunk < chunks:
+        return chunk
     looks = 0
     while current(counters.ctypes.data + 8 * LINE * (2 * phase + 1)) < chunks:
         looks += 1
         if looks > SPINS:
             give_way()
+    return -1
 
 
-@njit("void(i8[::1], i8[::1], i8, f4[:, ::1], f4[:, ::1], f4[::1])", **options)
-def product(counters, size, w, x, y, scratch):
-    """y [M, N] = x [K, P]ᵀ Wᵀ, a phase of its own. size: M, N, K, rows per chunk."""
-    M, N, K, step = size[0], size[1], size[2], size[3]
-    chunks = (N + step - 1) // step
-    X, Y = x.ctypes.data, scratch.ctypes.data
-    while True:
-        chunk = take(counters, 0)
-        if chunk >= chunks:
-            break
-        for n in range(chunk * step, min(N, chunk * step + step), ROWS):
-            rows(M, K, w + 4 * n * K, X, Y)
-            if n + ROWS <= N:
-                for m in range(M):
-                    for r in range(ROWS):
-                        y[m, n + r] = scratch[ROWS * m + r]
-            else:
-                for m in range(M):
-                    for r in range(N - n):
-                        y[m, n + r] = scratch[ROWS * m + r]
-        done(counters, 0)
-    wait(counters, 0, chunks)
+@njit(**options)
+def next_chunk(counters, phase, chunks):
+    """The same, after a chunk that this thread has just done."""
+    fetch_add(counters.ctypes.data + 8 * LINE * (2 * phase + 1), 1)
+    return first_chunk(counters, phase, chunks)

@@ -8,23 +8,23 @@ hook on one of its parts, is noticed at the next pass.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..cache import KVCache
-from . import machine, trials
-from .panels import panels_of
+from . import int8, machine, trials
+from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
-MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast
-REPAYS_LOADING = 2**24  # numbers in the largest matrix of a model that is worth loading numba for at once
-PATIENCE = 200  # passes of a smaller one, before numba is loaded for it, too
-KNOWN = ("minispec.model", "torch.nn.modules.linear", "torch.nn.modules.container")  # whose modules a layer is made of
+MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
+PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
+# Whose modules a layer is made of.
+HEADS = ("minispec.drafters.eagle_head", "minispec.drafters.eagle1")
+KNOWN = ("minispec.model", "minispec.cpu.int8", *HEADS, "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 
@@ -33,7 +33,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
         type(cache) is not KVCache
-        or tokens.numel() > (MOST_TOKENS if len(tokens) == 1 else GROUP)
+        or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
         or not cache.keys.is_contiguous()  # some rows of another cache
@@ -47,6 +47,13 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     return plan.run if plan.ready(transformer) else None
 
 
+def most_tokens(transformer, tokens: Tensor) -> int:
+    """Up to how many tokens the compiled pass is the faster one."""
+    if len(tokens) > 1 or tokens.numel() <= MOST_TOKENS:
+        return GROUP if len(tokens) > 1 else MOST_TOKENS
+    return int8.MOST_TOKENS if isinstance(transformer.blocks[0][-1].down_proj, int8.Int8Linear) else MOST_TOKENS
+
+
 _plans: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
@@ -54,7 +61,7 @@ class Plan:
     """Where everything is that a pass through a model needs, and what that was read off."""
 
     def __init__(self):
-        self.passes, self.table, self.facts = 0, None, []
+        self.passes, self.prepared, self.table, self.facts = 0, False, None, []
 
     def ready(self, transformer) -> bool:
         """Whether the pass can be had, now that it is asked for once more."""
@@ -66,13 +73,14 @@ class Plan:
         return self.table is not None and not any(self.hooks)
 
     def worth_it(self, transformer) -> bool:
-        wish = os.environ.get("MINISPEC_LINEAR", "auto")
-        if wish != "auto":
+        if (wish := machine.wish()) != "auto":
             return wish == "numba" and machine.compiled() is not None
         if not machine.is_loaded():
             c, self.passes = transformer.config, self.passes + 1
-            large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= REPAYS_LOADING
-            if not large and (self.passes < PATIENCE or not machine.was_compiled()):
+            large = c.hidden_size * max(c.vocab_size, c.intermediate_size) >= machine.REPAYS_LOADING
+            if self.passes == 1:  # once: that looks into files
+                self.prepared = machine.was_compiled()
+            if not (large or self.prepared or self.passes >= PATIENCE):
                 return False
         return machine.compiled() is not None
 
@@ -81,41 +89,46 @@ class Plan:
         return all(owner.get(name) is part for owner, name, part in self.parts) and self.facts == _facts(self.weights)
 
     def make(self, transformer) -> None:
-        modules = [module for layer in transformer.layers for module in layer.modules()]
+        modules = list((transformer.layers if hasattr(transformer, "layers") else transformer).modules())
         self.hooks = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self.parts = [(m._modules, name, part) for m in modules for name, part in m._modules.items()]
         self.parts += [(m._parameters, name, part) for m in modules for name, part in m._parameters.items()]
-        self.parts += [(transformer.layers._modules, str(i), layer) for i, layer in enumerate(transformer.layers)]
+        bytewise = [m for m in modules if isinstance(m, int8.Int8Linear)]
+        self.parts += [(m._buffers, name, part) for m in bytewise for name, part in m._buffers.items()]
         self.weights = [weight for *_, weight in self.parts if isinstance(weight, Tensor)]
-        usual = all(type(m).__module__ in KNOWN for m in modules) and transformer.ordinary
+        usual = all(type(m).__module__ in KNOWN or type(m) is nn.Identity for m in modules)
         if not usual or transformer.config.head_dim % 16 or not all(map(_plain, self.weights)):
             return
         self.facts = _facts(self.weights)
-        rows = [_addresses(layer) for layer in transformer.layers]
+        rows = [_addresses(*block) for block in transformer.blocks]
         if all(address is not None for row in rows for address in row):
             self.config, self.table = transformer.config, np.array(rows, dtype=np.int64)
             self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
 
     def run(
         self, x: Tensor, cache: KVCache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
-        hidden_layers: Sequence[int],
+        hidden_layers: Sequence[int] = (), given: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
-        keys and values are stored in the cache; its lengths stay as they are."""
+        keys and values are stored in the cache; its lengths stay as they are. A mask [B, T, S] with S > T is about the
+        last S slots. `given` [B, T, K] is what EAGLE's first layer attends with."""
         (B, T, d), hidden = x.shape, {0: x} if 0 in hidden_layers else {}
         mask = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask.bool()
-        seen = mask.expand(B, T, T).reshape(B * T, T)  # which of the new tokens each of them attends to
+        seen = mask.expand(B, T, -1).reshape(B * T, -1)  # which of the new tokens (and some before) each attends to
+        older = seen.shape[1] - T
         copies = sorted({n for n in hidden_layers if 0 < n <= len(order)})
         x, rope = x.reshape(B * T, d).clone(), [part.reshape(B * T, -1) for part in rope]
         kept = torch.empty(len(copies), B * T, d)
         for at in range(0, B * T, GROUP):  # several of one sequence: a group's keys and values are cached for the next
-            part, end = slice(at, at + GROUP), T if B > 1 else min(T, at + GROUP)
-            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies)
+            part, end = slice(at, at + GROUP), older + (T if B > 1 else min(T, at + GROUP))
+            before = None if given is None else given.reshape(B * T, -1)[part]
+            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies,
+                       before)  # fmt: skip
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
     def group(
         self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], seen: Tensor, cache: KVCache, B: int, at: int,
-        order: Sequence[int], copies: list[int],
+        order: Sequence[int], copies: list[int], given: Tensor | None,
     ) -> None:  # fmt: skip
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`. Tokens
         attend to the cache, `at` tokens beyond its length included, less the last slots that are not `seen` [M, s]."""
@@ -128,11 +141,15 @@ class Plan:
         with machine.team.alone:
             between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
+            columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
+            if given is not None:
+                columns[: given.shape[1], :M] = given.T
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
                 x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(),
                 M // B, seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
+                columns.numpy(),
             )  # fmt: skip
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
@@ -141,42 +158,43 @@ class Plan:
         """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
         c, P = self.config, 4 if M <= 4 else 8
         if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
-            self.memory = {"slots": slots, "threads": threads}
+            self.memory = {"slots": slots, "threads": threads}  # the longest cache so far: all that follows fits it
         if P not in self.memory:
             heads, kv_heads = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
+            lines = 2 * c.head_dim + 5 + self.memory["slots"]
             self.memory[P] = (
-                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(heads + heads % 2, P),
-                 make(c.intermediate_size + c.intermediate_size % 2, P)],
-                [(make(c.hidden_size + c.hidden_size % 2, P), make(2 * 8 * 16),
-                  make(2 * c.head_dim + 5 + slots, queries), np.zeros((2, queries), np.int64)) for _ in range(threads)],
+                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(filled(heads), P),
+                 make(filled(c.intermediate_size), P)],
+                [(make(filled(c.hidden_size), P), make(2 * 8 * 16), make(lines, queries),
+                  np.zeros((2, queries), np.int64), pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)))
+                 for _ in range(threads)],
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own
 
 
 def _plain(weight: Tensor) -> bool:
-    there = weight.dtype == torch.float32 and weight.device.type == "cpu" and weight.is_contiguous()
-    return there and not weight.is_inference()
+    there = weight.device.type == "cpu" and weight.is_contiguous() and not weight.is_inference()
+    return there and weight.dtype in (torch.float32, torch.int8)
 
 
 def _facts(weights: list[Tensor]) -> list[tuple[int, int]]:
     return [(weight.data_ptr(), weight._version) for weight in weights]
 
 
-def _addresses(layer) -> list[int | None]:
+def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> list[int | None]:
     """A layer's row of the table, in the order of layers.FIELDS; 0: there is none; None: there is no memory for it."""
-    attention, mlp = layer.self_attn, layer.mlp
 
     def product(linear) -> list[int | None]:
-        panels = panels_of(linear.weight)
-        return [panels and panels.data.data_ptr(), 0 if linear.bias is None else linear.bias.data_ptr()]
+        panels = linear.panels if isinstance(linear, int8.Int8Linear) else panels_of(linear.weight)
+        return [*(panels.addresses if panels else [None, 0]), 0 if linear.bias is None else linear.bias.data_ptr()]
 
     def norm(module) -> int:
         return module.weight.data_ptr() if hasattr(module, "weight") else 0
 
     return [
-        norm(layer.input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
+        norm(input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
         *product(attention.v_proj), norm(attention.q_norm), norm(attention.k_norm), *product(attention.o_proj),
-        norm(layer.post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
+        norm(post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
     ]  # fmt: skip

@@ -15,26 +15,28 @@ from .code import (
     ONE,
     ROWS,
     ZERO,
-    done,
     exp,
+    first_chunk,
     floats_at,
     key1,
     key1_few,
     keys4,
     keys4_few,
+    next_chunk,
     options,
-    rows,
-    take,
     values4,
-    wait,
 )  # fmt: skip
+from .products import panel_product, prepare
 
-# What a layer's row of the table of addresses holds; 0 is a bias or norm that the model does not have.
+# What a layer's row of the table of addresses holds: a weight's panels, its scales and its bias. 0 is a norm or a bias
+# that the model does not have, or the scales of a weight that is float32.
 FIELDS = (
-    "input_layernorm q_proj q_bias k_proj k_bias v_proj v_bias q_norm k_norm o_proj o_bias "
-    "post_attention_layernorm gate_proj gate_bias up_proj up_bias down_proj down_bias"
+    "input_layernorm q_proj q_scales q_bias k_proj k_scales k_bias v_proj v_scales v_bias q_norm k_norm "
+    "o_proj o_scales o_bias post_attention_layernorm gate_proj gate_scales gate_bias up_proj up_scales up_bias "
+    "down_proj down_scales down_bias"
 ).split()
-LN1, WQ, BQ, WK, BK, WV, BV, QN, KN, WO, BO, LN2, WG, BG, WU, BU, WD, BD = range(len(FIELDS))
+LN1, WQ, SQ, BQ, WK, SK, BK, WV, SV, BV, QN, KN = range(12)
+WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, len(FIELDS))
 PHASES = 6  # of a layer
 QUERIES = ROWS  # that a thread attends for at once
 
@@ -76,13 +78,14 @@ def rotated(x, cos, sin, y):
 
 
 @njit(**options)
-def biased(M, N, n, bias, y):
-    """Add a bias to a block y [M, 16] of the rows n …"""
+def projected(M, K, N, panel, w, scales, bias, X, pieces, y):
+    """y [M, 16]: 16 rows of x Wᵀ + b, for tokens at X [K, P] and a weight [N, K]."""
+    panel_product(M, K, panel, w, scales, X, pieces, y.ctypes.data)
     if bias:
         b = carray(floats_at(bias), N)
         for m in range(M):
-            for r in range(min(ROWS, N - n)):
-                y[ROWS * m + r] += b[n + r]
+            for r in range(min(ROWS, N - ROWS * panel)):
+                y[ROWS * m + r] += b[ROWS * panel + r]
 
 
 @njit(**options)
@@ -152,12 +155,33 @@ def swiglu(gate, up):
         gate[i] = gate[i] / (ONE + exp(-gate[i])) * up[i]
 
 
+@njit(**options)
+def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces, y):
+    """A phase: the residual stream x [M, d] += X Wᵀ + b for X [K, P]; with an address, a copy of the sum, too."""
+    M, d = x.shape
+    panels, kept = (d + ROWS - 1) // ROWS, carray(floats_at(copy), (M, d))
+    chunks, ready = (panels + step - 1) // step, False
+    chunk = first_chunk(counters, phase, chunks)
+    while chunk >= 0:
+        if not ready:
+            prepare(M, K, X, scales, pieces)
+            ready = True
+        for panel in range(chunk * step, min(panels, chunk * step + step)):
+            projected(M, K, d, panel, w, scales, bias, X, pieces, y)
+            for m in range(M):
+                for r in range(min(ROWS, d - ROWS * panel)):
+                    x[m, ROWS * panel + r] += y[ROWS * m + r]
+                    if copy:
+                        kept[m, ROWS * panel + r] = x[m, ROWS * panel + r]
+        chunk = next_chunk(counters, phase, chunks)
+
+
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
 SIGNATURE = ", ".join([
     numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
-    memory, memory, *[matrix] * 6, vector, matrix, pairs,
+    memory, memory, *[matrix] * 7, vector, matrix, pairs, "i4[::1]",
 ])  # fmt: skip
 
 
@@ -168,50 +192,49 @@ def run(
     cos, sin, start, T, seen,  # [M, D]; slot of each sequence's first new token [B]; [M, T] among the new tokens
     keys, values,  # [L, B, Hkv, S, D]
     q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
-    xn, y, own, picked,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16]
+    given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
+    xn, y, own, picked, pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
 ):  # fmt: skip
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
-    X, Y, OUT, HIDDEN = xn.ctypes.data, y.ctypes.data, o.ctypes.data, h.ctypes.data
+    X, OUT, HIDDEN = xn.ctypes.data, o.ctypes.data, h.ctypes.data
+    GIVEN, kg, PIECES = given.ctypes.data, given.shape[0], pieces.ctypes.data
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
     KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
     queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
     most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
     heads, tokens = picked[0], picked[1]
-    panels_q, panels_kv, panels_d = (H * D + ROWS - 1) // ROWS, (Hkv * D + ROWS - 1) // ROWS, (d + ROWS - 1) // ROWS
-    panels_i, kd, ko, ki = (I + ROWS - 1) // ROWS, xn.shape[0], o.shape[0], h.shape[0]
+    panels_q, panels_kv, panels_i = (H * D + ROWS - 1) // ROWS, (Hkv * D + ROWS - 1) // ROWS, (I + ROWS - 1) // ROWS
+    kd, ko, ki, half = xn.shape[0], o.shape[0], h.shape[0], ROWS * M
     for n in range(order.size):
         layer, phase = table[order[n]], PHASES * n
 
         chunks, ready = (panels_q + 2 * panels_kv + step - 1) // step, False
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
+        X1, k1 = (X, kd) if layer[LN1] else (GIVEN, kg)
+        chunk = first_chunk(counters, phase, chunks)
+        while chunk >= 0:
             if not ready:
-                normed(x, layer[LN1], eps, xn)
+                if layer[LN1]:
+                    normed(x, layer[LN1], eps, xn)
+                prepare(M, k1, X1, layer[SQ] | layer[SK] | layer[SV], PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_q + 2 * panels_kv, chunk * step + step)):
                 if panel < panels_q:
-                    at, to, N, w, b = panel, q, H * D, layer[WQ], layer[BQ]
+                    at, to, N, w, s, b = panel, q, H * D, layer[WQ], layer[SQ], layer[BQ]
                 elif panel < panels_q + panels_kv:
-                    at, to, N, w, b = panel - panels_q, k, Hkv * D, layer[WK], layer[BK]
+                    at, to, N, w, s, b = panel - panels_q, k, Hkv * D, layer[WK], layer[SK], layer[BK]
                 else:
-                    at, to, N, w, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[BV]
-                rows(M, kd, w + 4 * ROWS * at * kd, X, Y)
-                biased(M, N, ROWS * at, b, y)
+                    at, to, N, w, s, b = panel - panels_q - panels_kv, v, Hkv * D, layer[WV], layer[SV], layer[BV]
+                projected(M, k1, N, at, w, s, b, X1, PIECES, y)
                 for m in range(M):
                     for r in range(min(ROWS, N - ROWS * at)):
                         to[m, ROWS * at + r] = y[ROWS * m + r]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
         chunks = M * Hkv
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
+        chunk = first_chunk(counters, phase, chunks)
+        while chunk >= 0:
             m, head = chunk // Hkv, chunk % Hkv
             slot = ((order[n] * (M // T) + m // T) * Hkv + head) * capacity + start[m // T] + m % T
             one, new, its_value = row(K, m * Hkv + head, D), row(VALUES, slot, D), row(V, m * Hkv + head, D)
@@ -219,17 +242,14 @@ def run(
             rotated(one, row(COS, m, D), row(SIN, m, D), row(KEYS, slot, D))
             for i in range(D):
                 new[i] = its_value[i]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
         sharing = (H // Hkv) * T  # queries of a key/value head
         groups = (sharing + QUERIES - 1) // QUERIES
         chunks = (M // T) * Hkv * groups
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
+        chunk = first_chunk(counters, phase, chunks)
+        while chunk >= 0:
             sequence, of, first = chunk // (Hkv * groups), chunk // groups % Hkv, QUERIES * (chunk % groups)
             count = min(QUERIES, sharing - first)
             for i in range(count):
@@ -246,58 +266,28 @@ def run(
             for i in range(count):
                 for j in range(D):
                     o[heads[i] * D + j, tokens[i]] = contexts[i, j]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        chunks = (panels_d + step - 1) // step
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
-            for panel in range(chunk * step, min(panels_d, chunk * step + step)):
-                rows(M, ko, layer[WO] + 4 * ROWS * panel * ko, OUT, Y)
-                biased(M, d, ROWS * panel, layer[BO], y)
-                for m in range(M):
-                    for r in range(min(ROWS, d - ROWS * panel)):
-                        x[m, ROWS * panel + r] += y[ROWS * m + r]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+        add_projected(counters, phase, step, ko, layer[WO], layer[SO], layer[BO], OUT, x, 0, PIECES, y)
 
         phase += 1
-        chunks, ready, half = (panels_i + step - 1) // step, False, ROWS * M
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
+        chunks, ready = (panels_i + step - 1) // step, False
+        chunk = first_chunk(counters, phase, chunks)
+        while chunk >= 0:
             if not ready:
                 normed(x, layer[LN2], eps, xn)
+                prepare(M, kd, X, layer[SG] | layer[SU], PIECES)
                 ready = True
             for panel in range(chunk * step, min(panels_i, chunk * step + step)):
-                rows(M, kd, layer[WG] + 4 * ROWS * panel * kd, X, Y)
-                biased(M, I, ROWS * panel, layer[BG], y)
-                rows(M, kd, layer[WU] + 4 * ROWS * panel * kd, X, Y + 4 * half)
-                biased(M, I, ROWS * panel, layer[BU], y[half:])
+                projected(M, kd, I, panel, layer[WG], layer[SG], layer[BG], X, PIECES, y)
+                projected(M, kd, I, panel, layer[WU], layer[SU], layer[BU], X, PIECES, y[half:])
                 swiglu(y[:half], y[half : 2 * half])
                 for r in range(min(ROWS, I - ROWS * panel)):
                     for m in range(M):
                         h[ROWS * panel + r, m] = y[ROWS * m + r]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+            chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        chunks = (panels_d + step - 1) // step
-        while True:
-            chunk = take(counters, phase)
-            if chunk >= chunks:
-                break
-            for panel in range(chunk * step, min(panels_d, chunk * step + step)):
-                rows(M, ki, layer[WD] + 4 * ROWS * panel * ki, HIDDEN, Y)
-                biased(M, d, ROWS * panel, layer[BD], y)
-                for m in range(M):
-                    for r in range(min(ROWS, d - ROWS * panel)):
-                        x[m, ROWS * panel + r] += y[ROWS * m + r]
-                        if wanted[n] >= 0:
-                            hidden[wanted[n], m, ROWS * panel + r] = x[m, ROWS * panel + r]
-            done(counters, phase)
-        wait(counters, phase, chunks)
+        copy = hidden.ctypes.data + 4 * M * d * wanted[n] if wanted[n] >= 0 else 0
+        add_projected(counters, phase, step, ki, layer[WD], layer[SD], layer[BD], HIDDEN, x, copy, PIECES, y)

@@ -7,13 +7,18 @@ busy program it is about as fast as one thread (see code.py). How many to use is
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import SimpleNamespace
+
+from .processor import has_dot_product
 
 
 def home() -> Path:
@@ -25,11 +30,26 @@ def home() -> Path:
 
 # ---- the compiled code ----
 
+# Loading numba takes about half a second. A model that owns a matrix this large (64 MB: an LM head, or any layer of a
+# large model) repays that at once.
+REPAYS_LOADING = 2**24
+
+
+def wish() -> str:
+    """Whose products MINISPEC_LINEAR asks for: torch, numba (ours) or auto."""
+    wish = os.environ.get("MINISPEC_LINEAR", "auto")
+    if wish not in ("auto", "torch", "numba"):
+        raise ValueError(f"MINISPEC_LINEAR={wish!r}: set it to torch, numba or auto")
+    return wish
+
+
+COMPILING = "compiling the CPU pass once for this machine …"
+PATIENCE = 2.0  # seconds, before that is said
 _importing = threading.RLock()
 
 
 def compiled() -> SimpleNamespace | None:
-    """`product` of code.py and `run` of layers.py; None where there is no numba."""
+    """`product` of products.py and `run` of layers.py; None where there is no numba."""
     with _importing:
         return _compiled()
 
@@ -47,17 +67,22 @@ def _compiled() -> SimpleNamespace | None:
         numba.config.CACHE_DIR = str(folder)
     except OSError:
         pass  # numba looks for another folder
+    notice = threading.Timer(PATIENCE, print, [COMPILING], {"file": sys.stderr, "flush": True})
+    if not was_compiled():
+        notice.start()
     try:
-        from . import code, layers
+        from . import layers, products
     finally:
+        notice.cancel()
         numba.config.CACHE_DIR = before
-    return SimpleNamespace(product=code.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
+    return SimpleNamespace(product=products.product, run=layers.run, PHASES=layers.PHASES, QUERIES=layers.QUERIES)
 
 
 def compiled_folder() -> Path:
     """Where compiled code is kept: another folder for other sources, because numba looks at one file at a time, and
     would not notice that layers.py was compiled with an older code.py inside."""
-    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "layers.py")]
+    sources = [(Path(__file__).parent / name).read_bytes() for name in ("code.py", "products.py", "layers.py")]
+    sources.append(str(has_dot_product()).encode())
     return home() / "numba" / hashlib.sha256(b"".join(sources)).hexdigest()[:12]
 
 
@@ -68,6 +93,12 @@ def is_loaded() -> bool:
 def was_compiled() -> bool:
     """Whether a process on this machine has compiled the pass before: loading is quick then."""
     return any(compiled_folder().glob("**/layers.run-*.nbi"))
+
+
+def prepare() -> None:
+    """Compile in a process of its own, if that has not been done on this machine. Whether it works is of no concern."""
+    if not was_compiled() and importlib.util.find_spec("numba"):
+        subprocess.run([sys.executable, "-c", f"from {__name__} import compiled; compiled()"], check=False)
 
 
 # ---- the team ----

@@ -4,6 +4,8 @@ A product of few tokens takes as long as its weights take to arrive. They arrive
 row of W, 2 KB of it, is no stream: the next row is elsewhere by the time the processor has learned where this one goes.
 The copy is made once, when a weight is first multiplied with few tokens, and made again if the weight has changed. The
 original stays: prompts go through torch's product, an embedding needs its rows, and a file's pages cost nothing.
+A weight in int8 (int8.py) has panels of bytes, a scale for each row, and no original. Where the processor adds up four
+products of bytes at once, four steps along K lie side by side: [N/16, K/4, 16, 4].
 """
 
 from __future__ import annotations
@@ -17,22 +19,37 @@ import torch
 from torch import Tensor
 
 from . import machine
+from .processor import has_dot_product
 
 ROWS = 16  # of W in a panel
 SHARE = 0.5  # of the memory that is free: panels that would need more are not made
 
 
-class Panels:
-    """A weight [N, K] in panels, filled up with zeros to whole panels and an even K."""
+def filled(K: int) -> int:
+    """K with the zeros that follow it."""
+    return -(-K // 4) * 4
 
-    def __init__(self, weight: Tensor):
+
+class Panels:
+    """A weight [N, K] in panels, filled up with zeros to whole panels and a K that four divides: float32, or integers
+    that become numbers when they are multiplied by `scale` [N], one for each row."""
+
+    def __init__(self, weight: Tensor, scale: Tensor | None = None):
         self.N, self.K = weight.shape
         self.version, self.address = _version(weight), weight.data_ptr()
-        self.data = torch.zeros(-(-self.N // ROWS), self.K + self.K % 2, ROWS)  # [N/16, K, 16]
+        self.data = torch.zeros(-(-self.N // ROWS), filled(self.K), ROWS, dtype=weight.dtype)  # [N/16, K, 16]
         whole = self.N // ROWS
         self.data[:whole, : self.K] = weight[: whole * ROWS].view(whole, ROWS, self.K).transpose(1, 2)
         if rest := self.N - whole * ROWS:
             self.data[whole, : self.K, :rest] = weight[whole * ROWS :].T
+        self.scale = None if scale is None else torch.nn.functional.pad(scale.float(), (0, -self.N % ROWS))
+        if scale is not None and has_dot_product():
+            self.data = self.data.unflatten(1, (-1, 4)).transpose(2, 3).contiguous()  # [N/16, K/4, 16, 4]
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of the panels and of their scales, as code.py takes them; 0: there are none, and the panels are float32."""
+        return self.data.data_ptr(), 0 if self.scale is None else self.scale.data_ptr()
 
     def fresh(self, weight: Tensor) -> bool:
         """Whether the weight is still what was copied."""
@@ -44,9 +61,9 @@ def _version(weight: Tensor) -> int | None:
     return None if weight.is_inference() else weight._version
 
 
-def pack(weight: Tensor) -> Panels:
+def pack(weight: Tensor, scale: Tensor | None = None) -> Panels:
     with torch.no_grad():
-        return Panels(weight)
+        return Panels(weight, scale)
 
 
 _known: dict[int, tuple[weakref.ref, Panels]] = {}
@@ -73,16 +90,21 @@ def free_memory() -> float:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2 if pages else math.inf
 
 
+def pieces(K: int) -> np.ndarray:
+    """Memory for up to eight tokens of K numbers as code.in_pieces writes them."""
+    return np.empty(112 + 8 * filled(K), np.int32)  # products.HEAD, and [4, K/4, 8]
+
+
 def multiply(x: Tensor, panels: Panels, threads: int) -> Tensor:
     """x Wᵀ for x [M, K], M ≤ 8, in float32: [M, N]. The same bits whatever M and the number of threads."""
     M, P = len(x), 4 if len(x) <= 4 else 8
-    columns = torch.zeros(panels.data.shape[1], P)  # [K, P]: the tokens side by side
+    columns = torch.zeros(filled(panels.K), P)  # [K, P]: the tokens side by side
     columns[: panels.K, :M] = x.T
     y = torch.empty(M, panels.N)
-    step = ROWS * max(1, panels.data.shape[0] // (16 * threads)) if threads > 1 else panels.N
-    size = np.array([M, panels.N, panels.data.shape[1], step])
-    shared = (np.zeros(32, np.int64), size, panels.data.data_ptr(), columns.numpy(), y.numpy())
+    step = max(1, len(panels.data) // (16 * threads)) if threads > 1 else len(panels.data)  # panels in a chunk
+    size = np.array([M, panels.N, len(columns), step])
+    shared = (np.zeros(32, np.int64), size, *panels.addresses, columns.numpy(), y.numpy())
     with machine.team.alone:
-        own = [(torch.empty(8 * ROWS).numpy(),) for _ in range(threads)]
+        own = [(torch.empty(8 * ROWS).numpy(), pieces(panels.K)) for _ in range(threads)]
         machine.team.run(machine.compiled().product, shared, own)
     return y

@@ -58,22 +58,22 @@ class Drafter:
         return k + self.extra_slots - self.scratch_slots
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
-        """Up to k tokens deep for every row."""
+        """A draft for every sequence, up to k tokens deep."""
         raise NotImplementedError(f"{type(self).__name__} does not say how it proposes")
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
-        """The cycle is over: these nodes were accepted, this token was emitted after them. `scratch` holds the target's
-        logits [s, V] at the draft's scratch tokens."""
+        """The cycle is over: these nodes were accepted, and this token was emitted after them. `scratch` holds the
+        target's logits [s, V] at the draft's scratch tokens."""
 
     def rewind(self, row: int, length: int) -> None:
-        """Only the row's first `length` tokens still hold: inside a cascade, the target may refuse the rest. To start
-        afresh is always right; override it where less will do."""
+        """Only the first `length` tokens of the sequence still hold, because inside a cascade the target may reject the
+        rest. Starting afresh is always right; override it where less will do."""
         self.forget(row)
 
     def forget(self, row: int) -> None:
-        """The row is finished; drop what was kept for it."""
+        """The sequence has ended; drop what was kept for it."""
 
     def record(self) -> None:
-        """An engine whose passes are recorded (buckets.py) wishes that yours were, too. Called before the first row."""
+        """An engine that records its passes (buckets.py) has drafting recorded, too. Called before any sequence."""
         if self.recorded is None and self.for_many is not None and self.for_many.takes(self):
             self.recorded = self.for_many(self)

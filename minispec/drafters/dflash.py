@@ -28,6 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from ..cache import KVCache
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_folder, is_public
+from ..kernels import linear
 from .base import Context, Draft, Drafter
 from .dflash_head import DFlashHead, keys_values
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
@@ -43,11 +44,15 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
     if is_public(folder):
         return read_dflash(target, folder)
     folder, settings = find_heads(target, "dflash", folder)
-    config = replace(target.config, num_layers=settings["layers"], intermediate_size=settings["mlp"])
-    head_ids = torch.zeros(settings["head_vocab"], dtype=torch.long)
-    head = DFlashHead(config, head_ids, settings["hidden_layers"], settings["block"], settings["own_head"])
+    config, blank = target.config, settings.get("mask_token_id")  # of a drafter in the published form
+    config = replace(config, num_layers=settings["layers"], intermediate_size=settings["mlp"],
+                     qk_norm=config.qk_norm or blank is not None)  # fmt: skip
+    head_ids, shape = torch.zeros(settings["head_vocab"], dtype=torch.long), ("hidden_layers", "block", "own_head")
+    head = DFlashHead(config, head_ids, *(settings[key] for key in shape), public=blank is not None)
     head = head.to(target.device, target.dtype)
     fill(head, folder)
+    if blank is not None:
+        head.blank_is(blank, target.transformer)
     return head
 
 
@@ -55,11 +60,11 @@ class DFlash(Drafter):
     """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
     that ships.
 
-    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the `nodes`
-    likeliest prefixes of the block (None: 15 on a GPU, 32 elsewhere) go to the target together, as a token tree. It
-    costs the drafter nothing, since one pass has scored every blank; with more nodes slightly more tokens are accepted,
-    and the target's pass is wider. Without, it drafts a chain: the likeliest token of each blank. Nothing is sampled,
-    so q is one-hot even where the target samples.
+    `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
+    `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,
+    as a token tree. It costs the drafter nothing, since one pass has scored every blank; with more nodes slightly
+    more tokens are accepted, and the target's pass is wider. Without, it drafts a chain: the likeliest token of
+    each blank. Nothing is sampled, so q is one-hot even where the target samples.
     """
 
     def __init__(
@@ -152,7 +157,7 @@ class DFlash(Drafter):
         slots, attend = self.cache.begin(self.block, whole_block)
         last = self.target.transformer.embed_tokens(torch.tensor([c.tokens[-1] for c in contexts], device=device))
         states = head(everyone(last)[:, None], first + slots, attend)[slot, 0, 1:]  # [b, B − 1, d]
-        return states @ self.head_rows.T
+        return linear(states, self.head_rows)
 
     def record(self) -> None:
         if not self.held:  # sequences that are under way stay where they are

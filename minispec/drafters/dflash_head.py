@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..model import Attention, Config, Layer, RMSNorm, Transformer, rope_at, rotate
+from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 
 
 class DFlashHead(nn.Module):
@@ -29,7 +29,7 @@ class DFlashHead(nn.Module):
         super().__init__()
         d, eps = config.hidden_size, config.norm_eps
         self.config, self.hidden_layers, self.block, self.public = config, tuple(hidden_layers), block, public
-        self.fc = nn.Linear(len(self.hidden_layers) * d, d, bias=False)
+        self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
         self.context_norm = RMSNorm(d, eps)
         if public:
             self.register_buffer("mask", torch.zeros(d), persistent=False)  # the target's, see read_dflash
@@ -37,8 +37,13 @@ class DFlashHead(nn.Module):
             self.mask = nn.Parameter(torch.zeros(d))
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
         self.norm = RMSNorm(d, eps)
-        self.lm_head = nn.Linear(d, len(head_ids), bias=False) if own_head else None
+        self.lm_head = Linear(d, len(head_ids), bias=False) if own_head else None
         self.register_buffer("head_ids", head_ids.clone())
+
+    def blank_is(self, token: int, target: Transformer) -> None:
+        """The published form: a blank is the target's embedding of this token."""
+        self.mask_token_id = token
+        self.mask.copy_(target.embed_tokens.weight[token])
 
     @property
     def dtype(self) -> torch.dtype:

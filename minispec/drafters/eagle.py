@@ -20,6 +20,7 @@ were verified since, from the target's true features; the entries it adds while 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -28,13 +29,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache, attention, per_query_head, visible_slots
+from ..cpu.fused import fused
 from ..files.handle import Model
 from ..files.heads import heads_folder, is_public
 from ..generate import pad
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
 from .eagle_head import EagleHead, spread
-from .growth import grow_batch, likeliest_tokens, tree_size
+from .growth import LEAST, grow_batch, likeliest_tokens, tree_size
 from .read_eagle import read_eagle
 
 __all__ = ["Eagle", "EagleHead", "spread"]
@@ -55,14 +57,17 @@ class Eagle(Drafter):
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
     `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
     where the target samples. A depth costs one pass of the head over `width` tokens. With more nodes slightly more
-    tokens are accepted, and the target's pass is wider: None is 15 on a GPU and 32 elsewhere, with a width of 5 or 8.
+    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.NODES). On a CPU, None
+    also leaves out nodes that are reached with a probability below `least`.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
     head's distribution under `sampling` (None: the target's own).
     """
 
     def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = True,
-                 width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None):  # fmt: skip
+                 width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
+                 least: float = LEAST):  # fmt: skip
+        self.least = least if nodes is None and target.device.type == "cpu" else 0.0
         nodes = tree_size(nodes, target.device, 32)
         width = (8 if nodes > 15 else 5) if width is None else width
         for name, value in (("width", width), ("nodes", nodes)):
@@ -74,12 +79,10 @@ class Eagle(Drafter):
             raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip
         self.width = min(width, len(self.head.head_ids))
-        self.vocab_size = target.config.vocab_size
-        self.hidden_layers = self.head.hidden_layers
+        self.vocab_size, self.hidden_layers = target.config.vocab_size, self.head.hidden_layers
         self.cache: KVCache | None = None
         self.order: list[int] = []  # the sequence in each row of the cache
-        self.read: dict[int, int] = {}  # how many entries of each living sequence the cache holds
-        self.seen: dict[int, int] = {}  # and up to which of its positions they go
+        self.read, self.seen = {}, {}  # how many entries of each living sequence it holds, up to which position
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes of a draft of depth k: the root has `width` children, and so has each expanded node."""
@@ -94,7 +97,7 @@ class Eagle(Drafter):
         ready = [c for c in contexts if len(c.hidden.get(self.hidden_layers[0], ()))]  # a prompt of one token has none
         if k < 1 or not ready:
             return [Draft([]) for _ in contexts]
-        made = self.recorded.propose(ready, k) if self.recorded else self._propose(ready, k)
+        made = (self.recorded.propose if self.recorded else self._propose)(ready, k)
         draft_of = {c.row: draft for c, draft in zip(ready, made, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]
 
@@ -132,7 +135,7 @@ class Eagle(Drafter):
         streams = [pad_sequence([c.hidden[n] for c in contexts], batch_first=True) for n in self.hidden_layers]
         g = self.head.fuse([F.pad(h, (0, 0, 0, 0, 0, len(idle))) for h in streams])  # [R, T, d]
         slots, attend = self.cache.begin(tokens.shape[1])
-        f = self.head(tokens, g, self.head.rope(slots), attend)
+        f = self.head(tokens, g, self.head.rope(slots), attend, self._at_once(tokens))
         self.cache.advance(lengths)
         for c, count in zip(contexts, counts, strict=True):
             self.read[c.row] += count
@@ -156,7 +159,8 @@ class Eagle(Drafter):
                 tokens.append(F.pad(pick(probs[-1], u[:, step]), (0, len(feature) - B)))
             if step < k - 1:
                 slots, attend = self.cache.begin(1)
-                feature = self.head(tokens[-1][:, None], feature[:, None], self.head.rope(slots), attend)[:, 0]
+                run = self._at_once(new := tokens[-1][:, None])
+                feature = self.head(new, feature[:, None], self.head.rope(slots), attend, run)[:, 0]
                 self.cache.advance(1)
         drafted = torch.stack(tokens, 1)[:B].tolist()
         sampled_from = [None] * B if greedy else torch.stack(probs, 1)  # [B, k, V]
@@ -179,7 +183,7 @@ class Eagle(Drafter):
             return likeliest_tokens(self.head.logits(f), self.head.head_ids, self.width)
 
         idle = [0] * (R - len(budgets))  # sequences that only ride along
-        grown = grow_batch(expand, k, self.width, [*budgets, *idle])[: len(budgets)]
+        grown = grow_batch(expand, k, self.width, [*budgets, *idle], self.least)[: len(budgets)]
         return [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in grown]
 
     def _expand(self, tokens: Tensor, g: Tensor, start: Tensor, sees: Tensor, depth: int) -> Tensor:
@@ -189,9 +193,14 @@ class Eagle(Drafter):
         visible = visible_slots(entries, end, F.pad(sees, (0, 0, E - w, 0)))[:, -w:]  # [R, w, S]
         mask = per_query_head(visible, self.cache.groups)
         attend = lambda layer, q, k, v: attention(q, *self.cache.extend(layer, slots, end, k, v), mask)  # noqa: E731
-        f = self.head(tokens, g, self.head.rope((start[:, None] + depth - 1).expand(R, w)), attend)
+        positions, at_once = (start[:, None] + depth - 1).expand(R, w), self._at_once(tokens, sees)
+        f = self.head(tokens, g, self.head.rope(positions), attend, at_once)
         self.cache.advance(w)
         return f
+
+    def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call (cpu/fused.py), or None
+        run, order = fused(self.head, self.cache, tokens), range(self.head.config.num_layers)
+        return run and partial(run, cache=self.cache, mask=mask, order=order)
 
     def _make_room(self, rows: list[int], entries: int) -> None:
         """The sequences asked for in front, the other living ones after them, and space for so many entries more."""

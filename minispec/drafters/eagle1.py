@@ -20,7 +20,8 @@ from torch import Tensor, nn
 
 from ..cache import Attend
 from ..files.handle import Model
-from ..model import MLP, Attention, Config, Layer, RMSNorm, rope_at
+from ..kernels import linear
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 
 
 class Eagle1Head(nn.Module):
@@ -30,7 +31,7 @@ class Eagle1Head(nn.Module):
         super().__init__()
         self.config, d = config, config.hidden_size
         one = replace(config, num_layers=1)
-        self.fc = nn.Linear(2 * d, d, bias=fc_bias)
+        self.fc = Linear(2 * d, d, bias=fc_bias)
         self.self_attn, self.mlp_norm, self.mlp = Attention(one), RMSNorm(d, config.norm_eps), MLP(one)
         self.more = nn.ModuleList(Layer(one) for _ in range(config.num_layers - 1))
         self.to(target.device, target.dtype)
@@ -49,9 +50,17 @@ class Eagle1Head(nn.Module):
         (h,) = streams
         return self.target_norm(h).to(self.dtype)
 
-    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend) -> Tensor:
+    ordinary = property(only_linears)
+
+    @property
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # for cpu/fused.py; the first attends with what it is given
+        return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
+
+    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
         x = self.fc(torch.cat([self.embed(tokens).to(self.dtype), g], -1))
+        if at_once:  # all layers by one call
+            return at_once(x, rope=rope, given=x)[0]
         x = x + self.self_attn(x, rope, partial(attend, 0))
         x = x + self.mlp(self.mlp_norm(x))
         for n, layer in enumerate(self.more, start=1):
@@ -60,7 +69,7 @@ class Eagle1Head(nn.Module):
 
     def logits(self, feature: Tensor) -> Tensor:
         """Features [..., d] to logits of the whole vocabulary, [..., V]."""
-        return F.linear(feature, self.head)
+        return linear(feature, self.head)
 
     def rope(self, positions: Tensor):
         return rope_at(self.config, positions, self.dtype)

@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from ..cache import Attend
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
-from ..model import MLP, Attention, Config, Layer, RMSNorm, rope_at
+from ..kernels import linear
+from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 
 
 @dataclass(frozen=True)
@@ -78,11 +79,11 @@ class EagleHead(nn.Module):
                 self.stream_norms = nn.ModuleList(RMSNorm(d, c.norm_eps) for _ in range(n))
             elif form.stream_norm == "joint":
                 self.stream_norms = RMSNorm(n * d, c.norm_eps)
-            self.fc = nn.Linear(n * d, d, bias=False)
+            self.fc = Linear(n * d, d, bias=False)
             self.embed_norm, self.feature_norm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
-            self.embed_proj = nn.Linear(d, d, bias=False) if form.embed_proj else None
+            self.embed_proj = Linear(d, d, bias=False) if form.embed_proj else None
             self.self_attn = Attention(replace(c, hidden_size=2 * d))  # from both halves …
-            self.self_attn.o_proj = nn.Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
+            self.self_attn.o_proj = Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
             self.mlp_norm, self.mlp = RMSNorm(d, c.norm_eps), MLP(c)
             self.more = nn.ModuleList(Layer(c) for _ in range(layers - 1))
             self.norm = RMSNorm(d, c.norm_eps)
@@ -106,17 +107,18 @@ class EagleHead(nn.Module):
         return self.norm.weight.dtype
 
     def fuse(self, streams: Sequence[Tensor]) -> Tensor:
-        """The target's residual streams [..., d] to one feature [..., d]. Late streams are far larger than early ones,
-        so most forms norm them first."""
+        """The target's residual streams [..., d] to one feature [..., d]."""
+        return self.fc(self.side_by_side(streams)).to(self.dtype)
+
+    def side_by_side(self, streams: Sequence[Tensor]) -> Tensor:
+        """What fc is given, [..., n · d]. Late streams are far larger than early ones, so most forms norm them."""
         streams = [h.to(self.dtype) for h in streams]
         if self.form.stream_norm == "plain":
             streams = [F.rms_norm(h, h.shape[-1:], eps=self.config.norm_eps) for h in streams]
         elif self.form.stream_norm == "each":
             streams = [norm(h) for norm, h in zip(self.stream_norms, streams, strict=True)]
         together = torch.cat(streams, -1)  # [..., n · d]
-        if self.form.stream_norm == "joint":
-            together = self.stream_norms(together)
-        return self.fc(together).to(self.dtype)
+        return self.stream_norms(together) if self.form.stream_norm == "joint" else together
 
     def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens [B, T] and the features before them [B, T, d] → where the residual path starts [B, T, d], and what
@@ -127,18 +129,27 @@ class EagleHead(nn.Module):
             x = x + self.embed_proj(e)
         return x, torch.cat([e, normed], -1)
 
-    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend) -> Tensor:
+    ordinary = property(only_linears)
+
+    @property
+    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # for cpu/fused.py; what the first attends with is normed
+        return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
+
+    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
         """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
         x, both = self.enter(tokens, g)
-        x = x + self.self_attn(both, rope, partial(attend, 0))
-        x = x + self.mlp(self.mlp_norm(x))
-        for n, layer in enumerate(self.more, start=1):
-            x = layer(x, rope, partial(attend, n))
+        if at_once:  # all layers by one call
+            x = at_once(x, rope=rope, given=both)[0]
+        else:
+            x = x + self.self_attn(both, rope, partial(attend, 0))
+            x = x + self.mlp(self.mlp_norm(x))
+            for n, layer in enumerate(self.more, start=1):
+                x = layer(x, rope, partial(attend, n))
         return self.norm(x) if self.form.norm_output else x
 
     def logits(self, feature: Tensor) -> Tensor:
         """Features [..., d] to logits of the tokens `head_ids`, [..., v]."""
-        return F.linear(feature if self.form.norm_output else self.norm(feature), self.head)
+        return linear(feature if self.form.norm_output else self.norm(feature), self.head)
 
     def rope(self, positions: Tensor):
         return rope_at(self.config, positions, self.dtype)
@@ -155,7 +166,7 @@ class EagleHead(nn.Module):
             target.config, num_layers=1, intermediate_size=1
         ):
             raise ValueError("this head has attention or rotations of its own, which minispec's own storage does not "
-                             "keep: write it with minispec.drafters.write_eagle.write_eagle")  # fmt: skip
+                             "keep: write it with minispec.drafters.write_heads.write_eagle")  # fmt: skip
         save_heads(self, folder, heads_for(target, "eagle") | self.shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod

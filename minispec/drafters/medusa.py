@@ -43,8 +43,8 @@ class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
     `heads` are MedusaHeads, their folder or hub id, or None for those that ship. `tree` is "best" (the `nodes` nodes
-    with the most expected tokens, by the heads' accuracies; None: 15 on a GPU, 24 elsewhere), "chain" (the best token
-    of each head), or a list of choices as tree.from_candidates takes it.
+    with the most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES), "chain" (the
+    best token of each head), or a list of choices as tree.from_candidates takes it.
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.

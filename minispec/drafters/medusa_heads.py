@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..files.handle import Model
 from ..files.heads import fill, find_heads, heads_for, save_heads
+from ..kernels import linear
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -45,7 +46,7 @@ class MedusaHeads(nn.Module):
 
     def features(self, h: Tensor) -> Tensor:
         """The features z of every head [..., K, d], from the target's normed states [..., d]."""
-        z = h[..., None, :] + F.silu(F.linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
+        z = h[..., None, :] + F.silu(linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
         for weight, bias in zip(self.more[::2], self.more[1::2], strict=True):
             z = z + F.silu((z[..., None, :] @ weight.mT)[..., 0, :] + bias)  # each head its own [d, d]
         return z
@@ -53,7 +54,7 @@ class MedusaHeads(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Logits of every head on the reduced vocabulary, [..., K, v]."""
         z = self.features(h)
-        return z @ self.head.T if self.head.ndim == 2 else (z[..., None, :] @ self.head.mT)[..., 0, :]
+        return linear(z, self.head) if self.head.ndim == 2 else (z[..., None, :] @ self.head.mT)[..., 0, :]
 
     def candidates(self, h: Tensor) -> Tensor:
         """The likeliest tokens of every head, best first: [..., K, 10]."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..cache import KVCache
 from ..files.handle import Model
 from ..generate import pad
-from ..sampling import Sampling, distributions, pick, uniforms
+from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
 
 
@@ -66,7 +66,7 @@ class DraftModel(Drafter):
         for step in range(k):
             logits = self.memory.read(unread)  # [B, V]
             if greedy:
-                chosen = logits.argmax(-1)  # [B]
+                chosen = largest(logits)  # [B]
             else:
                 probs.append(distributions(logits, samplings))  # [B, V]
                 chosen = pick(probs[-1], u[:, step])

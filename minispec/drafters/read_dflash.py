@@ -40,8 +40,7 @@ def read_dflash(target: Model, folder: Path) -> DFlashHead:
     names["context_norm.weight"] = "hidden_norm.weight"
     weights.fill(head, names)
     weights.finish()
-    head.mask.copy_(target.transformer.embed_tokens.weight[mask])
-    head.mask_token_id = mask
+    head.blank_is(mask, target.transformer)
     return head
 
 

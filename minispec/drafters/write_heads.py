@@ -1,7 +1,8 @@
-"""Write heads in the layout of speculators (0.9.0), which vLLM reads as well: EAGLE-3 and DFlash.
+"""Write heads in published layouts: EAGLE-3 and DFlash as speculators (0.9.0) stores them, Medusa as its authors do.
 
-Only what is computed there is written. The heads that ship have parts that nobody else computes (a path of the token
-around attention, norms before DFlash's fc, a learned blank), so they are refused by name.
+Only what is computed there is written. The EAGLE heads that ship are rewritten first (rewrite.py). The DFlash drafters
+that ship cannot be: they norm each stream before fc, norm the context once more in every layer and have no norms on
+queries and keys, and none of that is a change of weights.
 """
 
 from __future__ import annotations
@@ -19,16 +20,19 @@ from ..files.write import in_place_of, write_whole
 from ..model import Config
 from .dflash_head import DFlashHead
 from .eagle_head import EagleHead
+from .medusa_heads import MedusaHeads, chosen_rows
 from .read_eagle import names_in
+from .rewrite import published_eagle
 
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
 
 def write_eagle(head: EagleHead, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
     """Write an EAGLE-3 or EAGLE-3.1 head. `verifier` is where an engine finds the target, k how deep to draft."""
-    if not (isinstance(head, EagleHead) and head.form.public):
-        raise ValueError("this EAGLE head has a path of the token around attention (embed_proj), or is EAGLE-1, which "
-                         "speculators does not compute: train one with form=Form.eagle3()")  # fmt: skip
+    if not isinstance(head, EagleHead):
+        raise ValueError("this is an EAGLE-1 head, which speculators does not compute: hand over the folder that it "
+                         "was read from")  # fmt: skip
+    head = published_eagle(head, target)
     names = {"fc.weight": "fc.weight", "norm.weight": "norm.weight"} | names_in(head, "layers.0")
     names |= {name: f"layers.{int(name.split('.')[1]) + 1}.{name.split('.', 2)[2]}"
               for name, _ in head.named_parameters() if name.startswith("more.")}  # fmt: skip
@@ -54,13 +58,43 @@ def write_dflash(head: DFlashHead, target: Model, folder: str | Path, verifier: 
     """Write a DFlash drafter. `verifier` is where an engine finds the target."""
     if not head.public:
         raise ValueError("this DFlash drafter norms streams before fc and learned its blank, which no engine computes: "
-                         "train one in the published form (public=True)")  # fmt: skip
+                         "train one with `minispec train dflash --public`")  # fmt: skip
     tensors = dict(head.named_parameters())
     tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
+    if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
+        tensors["lm_head.weight"] = head.head_rows(target.transformer)
     settings = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False,
                 "aux_hidden_state_layer_ids": list(head.hidden_layers)}  # fmt: skip
     k = head.block - 1
     return write(folder, "dflash", settings, tensors, head.head_ids, head.config, target, verifier, k)
+
+
+def write_medusa(heads: MedusaHeads, target: Model, folder: str | Path, base: str | None = None) -> Path:
+    """Write Medusa heads as their authors do: every head with an LM head of its own. `base` is the target's name.
+
+    Heads that borrow rows of the target's get all of its rows, so that tokens outside a reduced vocabulary can be
+    proposed, too; logits of the others stay what they are. Rows of their own for a part of the tokens are refused,
+    because this layout has no way to say that a token is not scored.
+    """
+    folder, (V, d) = Path(folder), target.transformer.lm_head.weight.shape
+    if heads.own_head and heads.head_ids is not None:
+        raise ValueError(f"these Medusa heads have rows of their own for {len(heads.head_ids)} of {V} tokens, which "
+                         "their authors' layout cannot express: train them with the whole vocabulary")  # fmt: skip
+    rows = heads.head if heads.own_head else chosen_rows(target, None)
+    rows = rows.expand(heads.count, V, d)
+    blocks = 1 + len(heads.more) // 2
+    tensors = {}
+    for k, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
+        tensors |= {f"{k}.0.linear.weight": weight, f"{k}.0.linear.bias": bias, f"{k}.{blocks}.weight": rows[k]}
+        for n in range(1, blocks):
+            more = heads.more[2 * n - 2][k], heads.more[2 * n - 1][k]
+            tensors |= dict(zip((f"{k}.{n}.linear.weight", f"{k}.{n}.linear.bias"), more, strict=True))
+    with in_place_of(folder / "medusa_lm_head.safetensors") as file:
+        save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, file)
+    settings = {"medusa_num_heads": heads.count, "medusa_num_layers": blocks,
+                "base_model_name_or_path": base or target.name}  # fmt: skip
+    write_whole(folder / "config.json", json.dumps(settings, indent=1) + "\n")
+    return folder.resolve()
 
 
 def write(folder: str | Path, kind: str, settings: dict, tensors: dict[str, Tensor], head_ids: Tensor, config: Config,

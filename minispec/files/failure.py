@@ -23,11 +23,11 @@ USER, BUG, INTERRUPTED, PIPE_CLOSED = 2, 1, 130, 141
 
 REMEDIES = {
     errno.ENOENT: "there is no such file or folder; check the path",
-    errno.EACCES: "you may not read or write there; give a place of your own, or change its permissions",
-    errno.EPERM: "you may not read or write there; give a place of your own, or change its permissions",
-    errno.EROFS: "this disk is read-only; give a place on another one",
-    errno.ENOSPC: "the disk is full; make room, or give a place on another one",
-    errno.EDQUOT: "your share of the disk is full; make room, or give a place on another one",
+    errno.EACCES: "you may not read or write there; give a folder of your own, or change its permissions",
+    errno.EPERM: "you may not read or write there; give a folder of your own, or change its permissions",
+    errno.EROFS: "this disk is read-only; give a folder on another one",
+    errno.ENOSPC: "the disk is full; make room, or give a folder on another one",
+    errno.EDQUOT: "your share of the disk is full; make room, or give a folder on another one",
     errno.ENOTDIR: "a file is there where a folder is needed; give another path",
     errno.EEXIST: "a file is there where a folder is needed; give another path",
     errno.EISDIR: "this is a folder where a file is needed; give the name of a file",

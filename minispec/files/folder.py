@@ -21,18 +21,42 @@ from safetensors.torch import load as read_safetensors
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
+from ..cpu import machine
 from ..model import Config, Transformer
 from .handle import Model
 from .hf_config import from_hf, to_hf
-from .quantize import dequantize, quantize
+from .quantize import dequantize, quantize, to_int8
 from .registry import locate, weight_files
 from .write import in_place_of, write_whole
 
 
-def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None) -> Model:
-    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one."""
+def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None) -> Model:
+    """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
+
+    `weights="int8"` is for CPUs: another model than the float32 one, with every matrix rounded to a byte per number.
+    """
     device = usable_device(device)  # before anything is fetched
-    return load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    require_weights(weights, device, dtype)
+    model = load_folder(locate(str(name)), name=str(name), device=device, dtype=dtype)
+    if weights == "int8":
+        to_int8(model.transformer)
+    return model
+
+
+def require_weights(weights: str | None, device: torch.device, dtype: torch.dtype | None) -> None:
+    """Refuse weights that cannot be had here."""
+    if weights is None:
+        return
+    if weights != "int8":
+        raise ValueError(f"weights={weights!r}: give int8, or leave it out for the weights as they are")
+    if device.type != "cpu":
+        raise ValueError(f"weights='int8' is for CPUs, and this model would go to {device}: say device='cpu', or leave "
+                         "weights out (a GPU reads 16 bits per parameter)")  # fmt: skip
+    if dtype not in (None, torch.float32):
+        raise ValueError(f"weights='int8' computes in float32: leave out dtype={dtype}")
+    if machine.compiled() is None:
+        raise ValueError("weights='int8' needs numba, without which every token would expand all weights: pip install "
+                         "numba, or leave weights out")  # fmt: skip
 
 
 def usable_device(device: str | torch.device | None = None) -> torch.device:
@@ -64,6 +88,14 @@ def default_dtype(device: str | torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
+def as_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """torch.float64, "float64" or "torch.float64"."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise ValueError(f"dtype={dtype!r}: give torch.float32, torch.bfloat16, torch.float16 or torch.float64")
+    return found
+
+
 def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dtype=None) -> Model:
     """Load a model from a folder in Hugging Face's layout."""
     folder = Path(folder)
@@ -80,9 +112,11 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
-    tensors = read_tensors(folder)
+    device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
+    tensors = read_tensors(folder, into=(device, dtype))
     if lender := raw.get("embeddings_from"):
-        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
+        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"}, into=(device, dtype))
+        borrowed = borrowed["embed_tokens.weight"]
         tensors["embed_tokens.weight"] = borrowed
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
@@ -127,7 +161,7 @@ def chat_template_of(folder: Path) -> str | None:
 def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
     """A Transformer with exactly these tensors, checked by name and shape."""
     device = torch.device(device)
-    dtype = default_dtype(device) if dtype is None else dtype
+    dtype = default_dtype(device) if dtype is None else as_dtype(dtype)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
         warnings.filterwarnings("ignore", message="mkldnn_matmul failed")
     with torch.device("meta"):
@@ -182,15 +216,21 @@ def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.
     packed = {}
     for key, value in tensors.items():
         value = value.detach().cpu().contiguous()
-        if bits and value.ndim == 2:
-            value, scale = quantize(value, bits)
-            packed[f"{key}.scale"] = scale.contiguous()
+        if bits and value.ndim >= 2:  # several of one shape are quantised as one below the other
+            integers, scale = quantize(value.flatten(0, -2), bits)
+            value, packed[f"{key}.scale"] = integers.view(value.shape), scale.contiguous()
         packed[key] = value.to(torch.int32) if key == "head_ids" else value
     return packed
 
 
-def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
-    """All tensors of a folder by our names ("model." stripped), int8 ones expanded."""
+def read_tensors(
+    folder: Path, only: set[str] | None = None, into: tuple[torch.device, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded.
+
+    With `into`, each file's are moved to this device and precision before the next is read: at no time is there more
+    than the model and one shard of it.
+    """
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -205,14 +245,20 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     tensors = {}
     for file in files:
         try:
-            tensors |= _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
+            found = _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
         except FileNotFoundError:
             raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
         except (SafetensorError, OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
-    for key in [key for key in tensors if key.endswith(".scale")]:
-        weight = key.removesuffix(".scale")
-        tensors[weight] = dequantize(tensors[weight], tensors.pop(key).float())
+        for key in [key for key in found if key.endswith(".scale")]:
+            weight = key.removesuffix(".scale")
+            integers = found[weight]
+            found[weight] = dequantize(integers.flatten(0, -2), found.pop(key).float()).view(integers.shape)
+        for key in list(found):  # one by one: what was read is given back at once
+            value = found.pop(key)
+            floating = into and value.is_floating_point()
+            tensors[key] = value.to(into[0], into[1] if floating else None) if into else value
+            del value
     if "head_ids" in tensors:
         tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors

@@ -10,11 +10,13 @@ import operator
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from reprlib import repr as shortened
 
 import torch
 from tokenizers import Tokenizer
 
+from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
 
 
@@ -40,7 +42,19 @@ class Model:
         self.backend = None  # where passes are recorded (a GPU): what replays them, see gpu/backend.py
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {self.dtype}, {self.device})"
+        stored = f"{self.weights} weights: another model than the float32 one" if self.weights else self.dtype
+        return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {stored}, {self.device})"
+
+    @property
+    def weights(self) -> str | None:
+        """ "int8" where the matrices are kept in int8 (`ms.load(…, weights="int8")`); None: as `dtype` says."""
+        return "int8" if isinstance(getattr(self.transformer, "lm_head", None), Int8Linear) else None
+
+    @property
+    def label(self) -> str:
+        """What results call it: not by the path of its folder, and with what was done to its weights."""
+        name = Path(self.name).name or self.name
+        return f"{name} with {self.weights} weights (another model than the float32 one)" if self.weights else name
 
     @property
     def config(self) -> Config:
@@ -56,7 +70,9 @@ class Model:
 
     @property
     def num_parameters(self) -> int:
-        return sum(p.numel() for p in self.transformer.parameters())
+        bytewise = [m for m in self.transformer.modules() if isinstance(m, Int8Linear)]
+        whole = sum(m.in_features * m.out_features for m in bytewise)
+        return sum(p.numel() for p in self.transformer.parameters()) + whole
 
     make_backend: Callable | None = None  # minispec/__init__.py hands in the GPU's: nothing here imports it
 

@@ -11,13 +11,16 @@ import math
 from ..model import Config, RopeScaling
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
 
 
 def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
     kind = c.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"model_type={kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    experts = next((key for key in EXPERTS if c.get(key)), None)
+    if kind not in ARCHITECTURES or experts:
+        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
+        raise ValueError(f"{named} is not supported; supported are dense models of {', '.join(ARCHITECTURES)}")
     if (act := c.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
     rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together

@@ -111,6 +111,11 @@ def add_device(parser: argparse.ArgumentParser, default: str | None = None) -> N
                         help="cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)")  # fmt: skip
 
 
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--weights", choices=("int8",), help="on a CPU: round the target's matrices to int8, another "
+                        "model with a quarter of the bytes per token (default: as they are)")  # fmt: skip
+
+
 def add_prompt(parser: argparse.ArgumentParser, help: str = "how the text begins") -> None:
     parser.add_argument("--prompt", type=text, default="Once upon a time", help=f"{help} (default: %(default)s)")
 

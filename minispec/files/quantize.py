@@ -6,8 +6,13 @@ per tensor, and a scale per group of a row beats both, at the price of storing m
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ..cpu.int8 import Int8Linear
+from ..model import Transformer
 
 
 def quantize(weight: Tensor, bits: int = 8, group: int | None = None) -> tuple[Tensor, Tensor]:
@@ -31,3 +36,22 @@ def dequantize(integers: Tensor, scale: Tensor) -> Tensor:
     rows, columns = integers.shape
     blocks = integers.view(rows, scale.shape[1], -1).to(scale.dtype) * scale[..., None]
     return blocks.view(rows, columns)
+
+
+def int8_layer(linear: nn.Linear) -> Int8Linear:
+    """A linear layer with its weight rounded to int8, one scale per row."""
+    return Int8Linear(*quantize(linear.weight.detach()), linear.bias)
+
+
+def to_int8(transformer: Transformer) -> Transformer:
+    """The same model object with every matrix of the layers and of the LM head in int8; the float32 ones are let go.
+
+    The embedding stays as it is: a lookup reads one row per token, so fewer bits there save no time and cost
+    accuracy. A head tied to it is untied, because a product does read all rows. Norms and biases stay, too.
+    """
+    for module in list(transformer.modules()):
+        for name, part in module.named_children():
+            if isinstance(part, nn.Linear):
+                setattr(module, name, int8_layer(part))
+    transformer.config = replace(transformer.config, tie_embeddings=False)
+    return transformer

@@ -73,7 +73,8 @@ def flash_decode_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor, mask: T
     """What `flash_decode` computes: softmax(q kᵀ / √D) v over the slots that each new token sees."""
     B, H, T, D = q.shape
     Hkv, S = k.shape[1:3]
-    new = lengths.long()[:, None] + torch.arange(T, device=q.device)  # [B, T]: where the new tokens lie
+    entries = T if mask is None else mask.shape[-1]
+    new = lengths.long()[:, None] + torch.arange(entries, device=q.device)  # [B, E]: where they lie, the T newest last
     seen = visible_slots(new, S, mask)  # [B, T, S]
     filled = torch.arange(S, device=q.device) <= new[:, -1:]  # [B, S]
     exact = torch.promote_types(q.dtype, torch.float32)
@@ -165,16 +166,17 @@ def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: tl.constexpr, G: t
     return b, block, split, tl.where(number < 0, splits, 1), idle
 
 
-@jit(do_not_specialize=["T", "FEW", "most", "sequences"])  # one compiled version for all numbers of tokens
+@jit(do_not_specialize=["T", "E", "FEW", "most", "sequences"])  # one compiled version for all numbers of tokens
 def _attend_split(
     q, k, v, tables, starts, counts, lengths, mask, out, part_o, part_m, part_l, scale, capacity, heads, sequences,
     most, q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head,
-    out_token, T, FEW, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
+    out_token, T, E, FEW, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
     SEQUENCES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
     A ragged batch (SEQUENCES > 0) has `counts` in place of T, and T is how many new tokens those with a mask may have.
+    A mask has T rows and E columns: the tokens are the newest T of E entries after `lengths`.
     `most` are the splits of sequences with up to FEW query rows: in a ragged batch the others have one.
     """
     # Neighbouring programs take neighbouring heads of the same slots: in a paged memory these lie side by side.
@@ -208,7 +210,7 @@ def _attend_split(
     by_any = tl.minimum(count, (block * ROWS + ROWS - 1) // G + 1)  # … and so many by some
     if HAS_MASK:
         by_mask = count <= T  # always, but in a ragged batch
-        by_all, by_any = tl.where(by_mask, 0, by_all), tl.where(by_mask, count, by_any)
+        by_all, by_any = tl.where(by_mask, 0, by_all), tl.where(by_mask, count + E - T, by_any)
     end = tl.minimum(length + by_any, capacity)
     tiles = (end + TILE - 1) // TILE
     first, last = split * tiles // splits * TILE, tl.minimum((split + 1) * tiles // splits * TILE, end)
@@ -243,8 +245,8 @@ def _attend_split(
         new = slot - length  # which of the new tokens; negative: the past
         seen = (new[None, :] <= token[:, None]) & filled[None, :]
         if HAS_MASK:
-            inside = ((new >= 0) & (new < T) & filled)[None, :] & (token < T)[:, None]
-            pair = mask + b * mask_batch + token[:, None] * T + new[None, :]
+            inside = ((new >= 0) & (new < E) & filled)[None, :] & (token < T)[:, None]
+            pair = mask + b * mask_batch + token[:, None] * E + new[None, :]
             among_new = tl.load(pair, mask=inside, other=0) != 0
             seen = tl.where(by_mask, (new < 0)[None, :] | among_new, seen)
         m, ell, o = _fold(queries, keys, values, seen, m, ell, o, scale, True, PRECISION)
@@ -295,7 +297,9 @@ def flash_decode(
     k: Tensor,  # [B, Hkv, S, D], a layer of KVCache
     v: Tensor,
     lengths: Tensor,  # [B], on the device: slots filled before the new tokens, at most S − T
-    mask: Tensor | None = None,  # bool [T, T] or [B, T, T]: which new token sees which; None: those up to itself
+    # Which new token sees which, bool [T, T] or [B, T, T]; None: those up to itself. With [B, T, E] the new tokens are
+    # the newest T of E entries after `lengths`.
+    mask: Tensor | None = None,
     *,
     splits: int | None = None,  # programs that share a row's slots; None: enough to fill the GPU
     tiling: Tiling | None = None,
@@ -443,9 +447,10 @@ def _launch(
     out = torch.empty_like(q)
     part_o = q.new_empty(B, heads, few, splits, D, dtype=torch.float32) if splits > 1 else out
     part_m, part_l = q.new_empty(2, B, heads, few, splits, dtype=torch.float32) if splits > 1 else (out, out)
+    entries = T
     if mask is not None:
-        T = mask.shape[-1]  # of a ragged batch it is not q's
-        mask = mask.contiguous().view(torch.uint8).expand(B, T, T)
+        T, entries = mask.shape[-2:]  # of a ragged batch T is not q's
+        mask = mask.contiguous().view(torch.uint8).expand(B, T, entries)
     if tables is not None:
         stages = 2 * stages - 1  # the compiler gives half of them to the table, whose entries must arrive even earlier
     starts, counts = ragged or (lengths, lengths)
@@ -457,9 +462,10 @@ def _launch(
             heads, B, splits,
             batch * q.stride(0), *q.stride()[1:3], *strides[:3], 0 if tables is None else tables.stride(0),
             0 if mask is None else mask.stride(0), batch * out.stride(0), *out.stride()[1:3],
-            T=1 if ragged and mask is None else T, FEW=few, G=G, D=D, BLOCK_SIZE=0 if tables is None else k.shape[1],
-            HAS_MASK=mask is not None, SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows,
-            WIDTH=width, TILE=tile, PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
+            T=1 if ragged and mask is None else T, E=entries, FEW=few, G=G, D=D,
+            BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None,
+            SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile,
+            PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
         )  # fmt: skip
         if splits > 1:
             _merge_splits[(B * heads * few,)](
@@ -517,12 +523,13 @@ def _check(q, k, v, tables, lengths, mask, heads: int, splits: int | None, B: in
         if tensor is not None and (tensor.is_floating_point() or tensor.stride(-1) != 1 or tensor.device != q.device):
             raise ValueError(f"{name}: give whole numbers on {q.device}, contiguous along the last dimension")
     if lengths.shape != (B,):
-        raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each row")
+        raise ValueError(f"lengths is {list(lengths.shape)}, not [{B}]: give one for each sequence")
     if ragged and tables.shape[0] != B:
         raise ValueError(f"tables is {list(tables.shape)}, not [{B}, n]: give one for each sequence")
-    if ragged and mask is not None:
-        T = mask.shape[-1]
-    if mask is not None and (mask.dtype != torch.bool or mask.shape not in ((T, T), (B, T, T))):
-        raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
+    if mask is not None:
+        T = mask.shape[-1] if ragged else T
+        E = T if mask.dim() == 2 else max(T, mask.shape[-1])
+        if mask.dtype != torch.bool or mask.shape not in ((T, T), (B, T, E)):
+            raise ValueError(f"mask is {mask.dtype} {list(mask.shape)}: give bool [{T}, {T}] or [{B}, {T}, {T}]")
     if splits is not None and not 1 <= splits <= MOST_SPLITS:
         raise ValueError(f"splits={splits}: give a number from 1 to {MOST_SPLITS}, or None")

@@ -233,12 +233,17 @@ class RecordedSpeculator(RecordedDecoder):
 Model.make_backend = Backend  # handed in here: a handle knows of no device's backend
 
 
-def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None) -> Model:
+def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None,
+         weights: str | None = None) -> Model:  # fmt: skip
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
 
     `fast` (by default: on a GPU) decodes single prompts by CUDA graphs; where that cannot be, a warning says why.
+
+    `weights="int8"`, on a CPU, rounds every matrix of the layers and the LM head to int8, one scale per row: a quarter
+    of the bytes per token, and another model than the float32 one, whose distributions are close to its and not the
+    same. The embedding's rows stay float32. The float32 matrices are not kept.
     """
-    model = load_model(name, device=device, dtype=dtype)
+    model = load_model(name, device=device, dtype=dtype, weights=weights)
     if fast or (fast is None and model.device.type == "cuda"):
         if model.device.type != "cuda":
             warnings.warn(f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",

@@ -30,13 +30,13 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..files.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
-from ..tree import Draft, ancestors, check_parents
+from ..tree import Draft, check_parents
+from . import tree_kernels
 from .fused import Fused, has_kernels
 from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -182,13 +182,18 @@ class Buckets(Fused):
     def read_drafted(
         self, last: Sequence[int], starts: Sequence[int], tables: Sequence[Sequence[int]],
         drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int,
+        limits: Sequence[tuple[int, int, int]] | None = None,
     ) -> Result:  # fmt: skip
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
-        parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft."""
+        parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft. `limits` are
+        for the draft after this one, if that is to be made without the host: how deep it may be, how many tokens the
+        text has room for beside this pass's one, and how many nodes the draft gets."""
         B, T = rows_of(len(last)), 1 + nodes
-        tokens = [[token, -1 if row is None else row] for token, row in zip(last, drafted, strict=True)]
+        limits = limits or [(0, 0, 0)] * len(last)
+        lines = [[token, -1 if row is None else row, *limit]
+                 for token, row, limit in zip(last, drafted, limits, strict=True)]  # fmt: skip
         self.write([[token] for token in last], starts, tables, B, 1)
-        self.numbers[:B, 1:3] = [*tokens, *[[0, -1]] * (B - len(tokens))]
+        self.numbers[:B, 1:6] = [*lines, *[[0, -1, 0, 0, 0]] * (B - len(lines))]
         self.send(B)
         if (memory.data_ptr(), depth) != self.drafts_at:  # the drafter's memory has grown
             self.drafted, self.drafts_at = {}, (memory.data_ptr(), depth)
@@ -219,10 +224,11 @@ class Buckets(Fused):
         return self.result(B, T, self.count)
 
     def fetch(self) -> Callable[[], list[int]]:
-        """The best tokens of the last pass, one per row, are on their way: what is returned waits for them. The next
-        pass may be launched meanwhile, and the one after it when these have been waited for."""
+        """The best tokens of the last pass are on their way: what is returned waits for them. The next pass may be
+        launched meanwhile, and the one after it when these have been waited for."""
         self.arrivals.reverse()
-        wait = self.arrivals[0].begin(self.best[: self.count])
+        B, T, _ = self.shape
+        wait = self.arrivals[0].begin(self.best[: B * T])
         return lambda: wait().tolist()
 
     def result(self, B: int, T: int, rows: int) -> Result:
@@ -298,10 +304,10 @@ class Buckets(Fused):
         last, row = self.sheet[:B, 1:3].long().split(1, 1)  # [B, 1] each
         tokens, parents = memory[row[:, 0].clamp(min=0), :, : T - 1].unbind(1)  # [B, T − 1]
         there = (tokens >= 0) & (row >= 0)
-        above = ancestors(torch.where(there, parents, -1), depth)
-        mask = F.pad(above, (1, 0, 1, 0))
-        mask[:, :, 0] = True  # everything attends to the last token, and that to itself
-        return torch.cat([last, tokens.masked_fill(~there, 0)], 1), F.pad(above.sum(-1), (1, 0)), mask
+        lay_out = tree_kernels.laid_out if has_kernels(self.device, self.dtype) else tree_kernels.laid_out_torch
+        tokens, parents = tokens.masked_fill(~there, 0), torch.where(there, parents, -1)
+        tokens, mask, offsets = lay_out(tokens, parents, last, torch.ones_like(last[:, 0]), depth)
+        return tokens, offsets, mask
 
     def follow(self, B: int) -> None:
         """`work` for the next token of each row. Padding rows stay where they are."""

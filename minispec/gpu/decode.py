@@ -23,36 +23,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..generate import pad
-from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, finite, truncate, uniforms
+from ..sampling import COLDEST, NOT_FINITE, Sampling, SamplingParams, truncate, uniforms
 from ..trace import Cycle
 from ..tree import Draft
 from ..verify import Verdict, at, chain_batch
 from .fused import FastTransformer
+from .pages import pick, softmax, whole
 from .record import Recorded, on_the_device
-
-PAGE = 256  # numbers of a distribution that `pick_by_page` sums at once
-
-
-def pick_by_page(probs: Tensor, u: Tensor) -> Tensor:
-    """sampling.pick for distributions [B, V] and u [B], without one long running total, which a GPU is slow at.
-
-    First the page on which the total passes u, from the sums of all pages, then the place on that page.
-    """
-    pages = F.pad(probs, (0, -probs.shape[-1] % PAGE)).unflatten(-1, (-1, PAGE))  # [B, n, PAGE]
-    sums = pages.sum(-1, dtype=torch.float64)  # [B, n]
-    totals = sums.cumsum(-1)
-    goal = u[:, None] * totals[:, -1:]  # [B, 1]
-    page = torch.searchsorted(totals, goal, right=True).clamp(max=sums.shape[1] - 1)
-    numbers = pages.gather(1, page[..., None].expand(-1, -1, PAGE))[:, 0].double()  # [B, PAGE]
-    before = (totals - sums).gather(1, page)
-    place = torch.searchsorted(numbers.cumsum(-1), goal - before, right=True)  # [B, 1]
-    # Summed in another order the page may end a hair below the goal: then it is its last possible token.
-    last = torch.where(numbers > 0, torch.arange(PAGE, device=probs.device), 0).amax(-1, keepdim=True)
-    return (page * PAGE + torch.minimum(place, last)).squeeze(-1)
 
 
 class DeviceSampling:
@@ -69,8 +49,10 @@ class DeviceSampling:
         self.numbers.copy_(torch.tensor([max(sampling.temperature, COLDEST), *sampling.cuts], dtype=torch.float64))
 
     def unchecked_probs(self, logits: Tensor) -> Tensor:
-        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         temperature, top_k, top_p, min_p = self.numbers.unbind()  # without a dimension, so that scores keep their dtype
+        if not any(self.steps):
+            return softmax(logits, temperature)
+        scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         cuts = top_k.long()[None], top_p, min_p
         return truncate(scores / temperature, *(n if used else None for n, used in zip(cuts, self.steps, strict=True)))
 
@@ -190,7 +172,7 @@ class FastDecoder:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
-            raise ValueError(f"{len(prompts)} prompts for {self.target.batch} rows of memory: give one for each")
+            raise ValueError(f"{len(prompts)} prompts for {self.target.batch} sequences in memory: give one for each")
         self._refuse_more_than(max(map(len, prompts)) + self.most - 1)
         if sampling is not None:
             self.set_sampling(sampling)
@@ -256,7 +238,7 @@ class FastDecoder:
 
     def _refuse_more_than(self, tokens: int) -> None:
         if tokens > self.target.capacity:
-            raise ValueError(f"capacity={self.target.capacity}: this may need {tokens} slots a row; make the "
+            raise ValueError(f"capacity={self.target.capacity}: this may need {tokens} slots per sequence; make the "
                              "FastTransformer with more, or start again with a shorter prompt")  # fmt: skip
 
     @on_the_device
@@ -283,7 +265,7 @@ class FastDecoder:
         if u is None:
             return self.best(logits)
         p = self.sampling.unchecked_probs(logits)
-        return self.inside(pick_by_page(p, u[:, 0])), finite(p)
+        return self.inside(pick(p, u[:, 0])), whole(p)
 
     def best(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The best token of every row [..., V], and whether there was no NaN or ∞."""
@@ -413,8 +395,8 @@ class FastSpeculator(Speculator):
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
         if target.config.vocab_size != draft.config.vocab_size or target.batch != draft.batch:
             raise ValueError(
-                f"draft has {draft.batch} rows and {draft.config.vocab_size} tokens, target {target.batch} and "
-                f"{target.config.vocab_size}: both need the same rows and the same tokenizer"
+                f"draft has batch {draft.batch} and {draft.config.vocab_size} tokens, target {target.batch} and "
+                f"{target.config.vocab_size}: both need the same batch size and the same tokenizer"
             )
         if draft.capacity < target.capacity:
             raise ValueError(f"draft's capacity={draft.capacity}: give it the target's, {target.capacity}, at least")
@@ -483,7 +465,7 @@ class FastSpeculator(Speculator):
         if u is None:
             return self.best(logits)[0], None
         q = self.draft_sampling.unchecked_probs(logits)
-        return self.inside(pick_by_page(q, u)), q
+        return self.inside(pick(q, u)), q
 
     def judge(
         self, logits: Tensor, drafted: Tensor, qs: Sequence[Tensor], u: Tensor | None
@@ -499,8 +481,8 @@ class FastSpeculator(Speculator):
             token = best.gather(1, accepted[:, None])[:, 0]
         else:
             p = self.sampling.unchecked_probs(logits)  # [B, k + 1, V]
-            p_drafted, sound = at(p[:, :-1], drafted), finite(p) if q is None else finite(p) & finite(q)
-            accepted, token = chain_batch(p, q, drafted, None, u, pick=pick_by_page)
+            p_drafted, sound = at(p[:, :-1], drafted), whole(p) if q is None else whole(p) & whole(q)
+            accepted, token = chain_batch(p, q, drafted, None, u, pick=pick)
             token = self.inside(token)
         return accepted, token, torch.cat([p_drafted.double(), q_drafted.double()], 1), sound
 

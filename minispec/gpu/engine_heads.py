@@ -12,7 +12,8 @@ says before each launch what is new, on one sheet of numbers, as for the target'
     states     those of all new positions, one after the other
 
 The drafts stay on the device, too: the target's pass takes them from there (Buckets.read), and the host builds its own
-`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits.
+`Draft`s while that pass runs. `begin` launches, and `Pending.drafts` waits. Where the next cycle is launched before the
+host has looked at this one (ahead.py), the device writes the lines itself, and `adopt` is all that is left to do.
 
 A request with more than T new positions, after its prompt or when it was not drafted for, has the first of them
 processed before, by an ordinary pass. Memory and sheets grow by doubling, and are recorded anew then.
@@ -34,11 +35,11 @@ from ..cache import KVCache
 from ..drafters.base import Context, Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle
-from ..drafters.growth import trees
 from ..drafters.medusa import Medusa
 from ..model import Config
 from ..tree import Draft
-from .buckets import Arrival, rows_of
+from .ahead import Cycles
+from .buckets import Arrival, Buckets, rows_of
 from .fused import has_kernels
 from .heads import DeviceDrafter, DFlashOnDevice, EagleOnDevice
 from .record import Event, Recorded, on_the_device, why_not_compile
@@ -102,16 +103,17 @@ class Pending:
 
     def __init__(self, owner: DraftsForMany, launch: Launch, rows: list[int]):
         self.memory, self.nodes, self.depth = owner.out, launch.nodes, owner.k  # [rows, 2, …]: tokens and parents
+        self.launch = launch
         self.rows = rows  # of the memory, one for each context
         self.wait, self.made = owner.arrival.begin(owner.out[: launch.rows]), None
 
     def drafts(self) -> list[Draft]:
         """One for each context: wait for them."""
         if self.made is None:
-            tokens, parents = self.wait()[:, :, : self.nodes].unbind(1)
-            grown = trees(tokens, parents)
-            chosen = [grown[row] for row in self.rows]
-            self.made = [Draft(tokens, None, parents) if tokens else Draft([]) for tokens, parents in chosen]
+            numbers, self.made = self.wait()[:, :, : self.nodes].tolist(), []
+            for tokens, parents in map(numbers.__getitem__, self.rows):
+                end = tokens.index(-1) if tokens[-1] < 0 else self.nodes  # no more
+                self.made.append(Draft(tokens[:end], None, parents[:end]) if end else Draft([]))
         return self.made
 
 
@@ -129,7 +131,7 @@ class DraftsForMany:
         self.k = self.count = self.capacity = 0
         self.memory: KVCache | None = None
         self.launches: dict[tuple[int, int], Launch] = {}  # by B and nodes
-        self.sent = Event(self.device)
+        self.sent, self.begun = Event(self.device), 0  # how often drafts were begun
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -149,8 +151,19 @@ class DraftsForMany:
         """Whether it can draft for this sequence."""
         return True
 
+    def ahead(self, buckets: Buckets) -> Cycles:
+        """Launches of whole cycles, with these passes."""
+        return Cycles(self, buckets)
+
+    def adopt(self, contexts: Sequence[Context], launch: Launch) -> Pending:
+        """As `begin`, for drafts that were launched ahead: only the host has to be told."""
+        for c in contexts:
+            self.held[c.row] = range(self.held[c.row].start, len(c.tokens) - 1)
+        return Pending(self, launch, [self.rows[c.row] for c in contexts])
+
     def begin(self, contexts: Sequence[Context], k: int, depths: Sequence[int]) -> Pending:
         """Launch the drafts of these sequences, none deeper than its depth, k at the most."""
+        self.begun += 1
         layers = self.drafter.hidden_layers
         counts = [c.hidden[layers[0]].shape[0] if c.hidden else 0 for c in contexts]
         held = [self.resume(c.row, len(c.tokens) - 1 - count) for c, count in zip(contexts, counts, strict=True)]

@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
 from ..model import Config, Layer, Transformer, rope_at, rotate
-from ..sampling import best_tokens
 from .record import Recorded, on_the_device
 
 PROMPTS = (16, 1024)  # sizes of recorded prompts, from … to
@@ -229,7 +228,8 @@ class Fused:
         self.skinny = skinny if lean else None
         self.compile = compile
         self.enter, self.leave, self.turn = map(self.compiled, (enter, leave, turn))
-        self.half_norm = self.compiled(skinny.half_norm) if lean else None
+        by_kernel = lean and has_kernels(self.device, self.dtype)
+        self.half_norm = lean and (skinny.half_normed if by_kernel else self.compiled(skinny.half_norm))
 
     def compiled(self, function: Callable) -> Callable:
         """The function, compiled if that was asked for."""
@@ -283,7 +283,7 @@ class Fused:
             from .tree_kernels import best_of
 
             return best_of(logits)
-        return best_tokens(logits)
+        return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), -1)  # by torch alone: it may be recorded
 
     def is_lean(self, x: Tensor) -> bool:
         return self.skinny is not None and self.skinny.fits(x, self.lm_head)

@@ -11,6 +11,7 @@ looks under a mask, and that what was verified is handed on inside the device:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -20,11 +21,11 @@ from ..cache import KVCache
 from ..drafters.base import Drafter
 from ..drafters.dflash import DFlash
 from ..drafters.eagle import Eagle, EagleHead
-from ..drafters.growth import grow_tensors
+from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
-from ..tree import ancestors
-from . import tree_kernels
+from . import entry, tree_kernels
+from .entry import at_places
 from .fused import (
     FastTransformer,
     Weights,
@@ -37,6 +38,7 @@ from .fused import (
     turning,
     weights_of,
 )
+from .growing import growing, pruned
 from .products import HalfNormed, fits, half_norm, skinny, skinny_torch
 from .select import likeliest_tokens, select
 
@@ -51,7 +53,7 @@ class DeviceDrafter:
     def __init__(self, drafter: Drafter, target: FastTransformer, k: int):
         self.hidden_layers: Sequence[int] = drafter.hidden_layers
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
-        self.level = self.kernels and self.kernels.level  # None: torch's
+        self.level, self.prune = (self.kernels.level, pruned) if self.kernels else (None, None)  # None: torch's
 
     @classmethod
     def takes(cls, drafter: Drafter) -> bool:
@@ -95,27 +97,17 @@ class LeanLayers:
         return (skinny if few else skinny_torch)(x, weight, bias, eps=self.config.norm_eps, **options)
 
     def __call__(
-        self, half: Tensor | HalfNormed, x: Tensor, positions: Tensor, start: Tensor, mask: Tensor | None = None
-    ) -> tuple[Tensor, HalfNormed]:
-        """T new tokens of every row, the newest of E after `start` [B] (None: all of them) under a mask [B, E, E]."""
-        T, cache = x.shape[1], self.cache
-        slots = cache.lengths[:, None] + self.places[:T]  # [B, T]
-        E = T if mask is None else mask.shape[1]
-        look = self.attend(start, start[:, None] + self.places[:E], cache.capacity, cache.groups, mask)
+        self, half: Tensor | HalfNormed, x: Tensor, positions: Tensor, slots: Tensor, start: Tensor,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, HalfNormed]:  # fmt: skip
+        """T new tokens of every row, in slots [B, T]. With a mask [B, T, E] they are the newest of E entries after
+        `start` [B], and attend to those that it allows; without, to all up to themselves."""
+        cache = self.cache
+        look = self.attend(start, slots if mask is None else start[:, None], cache.capacity, cache.groups, mask)
         for w, gain, keys, values in zip(self.weights, self.gains, cache.keys, cache.values, strict=True):
-
-            def attend(q: Tensor, keys=keys, values=values) -> Tensor:
-                # The mask is square, so the older entries have a row in it, too: nobody asks what they attend to.
-                return look(F.pad(q, (0, 0, E - T, 0)) if E > T else q, keys, values)[:, :, E - T :]
-
             turn = turning(w, keys, values, self.rows, slots, positions, self.cos, self.sin, self.config, self.turn)
-            x, half = lean_layer(self.product, w, half, x, turn, attend, gain)
+            x, half = lean_layer(self.product, w, half, x, turn, partial(look, k=keys, v=values), gain)
         return x, half
-
-
-def at_places(states: Tensor, places: Tensor) -> Tensor:
-    """states [B, T, d] at places [B, m]: [B, m, d]."""
-    return states.take_along_dim(places[..., None], 1)
 
 
 class MedusaOnDevice(DeviceDrafter):
@@ -165,83 +157,81 @@ class EagleOnDevice(DeviceDrafter):
         )  # fmt: skip
         gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
-        self.enter = target.compiled(self.enter)
-        self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and
-        self.features = torch.zeros(B, k + 1, d, **new)  # the features before them
+        self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
+        self.gains = head.embed_norm.weight, head.feature_norm.weight
+        self.enter = entry.enter if self.kernels else target.compiled(entry.enter_torch)
+        self.stream = entry.stream if self.kernels else entry.stream_torch
+        self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
+        self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
 
     @classmethod
     def takes(cls, drafter: Eagle) -> bool:
-        """EAGLE-1 has another layer, and EAGLE-3.1 hands on a normed feature: those draft without a recording."""
-        head = drafter.head
-        return super().takes(drafter) and isinstance(head, EagleHead) and not head.form.norm_output
+        """EAGLE-1 has another layer: it drafts without a recording."""
+        return super().takes(drafter) and isinstance(drafter.head, EagleHead)
 
     def state(self) -> list[Tensor]:
-        return [self.unread, self.features, self.fresh, self.cache.lengths]
+        return [self.unread, self.streams, self.fresh, self.cache.lengths]
 
     def start(self, tokens: Tensor, hidden: dict[int, Tensor], counts: Tensor) -> None:
-        g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [B, T, d]
         self.cache.lengths.zero_()
         if tokens.shape[1] > 1:
+            g = self.head.fuse([hidden[n] for n in self.hidden_layers])  # [B, T, d]
             slots, attend = self.cache.begin(tokens.shape[1])
             self.head(tokens, g, self.head.rope(slots), attend)
-        # The newest entry is read again with the draft, which needs its feature.
+        # The newest entry is read again with the draft, which needs its feature. A prompt of one token has none yet:
+        # any draft will do, but it should depend on nothing that was there before.
         newest = (counts - 1).clamp(min=0)[:, None]
         self.cache.lengths.copy_(newest[:, 0])
         self.fresh.copy_(counts.clamp(max=1))
+        self.unread.zero_()
+        self.streams.zero_()
         if tokens.shape[1]:
             self.unread[:, :1] = tokens.gather(1, newest)
-            self.features[:, :1] = at_places(g, newest)
+            self.keep(hidden, newest)
 
-    def enter(self, tokens: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """Embedded tokens, normed, and beside them the normed features: [B, T, d] and [B, T, 2d]."""
-        e = self.head.embed_norm(self.head.embed(tokens).to(self.head.dtype))
-        return e, torch.cat([e, self.head.feature_norm(g)], -1)
+    def keep(self, hidden: dict[int, Tensor], places: Tensor) -> None:
+        """Hidden states at places [B, m] of a pass become the first m of `streams`."""
+        if self.head.form.stream_norm != "plain":  # the kernel norms without a gain: other forms by torch
+            states = [at_places(hidden[n], places) for n in self.hidden_layers]
+            self.streams[:, : places.shape[1]] = self.head.side_by_side(states)
+            return
+        for n, part in zip(self.hidden_layers, self.streams.chunk(len(self.hidden_layers), -1), strict=True):
+            self.stream(hidden[n], places, part[:, : places.shape[1]], self.head.config.norm_eps)
 
-    def read(self, tokens: Tensor, g: Tensor, positions: Tensor, start: Tensor, sees: Tensor | None = None):
-        """Process entries: tokens [B, T] and the features before them → theirs [B, T, d], and these half-normed."""
-        e, both = self.enter(tokens, g)
-        x = both[..., e.shape[-1] :] if self.head.form.norm_before_residual else g
-        if self.head.embed_proj is not None:
-            x = self.layers.product(e, self.head.embed_proj.weight, residual=x)
-        return self.layers(both, x, positions, start, sees)
-
-    def best(self, half: HalfNormed, places: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The likeliest next tokens after features [B, T, d], and their log-probabilities: [B, T, w], best first."""
-        logits = self.layers.product(half, self.head.head)
-        logits = logits if places is None else at_places(logits, places)
-        return likeliest_tokens(logits, self.head.head_ids, self.width)
+    def read(self, tokens: Tensor, features: Tensor, parents: Tensor | None, positions: Tensor, slots: Tensor,
+             sees: Tensor | None = None) -> tuple[Tensor, HalfNormed]:  # fmt: skip
+        """Process entries: tokens [B, T] after these of the features → theirs [B, T, d], and these half-normed."""
+        head, product = self.head, self.layers.product
+        both, g = self.enter(tokens, self.embedding, features, parents, self.gains, head.config.norm_eps)
+        e, normed = both.chunk(2, -1)
+        x = normed if head.form.norm_before_residual else g
+        if head.embed_proj is not None:
+            x = product(e, head.embed_proj.weight, residual=x)
+        f, half = self.layers(both, x, positions, slots, self.cache.lengths, sees)
+        return head.norm(f) if head.form.norm_output else f, half
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        lengths, B = self.cache.lengths, len(count)
-        f, half = self.read(self.unread, self.features, lengths[:, None] + self.layers.places[: self.k + 1], lengths)
-        newest = (self.fresh - 1).clamp(min=0)[:, None]  # [B, 1]
-        tokens, log_q = self.best(half, newest)
-        # A prompt of one token has no feature yet. Any draft will do, but numbers they must be.
-        f, log_q = torch.where(self.fresh[:, None, None] > 0, at_places(f, newest), 0), log_q.nan_to_num()
+        lengths, places, product = self.cache.lengths, self.layers.places, self.layers.product
+        width = min(self.width, self.nodes)  # no more children of one node can be kept
+        trees = growing(self.kernels, self.head, width, self.nodes, self.k)
+        verified = lengths[:, None] + places[: self.k + 1]
+        g = product(self.streams, self.head.fc.weight)  # [B, k + 1, d]
+        f, half = self.read(self.unread, g, None, verified, verified)
         self.cache.advance(self.fresh)
-        start = lengths.clone()
-        above = torch.zeros(B, 0, dtype=torch.long, device=f.device)  # [B, E], the draft entries' parents among them
-        root = tokens, log_q
-
-        def expand(depth: int, tokens: Tensor | None, parents: Tensor | None) -> tuple[Tensor, Tensor]:
-            nonlocal f, above
-            if depth == 0:
-                return root
-            (_, w), E = parents.shape, above.shape[1]
-            entries = parents + (E - f.shape[1]) if E else torch.full_like(parents, -1)  # the first have the root's
-            above = torch.cat([above, entries], 1)
-            sees = self.kernels.masks(above, depth)[0] if self.kernels else ancestors(above, depth)
-            f, half = self.read(tokens, at_places(f, parents), (start[:, None] + depth - 1).expand(B, w), start, sees)
-            self.cache.advance(w)
-            return self.best(half)
-
-        drafted = grow_tensors(expand, self.k, self.width, self.nodes, self.budgets, self.depths, select, self.level)
-        lengths.copy_(start)
-        return drafted
+        tokens, parents, sees = trees.add(product(half, self.head.head), self.fresh)
+        # Draft entries come after what is verified. Nobody counts them, so the next cycle overwrites them.
+        entries = range((self.k - 1) * width)
+        after = numbers((*entries, *(n // width for n in entries)), lengths.device).view(2, 1, len(entries))
+        slots, positions = lengths[:, None] + after  # [B, E] each
+        for first in range(0, len(entries), width):
+            new = slice(first, first + width)
+            f, half = self.read(tokens, f, parents, positions[:, new], slots[:, new], sees)
+            tokens, parents, sees = trees.add(product(half, self.head.head))
+        return trees.prune(self.budgets, self.depths)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
-        self.features.copy_(self.head.fuse([at_places(hidden[n], verified) for n in self.hidden_layers]))
+        self.keep(hidden, verified)
         self.unread.copy_(run)
         self.fresh.copy_(kept)
 
@@ -294,11 +284,12 @@ class DFlashOnDevice(DeviceDrafter):
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths = self.cache.lengths
         x, half = self.enter(text.gather(1, count[:, None] - 1))
-        _, half = self.layers(half, x, lengths[:, None] + self.places[: self.block], lengths, self.whole)
+        slots = lengths[:, None] + self.places[: self.block]
+        _, half = self.layers(half, x, slots, slots, lengths, self.whole)
         logits = self.layers.product(half, self.drafter.head_rows)[:, 1 : self.depth + 1]  # [B, depths, v]
         fillings = self.drafter.fillings(logits, likeliest_tokens)
         width, limits = self.drafter.nodes, (self.budgets, self.depths)
-        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level)
+        return grow_tensors(fillings, self.depth, width, self.nodes, *limits, select, self.level, self.prune)
 
     def settle(self, hidden: dict[int, Tensor], verified: Tensor, run: Tensor, kept: Tensor) -> None:
         self.add({n: at_places(hidden[n], verified) for n in self.hidden_layers}, kept)

@@ -79,6 +79,27 @@ def skinny_torch(
 
 
 @jit
+def _half_norm(x, gain, scaled, squares, d, WIDTH: tl.constexpr):
+    """One token."""
+    token, i = tl.program_id(0).to(tl.int64), tl.arange(0, WIDTH)
+    exact = tl.load(x + token * d + i, mask=i < d, other=0.0).to(tl.float32)
+    g = tl.load(gain + i, mask=i < d, other=0.0).to(tl.float32)
+    tl.store(scaled + token * d + i, (exact * g).to(scaled.dtype.element_ty), mask=i < d)
+    tl.store(squares + token, tl.sum(exact * exact, 0))
+
+
+def half_normed(x: Tensor, gain: Tensor) -> HalfNormed:
+    """As `half_norm`, by one kernel."""
+    d, x = x.shape[-1], x.contiguous()
+    scaled = torch.empty_like(x, dtype=half_normed_dtype(x.dtype))
+    squares = torch.empty(1, x.numel() // d, dtype=torch.float32, device=x.device)
+    with torch.cuda.device_of(x):
+        _half_norm[(x.numel() // d,)](x, gain, scaled, squares, d, WIDTH=triton.next_power_of_2(d),
+                                      num_warps=4 if d <= 2048 else 8)  # fmt: skip
+    return HalfNormed(scaled, squares)
+
+
+@jit
 def _strip(w, at, usable, xs, total, PRECISION: tl.constexpr):
     """One strip of some rows of W [ROWS, WIDE] with all tokens [TOKENS, WIDE], added to total [ROWS, TOKENS]."""
     weights = tl.load(w + at, mask=usable, other=0.0, eviction_policy="evict_first")  # nobody reads them again

@@ -73,22 +73,56 @@ def _best_on_page(logits, values, places, tops, sums, V, PAGE: tl.constexpr, COU
 
 
 @jit
-def _best_of_pages(values, places, tops, sums, ids, tokens, log_q, pages, COUNT: tl.constexpr, PAGES: tl.constexpr,
-                   ALL: tl.constexpr):  # fmt: skip
-    """The COUNT highest of a row, from those of its pages: which tokens they are, and their log-probabilities."""
-    row, page, i = tl.program_id(0).to(tl.int64), tl.arange(0, PAGES), tl.arange(0, ALL)
-    top = tl.load(tops + row * pages + page, mask=page < pages, other=float("-inf"))
-    part = tl.load(sums + row * pages + page, mask=page < pages, other=0.0)
-    highest = tl.max(top, 0)
-    log_sum = highest + tl.log(tl.sum(part * tl.exp(top - highest), 0))
-    there = i < pages * COUNT
-    x = tl.load(values + row * pages * COUNT + i, mask=there, other=float("-inf"))
+def top_of_pages(
+    values, places, tops, sums, ids, tokens, log_q, row, there, at, pages, v, COUNT: tl.constexpr, PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+):  # fmt: skip
+    """The COUNT highest of some rows [ROWS], those that are there, from the highest of their pages: which tokens they
+    are, and their log-probabilities, to `at` [ROWS] and after it. NaN may choose any token, but a token it is."""
+    page, i = tl.arange(0, PAGES), tl.arange(0, ALL)
+    used = there[:, None] & (page < pages)[None, :]
+    top = tl.load(tops + row[:, None] * pages + page[None, :], mask=used, other=float("-inf"))  # [ROWS, PAGES]
+    part = tl.load(sums + row[:, None] * pages + page[None, :], mask=used, other=0.0)
+    highest = tl.max(top, 1)
+    log_sum = highest + tl.log(tl.sum(part * tl.exp(top - highest[:, None]), 1))
+    every, first = pages * COUNT, row * pages * COUNT
+    candidate = there[:, None] & (i < every)[None, :]
+    x = tl.load(values + first[:, None] + i[None, :], mask=candidate, other=float("-inf"))  # [ROWS, ALL]
     for n in tl.static_range(COUNT):
-        at = tl.argmax(x, 0, tie_break_left=True)
-        place = tl.load(places + row * pages * COUNT + at)
-        tl.store(tokens + row * COUNT + n, tl.load(ids + place))
-        tl.store(log_q + row * COUNT + n, tl.max(x, 0) - log_sum)
-        x = tl.where(i == at, float("-inf"), x)
+        best = tl.argmax(x, 1, tie_break_left=True)
+        place = tl.load(places + first + tl.minimum(best, every - 1), mask=there, other=0)
+        tl.store(tokens + at + n, tl.load(ids + tl.minimum(place, v - 1), mask=there, other=0), mask=there)
+        tl.store(log_q + at + n, tl.max(x, 1) - log_sum, mask=there)
+        x = tl.where(i[None, :] == best[:, None], float("-inf"), x)
+
+
+@jit
+def _best_of_pages(values, places, tops, sums, ids, tokens, log_q, pages, v, COUNT: tl.constexpr, PAGES: tl.constexpr,
+                   ALL: tl.constexpr):  # fmt: skip
+    """One row."""
+    row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
+    top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, row >= 0, row * COUNT, pages, v, COUNT, PAGES,
+                 ALL)  # fmt: skip
+
+
+MOST_CANDIDATES = 8192  # that one program holds
+
+
+def best_of_each_page(logits: Tensor, count: int, together: int = 1) -> tuple[tuple[Tensor, ...], int, int]:
+    """Of every page of logits [..., v]: the `count` highest, where they are, the highest, and Σ exp relative to it; how
+    many pages a row has, and how many candidates, rounded up. A program is to hold those of `together` rows."""
+    v, page = logits.shape[-1], 512
+    candidates = lambda: triton.next_power_of_2(-(-v // page) * count)  # noqa: E731
+    while together * candidates() > MOST_CANDIDATES and page < 8192:
+        page *= 2
+    logits = logits.reshape(-1, v).contiguous()
+    rows, pages = len(logits), -(-v // page)
+    values = logits.new_empty(rows, pages * count, dtype=torch.float32)
+    places = torch.empty(rows, pages * count, dtype=torch.int32, device=logits.device)
+    tops, sums = logits.new_empty(2, rows, pages, dtype=torch.float32)
+    with torch.cuda.device_of(logits):
+        _best_on_page[(rows, pages)](logits, values, places, tops, sums, v, PAGE=page, COUNT=count, num_warps=4)
+    return (values, places, tops, sums), pages, candidates()
 
 
 def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -97,16 +131,12 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     *shape, v = logits.shape
     if count > 16 or logits.dtype == torch.float64 or unavailable(logits.device) is not None:
         return growth.likeliest_tokens(logits, ids, count)
-    logits, page = logits.reshape(-1, v), 512
-    rows, pages = len(logits), -(-v // page)
-    values, log_q = (logits.new_empty(rows, n, dtype=torch.float32) for n in (pages * count, count))
-    tops, sums = logits.new_empty(2, rows, pages, dtype=torch.float32)
-    places = torch.empty(rows, pages * count, dtype=torch.int32, device=logits.device)
-    tokens = torch.empty(rows, count, dtype=torch.long, device=logits.device)
+    parts, pages, candidates = best_of_each_page(logits, count)
+    log_q = torch.empty(*shape, count, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(*shape, count, dtype=torch.long, device=logits.device)
     with torch.cuda.device_of(logits):
-        _best_on_page[(rows, pages)](logits, values, places, tops, sums, v, PAGE=page, COUNT=count, num_warps=4)
-        _best_of_pages[(rows,)](
-            values, places, tops, sums, ids, tokens, log_q, pages, COUNT=count, PAGES=triton.next_power_of_2(pages),
-            ALL=triton.next_power_of_2(pages * count), num_warps=1,
+        _best_of_pages[(log_q.numel() // count,)](
+            *parts, ids, tokens, log_q, pages, v, COUNT=count, PAGES=triton.next_power_of_2(pages), ALL=candidates,
+            num_warps=1,
         )  # fmt: skip
-    return tokens.view(*shape, count), log_q.view(*shape, count)
+    return tokens, log_q

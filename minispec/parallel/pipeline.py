@@ -87,7 +87,7 @@ def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4,
         dtype: torch.dtype | None = None) -> tuple[Tensor, list[dict]]:  # fmt: skip
     """A pass over tokens [B, T] in a pipeline of fresh processes: logits [B, T, V], and the timeline."""
     if not 1 <= microbatches <= len(tokens):
-        raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the number of rows")
+        raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the batch size")
     results = launch(stage_of, ranks, str(model), tokens, microbatches, dtype)
     return results[-1][0], Timeline.merge([timeline for _, timeline in results])
 

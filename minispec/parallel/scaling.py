@@ -6,8 +6,9 @@ The formulas of theory.py, put together for models of known shape under these as
 2. Tensor parallelism divides weights and FLOPs evenly. It divides keys and values up to one head a GPU; beyond that the
    heads are copied, so that 16 GPUs hold as much cache each as 8 do where there are 8 key/value heads.
 3. A pass has two all-reduces a layer and gathers the logits. No communication hides behind computing.
-4. A collective takes log₂(GPUs) steps of fixed latency, and its bytes at the link's bandwidth: in a ring inside each
-   node, then between the nodes. The latencies are round numbers of today's hardware; measure yours.
+4. A collective takes log₂(GPUs) steps of fixed latency, and sends as few bytes as a ring does, at the link's bandwidth:
+   inside each node, then between the nodes. Real algorithms trade one for the other: a ring of t takes 2(t − 1) steps,
+   and one-shot kernels take one step and send more. The latencies are round numbers of today's hardware; measure yours.
 5. Nothing else takes time: no sampling, no launches, no waiting for requests.
 
 Real engines stay below these numbers. What holds is the order of things: where a curve bends, and why.

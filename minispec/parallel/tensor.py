@@ -141,8 +141,8 @@ def agree(_, inputs: tuple[Tensor]) -> None:
     dist.all_reduce(extremes, dist.ReduceOp.MAX)
     if int(extremes[0]) != -int(extremes[1]):
         raise ValueError(
-            "the ranks read different tokens: give all of them the same prompt, a seed where they sample, and a number "
-            'as k (k="auto" listens to each rank\'s own clock)'
+            "the ranks process different tokens: give all of them the same prompt, a seed where they sample, and a "
+            'number as k (k="auto" follows each rank\'s own clock)'
         )
 
 
@@ -254,7 +254,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options.add_draft_length(top, auto=False)
     options.add_tokens(top, 64)
     options.add_temperature(top, 0.0)
-    options.add_seed(top, None, "the same seed, the same text (default: another one every time)")
+    options.add_seed(top, None, "the same seed gives the same output (default: another one every time)")
     args = top.parse_args(argv)
     if "RANK" not in os.environ:
         top.error("this runs on several ranks: start it with torchrun, as above")
@@ -287,7 +287,7 @@ def report(target: Model, out) -> str:
     ranks = dist.get_world_size()
     kv = target.transformer.new_cache(1, 1).bytes_per_token
     said = f"{ranks} ranks, {len(out.tokens)} tokens, {kv} bytes of keys and values a token on each"
-    return said if out.trace is None else f"{said}, {out.trace.tokens_per_cycle:.2f} tokens a cycle"
+    return said if out.trace is None else f"{said}, {out.trace.tokens_per_cycle:.2f} tokens per cycle"
 
 
 if __name__ == "__main__":

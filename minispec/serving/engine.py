@@ -170,7 +170,8 @@ class Engine:
         with self.lock:
             for id in list(self.jobs):
                 self.abort(id)
-            self.closed, self.runner.cache, self.runner.buckets = True, None, None
+            self.closed = True
+            self.runner.release()
 
     def _job(self, prompt, max_new_tokens: int | None = None, *, params: SamplingParams | None = None, index: int = 0,
              stream: Callable[[str], None] | None = None, k: int | None = None, priority: int = 0,
@@ -226,8 +227,9 @@ class Engine:
         turns = [Turn(scheduled, self.jobs[scheduled.request.id]) for scheduled in plan.scheduled]
         try:
             self._begin(plan)
+            runner.adopt(turns)
             clock.lap("scheduling")
-            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length])
+            self._attempt(runner.draft, [turn for turn in turns if turn.plan.draft_length and not turn.asked])
             clock.lap("drafting")
             self._attempt(runner.forward, turns)
             if runner.may_run_ahead(turns) and self.scheduler.reserve_ahead(plan):
@@ -237,9 +239,7 @@ class Engine:
             clock.lap("pass")
             self._attempt(runner.judge, emitting)
             runner.keep(turns)
-            runner.gather(turns)
-            for turn in turns:
-                self._attempt(runner.settle, [turn])
+            runner.settle_all(turns, self._fail)
             clock.lap("sampling")
         except BaseException:  # Ctrl-C: what has no result is planned again, and the drafter starts it afresh
             for turn in turns:

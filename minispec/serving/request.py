@@ -61,6 +61,7 @@ class ScheduledRequest:
     prefill: bool  # more than one token to process, or just admitted
     draft_length: int = 0  # how deep its draft may be
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
+    share: int = 0  # the most that it could have been, if drafts of this depth had as many
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
 
     def __post_init__(self):
@@ -82,6 +83,7 @@ class Step:
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     admitted: list[Hashable] = field(default_factory=list)
     preempted: list[Hashable] = field(default_factory=list)
+    ahead: bool = False  # slots are reserved for the cycle after this one, too
 
     def add(self, request: Request, count: int, prefill: bool) -> None:
         self.scheduled.append(ScheduledRequest(request, request.num_computed_tokens, count, prefill))

@@ -9,14 +9,14 @@ once more for the others.
 
 The host looks at the device once per step, for the next tokens. As long as the same requests go on decoding, it need
 not even wait with the next pass for that: the tokens are on the device already, so the pass after this one is launched
-first and looked at in the next step (`run_ahead`). If a request turns out to have ended, that pass is dropped, and
-launched again without it. Drafts that the device makes stay there, too: the pass over them is launched right behind.
+first and looked at in the next step. Drafts that the device makes stay there, too: the pass over them is launched right
+behind, and for greedy requests the whole next cycle after it (ahead.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -27,16 +27,15 @@ from ..speculate import check_shapes, propose
 from ..trace import Cycle
 from ..tree import view
 from ..verify import greedy_draft, judge
+from .ahead import HIDDEN_WINDOW, RunsAhead
 from .blocks import BlockPool
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .request import Result
-from .turn import Ahead, Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran, sample, side_by_side
-
-HIDDEN_WINDOW = 512  # while the batch is too full to draft, the hidden states of so many tokens wait (or the prompt's)
+from .turn import Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran, sample, side_by_side
 
 
-class Runner:
+class Runner(RunsAhead):
     """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are recorded."""
 
     def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, max_num_seqs: int, most_nodes: int,
@@ -57,7 +56,7 @@ class Runner:
         self.pending = None  # drafts of this step that are on the device (gpu/engine_heads.py) …
         self.drafting: list[Turn] = []  # … and whose they are
         self.latest: Results | None = None  # of this step, in the memory that passes of fixed shape share
-        self.ahead, self.runs_ahead = None, drafter is None  # a pass under way for the next step; whether there may be
+        self.prepare_ahead()
 
     def begin(self) -> Clock:
         """A step begins; its clock."""
@@ -130,8 +129,10 @@ class Runner:
         """A pass of fixed shape for requests that decode; False: there is none for so many tokens."""
         if self.latest:  # after a fault each runs alone, one after the other, before any of them is looked at
             self.latest.move()
-        ahead, self.ahead = self.ahead, None
-        if ahead and ahead.serves(turns):
+        ahead, cycle, self.ahead, self.adopted = self.ahead, self.adopted, None, None
+        if cycle:
+            self._ran_in_bucket(turns, [1] * len(turns), cycle.results, cycle.width, [turn.row for turn in turns])
+        elif ahead and ahead.serves(turns):
             self._ran_in_bucket(turns, [1] * len(turns), ahead.results, 1)
         elif self._on_device(turns):
             self._drafted_pass(turns)
@@ -199,33 +200,17 @@ class Runner:
         self.clock.lap("scheduling")
         last, starts = [turn.job.context.tokens[-1] for turn in turns], [turn.plan.start for turn in turns]
         drafted, where = [row_of.get(turn) for turn in turns], (pending.memory, pending.nodes, pending.depth)
-        results = self.buckets.read_drafted(last, starts, tables, drafted, *where)
+        limits = [(turn.plan.request.k, turn.plan.request.room, turn.plan.share) for turn in turns]
+        for turn in turns:
+            turn.share = turn.plan.share
+        results = self.buckets.read_drafted(last, starts, tables, drafted, *where, limits)
         self._ran_in_bucket(turns, [1] * len(turns), flat(*results), 1 + pending.nodes)
 
-    def _ran_in_bucket(self, turns: Sequence[Turn], counts: Sequence[int], results: Results, T: int) -> None:
-        ran(turns, counts, results, [T] * len(turns), [T] * len(turns))
+    def _ran_in_bucket(self, turns: Sequence[Turn], counts: Sequence[int], results: Results, T: int, rows=None) -> None:
+        for turn, count, row in zip(turns, counts, rows or range(len(turns)), strict=True):
+            turn.row = row
+            turn.ran(count, results, row * T, row * T)
         self.latest = results
-
-    def may_run_ahead(self, turns: Sequence[Turn]) -> bool:
-        """Whether the next tokens of all turns will be on the device without a look at anything: they come from one
-        pass in a fixed shape, nothing was drafted, and no token is forbidden."""
-        return (
-            self.latest is not None
-            and self.runs_ahead
-            and all(turn.results is self.latest and turn.runs and not turn.held for turn in turns)
-        )
-
-    def run_ahead(self, turns: Sequence[Turn]) -> None:
-        """Launch the pass after this one, before anybody has looked at this one's tokens."""
-        try:
-            self._sample(self.latest, turns)
-            self.latest.wait = self.buckets.fetch()  # the next pass will overwrite what is on its way to the host
-            results = flat(*self.buckets.again(self._tables(turns)))
-        except Exception:  # it will be done again, for each alone or in the next step, and then the error counts
-            self.runs_ahead = False  # whatever it was, it is not to be met in every step
-            return
-        plans = [turn.plan for turn in turns]
-        self.ahead = Ahead([p.request for p in plans], [p.start + 1 for p in plans], results)
 
     # ---- what it says ----------------------------------------------------------------------------------------------
 
@@ -276,11 +261,16 @@ class Runner:
                 turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
 
     def keep(self, turns: Sequence[Turn]) -> None:
-        """The accepted path of a tree moves together, to the slots right after the certain token."""
+        """The accepted path of a tree moves together, to the slots right after the certain token; and the drafter is to
+        get its hidden states. Where the next cycle is under way, the device has seen to both."""
+        if self.next_cycle:
+            self.next_cycle.learn()
+            return
         trees = [turn for turn in turns if turn.runs and turn.draft.parents is not None and turn.cycle.path]
         if trees:
             starts, paths = [turn.plan.start + turn.plan.count for turn in trees], [turn.cycle.path for turn in trees]
             (self.buckets.move if self.buckets else self.cache.gather)(self._tables(trees), starts, paths)
+        self.gather(turns)
 
     def gather(self, turns: Sequence[Turn]) -> None:
         """The hidden states of verified tokens, of all requests that draft by one index for each layer."""
@@ -289,9 +279,17 @@ class Runner:
             if some:
                 hand_out(results.hidden, some)
 
-    def settle(self, turns: Sequence[Turn]) -> None:
+    def settle_all(self, turns: Sequence[Turn], fail: Callable[[Job, Exception], None]) -> None:
+        """Each for itself: a callback may raise, or abort others."""
+        for turn in turns:
+            if turn.runs:
+                try:
+                    self.settle(turn)
+                except Exception as error:
+                    fail(turn.job, error)
+
+    def settle(self, turn: Turn) -> None:
         """Hand out what the pass gave one request: to the caller, to the scheduler, and to the drafter."""
-        [turn] = turns
         job, cycle = turn.job, turn.cycle
         if turn.states:
             newest = self.drafter.hidden_window or max(job.prompt_tokens, HIDDEN_WINDOW)

@@ -9,13 +9,15 @@ Drafts are served last: they take neither tokens nor blocks from certain work.
 
 When blocks run out, a running request that cannot get its next slot preempts the last one in the order (priority,
 arrival), possibly itself. The preempted request loses its blocks and is computed again later, except for what is still
-cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end.
+cached. A request is never preempted by one after it, so the first in the order always advances, and all of them end,
+unless requests of higher priority keep arriving. (`check` refuses what does not fit into the pool alone.)
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from operator import attrgetter
 
 from .blocks import BlockPool, at_least
@@ -57,7 +59,7 @@ class Scheduler:
         self.pool, self.max_num_seqs, self.max_num_batched_tokens = pool, max_num_seqs, max_num_batched_tokens
         self.max_chunk = max_num_batched_tokens if max_chunk is None else max_chunk
         self.draft_budget = max_num_batched_tokens if draft_budget is None else draft_budget
-        self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, max_tree_nodes, scratch_slots
+        self.lookahead, self.max_tree_nodes, self.scratch_slots = lookahead, cache(max_tree_nodes), scratch_slots
         at_least("max_num_seqs", max_num_seqs, 1)
         every = " (max_num_seqs: every running request processes a token per step)"
         at_least("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs, every)
@@ -67,6 +69,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # both in the order (priority, arrival)
         self.running: list[Request] = []
         self.arrivals = self.steps = 0
+        self.reserved = False  # slots are reserved for a whole cycle ahead
         self._ended: list[Hashable] = []  # since the last record
 
     # ---- requests come and go --------------------------------------------------------------------------------------
@@ -119,6 +122,9 @@ class Scheduler:
         into `request.draft_tokens`, and its pass processes `scheduled.tokens`."""
         step = Step(self.steps, self.max_num_batched_tokens)
         self.steps += 1
+        if self.reserved and not self._others_find_blocks():
+            for request in self.running:
+                self.pool.trim(request.id)
         behind = [(request, request.behind) for request in self.running]
         self._decode(step, [request for request, tokens in behind if tokens == 1])
         for request in [request for request, tokens in behind if tokens > 1 and request.status == RUNNING]:
@@ -135,7 +141,7 @@ class Scheduler:
         for request in decoding:
             if request.status != RUNNING:  # preempted by one before it
                 continue
-            while self.pool.allocate(request.id, request.num_tokens) is None:
+            while not self._reserve(request, request.num_tokens):
                 victim = self.running[-1]
                 self._preempt(step, victim)
                 if victim is request:
@@ -169,7 +175,7 @@ class Scheduler:
     def _speculate(self, step: Step) -> None:
         """Lookahead slots for the requests that decode: fewer nodes each as the batch fills, then fewer requests."""
         willing = [s for s in step.scheduled if not s.prefill and s.request.k != 0]
-        depths = [min(self.lookahead if s.request.k is None else s.request.k, s.request.room) for s in willing]
+        depths = [min(self._depth(s.request), s.request.room) for s in willing]
         drafting = [(scheduled, depth) for scheduled, depth in zip(willing, depths, strict=True) if depth > 0]
         share = left = min(step.budget, self.draft_budget)
         scratch = self.scratch_slots
@@ -177,19 +183,44 @@ class Scheduler:
             nodes = draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)
             nodes, request = min(nodes, left - scratch), scheduled.request
             # Where blocks are short a smaller draft may still fit.
-            while nodes > 0 and self.pool.allocate(request.id, request.num_tokens + nodes + scratch) is None:
+            while nodes > 0 and not self._reserve(request, request.num_tokens + nodes + scratch):
                 nodes -= 1
             if nodes > 0:
                 scheduled.draft_length, scheduled.max_nodes = min(depth, nodes), nodes
+                scheduled.share = max(1, share // len(drafting) - scratch)
                 scheduled.num_lookahead_tokens = nodes + scratch
                 left -= nodes + scratch
 
+    def _reserve(self, request: Request, total: int) -> bool:
+        """Slots for so many tokens, most of which are often there; False: there are too few blocks."""
+        return total <= self.pool.tables[request.id].reserved or self.pool.allocate(request.id, total) is not None
+
+    def _depth(self, request: Request) -> int:
+        return self.lookahead if request.k is None else request.k
+
     def reserve_ahead(self, step: Step) -> bool:
         """Whether the next step will decode these requests again, unless one of them stops or is aborted: each has a
-        token in this one, and room for another. Its slot is reserved, so the device may go on before the host knows."""
-        if not step.scheduled or any(s.prefill or s.num_lookahead_tokens or s.request.room < 1 for s in step.scheduled):
+        token in this one, and room for another. Its slots are reserved, so the device may go on before the host knows.
+
+        With drafts that is a whole cycle, with slots for the case that all of this one's are accepted. Those who end
+        may be missing then. Blocks that others could have are not kept from them."""
+        rows, drafts = step.scheduled, any(s.num_lookahead_tokens for s in step.scheduled)
+        if not rows or any(s.prefill for s in rows) or (drafts and len(rows) < len(self.running)):
             return False
-        return all(self.pool.allocate(s.request.id, len(s.request.tokens) + 1) is not None for s in step.scheduled)
+        if (max if drafts else min)(s.request.room for s in rows) < 1:
+            return False
+        for s in rows:
+            certain = len(s.request.tokens) + min(s.draft_length + 1, s.request.room)
+            nodes = min(s.share, self.max_tree_nodes(self._depth(s.request))) if s.share else 0
+            if not self._reserve(s.request, certain + nodes):
+                return False
+        step.ahead = drafts and self._others_find_blocks()
+        return step.ahead or not drafts
+
+    def _others_find_blocks(self) -> bool:
+        """Whether all who may be admitted next find blocks beside those that are reserved."""
+        next_ones = self.waiting[: self.max_num_seqs - len(self.running)]
+        return sum(self.pool.blocks_for(len(request.tokens)) for request in next_ones) <= self.pool.num_free
 
     def _preempt(self, step: Step, request: Request) -> None:
         self.running.remove(request)
@@ -224,13 +255,13 @@ class Scheduler:
                 # The emitted token is in no cache yet: the next pass begins with it.
                 request.num_computed_tokens = min(scheduled.start + scheduled.count + accepted, request.num_tokens)
                 self.pool.commit(request.id, request.tokens, request.num_computed_tokens)
-            if scheduled.num_lookahead_tokens:
+            if (scheduled.num_lookahead_tokens or self.reserved) and not (step.ahead or scheduled.prefill):
                 self.pool.trim(request.id)
             if result is not None and (result.finish or request.room < 0):
                 self.finish(request.id, result.finish or "length")
         record = StepRecord(step.number, records, step.admitted, step.preempted, self._ended, len(self.running),
                             len(self.waiting), self.pool.num_used, self.pool.num_free)  # fmt: skip
-        self._ended = []
+        self._ended, self.reserved = [], step.ahead
         return record
 
     @staticmethod

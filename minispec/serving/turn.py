@@ -81,6 +81,7 @@ class Turn:
         self.draft, self.asked = NO_DRAFT, False  # asked: whether the drafter was
         self.count = 0  # tokens that the pass processed for it, scratch included
         self.results: Results | None = None  # of that pass
+        self.row = self.share = 0  # in a pass of fixed shape; the nodes that the device gives its next draft
         self.at = self.states_at = 0  # where its logits (from the last certain token on) and its states begin there
         self.sampled = False  # its next token, in `results.best`
         self.states: dict[int, Tensor] = {}  # layer → those of its verified tokens [n, d]
@@ -126,20 +127,6 @@ class Turn:
     def ran(self, count: int, results: Results, at: int, states_at: int) -> None:
         self.count, self.results, self.at, self.states_at = count, results, at, states_at
         self.job.tokens_read += count
-
-
-@dataclass(eq=False)
-class Ahead:
-    """A pass that was launched before its step has come."""
-
-    requests: list[Request]
-    starts: list[int]
-    results: Results
-
-    def serves(self, turns: Sequence[Turn]) -> bool:
-        """Whether these turns are what it was launched for."""
-        plans = [turn.plan for turn in turns]
-        return [p.request for p in plans] == self.requests and [p.start for p in plans] == self.starts
 
 
 # ---- results on the device ----------------------------------------------------------------------------------------

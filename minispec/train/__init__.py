@@ -13,12 +13,12 @@ from ..files import options
 
 COMMANDS = {
     "corpus": "let the target continue prompts and keep what it writes",
-    "draft": "distil a small draft from the target's own text",
-    "medusa": "train Medusa's heads on the target's own text",
+    "draft": "distil a small draft model from the target's own output",
+    "medusa": "train Medusa's heads on the target's own output",
     "eagle": "train EAGLE's head, which drafts on the target's own features",
     "dflash": "train a drafter that fills in a whole block at once",
     "micro": "train the embedded pair on stories the target writes",
-    "acceptance": "measure a stored draft on text the target writes",
+    "acceptance": "measure a stored draft model on what the target generates",
 }
 
 

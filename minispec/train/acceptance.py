@@ -55,7 +55,7 @@ def add_arguments(parser) -> None:
     parser.add_argument("--batch", type=options.count, default=16)
     parser.add_argument("--max-prompt", type=options.count, default=1024)
     options.add_tokens(parser, 128, "of each reply at most")
-    parser.add_argument("--work", type=Path, required=True, help="a folder for the text that is written on the way")
+    parser.add_argument("--work", type=Path, required=True, help="a folder for what is generated on the way")
     options.add_json(parser)
 
 

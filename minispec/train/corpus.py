@@ -303,7 +303,9 @@ def add_arguments(parser) -> None:
     )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", type=options.count, default=2048)
-    parser.add_argument("--batch", type=options.count, default=32, help="rows written at once (1536 on a large GPU)")
+    parser.add_argument(
+        "--batch", type=options.count, default=32, help="sequences generated at once (1536 on a large GPU)"
+    )
     parser.add_argument("--max-prompt", type=options.count, default=256)
     options.add_tokens(parser, 256, "of each reply at most")
     parser.add_argument("--temperatures", type=options.temperature, nargs="+", default=[0.0, 0.5, 0.8, 1.0, 1.0])

@@ -150,6 +150,10 @@ def test_the_summary_of_scripted_rounds():
     assert own["speedup"]["median"] == own["speedup"]["low"] == pytest.approx(2.0)  # in each round, whatever its pace
     assert own["tokens_per_second"]["median"] == pytest.approx(1 / 0.0075)
     assert plain["speedup"]["median"] == 1.0
+    assert plain["draft_and_verify"] is None and own["draft_and_verify"] is None  # no part was timed
+    for cycle in cycles:
+        cycle.draft_seconds, cycle.verify_seconds = 0.005, 0.024  # of 20 ms for a plain token
+    assert racing.summarise(rounds)["scripted"]["draft_and_verify"] == pytest.approx([0.25, 1.2])
     rounds["scripted"][-1][0].tokens[0] = 9
     assert not racing.summarise(rounds)["scripted"]["same_text"]
 

@@ -135,7 +135,7 @@ def test_a_drafter_that_changes_the_text_is_reported(tiny):
     assert (found["group"], found["prompt"], found["place"]) == ("tales", 1, 3)
     assert found["gap"] > 1e-3  # no tie
     lines = bench.text(result).splitlines()
-    assert any(line.startswith("meddler: 1 of 5 texts differ") for line in lines)
+    assert any(line.startswith("meddler: 1 of 5 outputs differ") for line in lines)
     assert not any(line.startswith("ngram:") or "token for token" in line for line in lines)
 
 

@@ -18,6 +18,7 @@ from minispec.bench import attention, batch, memory, pairs, report, svg, verify
 from minispec.bench import drafters as racing
 from minispec.bench.measure import Rate
 from minispec.bench.sections import SECTIONS, drafting, passes, serving
+from minispec.bench.sections.cpu import cpu as cpu_section
 
 ROOT = Path(__file__).resolve().parents[2]
 CYCLE = json.loads((report.SHIPPED / "speculate.json").read_text(encoding="utf-8"))  # lesson 07 shows it, too
@@ -65,11 +66,32 @@ def an_attention() -> dict:
 def a_race() -> dict:
     row = PASS | {"tokens_per_second": spread(90.0), "speedup": spread(1.4), "same_text": True}
     plain = row | {"acceptance": None, "drafted_per_pass": 0.0, "tokens_per_pass": 1.0, "speedup": spread(1.0, 0.0)}
-    table = {"plain": plain, "model": row, "ngram": row | {"drafted_per_pass": 1.2, "speedup": spread(1.7)}}
+    table = {
+        "plain": plain,
+        "model": row | {"draft_and_verify": [0.4, 1.2]},
+        "ngram": row | {"drafted_per_pass": 1.2, "speedup": spread(1.7)},
+    }
     return {
         "benchmark": "drafters", "target": "smollm2", "dtype": "float32", "k": 4, "new_tokens": 64, "temperature": 0.0,
         "seed": 0, "repeat": 5, "prompts": {"stories": 2, "code": 2}, "skipped": {},
         "results": {"stories": table, "code": copy.deepcopy(table)}, "machine": BATCHING["machine"],
+    }  # fmt: skip
+
+
+def a_cpu() -> dict:
+    def setting(threads: int, busy: bool, seconds: float) -> dict:
+        quiet = {"bandwidth": spread(threads * 1e10), "flops": spread(threads * 1e10)}
+        rows = [{"tokens": m, "seconds": spread(seconds * v), "ratio": v}
+                for m, v in ((1, 1.0), (2, 1.0), (3, 1.1), (4, 1.2), (5, 1.3), (6, 1.4), (8, 1.6))]  # fmt: skip
+        return {"threads": threads, "busy": busy, "others": 1.0 if busy else 0.0, "results": rows} | (
+            {} if busy else quiet
+        )
+
+    return {
+        "benchmark": "cpu", "target": "smollm2", "dtype": "float32", "context": 256, "repeat": 25, "seed": 0,
+        "weight_bytes": 100_000_000, "machine": BATCHING["machine"],
+        "settings": [setting(1, False, 0.02), setting(2, False, 0.01), setting(1, True, 0.012),
+                     setting(2, True, 0.018)],
     }  # fmt: skip
 
 
@@ -117,7 +139,7 @@ def a_batch() -> dict:
 
 MADE = {
     "decode": a_decode, "verify": a_verify, "memory": lambda: copy.deepcopy(MEMORY), "attention": an_attention,
-    "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
+    "cpu": a_cpu, "batching": lambda: copy.deepcopy(BATCHING), "speculate": lambda: copy.deepcopy(CYCLE),
     "acceptance": an_acceptance, "drafters": a_race, "batch": a_batch,
 }  # fmt: skip
 every_benchmark = pytest.mark.parametrize("name", MADE)
@@ -199,7 +221,7 @@ def test_a_cycle_is_held_against_its_parts_and_the_formula():
     assert rows["whole cycle, ms"][1] == f"{1e3 * (4 * draft + check):.3f}"
     assert rows["whole cycle, ms"][1] == f"{1e3 * CYCLE['predicted_cycle_seconds']:.3f}"
     tokens = theory.expected_tokens(CYCLE["acceptance"], 4)
-    assert rows["tokens a cycle"][:2] == [f"{CYCLE['tokens_per_cycle']:.3f}", f"{tokens:.3f}"]
+    assert rows["tokens per cycle"][:2] == [f"{CYCLE['tokens_per_cycle']:.3f}", f"{tokens:.3f}"]
     formula = theory.cycle_speedup(CYCLE["tokens_per_cycle"], 4, draft / plain, check / plain)
     assert rows["speed-up"][:3] == [f"{CYCLE['speedup']:.2f}", f"{formula:.2f}", f"{CYCLE['of_predicted']:.2f}"]
 
@@ -243,19 +265,36 @@ def test_tokens_a_pass_are_predicted_for_chains_that_are_always_k_long_only():
     expected = theory.expected_tokens(0.7, 4)
     assert overall["model"] == ["4", "3.9", "0.700", "2.500", f"{expected:.3f}", f"{2.5 / expected:.2f}", "1"]
     assert overall["eagle"][4:6] == overall["ngram:8"][4:6] == ["–", "–"]
-    assert any("1 of 8 texts by eagle" in note for note in section.notes)
+    assert any("1 of 8 outputs by eagle" in note for note in section.notes)
     assert any("1 prompts of qa" in note for note in section.notes)
 
 
 def test_drafters_show_speeds_and_what_of_the_ceiling_they_reach():
     section = drafting.drafters(a_race())
     first, _ = tables(section)
-    expected = theory.expected_tokens(0.7, 4)
-    assert first["model"] == [said(spread(90), 1, 1), said(spread(1.4)), "0.70", "2.50", f"{expected:.2f}",
-                              f"{2.5 / expected:.2f}", f"{1.4 / 2.5:.0%}"]  # fmt: skip
-    assert first["ngram"][4] == "–" and first["plain"][2] == "–"
+    expected = 2.5 / (0.4 + 1.2)
+    assert first["model"] == [said(spread(90), 1, 1), said(spread(1.4)), "0.70", "2.50", "0.40", "1.20",
+                              f"{expected:.2f}", f"{1.4 / expected:.2f}", f"{1.4 / 2.5:.0%}"]  # fmt: skip
+    assert first["ngram"][4:8] == ["–"] * 4 and first["plain"][2] == "–"
     assert section.headline[:2] == ("best speed-up (ngram, stories)", "1.70")
     assert "graphs" not in section.about and "graphs" in drafting.drafters(a_race() | {"recorded": True}).about
+    busy = drafting.drafters(a_race() | {"busy": True})
+    assert "busy" in busy.title and "busy" in busy.about and "busy" not in section.title
+
+
+def test_a_cpu_is_held_against_its_own_roofline():
+    """100 MB at 10 GB/s are 10 ms; 25 million weights at 10 GFLOP/s are 5 ms per token: from M = 2 on it computes."""
+    section = cpu_section(a_cpu())
+    plain, passes = tables(section)
+    assert plain["1 thread, quiet"] == [said(spread(0.02), 1e3, 1), "10.0", "2.00", "50%"]
+    assert passes["1 thread, quiet"] == ["1.00", "1.10", "1.20", "1.30", "1.40", "1.60"]
+    assert passes["1 thread, quiet, predicted"] == ["1.00", "1.50", "2.00", "2.50", "3.00", "4.00"]
+    assert passes["2 threads, quiet, predicted"][0] == "1.00" and "2 threads, beside a busy core" in passes
+    assert any("1.50 times" in note for note in section.notes)  # 18 ms beside 12
+    assert not any("not quiet" in note for note in section.notes)
+    loud = a_cpu()
+    loud["settings"][0]["others"] = 1.4
+    assert any("1.4 cores" in note for note in cpu_section(loud).notes)
 
 
 def test_memory_is_predicted_from_the_lengths_alone():
@@ -263,15 +302,14 @@ def test_memory_is_predicted_from_the_lengths_alone():
     predicted = serving.memory_predictions(result)
     work = memory.workload(60, 20, 200, 3)
     length = sum(new * (prompt + new / 2) for prompt, new in work) / sum(new for _, new in work)
-    slots_for_one = 1 + theory.block_waste(length, 16)
-    assert predicted["paged", "waste"] == pytest.approx(1 - 1 / slots_for_one)
+    assert predicted["paged", "waste"] == pytest.approx(7.5 / (length + 7.5))
     assert predicted["contiguous", "waste"] == theory.contiguous_waste(round(length), 400)
     assert predicted["contiguous", "most_running"] == 256 * 16 // 400 == result["contiguous"]["most_running"]
     assert predicted["contiguous", "waste"] == pytest.approx(result["contiguous"]["waste"], rel=0.1)  # and it is so
     assert predicted["paged", "waste"] == pytest.approx(result["paged"]["waste"], rel=0.2)
     [rows] = tables(serving.memory_use(result))
     measured, guess = result["contiguous"]["waste"], predicted["contiguous", "waste"]
-    assert rows["slots in use that hold nothing"][3:] == [f"{measured:.1%}", f"{guess:.1%}", f"{measured / guess:.2f}"]
+    assert rows["reserved slots that are empty"][3:] == [f"{measured:.1%}", f"{guess:.1%}", f"{measured / guess:.2f}"]
 
 
 def test_batching_knows_how_long_static_batches_wait():
@@ -297,7 +335,7 @@ def test_a_server_is_held_against_the_formula_with_its_own_c_and_v():
         measured = row["speedup"]["median"]
         assert full[str(row["batch"])][5:] == [said(row["speedup"]), f"{formula:.2f}", f"{measured / formula:.2f}",
                                                "2.40", f"{measured / 2.4:.2f}"]  # fmt: skip
-    assert any("40 rows measured" in note and "none up to 64" in note for note in serving.batch(result).notes)
+    assert any("batch 40 measured" in note and "none up to batch 64" in note for note in serving.batch(result).notes)
 
 
 @pytest.mark.parametrize(("part", "other"), [("serving", "speculation"), ("speculation", "serving")])
@@ -373,13 +411,13 @@ def test_the_readme_quotes_the_results():
     plain = {name: row["seconds_per_token"]["median"] * 1e3 for name, row in decode["results"].items()}
     share = decode["results"]["launch"]["fraction_of_bandwidth"]
     rows = (
-        f"limit | {1e3 * decode['predicted_seconds']:.2f} | {decode['weight_bytes'] / 1e9:.0f} GB of weights at "
+        f"bandwidth | {1e3 * decode['predicted_seconds']:.2f} | {decode['weight_bytes'] / 1e9:.0f} GB of weights at "
         f"{decode['bandwidth']['median'] / 1e9:,.0f} GB/s",
         f"decoding | {plain['launch']:.2f} | {share:.0%} of the bandwidth; transformers: "
         f"{plain['transformers eager']:.2f} eager, {plain['transformers static']:.2f} compiled",
-        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast, where the formula "
-        f"says {CYCLE['predicted_speedup']:.2f}; transformers, assisted: "
-        f"{1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
+        f"cycle | {1e3 * CYCLE['seconds_per_token']:.2f} | {CYCLE['speedup']:.2f} times as fast as plain, at α = "
+        f"{CYCLE['acceptance']:.2f}, where the formula predicts {CYCLE['predicted_speedup']:.2f}; transformers, "
+        f"assisted: {1e3 * CYCLE['seconds']['transformers assisted']['median']:.2f}",
     )
     for row in rows:
         assert row in table, row
@@ -393,8 +431,10 @@ def test_the_readme_quotes_the_results():
     sentences = (
         f"pass over 16 tokens takes {seconds[16] / seconds[1]:.2f} times as long",
         f"{served['serving']['requests']} requests of 100 to 1,024 tokens in and out at "
-        f"{ours['tokens_per_second']['median']:,.0f} tokens/s, {ours['over_peer']['median']:.1f} times transformers'",
-        f"Four drafts a row make it {gain[1]} as fast with one request, {gain[32]} with 32 and {gain[128]} with 128",
+        f"{ours['tokens_per_second']['median']:,.0f} tokens/s (one run), {ours['over_peer']['median']:.1f} times "
+        "the rate of transformers'",
+        f"Four draft tokens per request make the engine {gain[1]} as fast with one request, {gain[32]} with 32 and "
+        f"{gain[128]} with 128",
     )
     for sentence in sentences:
         assert sentence in " ".join(table.split()), sentence
@@ -612,6 +652,7 @@ def test_results_that_were_measured_here_can_be_reported(tiny_folder, draft_fold
         "batch": ["--shape", "toy", "--requests", 3, "--sizes", 1, 2, "--repeat", 1, "--peers"],
         "memory": ["--requests", 20, "--lengths", 10, 50], "attention": ["--cases", "1x20", "--repeat", 1],
         "batching": [*models, "--requests", 4, "--batch", 2, "--repeat", 1, "--drafter", "ngram"],
+        "cpu": ["--model", tiny_folder, "--context", 8, "--repeat", 1],
         "acceptance": [*models, "--drafters", "model", "ngram:3"],
         "drafters": [*models, "--drafters", "model", "ngram", "--repeat", 1],
     }  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from minispec.bench import quiet
+from minispec.cpu import others
 
 
 def test_what_others_take_is_all_less_our_own(monkeypatch):
     clocks = {"own": 5.0, "all": 100.0, "wall": 0.0}
-    monkeypatch.setattr(quiet, "_own_seconds", lambda: clocks["own"])
-    monkeypatch.setattr(quiet, "_all_seconds", lambda: clocks["all"])
-    monkeypatch.setattr(quiet.time, "perf_counter", lambda: clocks["wall"])
+    monkeypatch.setattr(others, "_own_seconds", lambda: clocks["own"])
+    monkeypatch.setattr(others, "_all_seconds", lambda: clocks["all"])
+    monkeypatch.setattr(others.time, "perf_counter", lambda: clocks["wall"])
     watch = quiet.Watch()
     clocks.update(own=15.0, all=113.0, wall=10.0)  # we kept one core busy for ten seconds, others three seconds of one
     assert abs(watch.others() - 0.3) < 1e-9
@@ -18,7 +19,7 @@ def test_what_others_take_is_all_less_our_own(monkeypatch):
 
 
 def test_a_system_that_does_not_tell(monkeypatch):
-    monkeypatch.setattr(quiet, "_all_seconds", lambda: None)
+    monkeypatch.setattr(others, "_all_seconds", lambda: None)
     assert quiet.Watch().others() is None
     assert quiet.warning(None, {"plain": 0.1}) is None
 
@@ -27,3 +28,16 @@ def test_either_sign_is_a_warning():
     assert quiet.warning(0.05, {"plain": 0.1, "M = 5": 0.2}) is None
     assert "1.4 cores" in quiet.warning(1.4, {"plain": 0.1})
     assert "M = 5" in quiet.warning(0.0, {"plain": 0.1, "M = 5": 3.0})
+
+
+def test_a_busy_neighbour_comes_and_goes(monkeypatch):
+    made, popen = [], quiet.subprocess.Popen
+
+    def kept(*args):
+        made.append(popen(*args))
+        return made[-1]
+
+    monkeypatch.setattr(quiet.subprocess, "Popen", kept)
+    with quiet.busy_core():
+        assert made[0].poll() is None
+    assert made[0].poll() is not None

@@ -82,7 +82,7 @@ def test_attack_int_subclass(sheltered):
         "class Sly(int):\n    __eq__ = lambda s, o: True\n    __hash__ = int.__hash__\n    __sub__ = lambda s, o: 0\n"
     )
     fails(sheltered, accept("return Sly(7)", before=before))
-    fails(sheltered, before + "def rewind(n, gamma, accepted):\n    return Sly(7), Sly(8)", "05.rewind")
+    fails(sheltered, before + "def rewind(n, k, accepted):\n    return Sly(7), Sly(8)", "05.rewind")
 
 
 def test_attack_float_subclass(sheltered):
@@ -408,7 +408,7 @@ def test_attack_work_for_the_grader(sheltered):
     for p, q in (("10**5, 1", "1, 10**5"), ("1, 3 * 10**5", "10**3, 1")):
         source = f"def my_residual(p, q):\n    return accept_probability(torch.ones({p}), torch.ones({q}), 0)"
         fails(sheltered, source, "06.residual", "too large")
-    loop = "def loop(target, draft, prompt, gamma, count):\n    return target.read(list(range(10**5)) * 20)"
+    loop = "def loop(target, draft, prompt, k, count):\n    return target.read(list(range(10**5)) * 20)"
     fails(sheltered, loop, "05.loop")
 
 

@@ -43,9 +43,9 @@ def test_verdicts_follow_from_the_figures():
 @pytest.mark.parametrize(
     ("id", "verdict", "number"),
     [
-        ("example-of-tokens", FAILS, 2.77), ("weak-draft-tokens", FAILS, 1.65), ("worked-example", FAILS, 4),
+        ("example-of-tokens", FAILS, 2.77), ("weak-draft-tokens", DEPENDS, 1.65), ("worked-example", FAILS, 4),
         ("quantised-draft", DEPENDS, 1.38), ("work", FAILS, 1.8), ("compute-optimal", FAILS, 0.0913),
-        ("gpt3-budget", FAILS, 51.23), ("draft-cache", FAILS, 1.6), ("paging-waste", DEPENDS, 0.075),
+        ("gpt3-budget", DEPENDS, 51.23), ("draft-cache", FAILS, 1.6), ("paging-waste", DEPENDS, 0.0698),
         ("kv-formula", DEPENDS, 512), ("heads-are-small", DEPENDS, 0.11), ("mini-prefill", FAILS, 5),
         ("formula-of-tokens", HOLDS, 2.31), ("accept-rule", HOLDS, 0), ("bonus", HOLDS, 5),
         ("threshold", DEPENDS, 0.287), ("llama-pair", HOLDS, 0.1), ("fragmentation", HOLDS, 0.75),
@@ -59,7 +59,8 @@ def test_known_verdicts(id, verdict, number):
 def test_sound_rules_are_exact_and_wrong_ones_are_not():
     for name in ("sound_rule", "greedy_draft", "other_temperature", "tree_of_residuals"):
         assert audit.compute(name) == pytest.approx(0, abs=1e-9), name
-    for name in ("replacement_from_target", "accepted_tokens", "residual_of_one_number", "replacement_without_offset",
+    for name in ("inconsistent_temperature", "replacement_from_target",
+                 "accepted_tokens", "residual_of_one_number", "replacement_without_offset",
                  "prompt_never_advanced", "tree_of_naive_siblings", "typical_acceptance"):  # fmt: skip
         assert audit.compute(name) > 0.02, name
     used = {figure.compute for claim in CLAIMS.values() for figure in claim.numbers}

@@ -46,7 +46,7 @@ def test_the_reference_writes_what_the_target_writes_alone(micro):
 def test_too_many_passes_are_seen_on_the_real_model_alone(micro):
     judgement = judge(e18.WHOLE, only_for_real(plain))
     assert judgement.outcome == WRONG and judgement.case is None
-    assert "on micro" in judgement.text and "1.00 tokens a pass" in " ".join(judgement.text.split())
+    assert "on micro" in judgement.text and "1.00 tokens per pass" in " ".join(judgement.text.split())
 
 
 def test_another_text_is_seen_on_the_real_model_alone(micro):
@@ -61,7 +61,7 @@ def test_an_error_there_is_the_learners(micro):
 
 def test_the_picture_says_which_model_it_was(micro):
     said = e18.WHOLE.picture(e18.whole)
-    assert said.startswith("micro,") and f"{e18.ours('micro').tokens_per_pass:.2f} tokens a pass" in said
+    assert said.startswith("micro,") and f"{e18.ours('micro').tokens_per_pass:.2f} tokens per pass" in said
 
 
 def test_which_model_it_is(monkeypatch):

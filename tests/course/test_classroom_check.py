@@ -252,7 +252,7 @@ def test_draw_shows_what_the_answer_does(doubling, capsys):
     draw("99.double", stub)
     draw("99.double", raises)
     drawn, nothing, broken = capsys.readouterr().out.splitlines()
-    assert drawn == "drawn: [3.0]" and "nothing to draw yet" in nothing and "IndexError" in broken
+    assert drawn == "drawn: [3.0]" and "nothing to show yet" in nothing and "IndexError" in broken
     with pytest.raises(ValueError, match="no picture"):
         draw("06.accept", stub)
 

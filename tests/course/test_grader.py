@@ -366,8 +366,8 @@ accept = Coin()
 """),
     "numpy's own numbers": ("05.rewind", """
 import numpy as np
-def rewind(n, gamma, accepted):
-    return np.int64(n + accepted), torch.tensor(min(n + accepted, n + gamma - 1))
+def rewind(n, k, accepted):
+    return np.int64(n + accepted), torch.tensor(min(n + accepted, n + k - 1))
 """),
     "a sampler with bisect and no pick": ("06.one_hot", """
 def verify_one_hot(p, token, random):
@@ -511,7 +511,7 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
 
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "s a submission" in done.stdout and f"{size} students" in done.stdout
+    assert "s per submission" in done.stdout and f"{size} students" in done.stdout
     assert journal.read_bytes().startswith(kept) and lines() == 5 * size  # nothing lost, nothing graded twice
     with (tmp_path / "grades.csv").open(newline="") as stream:
         points = {row["student"]: row for row in csv.DictReader(stream)}
@@ -549,7 +549,7 @@ def test_nbgrader_s_own_pipeline_takes_our_sources(tmp_path):
     assert text.count("raise NotImplementedError") == 3
 
     book = nbformat.read(released, as_version=4)
-    answers = solutions("05") | {"05.rewind": "def rewind(n, gamma, accepted):\n    return n, n\n"}
+    answers = solutions("05") | {"05.rewind": "def rewind(n, k, accepted):\n    return n, n\n"}
     for cell in book.cells:
         own = cell.metadata.get("minispec", {})
         if own.get("role") == "answer" and own["exercise"] != "05.loop":  # which is not attempted

@@ -39,6 +39,10 @@ def test_our_grades_are_three_levels(grades):
     assert [grades.our_grading(name).level for name in ("Ada", "Ben", "Cleo")] == list(LEVELS)
 
 
+def test_a_tell_that_sinks_costs_a_level(grades):
+    assert grades.level_with("Ben", QUESTION.sinks[0]) == "L4" and grades.level_with("Cleo", QUESTION.sinks[-1]) == "L5"
+
+
 def test_the_comparison_shows_where_we_differ(grades, capsys):
     grades.compare()
     assert capsys.readouterr().out.count("not graded") == 3

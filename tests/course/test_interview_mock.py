@@ -104,7 +104,7 @@ def test_the_length_of_a_cycle_is_what_its_law_says():
         assert one == pytest.approx(law[0]) and whole == pytest.approx(law[-1])
         assert tokens == pytest.approx(sum((n + 1) * chance for n, chance in enumerate(law))) and tokens < ceiling
         assert speedup == pytest.approx(tokens / (1 + k * c)) and work == pytest.approx((k + 1) / tokens)
-        assert f"α = {alpha}" in derivation.given and f"K = {k}" in derivation.given
+        assert f"α = {alpha}" in derivation.given and f"k = {k}" in derivation.given
 
 
 def test_the_size_of_a_cache_is_what_the_cache_holds():

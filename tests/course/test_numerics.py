@@ -7,6 +7,7 @@ import torch
 
 import minispec as ms
 from minispec.course import numerics
+from minispec.drafters.model import DraftModel
 
 STEPS = [
     (10.0, torch.bfloat16, 1 / 16),
@@ -40,6 +41,19 @@ def test_neighbours_do_not_change_a_sequence(tiny):
     assert torch.equal(one, other) and torch.allclose(alone, one, atol=1e-10)
 
 
+def test_the_logits_that_decided_are_those_of_the_token_chosen(tiny_text, make_model, tokenizer):
+    draft = DraftModel(make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1))
+    runs = (
+        lambda: ms.generate(tiny_text, "Once upon", max_new_tokens=6),
+        lambda: ms.speculate(tiny_text, "Once upon", draft, k=2, max_new_tokens=6),
+    )
+    start = len(tiny_text.encode("Once upon"))
+    for run in runs:
+        for position, token in enumerate(run().tokens):
+            assert int(numerics.logits_at(tiny_text, start + position, run).argmax()) == token
+    assert not tiny_text.transformer._forward_hooks  # nothing is left behind
+
+
 def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, make_model, tokenizer, monkeypatch):
     draft = make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1)
     assert numerics.first_divergence(tiny_text, draft, ["Once upon", "The fox"]) is None
@@ -51,3 +65,5 @@ def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, ma
     assert (found.position, found.pair) == (2, (plain[2], wrong[2]))
     best, less = found.logits(tiny_text)
     assert best > less  # plain decoding takes the larger one
+    for pair in found.deciding(tiny_text, draft).values():
+        assert pair == pytest.approx((best, less))

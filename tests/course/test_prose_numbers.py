@@ -8,39 +8,87 @@ year, the premise of a question). Whole numbers up to sixteen are words.
 from __future__ import annotations
 
 import json
-import math
 import re
 from pathlib import Path
 
 from minispec import theory
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
+from minispec.course.viz.presets import SHAPES, weights_read, work
+from minispec.files.registry import BENCHMARKS
+from minispec.parallel.scaling import LLAMA_8B
 from minispec.train.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
 NOT_PROSE = re.compile(
     r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^\*Time:\*.*$|^#+ .*$|^\d+\. |^\| \d\d \| |[Ll]essons? \d+(?:(?:,| to| and) \d+)*"
-    r"|, (?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
+    r"|,\s(?:19|20)\d\d(?=[,:;)])|arXiv:\d{4}\.\d{5}",  # a paper: "(Leviathan et al., 2023, arXiv:2211.17192)"
     re.M,
 )
 
 GIVEN = None
+MEASURED = json.loads((BENCHMARKS / "speculation.json").read_text(encoding="utf-8"))["speculation"]["results"]
+V = {result["batch"]: result["v"] for result in MEASURED}  # t(5)/t(1) of our engine on an H200, after 500 tokens
+LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attention_width=2**17)
+
+
+def over_bound(batch: int, tokens: int) -> float:
+    """A measured step, with `tokens` per request, over its roofline bound after 500 tokens of context."""
+    [run] = [result for result in MEASURED if result["batch"] == batch]
+    seconds = batch / run["plain_tokens_per_second"]["median"] * (run["v"] if tokens > 1 else 1)
+    flops, read = work(SHAPES["Llama-3-8B"], 2, batch, tokens, 500)
+    return seconds / theory.roofline_time(read, flops, theory.H200)
+
+
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
-    "01": {4.2: theory.H200.bandwidth / 1e12, 790: theory.H200.flops / 1e12},
-    "02": {4096: GIVEN, 8192: GIVEN, 131072: 32 * 4096},
-    "03": {32768: 2048 * 16, 96: 100 // 16 * 16},
-    "04": {2022: GIVEN, 40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
+    "01": {
+        188: theory.balance_point(theory.H200),
+        187: theory.balance_point(theory.H200) - 1,
+        38: theory.balance_point(theory.H200) / 5,
+        1.04: V[1],
+        1.23: V[32],
+        1.9: V[128],
+        2.22: theory.verify_cost(theory.H200, k=4, batch=128, context=500, **LLAMA),
+        37.6: 256 * (1 - (1 - 8 / 256) ** 5),
+    },
+    "02": {4096: GIVEN, 8192: GIVEN, 188: theory.balance_point(theory.H200), 2048: 2 * 8 * 128},
+    "03": {24: (1 - 0.04) / 0.04, 96: 100 // 16 * 16, 1124: 2 * (100 + 1024) / 2, 2023: GIVEN, 2026: GIVEN},
+    "04": {40: GIVEN, 50: (100 + 20 + 40 + 40) / 4, 60: 50 + 10},
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
-    "07": {1.75: theory.expected_tokens(0.5, 2)},
-    "08": {0.6: GIVEN, 0.95: GIVEN},
-    "09": {32000: GIVEN},
-    "10": {0.8: DECAY, 31: GIVEN},
-    "11": {39: GIVEN, 40: GIVEN, 41: 39 + 1 + 1, 42: 41 + 1},
+    "07": {1.75: theory.expected_tokens(0.5, 2), 3.8: 1 + 0.7 * 4, 0.081: ((1 + 0.7 * 8) / 4 - 1) / 8},
+    "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
+    "09": {
+        32000: GIVEN,
+        128000: GIVEN,
+        188: theory.free_tokens(theory.H200),
+    },
+    "10": {
+        0.8: DECAY,
+        31: GIVEN,
+        85: GIVEN,  # 85 to 90 %: DeepSeek-V3's report
+        90: GIVEN,
+        0.7: GIVEN,
+        0.9: GIVEN,
+        0.5: GIVEN,
+        0.63: 0.7 * 0.9,
+        0.15: 0.3 * 0.5,
+    },
+    "11": {
+        39: GIVEN,
+        41: 39 + 1 + 1,
+        42: 41 + 1,
+        188: theory.balance_point(theory.H200),
+        60: 188 - 128,
+        3.7: theory.expected_tokens(0.85, 4),
+        2.4: over_bound(128, 1),
+        2.1: over_bound(128, 5),
+    },
     "12": {0.9: GIVEN},
-    "17": {45: interview.mock_interview.MINUTES},
-    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 3.2: math.sqrt(10)},
+    "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
+    "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1
+    "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla
 }
 
 

@@ -56,7 +56,7 @@ def test_the_calculator_speaks_the_audits_numbers():
     panel = viz.cache_size("Llama-2-70B")
     for name, value in (("length", 4096), ("batch", 32)):
         panel.controls[name].value = value
-    assert "320 KiB a token" in panel.words and "40 GiB" in panel.words and "8 × that" in panel.words
+    assert "320 KiB per token" in panel.words and "40 GiB" in panel.words and "8 × that" in panel.words
     assert "do not fit" in panel.words
     panel.controls["model"].value = "Llama-2-7B"
     assert "512 KiB" in panel.words and "query heads it would" not in panel.words

@@ -39,10 +39,10 @@ def test_the_surface_is_the_formula():
 
 def test_the_lines_on_it_are_the_best_k_and_the_break_even():
     figure = surface_figure(0.7, 0.1)
-    best, edge = trace(figure, "best K"), trace(figure, "no gain, no loss")
+    best, edge = trace(figure, "best k"), trace(figure, "no gain, no loss")
     assert all(k == theory.best_k(a, 0.1, longest=LONGEST) for k, a in zip(best.x, best.y, strict=True))
     assert all(a == pytest.approx(theory.break_even(k, 0.1)) for k, a in zip(edge.x, edge.y, strict=True))
-    assert not trace(surface_figure(0.7, 0.9, 9.0), "best K").x  # nothing gains: no line
+    assert not trace(surface_figure(0.7, 0.9, 9.0), "best k").x  # nothing gains: no line
     assert not [t for t in surface_figure(0.1, 0.9).data if t.name == "best"]
 
 
@@ -82,7 +82,7 @@ def test_moving_a_control_moves_the_picture():
     panel.controls["dot"].value = DOT
     assert [panel.values[name] for name in ("alpha", "c", "v")] == pytest.approx([0.6, 0.2, 1.4])
     assert "measured 1.10" in panel.words and f"predicted {DOT.predicted:.2f}" in panel.words
-    assert "K = 0" in surface_words(panel, alpha=0.0, c=1.0)
+    assert "k = 0" in surface_words(panel, alpha=0.0, c=1.0)
 
 
 def surface_words(panel, **values) -> str:
@@ -134,7 +134,7 @@ def test_the_lab_turns_pages_and_forgets_the_last_diagnosis():
     for number in range(1, 6):
         panel.controls["number"].value = number
         assert panel.controls["picked"].value == ""
-        panel.controls["picked"].value = "K too large"
+        panel.controls["picked"].value = "k too large"
         seen.add(panel.picture)
         assert f"Set-up {number} is slower" in panel.words
     assert len(seen) == 5 and sum("✓" in picture for picture in seen) == 1
@@ -144,4 +144,4 @@ def test_bad_arguments():
     with pytest.raises(ValueError, match="picked='bad luck'.*wrong kernel"):
         diagnose_html(SOUND, SOUND, "bad luck")
     with pytest.raises(ValueError, match="sound"):
-        diagnose({"K too large": CASES["K too large"]})
+        diagnose({"k too large": CASES["k too large"]})

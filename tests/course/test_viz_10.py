@@ -57,7 +57,7 @@ def test_one_drafter_is_brought_out():
     lines, bars = parts(figure)
     assert lines["chain"].opacity == bars["chain"].marker.opacity == 1
     assert lines["tree"].opacity == bars["tree"].marker.opacity < 1
-    assert "tree writes most" in words and "0.75, 0.67; 2.25 tokens a pass, 2.0 drafted, over 4 passes" in words
+    assert "tree emits most" in words and "0.75, 0.67; 2.25 tokens per pass, 2.0 drafted, over 4 passes" in words
 
 
 def test_every_control_moves_the_picture():

@@ -121,13 +121,13 @@ def by_name(figure) -> dict:
 def test_the_lines_are_the_formula():
     figure = by_name(batch_speedup_figure(theory.H200, LLAMA, 0.7, 4, 0.05))
     weights = presets.weights_read(LLAMA)
-    for rows, shown, cost in zip(ROWS, figure["K = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
+    for rows, shown, cost in zip(ROWS, figure["k = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
         v = theory.verify_cost(theory.H200, weights, 4, rows)
         assert cost == pytest.approx(v) and shown == pytest.approx(theory.speedup(0.7, 4, 0.05, v))
-    free = figure["the best K for each batch"]
+    free = figure["the best k for each batch"]
     tried = [[gain(theory.H200, LLAMA, 0.7, k, 0.05, rows) for k in range(1, LONGEST + 1)] for rows in ROWS]
     assert list(free.y) == pytest.approx([max(1, *row) for row in tried])
-    assert list(free.customdata) == list(figure["best K"].y) and free.customdata[0] > free.customdata[-1] == 0
+    assert list(free.customdata) == list(figure["best k"].y) and free.customdata[0] > free.customdata[-1] == 0
 
 
 def test_a_long_context_brings_the_gain_back():
@@ -135,6 +135,17 @@ def test_a_long_context_brings_the_gain_back():
     assert best(theory.H200, LLAMA, 0.7, 0.05, 256, context=16_384)[0] == pytest.approx(
         best(theory.H200, LLAMA, 0.7, 0.05, 1)[0]
     )
+
+
+def test_a_load_is_what_the_formulas_say():
+    light, full = viz.roofline_at(1, c=0.05), viz.roofline_at(256, c=0.05)
+    assert light.v == 1 and light.speedup == pytest.approx(theory.speedup(0.7, 4, 0.05))
+    assert full.v == 5 and full.best_k == 0 and full.best_speedup == 1  # compute-bound with and without drafts
+    long = viz.roofline_at(128, 4000)
+    small, large = 2 * 16 * 8 * 64 * 2, 2 * 32 * 8 * 128 * 2  # bytes of a token in the two caches
+    assert long.gigabytes - viz.roofline_at(128).gigabytes == pytest.approx(128 * 4000 * (small + large) / 1e9)
+    assert viz.roofline_at(1).c == pytest.approx(1_235_814_400 / 7_504_924_672)  # bytes of both, no cache
+    assert viz.roofline_at(1).c < long.c < small / large
 
 
 def test_dots_are_drawn_where_they_were_measured():

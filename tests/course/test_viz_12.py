@@ -9,7 +9,9 @@ import pytest
 pytest.importorskip("plotly")
 
 import torch
+from tiny_models import random_model
 
+from minispec import theory
 from minispec.course import viz
 from minispec.course.viz.online_softmax import State
 from minispec.course.viz.quantisation import matrices, round_trip
@@ -212,3 +214,31 @@ def test_bad_arguments_of_the_tiles(model):
     ):
         with pytest.raises(ValueError, match="give|there are"):
             call()
+
+
+# ---------------------------------------------------------------- two rooflines
+
+
+def test_int8_reads_a_quarter_and_meets_its_ridge_point_at_a_quarter_as_many_tokens():
+    hardware, config = theory.Hardware("a machine", 20e9, 40e9), viz.presets.SHAPES["smollm2"]
+    whole, small = viz.two_rooflines(hardware, config, range(1, 33), context=0)
+    assert (whole.weights, small.weights) == ("float32", "int8")
+    assert whole.roofline[1] / small.roofline[1] == pytest.approx(4, rel=0.01)
+    bound = lambda curve: next(m for m, t in curve.roofline.items() if t > 1.001 * curve.roofline[1])  # noqa: E731
+    assert bound(whole) > 4 > bound(small)
+    assert whole.roofline[32] == small.roofline[32]  # computing takes as long for both
+    assert all(small.roofline[m] <= whole.roofline[m] for m in range(1, 33))
+
+
+def test_what_was_measured_goes_to_its_own_curve():
+    model = random_model(dtype=torch.float32, head_dim=16)
+    both = viz.measure_both(model, (1, 2), context=8, seconds=0.01)
+    assert [here.bytes_per_weight for here in both] == [4, 1]
+    curves = viz.two_rooflines(both[0].hardware, model.config, (1, 2), 8, both)
+    for curve, here in zip(curves, both, strict=True):
+        assert curve.measured == {point.tokens: point.time for point in here.curve}
+    dots = [trace for trace in viz.two_rooflines_figure(curves).data if trace.mode == "markers"]
+    assert [list(trace.y) for trace in dots] == [[1e3 * t.median for t in c.measured.values()] for c in curves]
+    assert len(viz.two_rooflines_figure(viz.two_rooflines(both[0].hardware, model.config)).data) == 2
+    with pytest.raises(ValueError, match="float32 model"):
+        viz.measure_both(random_model(dtype=torch.float32, device="meta"))

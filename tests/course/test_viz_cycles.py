@@ -138,7 +138,7 @@ def test_the_bars_are_the_laws(run, tiny, tiny_draft):
     number, cycle = next((i, c) for i, c in enumerate(out.trace.cycles) if not c.bonus and c.accepted)
     html, words = cycles.cycle_stepper_html(out, p, q, 3 * number + 1)
     place = sum(c.kept for c in out.trace.cycles[:number]) + cycle.accepted
-    for token, mark in ((cycle.drafted[cycle.accepted], "drafted"), (cycle.token, "written")):
+    for token, mark in ((cycle.drafted[cycle.accepted], "drafted"), (cycle.token, "emitted")):
         row = re.search(rf'>{token}</span><span style="flex:1">(.*?)<small>{mark}</small>', html)
         shown = [float(share) for share in re.findall(r"<small>([\d.]+)</small></div>", row[1])]
         assert shown == [round(float(p[place, token]), 2), round(float(q[place, token]), 2)]

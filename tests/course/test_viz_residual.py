@@ -16,7 +16,7 @@ import minispec as ms
 from minispec import drafters, exact, theory
 from minispec.course import viz
 from minispec.course.viz import goodness, places, residual, wrong_verifiers
-from minispec.course.viz.distribution_editor import LawEditor
+from minispec.course.viz.distribution_editor import DistributionEditor
 from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
@@ -42,7 +42,7 @@ def test_the_real_verifier_is_exact_and_splits_as_the_proof_does(gamma):
 
 @every_verifier
 def test_every_verifier_bends_what_it_says_it_bends(name):
-    gamma = 1 if "bonus one" in name else 2
+    gamma = 1 if "bonus from" in name else 2
     found = residual.explore(PLACE, name, gamma)
     right_one, right_two = found.one_place < 1e-12, found.two_places < 1e-12
     expected = {NOTHING: (True, True), COUNT: (True, True), TWO: (True, False), ONE: (False, False)}
@@ -112,16 +112,16 @@ def test_chi_square_is_the_textbooks():
 def test_the_number_of_draws_has_the_power_it_promises():
     """By scipy's non-central χ², 1694 draws have a power just below 0.95 and 1695 just above."""
     p, e = [0.4, 0.25, 0.2, 0.1, 0.05], [0.45, 0.25, 0.15, 0.1, 0.05]
-    assert goodness.draws_needed(p, e, power=0.95, level=0.001) == 1695
+    assert goodness.samples_needed(p, e, power=0.95, level=0.001) == 1695
     counts = np.random.default_rng(0).multinomial(1695, e, size=300)
     assert 0.92 <= np.mean([goodness.chi_square(row, p) < 0.001 for row in counts]) <= 0.98
 
 
 def test_bad_statistics_are_refused():
     with pytest.raises(ValueError, match="equal"):
-        goodness.draws_needed(P, P)
+        goodness.samples_needed(P, P)
     with pytest.raises(ValueError, match="power=1"):
-        goodness.draws_needed(P, Q, power=1)
+        goodness.samples_needed(P, Q, power=1)
     with pytest.raises(ValueError, match="one count per token"):
         goodness.chi_square([1, 2], P)
 
@@ -132,13 +132,13 @@ def test_bad_statistics_are_refused():
 def test_the_picture_says_what_was_composed():
     html, words = residual.residual_html(PLACE, WRONG_P, gamma=1, draws=200)
     found = residual.explore(PLACE, WRONG_P, gamma=1)
-    law = re.search(r'aria-label="law of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
+    law = re.search(r'aria-label="distribution of the emitted token: ([^"]*); wanted: ([^"]*)"', html)
     assert [float(x.split()[-1]) for x in law[1].split(",")] == pytest.approx(found.emitted.tolist(), abs=5e-4)
     assert [float(x) for x in law[2].split(",")] == pytest.approx(P, abs=5e-4)
     assert f"off by {found.one_place:.3f}" in html and f"off by {found.two_places:.3f}" in html
     assert "200 cycles" in html and f"{found.tokens:.3f}" in words and f"{found.one_place:.3f}" in words
     right, _ = residual.residual_html(PLACE)
-    assert right.count("✓ exact") == 2 and "✗" not in right and "drawn" not in right
+    assert right.count("✓ exact") == 2 and "✗" not in right and "sampled" not in right
 
 
 def test_bars_are_as_high_as_their_probabilities():
@@ -264,7 +264,7 @@ def test_every_preset_is_exact_with_the_real_verifier():
 
 
 def test_the_editor_keeps_laws_laws():
-    editor = LawEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
+    editor = DistributionEditor(labels=["a", "b"], value={"p": [1, 3], "q": [0.5, 0.5]})
     assert editor.value == {"p": [0.25, 0.75], "q": [0.5, 0.5]}
     for bad in ({"p": [0, 0], "q": [1, 0]}, {"p": [1, 0], "q": [1]}, {"p": [1, -1], "q": [1, 0]}, {"p": [1, 0]}):
         with pytest.raises(ValueError, match="as many numbers"):

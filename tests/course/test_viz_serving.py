@@ -197,7 +197,7 @@ def test_the_figure_draws_every_step_on_either_axis(tiny):
 
 def test_the_charts_words_are_the_runs():
     runs = {policy: dry_run(ASKS, 3, policy, num_blocks=4) for policy in ("static", "continuous")}
-    for name, said in zip(runs, re.findall(r"\w+: .*?read again", in_words(runs, "steps", 6)), strict=True):
+    for name, said in zip(runs, re.findall(r"\w+: .*?computed again", in_words(runs, "steps", 6)), strict=True):
         run, numbers = runs[name], [float(number) for number in re.findall(r"[\d.]+", said)]
         done = sum(end <= 6 for end in run.ends.values())
         least = sum(len(ask.prompt) + ask.new - 1 for ask in ASKS)

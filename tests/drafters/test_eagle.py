@@ -12,8 +12,11 @@ from all_drafters import random_eagle
 
 import minispec as ms
 from minispec import tree as trees
+from minispec.cpu import fused
 from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
 from minispec.drafters.eagle import spread
+from minispec.drafters.read_eagle import read_eagle
+from minispec.drafters.write_heads import write_eagle
 from minispec.model import rope_at, rotate
 from minispec.train import corpus as writing
 from minispec.train import eagle as training
@@ -76,6 +79,26 @@ def law_by_hand(head: EagleHead, feature: torch.Tensor) -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- what it proposes
+
+
+@pytest.mark.parametrize("tree", [True, False])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_the_compiled_pass_drafts_the_same(make_model, monkeypatch, layers, tree):
+    pytest.importorskip("numba")
+    target = make_model(num_layers=3, head_dim=16, dtype=torch.float32)
+    head, drafts, groups, group = random_eagle(target, layers=layers), [], [], fused.Plan.group
+    monkeypatch.setattr(fused.Plan, "group", lambda self, x, *rest: (groups.append(len(x)), group(self, x, *rest)))
+    for wish in ("torch", "numba"):
+        monkeypatch.setenv("MINISPEC_LINEAR", wish)
+        drafter = Eagle(target, head, tree=tree, width=3, nodes=12)
+        rows = [context(target, TEXT[:6]), context(target, TEXT[:4], row=1)]
+        drafts.append([(d.tokens, d.parents) for d in drafter.propose(rows[:1], 4) + drafter.propose(rows, 4)])
+        drafts[-1].append(drafter.cache.keys)
+        assert bool(groups) == (wish == "numba")
+    *slow, slow_keys = drafts[0]
+    *fast, fast_keys = drafts[1]
+    assert fast == slow
+    torch.testing.assert_close(fast_keys, slow_keys, rtol=1e-4, atol=1e-4)
 
 
 def test_a_greedy_chain_is_the_formula(target):
@@ -172,7 +195,7 @@ def test_each_verified_token_is_read_once_and_drafts_are_dropped(target, monkeyp
     head, widths = random_eagle(target), []
     monkeypatch.setattr(head, "forward", lambda tokens, *rest: widths.append(tokens.shape[1]) or
                         EagleHead.forward(head, tokens, *rest))  # fmt: skip
-    drafter = Eagle(target, head, width=3, nodes=6)
+    drafter = Eagle(target, head, width=3, nodes=21)  # 3 + 9 + 9: all of them, so that every node is expanded
     drafter.propose([context(target, TEXT[:6])], 3)
     assert drafter.read == {0: 5} and widths == [5, 3, 3]  # the text, then one pass a depth
     drafter.propose([context(target, TEXT[:9], since=5)], 3)
@@ -372,10 +395,25 @@ def test_a_head_for_micro_is_worth_its_while(tmp_path):
     head, _ = training.train_head(target, corpus, steps=40, folder=tmp_path, lr=2e-3, batch_tokens=768, unroll=3,
                                   head_vocab=1024, keep=True)  # fmt: skip
     outs = [ms.speculate(target, "One day, a", drafter, 4, 40) for drafter in
-            (Eagle(target, head), Eagle(target, head, tree=False))]  # fmt: skip
+            (Eagle(target, head, nodes=32), Eagle(target, head, tree=False))]  # fmt: skip
     tree, chain = (len(out.tokens) / out.trace.target_passes for out in outs)
     assert tree > 1.5 and tree > chain > 1.0
     assert outs[0].tokens == outs[1].tokens
+
+
+@pytest.mark.parametrize("form", ["eagle3", "eagle3.1"])
+def test_a_head_in_a_published_form_learns_and_is_written(lesson, tmp_path, form):
+    target, corpus = lesson
+    options = OPTIONS | dict(steps=12, form=training.FORMS[form])
+    head, curve = training.train_head(target, corpus, folder=tmp_path, **options)
+    assert head.form.public and curve[-1]["loss"] < curve[0]["loss"]
+    head.save(target, tmp_path / "ours", bits=None)
+    stored = EagleHead.load(target, tmp_path / "ours")
+    read = read_eagle(target, write_eagle(stored, target, tmp_path / "theirs"))
+    assert stored.form == read.form == head.form
+    tokens, streams = corpus.tokens[:2].long(), [torch.randn(2, corpus.tokens.shape[1], 32) for _ in range(3)]
+    ours, theirs = ([each.logits(f) for f in training.unroll(each, tokens, streams, 2)] for each in (head, read))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(lesson, tmp_path):

@@ -79,7 +79,7 @@ def test_a_borrowed_head_is_neither_trained_nor_stored(tiny):
     assert MedusaHeads(tiny).head.data_ptr() == tiny.transformer.lm_head.weight.data_ptr()  # all rows: no copy at all
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, True, "each"])
 @pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
 def test_stored_heads_come_back(tiny32, tmp_path, own, head_ids):
     heads = random_medusa(tiny32, head_ids=head_ids, own_head=own)
@@ -390,6 +390,6 @@ def test_micros_heads_are_trained_live():
     corpus = training.tell_stories(target, rows=48, max_new_tokens=128, temperatures=(0.0, 0.8))
     heads, _ = training.train_heads(target, corpus, steps=150, lr=6e-3, head_vocab=512, warmup=20)
     assert heads.accuracy[0][0] > 0.2 and sum(heads.accuracy[0]) > 0.5
-    out = ms.speculate(target, "Once upon a time", Medusa(target, heads), 4, 60)
+    out = ms.speculate(target, "Once upon a time", Medusa(target, heads, nodes=24), 4, 60)
     assert out.tokens == ms.generate(target, "Once upon a time", 60).tokens
     assert out.trace.tokens_per_cycle > 1.6

@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.cache import KVCache
+from minispec.cpu import fused
+from minispec.sampling import Sampling
 
 D = ms.drafters
 FORMATS = ("medusa", "medusa, two blocks", "eagle1", "eagle1, no bias", "eagle3", "eagle3.1", "speculators", "dflash")
@@ -200,6 +202,25 @@ def test_eagle_is_the_authors_formula(make_model, tmp_path, name):
         read = follow[step : step + 1]
     V = target.config.vocab_size
     assert head.head_ids.tolist() == [i for i in range(V) if name.startswith("eagle1") or i not in (0, V - 2)]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3.1", "speculators"])
+def test_the_compiled_pass_drafts_the_same(make_model, tmp_path, monkeypatch, name):
+    """cpu/fused.py runs all layers of these heads by one call, too."""
+    pytest.importorskip("numba")
+    target = make_model(num_layers=3, head_dim=16, dtype=torch.float32)
+    head, text = D.Eagle(target, write(tmp_path, target, name)).head, [3, 1, 4, 1, 5, 9]
+    hidden = target.transformer.body(torch.tensor([text]), hidden_layers=head.hidden_layers)[1]
+    hidden, drafts, calls, group = {n: h[0, :-1] for n, h in hidden.items()}, [], [], fused.Plan.group
+    monkeypatch.setattr(fused.Plan, "group", lambda self, x, *rest: (calls.append(len(x)), group(self, x, *rest)))
+    for wish in ("torch", "numba"):
+        monkeypatch.setenv("MINISPEC_LINEAR", wish)
+        drafter = D.Eagle(target, head, width=3, nodes=12)
+        (draft,) = drafter.propose([D.Context(0, text, Sampling(temperature=0), None, hidden)], 4)
+        drafts.append((draft.tokens, draft.parents, drafter.cache.keys))
+        assert bool(calls) == (wish == "numba")
+    assert drafts[0][:2] == drafts[1][:2]
+    assert torch.allclose(drafts[0][2], drafts[1][2], rtol=1e-4, atol=1e-4)
 
 
 # ---------------------------------------------------------------- output stays the target's

@@ -17,12 +17,13 @@ pytest.importorskip(
 from speculators import SpeculatorModel
 from speculators.models.attention import create_float_mask
 
+import minispec as ms
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle_head import EagleHead, Form
 from minispec.drafters.read_dflash import read_dflash
 from minispec.drafters.read_eagle import read_eagle
 from minispec.drafters.write_heads import write_dflash, write_eagle
-from minispec.parallel.handover import export_model
+from minispec.parallel.export import export_model
 
 CLOSE = 1e-4  # float32
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
@@ -149,27 +150,44 @@ def test_an_eagle_head_that_speculators_saved(places, tmp_path, name):
     assert_same_steps(model, target, read_eagle(target, tmp_path / "theirs"))
 
 
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_rewritten_head_agrees(places, tmp_path, layers):
+    """A head of our own form, whose embed_proj goes through attention there."""
+    target, verifier, head = new_eagle(places, form=Form(), layers=layers)
+    assert head.embed_proj.weight.abs().max() > 0.1
+    assert_same_steps(loaded(write_eagle(head, target, tmp_path, verifier)), target, head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["micro", "smollm2"])
+def test_the_heads_that_ship_agree(tmp_path, name):
+    target = ms.load(name, device="cpu", dtype=torch.float32)
+    head, verifier = EagleHead.load(target), str(export_model(target, tmp_path / "model"))
+    model = loaded(write_eagle(head, target, tmp_path / "eagle", verifier))
+    assert_same_steps(model, target, head)
+
+
 # ---------------------------------------------------------------- DFlash
 
 DFLASHES = {
     "two layers": dict(),
     "one layer": dict(layers=1),
     "draft vocabulary": dict(vocab=40),
+    "the target's rows for some tokens": dict(vocab=40, own_head=False),
     "no GQA": dict(kv=4),
     "one key/value head": dict(kv=1, streams=(1, 2, 4, 5)),
     "one stream, long block": dict(streams=(3,), block=7),
 }
 
 
-def new_dflash(place, vocab=64, kv=2, layers=2, streams=(2, 3, 5), block=4):
+def new_dflash(place, vocab=64, kv=2, layers=2, streams=(2, 3, 5), block=4, own_head=True):
     from dataclasses import replace
 
     target, verifier = place(num_kv_heads=kv, num_heads=4, qk_norm=True)
     config = replace(target.config, num_layers=layers, intermediate_size=48)
-    head = DFlashHead(config, torch.arange(vocab), streams, block, own_head=vocab != 64, public=True)
+    head = DFlashHead(config, torch.arange(vocab), streams, block, own_head=own_head and vocab != 64, public=True)
     shake(head)
-    head.mask_token_id = 60
-    head.mask.copy_(target.transformer.embed_tokens.weight[60])
+    head.blank_is(60, target.transformer)
     return target, verifier, head
 
 

@@ -14,6 +14,7 @@ from test_flash_decode import Recorder, compiled
 from triton.backends import backends
 
 from minispec.gpu import attention as fd
+from minispec.gpu import between, entry, growing, pages, select, tree_kernels
 from minispec.gpu import products as sk
 
 HALF, SINGLE = torch.float16, torch.float32
@@ -166,7 +167,69 @@ def test_tiles_that_are_too_large_are_noticed():
             check(kernel, launch, 89, estimate=2**30)
 
 
+# ---------------------------------------------------------------- trees
+
+TREE_KERNELS = (
+    (select, "_best_on_page"), (select, "_best_of_pages"), (growing, "_grow"), (growing, "_prune"), (entry, "_enter"),
+    (entry, "_stream"), (tree_kernels, "_laid_out"), (tree_kernels, "_walk"), (tree_kernels, "_commit"),
+    (tree_kernels, "_move"), (between, "_turn"), (sk, "_half_norm"),
+)  # fmt: skip
+REAL = {name: getattr(module, name) for module, name in TREE_KERNELS}
+
+
+def tree_launches(dtype) -> list[tuple]:
+    """The newest two launches of each kernel of a cycle with EAGLE's trees for three sequences of SmolLM2's shape."""
+    B, k, width, d, v, n = 3, 4, 5, 576, 8192, 15
+    whole = lambda *shape: torch.zeros(*shape, dtype=torch.long)  # noqa: E731
+    some = lambda *shape: torch.zeros(*shape, dtype=dtype)  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        recorders = {name: Recorder() for name in REAL}
+        for module, name in TREE_KERNELS:
+            patch.setattr(module, name, recorders[name])
+        patch.setattr(select, "unavailable", lambda device: None)
+        trees = growing.GrowingByKernels(whole(v), width, n, k)
+        trees.add(some(B, k + 1, v), whole(B))
+        tokens, parents, _ = trees.add(some(B, width, v))
+        trees.prune(whole(B), whole(B))
+        select.likeliest_tokens(some(B, k, v), whole(v), 8)
+        entry.enter(tokens, some(100, d), some(B, k + 1, d), parents, (some(d), some(d)), 1e-5)
+        entry.stream(some(B, n + 1, d), whole(B, k + 1), some(B, k + 1, 3 * d)[..., :d], 1e-5)
+        tree_kernels.laid_out(whole(B, n), whole(B, n), whole(B, 99), whole(B), k)
+        sound = torch.ones((), dtype=torch.bool)
+        path, _, run, added, line, given = tree_kernels.walk(whole(B, n + 1), whole(B, n), whole(B, n), k, sound)
+        log, chances, report = whole(99, *line.shape), torch.zeros(99, *given.shape), torch.zeros(B, 4 * n + 2)
+        tree_kernels.commit(run, added, line, given, sound, whole(1), whole(B, 99), whole(B), whole(B), log,
+                            chances.double(), report.double())  # fmt: skip
+        sk.half_normed(some(B, n + 1, d), some(d))
+        memory = some(2, B, 3, 64, 64)
+        tree_kernels.move(memory, memory, path, added)
+        between.turn_and_store(some(B, 5, 15 * 64), some(64, 1, 64), some(64, 1, 64), whole(B, 9)[:, :5], *memory,
+                               whole(B, 1), whole(B, 9)[:, :5])  # fmt: skip
+    return [(name, launch) for name, recorder in recorders.items() for launch in recorder.calls[-2:]]
+
+
+@pytest.mark.parametrize("gpu", LIMITS)
+def test_the_kernels_of_a_tree_fit(gpu):
+    for name, launch in tree_launches(HALF if gpu in (75, 89) else torch.bfloat16):
+        shared, _ = made(REAL[name], launch, gpu)
+        assert shared <= LIMITS[gpu] * fd.KIB, name
+
+
 @pytest.mark.parametrize("gpu", [80, 89, 90])
 @pytest.mark.parametrize("tokens", [32, 64])
 def test_products_of_many_tokens_fit(gpu, tokens):
     check_product(gpu, HALF, 28672, 4096, swiglu=True, norm=True, tokens=tokens)
+
+
+@pytest.mark.parametrize("gpu", LIMITS)
+def test_softmax_and_sampling_fit(gpu, monkeypatch):
+    kernels = {name: getattr(pages, name) for name in ("_page_sums", "_normalise", "_page_totals", "_pick")}
+    launches = {name: Recorder() for name in kernels}
+    for name, recorder in launches.items():
+        monkeypatch.setattr(pages, name, recorder)
+    monkeypatch.setattr(pages, "unavailable", lambda device: None)
+    numbers = torch.zeros(1, dtype=torch.float64)
+    pages.pick(pages.softmax(torch.zeros(1, 128256, dtype=HALF), numbers[0]), numbers)
+    for name, recorder in launches.items():
+        shared, _ = made(kernels[name], recorder.calls[0], gpu)
+        assert shared <= LIMITS[gpu] * fd.KIB

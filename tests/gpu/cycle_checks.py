@@ -26,6 +26,7 @@ from minispec.tree import Draft
 
 D = ms.drafters
 PUBLISHED = Form.eagle3(norm_before_residual=True)
+EAGLE31 = Form.eagle3(stream_norm="each", norm_output=True)
 GREEDY, WARM = dict(), dict(temperature=0.8, seed=3)
 WAYS = (GREEDY, WARM, dict(temperature=1.3, top_p=0.8, seed=5), dict(temperature=1.0, top_k=9, min_p=0.02, seed=6))
 
@@ -47,6 +48,7 @@ def trees(device="cpu") -> dict[str, D.Drafter]:
         "eagle": D.Eagle(target, random_eagle(target), width=3, nodes=8),
         "eagle, wide": D.Eagle(target, random_eagle(target, noise=0.1), width=5, nodes=3),
         "eagle, published": D.Eagle(target, random_eagle(target, form=PUBLISHED), width=3, nodes=8),
+        "eagle 3.1": D.Eagle(target, random_eagle(target, form=EAGLE31), width=3, nodes=8),
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
         "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
         "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
@@ -135,7 +137,7 @@ def check_shipped(
     """The same with heads that are often right: whole paths are accepted, and moved together."""
     target, prompt = micro(device), "Once upon a time"
     for name in names:
-        drafter, paths = getattr(D, name)(target), []
+        drafter, paths = getattr(D, name)(target, nodes=24), []  # on a CPU the default is a small tree
         for options in ways:
             out, expected = both(target, prompt, drafter, k, count, RecordedSpeculator, **options)
             paths += [cycle.path for cycle in out.trace.cycles]

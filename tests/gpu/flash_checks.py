@@ -186,6 +186,15 @@ def test_one_mask_for_all_rows_and_a_mask_cut_from_a_larger_one():
     assert torch.equal(case.check(2), one)
 
 
+def test_the_newest_of_several_entries():
+    """A mask of T rows and E columns: what these tokens get if all E entries are asked."""
+    case = Case([30, 3], 7, seed=14, tree=True)
+    all_of_them = case.check(3)
+    case.q, case.mask = case.q[:, :, 4:], case.mask[:, 4:]
+    for splits in (1, 3):
+        torch.testing.assert_close(case.check(splits), all_of_them[:, :, 4:], atol=1e-4, rtol=1e-4)
+
+
 def test_lengths_may_change_under_a_call_with_the_same_shapes():
     """What a CUDA graph does: the same tensors, other numbers in them."""
     case = Case([10], 2, capacity=80, seed=11)

@@ -1,6 +1,6 @@
 """From the user's seat, on a GPU: what one types after `import minispec as ms`, with every drafter.
 
-    PYTHONPATH=.:tests python tests/gpu/seat_checks.py
+    PYTHONPATH=.:tests python tests/gpu/seat_checks.py [cuda [NAME …]]
 
 `generate`, `speculate` and an engine in float64, where greedy outputs must be equal, and sampled ones seed for seed;
 one prompt and batches; threads and callbacks; the demo and the measurement in the dtype that `ms.load` chooses. micro
@@ -31,9 +31,14 @@ def micro(device: str, dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
     return tuple(ms.load(name, device=device, dtype=dtype) for name in ("micro", "micro-draft"))
 
 
+TREES = {"medusa": ms.drafters.Medusa, "eagle": ms.drafters.Eagle, "dflash": ms.drafters.DFlash}
+
+
 def drafter(name: str, target: ms.Model) -> ms.drafters.Drafter:
-    draft = micro(target.device.type, target.dtype)[1]
-    return DRAFTERS[name](target, draft)
+    """Trees with as many nodes on every device: what suits a CPU is another number than what suits a GPU."""
+    if name in TREES:
+        return TREES[name](target, nodes=15)
+    return DRAFTERS[name](target, micro(target.device.type, target.dtype)[1])
 
 
 def check_speculate(device: str) -> None:
@@ -157,10 +162,10 @@ def check_demo(device: str) -> None:
     print("    " + measure(target, quick=True).text().replace("\n", "\n    "), flush=True)
 
 
-def main(device: str = "cuda") -> None:
+def main(device: str = "cuda", *names: str) -> None:
     checks = dict(speculate=check_speculate, engine=check_engine, batches=check_batches, sampled=check_sampled,
                   seeds=check_seeds, ends=check_early_ends, threads=check_threads, demo=check_demo)  # fmt: skip
-    run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
+    run_on_the_gpu({name: lambda name=name: checks[name](device) for name in names or checks})
 
 
 if __name__ == "__main__":

@@ -5,11 +5,9 @@ test_skinny.py runs this file in a process of its own, because Triton reads that
 
 from __future__ import annotations
 
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-
 import pytest
 import torch
+from mutants.patching import broken
 
 from minispec.drafters import growth
 from minispec.drafters.growth import grow_tensors, likeliest
@@ -74,12 +72,7 @@ MUTANTS = {  # none that would write past its memory: the interpreter would not 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, tmp_path):
-    source, (old, new) = Path(module.__file__).read_text(), MUTANTS[name]
-    assert source.count(old) == 1, f"select.py no longer says {old!r}: change this mutant too"
-    file = tmp_path / "mutant.py"
-    file.write_text(source.replace(old, new))
-    mutant = module_from_spec(spec := spec_from_file_location("minispec.gpu.mutant", file))
-    spec.loader.exec_module(mutant)
+    mutant = broken(module, *MUTANTS[name], tmp_path)
     with pytest.raises((AssertionError, IndexError)):
         check_borders(mutant.select)
 

@@ -14,6 +14,7 @@ from minispec.gpu.products import (
     Tiles,
     default_tiles,
     half_norm,
+    half_normed,
     half_normed_dtype,
     skinny,
     skinny_torch,
@@ -137,3 +138,14 @@ def test_large_activations_do_not_overflow_in_float16(swiglu):
 def test_a_residual_may_be_its_own_input_and_x_strided():
     x, w = numbers(4, 128)[:, :64], numbers(64, 64, seed=1) / 8
     torch.testing.assert_close(skinny(x, w, residual=x, tiles=SMALL), x + x @ w.T, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", [24, 512])
+def test_half_a_norm(d, dtype):
+    """Also where x·g leaves what float16 can hold."""
+    x, gain = 4000 * numbers(2, 3, d, seed=1, dtype=dtype), 20 * numbers(d, seed=2, dtype=dtype)
+    found, expected = half_normed(x, gain), half_norm(x, gain)
+    assert found.x.dtype == expected.x.dtype and found.x.isfinite().all()
+    torch.testing.assert_close(found.x, expected.x)
+    torch.testing.assert_close(found.squares, expected.squares)

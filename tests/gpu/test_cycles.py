@@ -9,10 +9,12 @@ import torch
 from fast_checks import pair
 from mutants.patching import Mutant, assert_caught, rewrite
 from test_fast import NoLooking
+from test_flash_decode import needs_interpreter, needs_triton, run_checks
 
 import minispec as ms
-from minispec.gpu import fused, hosted
+from minispec.gpu import fused, hosted, tree_kernels
 from minispec.gpu.fused import FastTransformer
+from minispec.gpu.growing import Growing
 from minispec.gpu.heads import DFlashOnDevice, EagleOnDevice, MedusaOnDevice
 from minispec.gpu.hosted import VerifyPasses
 from minispec.gpu.trees import TreeSpeculator
@@ -109,21 +111,22 @@ def changed(owner, method: str, old: str, new: str):
 
 MUTANTS = {
     "accepted paths stay where they were": Mutant(
-        changed(TreeSpeculator, "step", "self.target.cache.gather(path, n)", "pass"), ("medusa", "eagle")
+        changed(TreeSpeculator, "step", "self.target.cache.gather(path, self.count)", "pass"), ("medusa", "eagle")
     ),
     "siblings are one after the other": Mutant(
         changed(TreeSpeculator, "step", "mask, offsets, self.drafter",
                 "mask, self.target.places[: self.nodes + 1], self.drafter"), ("medusa", "eagle"),
     ),
     "branches see each other": Mutant(
-        changed(TreeSpeculator, "shape", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
+        changed(tree_kernels, "laid_out_torch", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
         ("medusa", "dflash"),
     ),
     "deep nodes lose their grandparents": Mutant(
-        changed(TreeSpeculator, "shape", "ancestors(parents, self.k)", "ancestors(parents, 2)"), ("medusa", "eagle")
+        changed(tree_kernels, "laid_out_torch", "ancestors(parents, depth)", "ancestors(parents, 2)"),
+        ("medusa", "eagle"),
     ),
     "states of the wrong nodes": Mutant(
-        changed(TreeSpeculator, "step", "F.pad(path + 1, (1, 0))", "F.pad(path, (1, 0))"),
+        changed(TreeSpeculator, "verdict", "F.pad(path + 1, (1, 0))", "F.pad(path, (1, 0))"),
         ("medusa", "eagle", "dflash"),
     ),
     "held back at the root alone": Mutant(
@@ -144,15 +147,21 @@ MUTANTS = {
     "features are not read": Mutant(
         changed(EagleOnDevice, "propose", "self.cache.advance(self.fresh)", "self.cache.advance(1)"), ("eagle",)
     ),
-    "drafts stay in EAGLE's cache": Mutant(
-        changed(EagleOnDevice, "propose", "lengths.copy_(start)", "pass"), ("eagle",)
+    "all depths of a draft in the same slots": Mutant(
+        changed(EagleOnDevice, "propose", "slots[:, new]", "slots[:, :width]"), ("eagle",)
     ),
     "draft entries see their rivals": Mutant(
-        changed(EagleOnDevice, "propose", "else ancestors(above, depth)", "else ancestors(above, depth) | True"),
-        ("eagle",),
+        changed(Growing, "add", "itself.expand(B, w, w)", "itself.expand(B, w, w) | True"), ("eagle",)
     ),
     "one position too late": Mutant(
-        changed(EagleOnDevice, "propose", "start[:, None] + depth - 1", "start[:, None] + depth"), ("eagle",)
+        changed(EagleOnDevice, "propose", "n // width for n", "1 + n // width for n"), ("eagle",)
+    ),
+    "the first verified entry is the root": Mutant(
+        changed(Growing, "add", "(fresh - 1).clamp(min=0)", "(0 * fresh)"), ("eagle",)
+    ),
+    "features of the wrong parents": Mutant(
+        changed(Growing, "add", "tokens, row + child_of, self.sees", "tokens, row + 0 * child_of, self.sees"),
+        ("eagle",),
     ),
     "all that was verified counts": Mutant(
         changed(DFlashOnDevice, "settle", "kept)", "kept * 0 + verified.shape[1])"), ("dflash",)
@@ -211,6 +220,16 @@ def forget_recordings() -> None:
     for cached in (checks.models, checks.trees, checks.hosted):
         cached.cache_clear()
     checks.micro().backend = None
+
+
+# ---------------------------------------------------------------- by kernels
+
+
+@needs_triton
+@needs_interpreter
+@pytest.mark.slow
+def test_cycles_by_kernels_in_tritons_interpreter():
+    run_checks("acted_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 # ---------------------------------------------------------------- on a GPU, recorded

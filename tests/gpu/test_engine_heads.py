@@ -24,6 +24,7 @@ from minispec.drafters.base import next_id
 from minispec.gpu import engine_heads
 from minispec.gpu.buckets import Buckets, tree_view
 from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
+from minispec.serving.ahead import RunsAhead
 from minispec.tree import Draft, cut, view
 
 D = ms.drafters
@@ -36,6 +37,13 @@ KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
     "medusa, chain": lambda target: D.Medusa(target, random_medusa(target), tree="chain"),
 }
+
+
+@pytest.fixture(autouse=True)
+def launched_by_the_host(monkeypatch):
+    """Every draft is begun by the host here, which the eager drafter can follow. test_cycles_ahead.py is about those
+    that are not."""
+    monkeypatch.setattr(RunsAhead, "may_run_ahead", lambda *_: False)
 
 
 class Beside:

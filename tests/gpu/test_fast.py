@@ -22,8 +22,9 @@ from minispec.gpu import backend as fast
 from minispec.gpu import fused as graphs
 from minispec.gpu import products as skinny
 from minispec.gpu import record
-from minispec.gpu.decode import FastDecoder, FastSpeculator, pick_by_page
+from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
+from minispec.gpu.pages import pick_torch
 from minispec.sampling import Sampling
 from minispec.verify import pick
 
@@ -89,7 +90,7 @@ def test_laws_are_those_of_sampling(knobs):
         assert torch.equal(ms.Sampling(**knobs).unchecked_probs(logits.to(dtype)), expected)
 
 
-def test_to_pick_by_page_is_to_pick():
+def test_to_pick_torch_is_to_pick():
     """For laws of all lengths, with gaps and with everything on one token, and for u at and between the steps."""
     generator = torch.Generator().manual_seed(0)
     for size in (1, 5, 255, 256, 257, 1000, 4096):
@@ -99,12 +100,12 @@ def test_to_pick_by_page_is_to_pick():
         law[:8] = torch.eye(size, dtype=torch.float64)[torch.randint(size, (8,), generator=generator)]
         law /= law.sum(-1, keepdim=True)
         for u in (torch.rand(64, generator=generator, dtype=torch.float64), torch.zeros(64), torch.full((64,), 0.5)):
-            assert torch.equal(pick_by_page(law, u.double()), pick(law, u.double()))
-        top = pick_by_page(law, torch.full((64,), 1 - 2**-53, dtype=torch.float64))
+            assert torch.equal(pick_torch(law, u.double()), pick(law, u.double()))
+        top = pick_torch(law, torch.full((64,), 1 - 2**-53, dtype=torch.float64))
         assert bool((law.gather(1, top[:, None]) > 0).all())  # rounding never lands on an impossible token
     dyadic = torch.tensor([[0.25, 0.0, 0.25, 0.5]], dtype=torch.float64)
     steps = torch.tensor([0.0, 0.25, 0.5, 0.75], dtype=torch.float64)
-    assert pick_by_page(dyadic.expand(4, 4), steps).tolist() == [0, 2, 3, 3]
+    assert pick_torch(dyadic.expand(4, 4), steps).tolist() == [0, 2, 3, 3]
 
 
 def test_texts_end_where_the_reference_s_do():
@@ -402,7 +403,7 @@ def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
         FastSpeculator(target, draft)
     with pytest.raises(ValueError, match="its own memory"):
         FastSpeculator(target, target)
-    with pytest.raises(ValueError, match="same rows"):
+    with pytest.raises(ValueError, match="same batch size"):
         FastSpeculator(target, FastTransformer(tiny_draft.transformer, 2, 128))
     with pytest.raises(ValueError, match="2 prompts"):
         FastDecoder(target).start([[1], [2]])

@@ -149,8 +149,8 @@ def compiled(kernel, args, options, target=("cuda", 90, 32)):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int64: "i64",
-             torch.int32: "i32", torch.uint8: "u8"}  # fmt: skip
+    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
+             torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}  # fmt: skip
     given = dict(zip(kernel.arg_names, args, strict=False)) | {n: options[n] for n in kernel.arg_names if n in options}
     signature, constants, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):

@@ -40,14 +40,15 @@ def test_a_norm_in_two_halves_is_the_norm():
     torch.testing.assert_close(sk.skinny_torch(half, second, bias, eps=1e-5), expected)
 
 
-CHECKS = "skinny_checks.py", "select_checks.py", "tree_kernel_checks.py"
+CHECKS = "skinny_checks.py", "select_checks.py", "pages_checks.py", "tree_kernel_checks.py", "growing_checks.py"
 
 
 @needs_triton
 @pytest.mark.slow
 @needs_interpreter
-def test_the_kernels_are_their_twins_in_tritons_interpreter():
-    run_checks(*CHECKS, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
+@pytest.mark.parametrize("checks", CHECKS)
+def test_the_kernels_are_their_twins_in_tritons_interpreter(checks):
+    run_checks(checks, TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 
 
 @needs_triton

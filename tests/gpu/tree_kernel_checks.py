@@ -6,17 +6,22 @@ test_skinny.py runs this file in a process of its own, because Triton reads TRIT
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tiny_models import random_model
 
 from minispec.cache import KVCache
 from minispec.drafters import growth
 from minispec.gpu import attention as fd
 from minispec.gpu import tree_kernels as kernels
 from minispec.gpu.between import add_norm, gated, turn_and_store
-from minispec.gpu.fused import Weights, norm, turn
+from minispec.gpu.fused import FastTransformer, Weights, norm, turn
+from minispec.gpu.growing import pruned
+from minispec.gpu.tree_kernels import laid_out_torch
+from minispec.gpu.trees import TreeSpeculator
 from minispec.model import Config, rope_at
 from minispec.sampling import best_tokens
 from minispec.tree import ancestors
@@ -47,12 +52,15 @@ def randn(*shape, seed: int = 0) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("n", "depth"), SHAPES)
-def test_masks_are_the_ancestors(n, depth):
-    parents = trees(n, depth)
+def test_a_pass_is_laid_out(n, depth):
+    parents, text = trees(n, depth), torch.arange(60, device=DEVICE).view(3, 20)
+    tokens, count = 100 + torch.arange(3 * n, device=DEVICE).view(3, n), torch.tensor([1, 20, 7], device=DEVICE)
+    expected = laid_out_torch(tokens, parents, text, count, depth)
+    for mine, theirs in zip(kernels.laid_out(tokens, parents, text, count, depth), expected, strict=True):
+        assert torch.equal(mine, theirs)
+    new, mask, offsets = expected
+    assert new[:, 0].tolist() == [0, 39, 46] and torch.equal(new[:, 1:], tokens)
     above = ancestors(parents, depth)
-    mask, depths = kernels.masks(parents, depth)
-    assert torch.equal(mask, above) and torch.equal(depths, above.sum(-1))
-    mask, offsets = kernels.masks(parents, depth, root=True)
     assert torch.equal(mask[:, 1:, 1:], above) and mask[:, :, 0].all() and not mask[:, 0, 1:].any()
     assert torch.equal(offsets[:, 1:], above.sum(-1)) and not offsets[:, 0].any()
 
@@ -66,17 +74,41 @@ def test_a_walk_is_greedy_verification(n, depth):
         logits = randn(3, n + 1, 50, seed=seed)
         logits[..., 3:] -= 9
         expected, after = tree_batch(logits, tokens, parents, ancestors(parents), None, None)
-        best = best_tokens(logits)
-        path, run, kept, token, accepted, given = kernels.walk(best, tokens, parents, depth)
-        assert torch.equal(accepted, expected.long()) and torch.equal(token, after)
-        assert torch.equal(kept, expected.sum(-1))
+        best, sound = best_tokens(logits), torch.ones((), dtype=torch.bool, device=DEVICE)
+        path, verified, run, added, line, given = kernels.walk(best, tokens, parents, depth, sound)
+        assert torch.equal(line, torch.cat([tokens, parents, expected.long(), after[:, None]], 1)) and sound
+        assert torch.equal(added, expected.sum(-1) + 1) and torch.equal(verified, F.pad(path + 1, (1, 0)))
         assert torch.equal(given, (tokens == best.gather(1, parents + 1)).double())
         for b in range(3):
             nodes = expected[b].nonzero()[:, 0].tolist()
             assert path[b].tolist() == [*nodes, *range(len(nodes), depth)]
             assert run[b, : len(nodes) + 1].tolist() == [*tokens[b, nodes].tolist(), int(after[b])]
-        accepted_at_all += int(kept.sum())
+        accepted_at_all += int(expected.sum())
     assert accepted_at_all
+    best[1, n] = -1  # NaN
+    kernels.walk(best, tokens, parents, depth, sound)
+    assert not sound
+
+
+def test_the_end_of_a_cycle():
+    """Text, lengths, log and report, as TreeSpeculator.commit leaves them in torch."""
+    B, k, nodes = 3, 3, 5
+    drafter = SimpleNamespace(nodes=nodes, hidden_layers=(), state=list)
+    target = FastTransformer(random_model(num_layers=1).transformer.to(DEVICE), B, 64)
+    mine, theirs = (TreeSpeculator(target, drafter, k) for _ in range(2))
+    whole = lambda *shape, seed: torch.randint(50, shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)  # noqa: E731
+    for cycle in range(3):
+        run, added, line = whole(B, k + 1, seed=cycle), 1 + whole(B, seed=cycle) % (k + 1), whole(B, 16, seed=9 - cycle)
+        chances, lengths = randn(B, nodes, seed=cycle).double(), []
+        for decoder, by in ((mine, kernels), (theirs, None)):
+            decoder.kernels = by
+            decoder.sound.fill_(cycle < 2)
+            decoder.commit(run, added, line, chances)
+            lengths.append(target.lengths.clone())
+        assert torch.equal(*lengths)
+        for name in ("text", "count", "log", "chances", "cycles", "report"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), name
+    assert mine.count.min() > 3 and mine.report[:, -1].tolist() == [0.0] * B
 
 
 def test_a_path_is_moved_together():
@@ -104,7 +136,7 @@ def test_levels_grow_the_same_tree(shared):
     log_q = [-0.25 * torch.randint(5, shape, generator=generator).float().to(DEVICE) for shape in shapes]
     tokens = [torch.randint(99, shape, generator=generator).to(DEVICE) for shape in shapes]
     expand = lambda depth, *_: (tokens[depth], log_q[depth])  # noqa: E731
-    for found, expected in zip(growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level),
+    for found, expected in zip(growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level, prune=pruned),
                                growth.grow_tensors(expand, 4, 3, 9), strict=True):  # fmt: skip
         assert torch.equal(found, expected)
 

@@ -92,9 +92,9 @@ def refused_states_are_told(patch: MonkeyPatch) -> None:
     """Tells the drafter the states of refused nodes too."""
     rewrite(
         patch,
-        Runner,
-        "gather",
-        "*(count + node for node in (cycle.path if cycle else []))]",
+        runner,
+        "hand_out",
+        "*(count + node for node in path)]",
         "*range(count, count + len(turn.draft.tokens))]",
     )
 

@@ -7,6 +7,9 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 from pytest import MonkeyPatch
@@ -31,6 +34,17 @@ def rewrite(patch: MonkeyPatch, owner: object, name: str, old: str, new: str) ->
     code = "from __future__ import annotations\n" + source.replace(old, new)
     exec(code, vars(sys.modules[function.__module__]), namespace)
     patch.setattr(owner, name, namespace[name])
+
+
+def broken(module: ModuleType, old: str, new: str, folder: Path) -> ModuleType:
+    """A whole module with one piece of its source changed: kernels are read from their file, so they need one."""
+    source = Path(module.__file__).read_text(encoding="utf-8")
+    assert source.count(old) == 1, f"{module.__name__} no longer says {old!r}: change this mutant too"
+    file = folder / "mutant.py"
+    file.write_text(source.replace(old, new), encoding="utf-8")
+    mutant = module_from_spec(spec := spec_from_file_location(f"{module.__package__}.mutant", file))
+    spec.loader.exec_module(mutant)
+    return mutant
 
 
 def assert_caught(name: str, mutant: Mutant, checks: Mapping[str, Callable[[], None]], deaths=DEATHS) -> None:

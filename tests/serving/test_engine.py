@@ -188,8 +188,8 @@ def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
 
 
 def test_trees_of_real_drafters_share_the_draft_budget():
-    target, D = micro(), ms.drafters
-    check_node_budget(medusa=lambda: D.Medusa(target), eagle=lambda: D.Eagle(target), dflash=lambda: D.DFlash(target))
+    target, trees = micro(), ("Medusa", "Eagle", "DFlash")
+    check_node_budget(**{name: lambda name=name: getattr(ms.drafters, name)(target, nodes=24) for name in trees})
 
 
 def test_states_that_wait_for_every_drafter_that_reads_them():

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from . import drafting, passes, serving
 from .base import Section, cell, table
+from .cpu import cpu
 
 __all__ = ["SECTIONS", "Section", "cell", "table"]
 
 SECTIONS = {  # in the order of the course
     "decode": passes.decode,
     "verify": passes.verify,
+    "cpu": cpu,
     "memory": serving.memory_use,
     "attention": passes.attention,
     "batching": serving.batching_section,

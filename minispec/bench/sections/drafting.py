@@ -32,29 +32,30 @@ def acceptance(result: dict) -> Section:
     guess = expected_tokens(top, result["drafters"][best]["k"])
     counts = [["prompts", *result["prompts"].values(), texts]]
     cells = [[name, *(f"{one['tokens_per_pass']:.2f}" for one in row)] for name, row in by_group.items()]
-    notes = [f"{row['overall']['differing']} of {texts} texts by {name} differ from plain decoding's; where they part, "
-             f"the target's two logits are up to {max(d['gap'] for d in row['differences']):.2g} apart."
+    notes = [f"{row['overall']['differing']} of {texts} outputs by {name} differ from plain decoding's; where they "
+             f"diverge, the target's two logits are up to {max(d['gap'] for d in row['differences']):.2g} apart."
              for name, row in drafters.items() if row["differences"]]  # fmt: skip
     if not notes:
-        notes = ["Every text is token for token that of plain decoding."]
+        notes = ["Every output is token for token that of plain decoding."]
     notes += [f"without {name}: {reason}" for name, reason in result.get("skipped", {}).items()]
     notes += [f"{count} prompts of {group} are too long for the model and left out."
               for group, count in result.get("too_long", {}).items() if count]  # fmt: skip
     return Section(
-        f"Tokens per pass, {result['target']}",
+        f"Tokens per forward pass, {result['target']}",
         f"{texts} {'built-in prompts' if source == 'builtin' else f'prompts of {source}'}, {result['new_tokens']} "
-        f"tokens each, greedy, {result['dtype']}. Counts, which depend on models and texts and not on the "
-        "machine, so they have no spread. Predicted is E[N] = 1 + α + … + α^k, for drafters that always draft k tokens "
+        f"tokens each, greedy, {result['dtype']}. These are counts, which depend on models and prompts and not "
+        "on the machine, so they have no spread. Predicted is E[N] = 1 + α + … + α^k, for drafters "
+        "that always draft k tokens "
         "in a row.",
-        (f"tokens a pass, {best}", f"{top['tokens_per_pass']:.2f}", NONE if guess is None else f"{guess:.2f}",
+        (f"tokens per pass, {best}", f"{top['tokens_per_pass']:.2f}", NONE if guess is None else f"{guess:.2f}",
          ratio(top["tokens_per_pass"], guess)),
-        [table(["tokens a pass", *groups], cells + counts),
-         table(["overall", "k", "drafted a pass", "α", "tokens a pass", "predicted", "measured / predicted",
-                "texts that differ"], rows)],
+        [table(["tokens per pass", *groups], cells + counts),
+         table(["overall", "k", "drafted per pass", "α", "tokens per pass", "predicted", "measured / predicted",
+                "outputs that differ"], rows)],
         {"": svg.columns(
-            "Tokens that one pass of the target is worth",
-            f"{result['target']}, greedy, {texts} prompts; plain decoding writes one a pass",
-            groups, series, "tokens a pass", {"plain decoding": 1},
+            "Tokens per forward pass of the target",
+            f"{result['target']}, greedy, {texts} prompts; plain decoding emits one per pass",
+            groups, series, "tokens per pass", {"plain decoding": 1},
         )},
         notes,
     )  # fmt: skip
@@ -65,12 +66,14 @@ def drafters(result: dict) -> Section:
     for category, rows in results.items():
         lines = []
         for name, row in rows.items():
-            predicted, tokens = expected_tokens(row, result["k"]), row["tokens_per_pass"]
+            tokens, parts, gain = row["tokens_per_pass"], row.get("draft_and_verify"), row["speedup"]["median"]
             alpha = NONE if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+            costs = [f"{part:.2f}" for part in parts] if parts else [NONE, NONE]
+            predicted = tokens / sum(parts) if parts else None
             lines.append([name, pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1, 2), alpha,
-                          f"{tokens:.2f}", NONE if predicted is None else f"{predicted:.2f}", ratio(tokens, predicted),
-                          f"{row['speedup']['median'] / tokens:.0%}"])  # fmt: skip
-        tables.append(table([category, "tokens/s", "speed-up", "α", "tokens a pass", "predicted",
+                          f"{tokens:.2f}", *costs, NONE if predicted is None else f"{predicted:.2f}",
+                          ratio(gain, predicted), f"{gain / tokens:.0%}"])  # fmt: skip
+        tables.append(table([category, "tokens/s", "speed-up", "α", "tokens per pass", "k·c", "v", "predicted",
                              "measured / predicted", "of the ceiling"], lines))  # fmt: skip
     series = []
     for name in [name for name in next(iter(results.values())) if name != PLAIN]:
@@ -83,16 +86,21 @@ def drafters(result: dict) -> Section:
              if not row["same_text"]]  # fmt: skip
     notes = [f"without {name}: {reason}" for name, reason in result.get("skipped", {}).items()]
     if other and not result["temperature"]:
-        notes.append(f"Texts that are not token for token plain decoding's: {', '.join(other)}. In {result['dtype']} "
-                     "rounding may decide between two tokens that are as good as equal.")  # fmt: skip
+        notes.append(f"Outputs that are not token for token those of plain decoding: {', '.join(other)}. In "
+                     f"{result['dtype']} rounding may decide between two tokens that are almost "
+                     "equally likely.")  # fmt: skip
     names, recorded = [one.name for one in series], result.get("recorded")
     who = "Every drafter" if len(names) > 1 else f"Drafts by {names[0]}"
     return Section(
-        f"{who}, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}",
-        f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens a prompt, {result['dtype']}"
-        f"{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all drafters take "
-        "turns. Predicted is E[N] of the measured α, for drafters that always draft k tokens in a row. "
-        "The ceiling is tokens a pass: the speed-up if drafts cost nothing and longer passes no more than short ones.",
+        f"{who}, {result['target']} on {where(result['machine'])}{', recorded' if recorded else ''}"
+        f"{', beside a busy core' if result.get('busy') else ''}",
+        f"{how.capitalize()}, k = {result['k']}, {result['new_tokens']} tokens per prompt, {result['dtype']}"
+        f"{', passes and cycles recorded as CUDA graphs' if recorded else ''}; plain decoding and all drafters run "
+        f"alternately{', while another process kept one core busy' if result.get('busy') else ''}. Predicted is "
+        "tokens per pass / (k·c + v), with the time of drafting (k·c) and of the verify pass (v) as measured in the "
+        "same cycles, in plain tokens; where a whole cycle is one launch, its parts have no times of their own. "
+        "The ceiling is tokens per pass: the speed-up if drafting took no time and a longer pass no "
+        "more than a short one.",
         (f"best speed-up ({name}, {category})", f"{gain:.2f}", NONE, NONE),
         tables,
         {"": svg.columns(

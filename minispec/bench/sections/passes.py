@@ -30,12 +30,13 @@ def decode(result: dict) -> Section:
     size = f"{result['weight_bytes'] / 1e9:.3g} GB of weights"
     return Section(
         f"Plain decoding, {result['shape']} on {where(result['machine'])}",
-        f"One token reads all {size} once, and the keys and values of {result['context']} tokens: those bytes over the "
-        "bandwidth are the least a token can take.",
+        f"Generating one token reads all {size} once, and the keys and values of {result['context']} "
+        "tokens. Those bytes "
+        "divided by the bandwidth are the least time that a token can take.",
         ("a plain token, ms", f"{1e3 * best['median']:.2f}", f"{1e3 * floor:.2f}", ratio(best["median"], floor)),
-        [table(["", "ms a token", "predicted", "measured / predicted", "of the bandwidth", "× launch"], rows)],
+        [table(["", "ms per token", "predicted", "measured / predicted", "of the bandwidth", "× launch"], rows)],
         {"": svg.bars(
-            "Plain decoding against the memory's bandwidth",
+            "Plain decoding against the memory bandwidth",
             f"{result['shape']} shape in {result['dtype']}, {size}, on {where(result['machine'])}",
             list(results), [shares], "% of the measured read bandwidth", "{:.0f} %", {"the limit": 100},
         )},
@@ -61,15 +62,15 @@ def verify(result: dict) -> Section:
     ]
     return Section(
         f"The verify pass, {result['shape']} on {where(result['machine'])}",
-        f"One pass over M new tokens after {result['context']}. While reading the weights takes longer than "
-        "multiplying with them, M tokens should cost what one does: t(M)/t(1) is the v of every speed-up formula.",
+        f"One forward pass over M new tokens after {result['context']}. While reading the weights takes longer than "
+        "multiplying with them, M tokens should take as long as one. t(M)/t(1) is the v of the speed-up formula.",
         (f"t({shown})/t(1)", f"{measured[shown]:.2f}", f"{predicted[shown]:.2f}",
          ratio(measured[shown], predicted[shown])),
         [table(["M", "ms", "t(M)/t(1)", "predicted", "measured / predicted"], rows)],
         {"": svg.lines(
-            "What a pass over M tokens costs, relative to one token",
+            "What a forward pass over M tokens costs, relative to one token",
             f"{result['shape']} shape in {result['dtype']}, on {where(result['machine'])}; bars are quartiles",
-            sizes, series, ("tokens a pass, M", "t(M) / t(1)"),
+            sizes, series, ("tokens per pass, M", "t(M) / t(1)"),
         )},
     )  # fmt: skip
 
@@ -99,16 +100,16 @@ def attention(result: dict) -> Section:
     floor, seconds = attention_seconds(result, first), first["results"]["paged"]["seconds"]["median"]
     across = ", ".join(f"{case['paged_over_contiguous']:.2f} at {_case(case)}" for case in result["cases"])
     return Section(
-        f"Attention over a long memory on {where(result['machine'])}",
-        f"A few new tokens of each row attend to all that the row remembers: {shape['heads']} heads over "
-        f"{shape['kv_heads']} of width {shape['dim']}, blocks of {result['block_size']}. Every key and value is read "
-        "once, so the prediction is their bytes over the bandwidth.",
+        f"Attention over a long context on {where(result['machine'])}",
+        f"A few new tokens of each sequence attend to its whole cache: {shape['heads']} query heads over "
+        f"{shape['kv_heads']} key/value heads of width {shape['dim']}, blocks of {result['block_size']}. Every key and "
+        "value is read once, so the prediction is their bytes divided by the bandwidth.",
         (f"paged attention, {_case(first)}, µs", f"{1e6 * seconds:.0f}", f"{1e6 * floor:.0f}", ratio(seconds, floor)),
-        [table(["rows × past + new", "memory", "µs", "predicted", "measured / predicted", "of the bandwidth"], rows,
+        [table(["batch × cached + new", "cache", "µs", "predicted", "measured / predicted", "of the bandwidth"], rows,
                (0, 1))],
         {"": svg.bars(
-            "Attention against the memory's bandwidth",
-            f"{result['dtype']}, on {where(result['machine'])}; rows × tokens remembered + new ones",
+            "Attention against the memory bandwidth",
+            f"{result['dtype']}, on {where(result['machine'])}; batch × cached tokens + new ones",
             [_case(case) for case in result["cases"]], series, "% of the measured read bandwidth", "{:.0f} %",
             {"the limit": 100},
         )},
@@ -138,7 +139,7 @@ def speculate(result: dict) -> Section:
     predicted = cycle_seconds(result)
     source = {
         PLAIN: "bytes / bandwidth", DRAFT: "bytes / bandwidth", VERIFY: "bytes / bandwidth, as one token",
-        CYCLE: f"{k} measured drafts and a measured pass",
+        CYCLE: f"{k} measured draft steps and a measured pass",
     }  # fmt: skip
     rows = [
         [f"{name}, ms", pairs.spread(seconds[name], digits=3), f"{1e3 * predicted[name]:.3f}",
@@ -146,14 +147,14 @@ def speculate(result: dict) -> Section:
         for name in source
     ]  # fmt: skip
     for name, value, guess, digits, how in (
-        ("tokens a cycle", tokens, theory.expected_tokens(alpha, k), 3, f"E[N] with α = {alpha:.3f}"),
-        ("speed-up", gain, formula, 2, f"tokens a cycle / (k·c + v), c = {c:.3f}, v = {v:.3f}"),
-        ("a token, ms", 1e3 * cycle / tokens, 1e3 * plain / formula, 3, "plain token / predicted speed-up"),
+        ("tokens per cycle", tokens, theory.expected_tokens(alpha, k), 3, f"E[N] with α = {alpha:.3f}"),
+        ("speed-up", gain, formula, 2, f"tokens per cycle / (k·c + v), c = {c:.3f}, v = {v:.3f}"),
+        ("per token, ms", 1e3 * cycle / tokens, 1e3 * plain / formula, 3, "plain token / predicted speed-up"),
     ):
         rows.append([name, f"{value:.{digits}f}", f"{guess:.{digits}f}", ratio(value, guess), how])
     tables = [table(["", "measured", "predicted", "measured / predicted", "predicted from"], rows, (0, 4))]
     if peers := {name: row for name, row in seconds.items() if name not in source}:
-        tables.append(table(["beside it, the same weights", "ms a token", "× our cycles"],
+        tables.append(table(["beside it, the same weights", "ms per token", "× our cycles"],
                             [[name, pairs.spread(row), f"{row['median'] * tokens / cycle:.1f}"]
                              for name, row in peers.items()]))  # fmt: skip
     low, high = quartiles([seconds[name] for name in source], lambda t: 1e3 * t)
@@ -164,14 +165,16 @@ def speculate(result: dict) -> Section:
     how = f"temperature {result['temperature']:g}" if result["temperature"] else "greedy"
     return Section(
         f"A speculative cycle, {result['shape']} on {where(result['machine'])}",
-        f"{k} drafts by the target's first two layers, one pass over {k + 1} tokens, and the verdict, all in one "
-        f"launch; {how}, after {result['context']} tokens. Parts and whole are timed in turn, tokens counted over "
-        f"{result['cycles']:,} cycles.",
-        (f"speed-up with {k} drafts", f"{gain:.2f}", f"{formula:.2f}", ratio(gain, formula)),
+        f"{k} draft tokens by the target's first two layers, one forward pass over {k + 1} tokens, "
+        "and the verification, "
+        f"all in one launch; {how}, after {result['context']} tokens. Parts and whole are timed "
+        "alternately, tokens are "
+        f"counted over {result['cycles']:,} cycles.",
+        (f"speed-up with k = {k}", f"{gain:.2f}", f"{formula:.2f}", ratio(gain, formula)),
         tables,
         {"": svg.bars(
             f"A speculative cycle: {gain:.2f} times as fast as plain decoding, {formula:.2f} predicted",
-            f"{result['shape']} shape in {result['dtype']}, k = {k}, {tokens:.2f} tokens a cycle, on "
+            f"{result['shape']} shape in {result['dtype']}, k = {k}, {tokens:.2f} tokens per cycle, on "
             f"{where(result['machine'])}",
             list(source), series, "milliseconds", "{:.2f}",
         )},

@@ -14,7 +14,7 @@ def memory_use(result: dict) -> Section:
         for kind in ("paged", "contiguous"):
             measured, guess = result[kind][key], predicted.get((kind, key))
             row += [form.format(measured), NONE if guess is None else form.format(guess), ratio(measured, guess)]
-    shares = {"tokens": [], "given away, empty": [], "free": []}  # of all memory
+    shares = {"tokens": [], "reserved, empty": [], "free": []}  # of all memory
     for kind in ("paged", "contiguous"):
         held = result[kind]["memory_holding_tokens"]
         used = held / (1 - result[kind]["waste"])
@@ -28,9 +28,9 @@ def memory_use(result: dict) -> Section:
         "Memory for keys and values",
         f"{result['requests']} requests with prompts and answers of {low} to {high} tokens, in "
         f"{result['num_blocks']:,} blocks of {result['block_size']}; contiguous memory reserves "
-        f"{result['max_length']:,} slots for each. Predicted from the lengths alone: half a block a request is empty "
-        "when paged, the unused rest of the reservation when not.",
-        ("slots in use that hold nothing, paged", f"{waste:.2%}", f"{predicted['paged', 'waste']:.2%}",
+        f"{result['max_length']:,} slots for each. Predicted from the lengths alone: about half a block per request is "
+        "empty if paged, and the unused rest of the reservation if not. Waste is the share of the reserved slots.",
+        ("reserved slots that are empty, paged", f"{waste:.2%}", f"{predicted['paged', 'waste']:.2%}",
          ratio(waste, predicted["paged", "waste"])),
         [table(["", "paged", "predicted", "measured / predicted", "contiguous", "predicted", "measured / predicted"],
                rows)],
@@ -39,7 +39,7 @@ def memory_use(result: dict) -> Section:
             f"{result['requests']} requests in the same {result['num_blocks']:,} blocks, on average over all steps",
             ["paged", "contiguous"], series, "% of the memory", "{:.0f} %",
         )},
-        ["Counts of one simulated run: no machine, no spread."],
+        ["These are counts of one simulated run, so no machine is involved and there is no spread."],
     )  # fmt: skip
 
 
@@ -48,10 +48,9 @@ def memory_predictions(result: dict) -> dict[tuple[str, str], float]:
     work = memory.workload(result["requests"], *result["lengths"], result["seed"])
     steps = sum(new for _, new in work)  # a long answer is met more often
     length = sum(new * (prompt + new / 2) for prompt, new in work) / steps
-    empty = theory.block_waste(length, result["block_size"])  # slots for each one that holds a token
     slots = result["num_blocks"] * result["block_size"]
     return {
-        ("paged", "waste"): empty / (1 + empty),
+        ("paged", "waste"): theory.block_waste(length, result["block_size"]),
         ("contiguous", "waste"): theory.contiguous_waste(round(length), result["max_length"]),
         ("contiguous", "most_running"): slots // result["max_length"],
     }
@@ -73,16 +72,16 @@ def batching_section(result: dict) -> Section:
     notes = []
     if most is not None:
         notes = [f"Were every step full and equally long, continuous batching would gain 1 / (1 − idle) = {most:.2f}. "
-                 "A step with fewer rows takes less time, so idle rows cost less than that, and the last requests "
-                 "leave rows idle in any case."]  # fmt: skip
+                 "A step of a smaller batch takes less time, so idle slots cost less than that, and the last "
+                 "requests leave slots idle in any case."]  # fmt: skip
     return Section(
         f"Continuous batching, {result['target']} on {where(result['machine'])}",
-        f"{result['requests']} requests of very different lengths, {result['tokens']:,} tokens to write, "
-        f"{result['batch']} at a time. A row is idle in a step in which it writes nothing. Predicted from the lengths: "
-        "in a static batch all rows wait for the longest.",
+        f"{result['requests']} requests of very different lengths, {result['tokens']:,} tokens to generate, "
+        f"{result['batch']} at a time. A slot of the batch is idle in a step in which it emits nothing. Predicted from "
+        "the lengths: in a static batch all slots wait for the longest sequence.",
         ("continuous over static, tokens/s", f"{gain:.2f}", NONE if most is None else f"at most {most:.2f}",
          ratio(gain, most)),
-        [table(["", "tokens/s", "× static", "steps", "rows idle", "predicted", "measured / predicted"], rows)],
+        [table(["", "tokens/s", "× static", "steps", "slots idle", "predicted", "measured / predicted"], rows)],
         {"": svg.bars(
             f"Continuous batching: {gain:.2f} times the tokens per second of static batches",
             f"{result['target']}, {result['requests']} requests, {result['batch']} at a time, on "
@@ -136,9 +135,9 @@ def _serving(result: dict) -> Section | None:
                      f"{'' if peer['compiled'] else 'not '}compiled.")  # fmt: skip
     return Section(
         "",
-        f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to write after each, "
-        f"{part['max_num_seqs']} at a time. Predicted is plain decoding at best: weights once a pass, and of every row "
-        "what it remembers.",
+        f"Serving: {part['requests']} requests of {low} to {high} tokens, {least} to {most} to generate after each, "
+        f"{part['max_num_seqs']} at a time. Predicted is plain decoding at best: the weights once per pass, and "
+        "the cache of every sequence.",
         (f"tokens/s, {first}", f"{rates[0]['median']:,.0f}", f"{best:,.0f}", ratio(rates[0]["median"], best)),
         [table(["serving", "tokens/s", "predicted", "measured / predicted", "× transformers", "α"], rows)],
         {"serving": svg.bars(
@@ -165,7 +164,7 @@ def _full_batches(result: dict) -> Section | None:
          ratio(row["speedup"]["median"], row["roofline_speedup"])]
         for row, guess in zip(rows, formula, strict=True)
     ]  # fmt: skip
-    said = {name: f"none up to {rows[-1]['batch']} rows" if at is None else f"{at:.0f} rows"
+    said = {name: f"none up to batch {rows[-1]['batch']}" if at is None else f"batch {at:.0f}"
             for name, at in part["crossover"].items()}  # fmt: skip
     series = [
         svg.Series("measured", [gain["median"] for gain in gains], *quartiles(gains)),
@@ -176,19 +175,22 @@ def _full_batches(result: dict) -> Section | None:
     how = f"temperature {part['temperature']:g}" if part["temperature"] else "greedy"
     return Section(
         "",
-        f"Speculation: full batches, every row after {result['context']} tokens, {how}, the engine with {k} drafts a "
-        "row against the engine without. Predicted by the formula with α, c and v as these steps had them, and by the "
-        "roofline, which knows α, the shapes, the bandwidth and the FLOP/s alone.",
-        (f"speed-up by drafts, {rows[0]['batch']} row{'s' * (rows[0]['batch'] > 1)}", f"{gains[0]['median']:.2f}",
+        f"Speculation: full batches, every sequence after {result['context']} tokens, {how}, the engine with k = {k} "
+        "against the engine without a drafter. Predicted by the formula with α, c and v as measured "
+        "in these steps, and "
+        "by the roofline, which is given only α, the shapes, the bandwidth and the FLOP/s. A batch of n serves the "
+        "first n prompts of a fixed list, so α differs between the lines; compare speed-ups of equal α.",
+        (f"speed-up by speculation, batch {rows[0]['batch']}", f"{gains[0]['median']:.2f}",
          f"{formula[0]:.2f}", ratio(gains[0]["median"], formula[0])),
-        [table(["rows", "plain/s", "drafting/s", "α", "c", "v", "speed-up", "formula", "measured / formula", "roofline",
-                "measured / roofline"], lines)],
+        [table(["batch", "plain, tokens/s", "speculative, tokens/s", "α", "c", "v", "speed-up", "formula",
+                "measured / formula", "roofline", "measured / roofline"], lines)],
         {"": svg.lines(
-            "What drafts are worth as the batch grows",
+            "What speculation gains as the batch grows",
             f"{result['shape']} shape in {result['dtype']}, k = {k}, {how}, on {where(result['machine'])}; bars are "
             "quartiles",
-            [row["batch"] for row in rows], series, ("rows in the batch", "speed-up"), {"no gain": 1}, log=True,
+            [row["batch"] for row in rows], series, ("batch size", "speed-up"), {"no gain": 1}, log=True,
         )},
-        [f"Crossover, from which on drafts do not pay: {said['measured']} measured, {said['predicted']} by the "
+        [f"Crossover, the batch from which on speculation does not pay: {said['measured']} measured, "
+         f"{said['predicted']} by the "
          f"formula, {said['roofline']} by the roofline."],
     )  # fmt: skip

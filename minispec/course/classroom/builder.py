@@ -114,12 +114,12 @@ def compose(job: Job) -> NotebookNode:
 def how_to_read(notebook: NotebookNode) -> NotebookNode:
     """What to do first, below the title of every lesson."""
     asked = sum(cell.source.count("viz.predict(") for cell in code_cells(notebook))
-    times = {0: "", 1: " once"}.get(asked, f" {asked} times")
+    times = {0: "", 1: " once", 2: " twice"}.get(asked, f" {asked} times")
     words = "> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**."
     if asked:
         words += (
             f" The lesson asks you{times} for a number: type your guess and press *commit* before you run on. The cells"
-            " that answer are stored without their output, so nothing is given away before you run them."
+            " that answer are stored without their output: the numbers appear when you run them."
         )
     return nbformat.v4.new_markdown_cell(words)
 

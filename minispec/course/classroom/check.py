@@ -89,7 +89,7 @@ def draw(id: str, answer: Callable):
         raise ValueError(f"id={id!r} has no picture: only check and hint know it")
     drawn = run(lambda: exercise.picture(answer), answer, exercise.seconds)
     if isinstance(drawn, Trouble):
-        print(f"{id}: nothing to draw yet" if drawn.is_stub else f"{id}: nothing to draw. {drawn.text}")
+        print(f"{id}: nothing to show yet" if drawn.is_stub else f"{id}: nothing to show. {drawn.text}")
     elif isinstance(drawn, str):
         print(drawn)
     else:

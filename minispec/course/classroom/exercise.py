@@ -14,9 +14,10 @@ A case names the arguments, in order; cases are listed smallest first, because t
 docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
 
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
-Where the answer draws random numbers, observe composes the exact distribution of its results (`distribution_of`); where
-it drives models, observe lets it drive scripted ones and returns what they saw. A dict with tuples as keys is a law and
-is shown as a table; a dict with words as keys is a record, of which only the differing entries are shown."""
+Where the answer uses random numbers, observe composes the exact distribution of its results (`distribution_of`); where
+it drives models, observe lets it drive scripted ones and returns what they saw. A dict with tuples as keys is a
+distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
+shown."""
 
 from __future__ import annotations
 
@@ -108,12 +109,12 @@ def everything() -> dict[str, Exercise]:
 
 
 def law(*probabilities: float) -> Tensor:
-    """A probability law [V]."""
+    """A distribution [V]."""
     return torch.tensor(probabilities, dtype=torch.float64)
 
 
 def rows(*laws: Sequence[float]) -> Tensor:
-    """Several laws [n, V], one a row."""
+    """Several distributions [n, V]."""
     return torch.tensor(laws, dtype=torch.float64)
 
 
@@ -138,11 +139,11 @@ class Number:
 
 
 def distribution_of(program: Callable) -> dict:
-    """The exact law of what program(random) returns: it is run down every branch that its random numbers open."""
+    """The exact distribution of what program(random) returns, which is run down every branch of its random numbers."""
     before = torch.random.get_rng_state(), random.getstate()
     law = exact_distribution(lambda world: program(lambda: Number(world())))
     if not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate():
-        raise Complaint("your function draws random numbers of its own. Use the random() that it is given, and pick.")
+        raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
     return law
 
 

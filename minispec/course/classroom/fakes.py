@@ -14,7 +14,7 @@ Text = tuple[int, ...]
 
 
 def whole_text(text: Text) -> int:
-    """A next token that depends on every token before it and on its place: no mistake in a cache goes unnoticed."""
+    """A next token that depends on every token before it and on its position: no mistake in a cache goes unnoticed."""
     state = 7
     for place, token in enumerate(text):
         state = (state * state + 29 * token + place) % 991
@@ -22,7 +22,7 @@ def whole_text(text: Text) -> int:
 
 
 def wrong_at(places: Collection[int]) -> Callable[[Text], int]:
-    """The same rule, but mistaken about the tokens in these places of the text (place 0 is the prompt's first)."""
+    """The same rule, but mistaken about the tokens at these positions (0 is the prompt's first)."""
     return lambda text: (whole_text(text) + (len(text) in places)) % VOCABULARY
 
 
@@ -50,7 +50,7 @@ class ScriptedModel:
         tokens = [int(token) for token in tokens]
         if not tokens:
             raise Complaint(
-                f"the {self.name} was asked to read no token at all. Its cache holds {self.length}: if that is as long "
+                f"the {self.name} was called without a token. Its cache holds {self.length}: if that is as long "
                 "as the text, was it rewound after the last cycle?"
             )
         if len(self.passes) == self.most_passes:

@@ -76,7 +76,7 @@ def summary(results: Sequence[Result]) -> str:
     lines = [
         f"{len(students)} students, {len(results)} answers, {sum(r.outcome == RIGHT for r in results)} of them right",
         f"median {median(reached):g} of {sum(r.possible for r in next(iter(students.values())))} points; "
-        f"median {median(seconds):.1f} s a submission",
+        f"median {median(seconds):.1f} s per submission",
         f"sandbox: {', '.join(levels) or 'nothing had to run'}",
     ]
     for (id, name), count in mistakes(results)[:5]:

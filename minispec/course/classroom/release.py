@@ -4,7 +4,7 @@
     minispec release 02 07 --out handout/ --seed 7           with a twist that the published solutions do not know
     minispec release 02 07 --out handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
     minispec release 06 --out course/ --nbgrader             sources for nbgrader's own pipeline
-    minispec collect downloads/ --out submissions/           one folder a student, ready for minispec grade
+    minispec collect downloads/ --out submissions/           one folder per student, ready for minispec grade
 
 What a copy withholds: the solutions, the seed, and the cases that the grader draws from it.
 """
@@ -72,7 +72,7 @@ def read_students(file: Path) -> list[str]:
     except UnicodeDecodeError:
         raise ValueError(f"students={str(file)!r} is not UTF-8 text: save it as UTF-8, a name per line") from None
     if not (names := [line.strip() for line in lines if line.strip()]):
-        raise ValueError(f"students={str(file)!r} names nobody: give a file with a name per line")
+        raise ValueError(f"students={str(file)!r} names no student: give a file with a name per line")
     return names
 
 

@@ -75,7 +75,7 @@ def show(value: Any) -> str:
 
 
 def differences(expected: Any, got: Any) -> list[str]:
-    """Lines that set what was expected beside what came: all of it, or of a law or record what differs."""
+    """Lines that set what was expected beside what came: all of it, or of a distribution or record what differs."""
     if not (isinstance(expected, dict) and isinstance(got, dict)):
         return [f"expected: {show(expected)}", f"got:      {show(got)}"]
     keys = [*expected, *(key for key in got if key not in expected)]

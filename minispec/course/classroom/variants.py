@@ -29,8 +29,8 @@ class Variant:
 
 VARIANTS = {
     "01.intensity": Variant(
-        "every row has a system prompt of {system} tokens in front of its context. The cache holds it too, so a pass "
-        "reads it for every row, in addition to `context`.",
+        "every sequence has a system prompt of {system} tokens in front of its context. The cache holds it too, so a "
+        "forward pass reads it for every sequence, in addition to `context`.",
         lambda r: {"system": r.randrange(20, 400)},
         lambda own, weights, bits, batch, tokens, context, kv_bytes: (
             weights,
@@ -85,7 +85,7 @@ VARIANTS = {
         ),
     ),
     "appendix.compute_optimal": Variant(
-        "training takes {flops} FLOPs a parameter and token, not 6: part of the forward pass is computed again on "
+        "training takes {flops} FLOPs per parameter and token, not 6: part of the forward pass is computed again on "
         "the way back.",
         lambda r: {"flops": r.choice([7, 8, 9, 10])},
         lambda own, flops, tokens_per_parameter: (flops * 6 / own["flops"], tokens_per_parameter),

@@ -2,8 +2,9 @@
 
     python -m minispec.course.interview.audit          writes docs/audit.md
 
-The claims are in audit.yaml, in our words. Every number is evaluated here: an expression of theory.py, or one of the
-CHECKS below, which run real verifiers on toy laws down every branch (exact.py) and return a distance: 0 is exact.
+The claims are in audit.yaml, in our words, with a few of the guide's own beside them. Every number is evaluated here:
+an expression of theory.py, or one of the CHECKS below, which run real verifiers on toy distributions down every branch
+(exact.py) and return a distance from the target's distribution: 0 is exact.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ HOLDS, DEPENDS, FAILS, UNKNOWN = "holds", "depends", "does not hold", "cannot be
 CLOSE = 0.05  # a claimed figure may be rounded
 MARKS = {HOLDS: "✓", DEPENDS: "~", FAILS: "✗", UNKNOWN: "?"}
 
-# ---------------------------------------------------------------- checks on toy laws
+# ---------------------------------------------------------------- checks on toy distributions
 
-# Three tokens. The target's law depends on the last token, the draft's does not.
+# A vocabulary of three tokens. The target's distribution depends on the last token, the draft's does not.
 TARGET = {None: [0.5, 0.3, 0.2], 0: [0.6, 0.3, 0.1], 1: [0.1, 0.2, 0.7], 2: [0.3, 0.4, 0.3]}
 DRAFT = [0.2, 0.5, 0.3]
 
@@ -50,7 +51,7 @@ def from_target(p: Tensor, q: Tensor) -> Tensor:
 
 
 def bias(cycle: Callable[[tuple], dict], tokens: int = 1) -> float:
-    """Total variation between the first tokens that cycles write and those of the target."""
+    """Total variation between the first tokens that cycles emit and those of the target."""
     mine = exact.joint_distribution(cycle, tokens)
     return exact.total_variation(mine, exact.joint_distribution(partial(exact.plain_distribution, target), tokens))
 
@@ -69,28 +70,42 @@ def replacement_from_target() -> float:
 
 
 def greedy_draft() -> float:
-    """The draft always says its favourite, and is judged as one-hot."""
+    """The draft model always proposes its likeliest token, and q is one-hot."""
 
-    def favourite(draft, context, gamma, random):
-        return (int(torch.tensor(DRAFT).argmax()),) * gamma, None
+    def favourite(draft, context, k, random):
+        return (int(torch.tensor(DRAFT).argmax()),) * k, None
 
     return bias(lambda context: exact.chain_distribution(target, draft, 2, context, propose=favourite), 2)
 
 
+def hot(context: Sequence[int]) -> Tensor:
+    """The draft's distribution at temperature 2."""
+    q = draft(context) ** 0.5
+    return q / q.sum()
+
+
 def other_temperature() -> float:
-    hot = torch.tensor(DRAFT, dtype=torch.float64) ** 0.5
-    return chain_bias(draft=lambda context: hot / hot.sum())
+    return chain_bias(draft=hot)
+
+
+def inconsistent_temperature() -> float:
+    """Draft tokens are sampled at temperature 2, but q is computed at temperature 1."""
+
+    def propose(draft, context, k, random):
+        return exact.propose_chain(hot, context, k, random)[0], torch.stack([draft(context)] * k)
+
+    return bias(lambda context: exact.chain_distribution(target, draft, 2, context, propose=propose), 2)
 
 
 def accepted_tokens() -> float:
-    """The law of accepted tokens alone, min(p, q)/β, held against p."""
+    """The distribution of accepted tokens alone, min(p, q)/β, compared with p."""
     p, q = target(()), draft(())
     overlap = torch.minimum(p, q)
     return exact.total_variation(overlap / overlap.sum(), p)
 
 
 def residual_of_one_number() -> float:
-    """Only q(d) was kept, so only d can be lowered before the replacement is drawn."""
+    """Only q(d) was kept, so only d can be lowered before the replacement is sampled."""
 
     def verify(p: Tensor, q: Tensor, drafted: Sequence[int], u) -> Verdict:
         d = drafted[0]
@@ -104,7 +119,7 @@ def residual_of_one_number() -> float:
 
 
 def replacement_without_offset() -> float:
-    """The first draft is rejected after the prompt 0, 1, 2: row 0 of the logits is what follows the prompt's 0."""
+    """The first draft token is rejected after the prompt 0, 1, 2; logits[0] is the prediction after the prompt's 0."""
     return exact.total_variation(target((0,)), target((0, 1, 2)))
 
 
@@ -129,14 +144,14 @@ def typical_acceptance() -> float:
 
 
 def tokens_of_a_cycle() -> float:
-    """E[N] of a real verifier where every draft passes with probability 0.75, two drafts."""
+    """E[N] of a real verifier where each of two draft tokens is accepted with probability 0.75."""
     p, q = [0.5, 0.25, 0.25], [0.25, 0.5, 0.25]
-    law = exact.chain_distribution(lambda context: p, lambda context: q, 2)
-    return sum(len(run) * probability for run, probability in law.items())
+    runs = exact.chain_distribution(lambda context: p, lambda context: q, 2)
+    return sum(len(run) * probability for run, probability in runs.items())
 
 
 def tokens_after_the_last_rejection() -> float:
-    """Four drafts, random numbers that accept three and reject the fourth: what the verifier keeps."""
+    """How many tokens the verifier keeps if it accepts three of four draft tokens and rejects the fourth."""
     p, q = torch.full((5, 2), 0.5), torch.tensor([[0.1, 0.9]] * 4)
     return len(chain(p, q, [1] * 4, [0.0, 0.0, 0.0, 0.9, 0.0]).run([1] * 4))
 
@@ -144,9 +159,9 @@ def tokens_after_the_last_rejection() -> float:
 CHECKS = {
     check.__name__: check
     for check in (
-        sound_rule, replacement_from_target, greedy_draft, other_temperature, accepted_tokens, residual_of_one_number,
-        replacement_without_offset, prompt_never_advanced, tree_of_naive_siblings, tree_of_residuals,
-        typical_acceptance, tokens_of_a_cycle, tokens_after_the_last_rejection,
+        sound_rule, replacement_from_target, greedy_draft, other_temperature, inconsistent_temperature, accepted_tokens,
+        residual_of_one_number, replacement_without_offset, prompt_never_advanced, tree_of_naive_siblings,
+        tree_of_residuals, typical_acceptance, tokens_of_a_cycle, tokens_after_the_last_rejection,
     )
 }  # fmt: skip
 
@@ -193,10 +208,14 @@ class Claim:
     items: tuple[str, ...]  # labels of coverage.yaml
     numbers: tuple[Figure, ...] = ()
     given: str | None = None  # a verdict by hand
+    quote: str | None = None  # a few of the guide's own words
 
     @property
     def guides(self) -> str:
         return " ".join(sorted({item[0] for item in self.items}))
+
+    def text(self) -> str:
+        return self.claim if self.quote is None else f"{self.claim} (“{self.quote}”)"
 
     @property
     def verdict(self) -> str:
@@ -228,7 +247,8 @@ def _claim(raw: dict, topic: str) -> Claim:
         raise ValueError(f"{FILE.name}, {raw['id']}: give a claimed number to compare with, or a verdict")
     if given not in (None, *MARKS):
         raise ValueError(f"{FILE.name}, {raw['id']}: verdict={given!r}; give one of {', '.join(MARKS)}")
-    return Claim(raw["id"], topic, raw["claim"], raw["right"], tuple(raw["items"]), tuple(figures), given)
+    said = (raw["claim"], raw["right"], tuple(raw["items"]))
+    return Claim(raw["id"], topic, *said, tuple(figures), given, raw.get("quote"))
 
 
 def claims(topic: str | None = None) -> list[Claim]:
@@ -248,7 +268,7 @@ def table(topic: str) -> str:
     lines = ["| guide | claim | computed | verdict | what is right |", "|---|---|---|---|---|"]
     for claim in claims(topic):
         computed = "<br>".join(figure.text() for figure in claim.numbers) or "–"
-        cells = (claim.guides, claim.claim, computed, f"{MARKS[claim.verdict]} {claim.verdict}", claim.right)
+        cells = (claim.guides, claim.text(), computed, f"{MARKS[claim.verdict]} {claim.verdict}", claim.right)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)
 
@@ -262,9 +282,20 @@ def page() -> str:
         "",
         "Made by `python -m minispec.course.interview.audit`; not for editing.",
         "",
-        "Five guides to speculative decoding, called A to E, make claims that can be computed. Here is what comes out. "
-        f"Of {len(claims())} claims {tally}. A claimed figure may be {CLOSE:.0%} off. Distances are total variations "
-        "between what a verifier emits and what the target would, computed exactly on toy laws: 0 is lossless.",
+        "Which of the things that are commonly said about speculative decoding are true? Five guides, called A to E, "
+        "make claims that can be computed, and this page computes them. A claim is given in our words; where the "
+        "guide's own wording matters, a few of its words follow in quotation marks. "
+        f"Of {len(claims())} claims {tally}.",
+        "",
+        f"How a verdict is reached: a claimed figure may be off by {CLOSE:.0%}. A claim *holds* if all of its figures "
+        "agree with the computation, it *depends* if some of them do, and it *does not hold* if none does.",
+        "",
+        "What the symbols mean: k is the number of draft tokens per cycle, α the probability that a draft token is "
+        "accepted, c the time to draft one token and v the time to verify k + 1 tokens, both in units of one forward "
+        "pass of the target over one token. *Best* is the speed-up at the best k. A distance is the total variation "
+        "between what a verifier emits and what the target would emit, computed exactly on a vocabulary of three "
+        "tokens; 0 means that the verifier is lossless. Figures for an H200 are roofline estimates that count weights "
+        "only, with the 790 TFLOP/s and 4.2 TB/s that we measured on one (its data sheet says 989 and 4.8).",
     ]
     for topic, (title, some, _) in topics().items():
         if some:

@@ -1,7 +1,7 @@
 """Derivations for a mock interview, a step at a time: each step asks for a number, and theory.py computes it.
 
-The parameters are drawn, so that nobody can know the numbers by heart. A wrong step is set right before the next one,
-which goes on from the right number.
+The parameters are random, so that the numbers cannot be known by heart. A wrong step is corrected before the next one,
+which continues from the right number.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def _step(name: str, expression: str, unit: str = "") -> Number:
     return Number(name, expression, evaluate(expression), unit=unit, tolerance=0.0)
 
 
-def _laws(dice: random.Random) -> tuple[list[float], list[float]]:
-    """Two laws over three tokens, in steps of 0.05: p(a) well above q(a), p(b) well below q(b), and the wrong rule
-    of the last step a good tenth off."""
+def _distributions(dice: random.Random) -> tuple[list[float], list[float]]:
+    """Two distributions over three tokens, in steps of 0.05: p(a) well above q(a), p(b) well below q(b), and the wrong
+    rule of the last step a good tenth off."""
     while True:
         p, q = ([round(0.05 * n, 2) for n in _composition(dice)] for _ in range(2))
         beta = acceptance(p, q)
@@ -46,18 +46,18 @@ def _composition(dice: random.Random, parts: int = 20) -> tuple[int, int, int]:
 
 
 def losslessness(dice: random.Random) -> Derivation:
-    p, q = _laws(dice)
+    p, q = _distributions(dice)
     (pa, pb, _), (qa, qb, _) = p, q
     table = "; ".join(f"p({t}) = {x:g}, q({t}) = {y:g}" for t, x, y in zip(TOKENS, p, q, strict=True))
     left = f"total_variation({p}, {q})"
     return Derivation(
         "losslessness",
         "prove-lossless",
-        f"Three tokens. {table}. Show that one cycle with one draft emits a with probability p(a).",
+        f"A vocabulary of three tokens. {table}. Show that a cycle with one draft token emits a with probability p(a).",
         (
-            _step("the chance that b is accepted once it has been drafted", f"{pb} / {qb}"),
-            _step("the chance that a drafted token is accepted, whichever it is", f"acceptance({p}, {q})"),
-            _step("the chance that the draft is rejected", left),
+            _step("the probability that b is accepted once it has been drafted", f"{pb} / {qb}"),
+            _step("the probability that a draft token is accepted, whichever it is", f"acceptance({p}, {q})"),
+            _step("the probability that the draft token is rejected", left),
             _step("the probability of a under the residual", f"({pa} - {qa}) / {left}"),
             _step(
                 "the probability that a is emitted, drafted or as the replacement",
@@ -74,13 +74,17 @@ def cycle_length(dice: random.Random) -> Derivation:
     return Derivation(
         "E[N]",
         "expected-tokens",
-        f"Each draft is accepted with probability α = {alpha}, independently; K = {k} drafts a cycle; drafting a token "
-        f"costs c = {c} of a target pass, verifying costs one pass. How many tokens does a cycle bring, and how fast?",
+        f"Each of k = {k} draft tokens per cycle is accepted with probability α = {alpha}, independently. Drafting a "
+        f"token takes c = {c} of a forward pass of the target, verifying takes one. How many tokens does a cycle emit, "
+        "and what is the speed-up?",
         (
-            _step("the probability that a cycle brings just one token", f"1 - {alpha}"),
-            _step(f"the probability that all {k} drafts are accepted", f"{tokens} - expected_tokens({alpha}, {k - 1})"),
-            _step("the expected number of tokens a cycle, E[N]", tokens),
-            _step("the number of tokens a cycle that no K exceeds", f"token_ceiling({alpha})"),
+            _step("the probability that a cycle emits just one token", f"1 - {alpha}"),
+            _step(
+                f"the probability that all {k} draft tokens are accepted",
+                f"{tokens} - expected_tokens({alpha}, {k - 1})",
+            ),
+            _step("the expected number of tokens per cycle, E[N]", tokens),
+            _step("the number of tokens per cycle that no k exceeds", f"token_ceiling({alpha})"),
             _step("the speed-up over plain decoding", f"speedup({alpha}, {k}, {c})", "×"),
             _step("the positions the target computes for each token kept", f"target_work({alpha}, {k})"),
         ),
@@ -96,7 +100,7 @@ def kv_size(dice: random.Random) -> Derivation:
     return Derivation(
         "KV size",
         "kv-size",
-        f"A model with {billions} B weights, {layers} layers, {heads} query heads and {kv_heads} KV heads of "
+        f"A model with {billions} B parameters, {layers} layers, {heads} query heads and {kv_heads} KV heads of "
         f"{head_dim}, all in bf16. {batch} requests of {length:,} tokens. How large is the cache, and what fits?",
         (
             _step("the count of values that one layer keeps for a token",

@@ -67,6 +67,12 @@ class Grading(ipywidgets.VBox):
         levels = LEVELS[: self.ours[name]]
         return Said(self.talk, frozenset(i for i, box in enumerate(self.talk.rubric) if box.group in levels))
 
+    def level_with(self, name: str, tell: str) -> str:
+        """The level that we would have given, had the candidate also said this."""
+        ours = self.our_grading(name)
+        [box] = [i for i, box in enumerate(self.talk.rubric) if box.text == tell]
+        return Said(ours.item, ours.ticked | {box}).level
+
     def compare(self) -> None:
         """Print your grades beside ours; where you have graded a candidate, also the points that we see differently."""
         for name in self.ours:

@@ -7,9 +7,9 @@ import inspect
 from pathlib import Path
 
 from ... import theory
-from .cheatsheet import formula
+from .cheatsheet import formula, numbers_to_remember
 from .drill import RAISES, SINKS, Computed, Said, Session
-from .questions import Number, Question
+from .questions import Number, Question, topics
 
 ROOT = Path(__file__).resolve().parents[3]
 LINES = 6  # of a reading list: more is not read
@@ -63,6 +63,22 @@ def lesson(number: str) -> str:
     for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
         return file.stem.replace("_", " ")
     return number
+
+
+def topics_table(bank: dict[str, Question]) -> str:
+    """Every topic with its lessons and questions, as Markdown for a page beside the lessons."""
+    lines = ["| topic | lessons | questions |", "|---|---|---|"]
+    for topic in topics(bank):
+        some = [question for question in bank.values() if question.topic == topic]
+        names = [lesson(number) for number in sorted({question.lesson for question in some})]
+        links = ", ".join(f"[{name}]({name.replace(' ', '_')}.ipynb)" for name in names)
+        lines.append(f"| {topic} | {links} | {', '.join(f'`{question.id}`' for question in some)} |")
+    return "\n".join(lines)
+
+
+def numbers_table(bank: dict[str, Question], most: int) -> str:
+    """The first numbers that are worth knowing by heart, one per line."""
+    return "\n".join(f"{with_unit(number):>9}  {number.name}" for number in numbers_to_remember(bank)[:most])
 
 
 def reading(session: Session) -> list[str]:

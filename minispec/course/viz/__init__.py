@@ -7,7 +7,7 @@ from .. import require_extra
 
 require_extra()
 
-from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, measure_batches
+from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_table, measure_batches, roofline_at
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
@@ -31,6 +31,7 @@ from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
 from .timing import measure_here, timing, timing_figure
 from .tree import tree_figure, tree_viewer
+from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
 
 __all__ = [
     "BatchDot",
@@ -40,6 +41,7 @@ __all__ = [
     "acceptance_by_temperature",
     "batch_speedup",
     "batch_speedup_figure",
+    "batch_table",
     "cache_race",
     "cache_race_figure",
     "cache_race_html",
@@ -60,6 +62,7 @@ __all__ = [
     "gantt",
     "gantt_figure",
     "measure_batches",
+    "measure_both",
     "measure_here",
     "measure_positions",
     "measure_race",
@@ -82,6 +85,7 @@ __all__ = [
     "residual_explorer",
     "residual_html",
     "roofline",
+    "roofline_at",
     "roofline_figure",
     "run_race",
     "scheduler_steps",
@@ -94,4 +98,6 @@ __all__ = [
     "toy_place",
     "tree_figure",
     "tree_viewer",
+    "two_rooflines",
+    "two_rooflines_figure",
 ]

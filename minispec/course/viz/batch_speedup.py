@@ -1,4 +1,4 @@
-"""Why a full batch has no use for drafts: the speed-up against the number of rows, from the roofline and measured."""
+"""Why a full batch gains less from speculation: the speed-up against the batch size, from the roofline and measured."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
@@ -26,7 +27,7 @@ from .recorder import endless
 from .style import GREY, PALETTE, TEMPLATE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
-LONGEST = 8  # the longest draft that is tried where K is free
+LONGEST = 8  # the longest draft that is tried where k is free
 RECORDED = BENCHMARKS / "speculation.json"
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
@@ -60,12 +61,41 @@ def best(
     hardware: theory.Hardware, config: Config, alpha: float, c: float, batch: int, bytes_per_weight: float = 2,
     context: int = 0,
 ) -> tuple[float, int]:  # fmt: skip
-    """(speed-up, K) of the best draft length for this batch; (1, 0) where no draft pays."""
+    """(speed-up, k) of the best draft length for this batch; (1, 0) where no draft pays."""
 
     def v(k: int) -> float:
         return verify_cost(hardware, config, k, batch, bytes_per_weight, context)
 
     return theory.best_speedup(alpha, c, v, LONGEST), theory.best_k(alpha, c, v, LONGEST)
+
+
+class Load(NamedTuple):
+    """What the roofline says about one batch size and context."""
+
+    gigabytes: float  # parameters of target and draft, and the caches of both
+    c: float
+    v: float
+    speedup: float
+    best_k: int
+    best_speedup: float
+
+
+def roofline_at(
+    batch: int, context: int = 0, *, k: int = 4, alpha: float = 0.7, c: float | None = None,
+    target: str = "Llama-3-8B", draft: str = "Llama-3.2-1B", hardware: theory.Hardware = theory.H200,
+) -> Load:  # fmt: skip
+    """Speculation for `batch` requests of `context` cached tokens each, in bf16. Without `c`: that of the draft model,
+    whose pass and cache are counted like the target's."""
+    shapes = [presets.SHAPES[name] for name in (target, draft)]
+    kept = [theory.kv_bytes_per_token(s.num_layers, s.num_kv_heads, s.head_dim) for s in shapes]
+    stored = sum(2 * presets.weights(s) for s in shapes) + batch * context * sum(kept)
+    if c is None:
+        passes = [presets.work(s, 2, batch, 1, context) for s in shapes]
+        whole, small = (theory.roofline_time(bytes_read, flops, hardware) for flops, bytes_read in passes)
+        c = small / whole
+    v = verify_cost(hardware, shapes[0], k, batch, 2, context)
+    gained, length = best(hardware, shapes[0], alpha, c, batch, 2, context)
+    return Load(stored / 1e9, c, v, theory.speedup(alpha, k, c, v), length, gained)
 
 
 # ---- measuring -------------------------------------------------------------------------------------------------------
@@ -81,10 +111,11 @@ class BatchDot:
     c: float  # one drafted token, in plain steps
     v: float  # a verifying step without its drafting, in plain steps
     measured: float  # speed-up, the median of the rounds
+    range: tuple[float, float] | None = None  # of the rounds, where there were several
 
     @property
     def predicted(self) -> float:
-        """By the formula, which takes all drafts to be accepted alike, independently of one another."""
+        """By the formula, which assumes that all draft tokens are accepted alike, independently of one another."""
         return theory.speedup(self.alpha, self.k, self.c, self.v)
 
     @classmethod
@@ -92,7 +123,15 @@ class BatchDot:
         """From the result of `minispec bench batch`; without a file: an 8B shape on an H200, after 500 tokens."""
         result = json.loads(Path(file).read_text(encoding="utf-8"))
         return [
-            cls(row["batch"], result["k"], row["acceptance"], row["c"], row["v"], row["speedup"]["median"])
+            cls(
+                row["batch"],
+                result["k"],
+                row["acceptance"],
+                row["c"],
+                row["v"],
+                row["speedup"]["median"],
+                (row["speedup"]["low"], row["speedup"]["high"]),
+            )
             for row in result["speculation"]["results"]
         ]
 
@@ -101,7 +140,7 @@ def measure_batches(
     target: Model, drafter: Drafter, batches: Sequence[int] = (1, 2, 4, 8, 16), k: int = 4, new: int = 24,
     repeat: int = 3, prompt: str | Sequence[int] = "Once upon a time",
 ) -> list[BatchDot]:  # fmt: skip
-    """Serve `batch` equal requests with and without drafts, by turns, and time the steps in which all rows decode.
+    """Serve `batch` equal requests with and without drafts, in turn, and time the steps in which all of them decode.
 
     The engine is told to draft k deep however full the batch is: here we want to see what that does.
     """
@@ -110,12 +149,12 @@ def measure_batches(
     deep = dict(drafter=drafter, k=k, draft_budget=max(batches) * (drafter.max_tree_nodes(k) + drafter.scratch_slots))
 
     def serve(batch: int, turn: int, options: dict) -> tuple[list[dict], Trace]:
-        """The steps of a full batch that decodes, and what became of all drafts."""
+        """The steps of a full batch that decodes, and what became of the draft tokens."""
         engine = Engine(
             target, num_blocks=batch * (length + new + k), block_size=1, max_num_seqs=batch,
             max_num_batched_tokens=batch * (length + k + 1), enable_prefix_caching=False, **options,
         )  # fmt: skip
-        for row in range(batch):  # sampled, each with its own seed: equal texts would have equal luck
+        for row in range(batch):  # sampled, each with its own seed: equal outputs would have equal luck
             engine.add(prompt, new, temperature=0.8, seed=turn * batch + row)
         outputs = engine.run()
         steps = [s for s in engine.metrics()["steps"] if [r["phase"] != "prefill" for r in s["rows"]] == [True] * batch]
@@ -138,6 +177,17 @@ def measure_batches(
     return dots
 
 
+def batch_table(dots: Sequence[BatchDot]) -> str:
+    """Measurements as a table, one line per batch size."""
+    lines = ["batch      α      c      v   formula   measured"]
+    for dot in dots:
+        lines.append(
+            f"{dot.batch:5d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
+            + ("" if dot.range is None else f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})")
+        )
+    return "\n".join(lines)
+
+
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
@@ -145,28 +195,28 @@ def batch_speedup_figure(
     hardware: theory.Hardware, config: Config, alpha: float = 0.7, k: int = 4, c: float = 0.05,
     bytes_per_weight: float = 2, context: int = 0, dots: Mapping[str, Sequence[BatchDot]] | None = None,
 ) -> go.Figure:  # fmt: skip
-    """Left: speed-up against rows, at this K and at the best K of each batch. Right: v, and the best K.
+    """Left: speed-up against batch size, at this k and at the best k of each batch. Right: v, and the best k.
 
-    `dots` were measured, by the place where: filled as measured, open as the formula predicts from their own α, c, v.
+    `dots` were measured, by where that was: filled as measured, open as the formula predicts from their own α, c, v.
     """
     dots = dots or {}
     shape = (bytes_per_weight, context)
     fixed = [gain(hardware, config, alpha, k, c, rows, *shape) for rows in ROWS]
     free = [best(hardware, config, alpha, c, rows, *shape) for rows in ROWS]
     figure = make_subplots(1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.13)
-    figure.add_scatter(x=ROWS, y=fixed, name=f"K = {k}", line=dict(color=PALETTE[0], width=3),
-                       hovertemplate="%{x} rows: %{y:.2f} ×<extra></extra>")  # fmt: skip
-    figure.add_scatter(x=ROWS, y=[s for s, _ in free], name="the best K for each batch",
+    figure.add_scatter(x=ROWS, y=fixed, name=f"k = {k}", line=dict(color=PALETTE[0], width=3),
+                       hovertemplate="batch of %{x}: %{y:.2f} ×<extra></extra>")  # fmt: skip
+    figure.add_scatter(x=ROWS, y=[s for s, _ in free], name="the best k for each batch",
                        line=dict(color=PALETTE[2], width=2, dash="dash"), customdata=[kk for _, kk in free],
-                       hovertemplate="%{x} rows, K = %{customdata}: %{y:.2f} ×<extra></extra>")  # fmt: skip
+                       hovertemplate="batch of %{x}, k = %{customdata}: %{y:.2f} ×<extra></extra>")  # fmt: skip
     figure.add_hline(y=1, line=dict(color=GREY, width=1, dash="dot"), row=1, col=1)
     cost = [verify_cost(hardware, config, k, rows, *shape) for rows in ROWS]
     figure.add_scatter(x=ROWS, y=cost, name=f"v, cost of verifying {k}", line=dict(color=PALETTE[3], width=3),
-                       hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
-    figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best K", hoverinfo="skip", row=1, col=2,
+                       hovertemplate="batch of %{x}: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
+    figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best k", hoverinfo="skip", row=1, col=2,
                        line=dict(color=PALETTE[2], width=2, dash="dash", shape="hv"), showlegend=False)  # fmt: skip
-    about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, K = %{customdata[3]}"
-    told = f"%{{x}} rows: %{{y:.2f}} ×<br>{about}<extra></extra>"
+    about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, k = %{customdata[3]}"
+    told = f"batch of %{{x}}: %{{y:.2f}} ×<br>{about}<extra></extra>"
     for (place, some), colour in zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False):
         if not some:
             continue
@@ -180,15 +230,15 @@ def batch_speedup_figure(
             figure.add_scatter(x=rows, y=values, name=name, mode="markers", marker=look | dict(symbol=symbol),
                                customdata=seen, hovertemplate=told)  # fmt: skip
         figure.add_scatter(x=rows, y=[dot.v for dot in some], mode="markers", marker=look, showlegend=False,
-                           name=f"v, measured {place}", hovertemplate="%{x} rows: v = %{y:.2f}<extra></extra>",
+                           name=f"v, measured {place}", hovertemplate="batch of %{x}: v = %{y:.2f}<extra></extra>",
                            row=1, col=2)  # fmt: skip
-    figure.update_xaxes(title="rows in the batch", type="log", tickvals=[4**n for n in range(5)],
+    figure.update_xaxes(title="batch size", type="log", tickvals=[4**n for n in range(5)],
                         ticktext=[str(4**n) for n in range(5)])  # fmt: skip
     every = [dot for some in dots.values() for dot in some]
     top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in every)])
     figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
     highest = max([LONGEST, *cost, *(d.v for d in every)])
-    figure.update_yaxes(title="v, and the best K", range=[0, 1.08 * highest], row=1, col=2)
+    figure.update_yaxes(title="v, and the best k", range=[0, 1.08 * highest], row=1, col=2)
     figure.update_layout(template=TEMPLATE, height=420, margin=dict(l=60, r=20, t=50, b=60), title=hardware.name,
                          legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"))  # fmt: skip
     return figure
@@ -198,16 +248,16 @@ def in_words(
     hardware: theory.Hardware, config: Config, alpha: float, k: int, c: float, bytes_per_weight: float, context: int
 ) -> str:
     shape = (bytes_per_weight, context)
-    said = [f"{gain(hardware, config, alpha, k, c, rows, *shape):.2f} × at {rows}" for rows in (1, 32, 128)]
-    words = f"With K = {k}, α = {alpha:.2f}, c = {c:.2f}: {', '.join(said)} rows. "
+    said = [f"{gain(hardware, config, alpha, k, c, rows, *shape):.2f} × at batch {rows}" for rows in (1, 32, 128)]
+    words = f"With k = {k}, α = {alpha:.2f}, c = {c:.2f} the roofline predicts a speed-up of {', '.join(said)}. "
     loses = next((rows for rows in ROWS if gain(hardware, config, alpha, k, c, rows, *shape) < 1), None)
-    words += f"It loses from {loses} rows on" if loses else f"It gains up to {ROWS[-1]} rows"
+    words += f"Speculation is slower from batch {loses} on" if loses else f"It gains up to batch {ROWS[-1]}"
     stops = next((rows for rows in ROWS if best(hardware, config, alpha, c, rows, *shape)[1] == 0), None)
-    return words + (f"; from {stops} rows on no K gains anything." if stops else "; some K always gains.")
+    return words + (f"; from batch {stops} on no k gains anything." if stops else "; some k always gains.")
 
 
 def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
-    """Sliders for α, K and c; a machine, a model, its format and its context.
+    """Sliders for α, k and c; a machine, a model, its format and its context.
 
     `dots` come from `measure_batches`. An 8B model in 16 bits on an H200 is shown with what was measured for it.
     """
@@ -222,11 +272,11 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
 
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
-        "k": slider("K", 4, 1, LONGEST),
+        "k": slider("k", 4, 1, LONGEST),
         "c": slider("c", 0.05, 0.0, 0.5, 0.01),
         "machine": choice("machine", list(machines)),
         "model": choice("model", list(presets.SHAPES), "Llama-3-8B"),
         "stored": choice("weights in", presets.STORED, 2),
-        "context": presets.stops("cached tokens a row", (0, 256, 1024, 4096, 16_384), 0),
+        "context": presets.stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384), 0),
     }
     return Panel(draw, controls)

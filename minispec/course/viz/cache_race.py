@@ -1,4 +1,4 @@
-"""The same text written twice, with a cache and without one: a race from real passes."""
+"""The same output generated twice, with a cache and without one: a race from real passes."""
 
 from __future__ import annotations
 

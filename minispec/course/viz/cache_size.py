@@ -30,7 +30,7 @@ def designs(config: Config) -> dict[str, int]:
 
 
 def rows_that_fit(config: Config, length: int, memory: float, bytes_per_value: float = 2) -> int:
-    """Rows of `length` tokens that a card holds beside the model's bf16 weights."""
+    """Sequences of `length` tokens that a card holds beside the model's weights in bf16."""
     room = memory - 2 * presets.weights(config)
     return max(0, int(room // theory.kv_bytes(1, length, per_token(config, bytes_per_value))))
 
@@ -38,7 +38,7 @@ def rows_that_fit(config: Config, length: int, memory: float, bytes_per_value: f
 def cache_size_figure(
     config: Config, length: int = 4096, batch: int = 1, bytes_per_value: float = 2, memory: float | None = None
 ) -> go.Figure:
-    """GiB of cache against tokens a row, a line per design; the weights and the room they leave as levels."""
+    """GiB of cache against tokens per sequence, a line per design; the weights and the room they leave as levels."""
     figure = go.Figure(layout=dict(template=TEMPLATE))
     xs = sorted({*LENGTHS, length})
     for colour, (name, heads) in zip(PALETTE[1::-1] + PALETTE[2:3], designs(config).items(), strict=False):
@@ -62,7 +62,7 @@ def cache_size_figure(
                 showlegend=False,
             )
             figure.add_trace(mark)
-    figure.update_traces(hovertemplate="%{x:,} tokens a row<br>%{y:.3g} GiB")
+    figure.update_traces(hovertemplate="%{x:,} tokens per sequence<br>%{y:.3g} GiB")
     stored = 2 * presets.weights(config)
     levels = {"weights in bf16": stored}
     if memory is not None and memory > stored:
@@ -74,8 +74,8 @@ def cache_size_figure(
         figure.add_annotation(x=0, xref="paper", xanchor="left", y=log10(level / GIB), **label)
     drawn = [y for line in figure.data for y in line.y] + [level / GIB for level in levels.values()]
     figure.update_layout(
-        title=f"Keys and values of {batch:,} row{'s' * (batch > 1)}",
-        xaxis=dict(title="tokens a row", type="log", tickvals=LENGTHS, ticktext=[_tokens(x) for x in LENGTHS]),
+        title=f"Keys and values of {batch:,} sequence{'s' * (batch > 1)}",
+        xaxis=dict(title="tokens per sequence", type="log", tickvals=LENGTHS, ticktext=[_tokens(x) for x in LENGTHS]),
         yaxis=dict(
             title="cache, GiB",
             type="log",
@@ -95,7 +95,7 @@ def _tokens(count: int) -> str:
 
 
 def cache_size(model: str = "Llama-3-8B") -> Panel:
-    """The calculator: how much a cache takes, how that compares with the weights, and how many rows fit."""
+    """The calculator: how much a cache takes, how that compares with the weights, and how many sequences fit."""
     if model not in presets.SHAPES:
         raise ValueError(f"model={model!r}: give one of {', '.join(presets.SHAPES)}")
 
@@ -104,7 +104,7 @@ def cache_size(model: str = "Llama-3-8B") -> Panel:
         each, whole = per_token(config, stored), theory.kv_bytes(batch, length, per_token(config, stored))
         weights = 2 * presets.weights(config)
         words = (
-            f"{model} keeps {each / 1024:,.4g} KiB a token: 2 × {config.num_layers} layers × {config.num_kv_heads} "
+            f"{model} keeps {each / 1024:,.4g} KiB per token: 2 × {config.num_layers} layers × {config.num_kv_heads} "
             f"key/value heads × {config.head_dim} × {stored:g} bytes. {batch:,} × {length:,} tokens take "
             f"{whole / GIB:,.3g} GiB, {whole / weights:.3g} times the weights. "
         )
@@ -116,12 +116,12 @@ def cache_size(model: str = "Llama-3-8B") -> Panel:
         if weights >= memory:
             words += f"The weights alone do not fit on a card of {memory / 1e9:.0f} GB."
         else:
-            words += f"Beside the weights, {rows:,} rows of this length fit on a card of {memory / 1e9:.0f} GB."
+            words += f"Beside the weights, {rows:,} sequences of this length fit on a card of {memory / 1e9:.0f} GB."
         return cache_size_figure(config, length, batch, stored, memory), words
 
     controls = {
-        "length": presets.stops("tokens a row", LENGTHS, 4096),
-        "batch": presets.stops("rows", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
+        "length": presets.stops("tokens per sequence", LENGTHS, 4096),
+        "batch": presets.stops("sequences", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
         "model": choice("model", list(presets.SHAPES), model),
         "stored": choice("cache in", {name: size for name, size in presets.STORED.items() if size >= 1}, 2),
         "memory": choice("card", CARDS, 80e9),

@@ -78,22 +78,23 @@ def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, model
 
 def in_words(flops: float, tokens_per_parameter: float, model: Trained | None = None) -> str:
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
-    said = (
-        f"{flops:.3g} FLOP at {tokens_per_parameter:g} tokens a parameter: {short(n)} parameters on {short(d)} tokens."
-    )
+    ratio = f"{tokens_per_parameter:g} tokens per parameter"
+    said = f"{flops:.3g} FLOP at {ratio}: {short(n)} parameters on {short(d)} tokens."
     if model:
         ratio = model.tokens / model.parameters
-        said += f" {model.name} has {short(model.parameters)} on {short(model.tokens)}, {ratio:.3g} tokens a parameter:"
+        said += (
+            f" {model.name} has {short(model.parameters)} on {short(model.tokens)}, {ratio:.3g} tokens per parameter:"
+        )
         said += f" {model.parameters / n:.2g} times the optimum's size, so serving a token costs that much, too."
     return said
 
 
 def compute_optimal(models: Sequence[Trained] = KNOWN) -> Panel:
-    """A slider for the compute, one for the tokens a parameter; choosing a model sets the compute to what it took."""
+    """A slider for the compute, one for the tokens per parameter; choosing a model sets the compute to what it took."""
     names = {"by hand": ""} | {model.name: model for model in models}
     controls = {
         "power": slider("FLOP, 10 to the", 23.5, 19.0, 26.0, 0.05),
-        "ratio": slider("tokens a parameter", 20, 1, 200),
+        "ratio": slider("tokens per parameter", 20, 1, 200),
         "model": choice("compute of", names),
     }
 

@@ -1,7 +1,7 @@
 """Why is it slower? The numbers of a run, a menu of faults, and what the numbers say about the one you picked.
 
-A diagnosis is a claim about one number. To test it, mend that number alone and predict again: if speculation then pays,
-the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed, not written.
+A diagnosis is a claim about one number. To test it, put that number alone right and predict again: if speculation
+then pays, the claim explains the loss. `suspects` does this for every fault, so the widget's verdicts are computed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from html import escape
 from typing import NamedTuple
 
 from ... import theory
-from ...bench.slower import FAULTS, SOUND, Case, cases
+from ...bench.slower import FAULTS, SOUND, Case, cases, unnamed_order
 from .panel import Panel, choice, slider
 from .style import GREY, KINDS, PALETTE
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
     "mismatched draft": "Check that the draft is the target's own: same tokenizer, same training, weights in order.",
-    "K too large": "Draft fewer tokens, or let K follow the measured acceptance.",
+    "k too large": "Draft fewer tokens, or let k follow the measured acceptance.",
     "launch overhead": "Take a draft of fewer and wider layers, or start it as one CUDA graph.",
     "full batch": "Draft less when the batch is full, and nothing at all once arithmetic is the limit.",
     "wrong kernel": "Use a product for few tokens that reads every weight once.",
@@ -34,28 +34,28 @@ class Suspect(NamedTuple):
 
 
 def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
-    """Every fault, tried on a case: mend the number it is about, and predict again."""
+    """Every fault, tried on a case: put the number it is about right, and predict again."""
     alpha, k, c, v = case.alpha, case.k, case.c, case.v
     one_row = theory.speedup(alpha, k, c, sound.v)
-    slope = (v - 1) / k  # v(K) as a straight line through what was measured
+    slope = (v - 1) / k  # v(k) as a straight line through what was measured
     best = max(theory.best_k(alpha, c, lambda n: 1 + slope * n), 1)
     shorter = theory.speedup(alpha, best, c, 1 + slope * best)
     mended = {
         "mismatched draft": theory.speedup(max(alpha, sound.alpha), k, c, v),
-        "K too large": shorter,
+        "k too large": shorter,
         "launch overhead": theory.speedup(alpha, k, min(c, sound.c), v),
         "full batch": one_row,
         "wrong kernel": one_row,
     }
-    dear = v > 1.25 * sound.v and k <= sound.k  # a longer pass may cost more; one of the same length may not
+    expensive = v > 1.25 * sound.v and k <= sound.k  # a longer pass may cost more; one of the same length may not
     evidence = {
         "mismatched draft": (
             alpha < 0.7 * sound.alpha,
             f"α is {alpha:.2f}; the sound draft has {sound.alpha:.2f}",
         ),
-        "K too large": (
+        "k too large": (
             k > 2 * best and shorter > 1.1,
-            f"{k} drafts a pass bring {case.tokens_per_pass:.2f} tokens; at this α and c the best K is {best}",
+            f"{k} draft tokens per pass yield {case.tokens_per_pass:.2f} tokens; at this α and c the best k is {best}",
         ),
         "launch overhead": (
             c > 1.5 * sound.c,
@@ -63,14 +63,13 @@ def suspects(case: Case, sound: Case) -> dict[str, Suspect]:
             f"and this one reads {case.bytes_ratio:.0%} of the target's bytes",
         ),
         "full batch": (
-            dear and case.rows > 1,
-            f"v is {v:.2f} with {case.rows} row{'s' * (case.rows > 1)} in the pass; "
-            f"one row of a sound pass costs {sound.v:.2f}",
+            expensive and case.rows > 1,
+            f"v is {v:.2f} at batch {case.rows}; in the sound run, at batch 1, it is {sound.v:.2f}",
         ),
         "wrong kernel": (
-            dear and case.rows == 1,
-            f"v is {v:.2f} for {k + 1} tokens of {case.rows} row{'s' * (case.rows > 1)}; "
-            f"{sound.k + 1} tokens of one row cost the sound product {sound.v:.2f}",
+            expensive and case.rows == 1,
+            f"v is {v:.2f} for {k + 1} tokens at batch {case.rows}; "
+            f"the sound kernel needs {sound.v:.2f} for {sound.k + 1} tokens of one sequence",
         ),
     }
     return {name: Suspect(guilty, mended[name], why) for name, (guilty, why) in evidence.items()}
@@ -83,14 +82,16 @@ def verdict(case: Case, sound: Case, picked: str | None) -> str:
     suspect = suspects(case, sound)[picked]
     now = f"{case.predicted:.2f}"
     if suspect.guilty:
-        said = f"Yes, {picked}: {suspect.why}. Mend only that and the prediction rises from {now} to "
+        said = f"Yes, {picked}: {suspect.why}. With that number alone put right the prediction rises from {now} to "
         return f"{said}{suspect.mended:.2f}. {CURES[picked]}"
     if picked == "wrong kernel" and case.rows > 1:
-        return f"No: {suspect.why}. So many rows leave no arithmetic idle, whatever the product."
+        return f"No: {suspect.why}. A batch of {case.rows} leaves no arithmetic idle, whatever the kernel."
     if picked == "full batch" and case.rows == 1:
-        return f"No: a single row does not fill a pass. (v is {v(case)}, the sound run's {v(sound)}.)"
+        return f"No: a single sequence does not make a full batch. (v is {v(case)}, the sound run's {v(sound)}.)"
     gain = suspect.mended - case.predicted
-    effect = f"Mending that takes {now} to {suspect.mended:.2f}" if gain > 0.005 else "There is nothing to mend"
+    effect = (
+        f"Putting that right takes {now} to {suspect.mended:.2f}" if gain > 0.005 else "That number is as it should be"
+    )
     return f"No: {suspect.why}. {effect}; another number is further out of line."
 
 
@@ -171,7 +172,7 @@ def diagnose(runs: Mapping[str, Case] | None = None, order: Sequence[str] = ()) 
     runs = cases() if runs is None else runs
     if SOUND not in runs or len(runs) < 2:
         raise ValueError(f"runs={list(runs)}: give the {SOUND!r} run to compare with, and one with a fault at least")
-    order = list(order) or sorted((name for name in runs if name != SOUND), key=lambda name: name[::-1])
+    order = list(order) or unnamed_order(runs)
     controls = {
         "number": slider("set-up", 1, 1, len(order)),
         "picked": choice("diagnosis", {"…": ""} | {name: name for name in FAULTS}),

@@ -1,6 +1,8 @@
-"""Two laws as bars that can be dragged: the control of the residual explorer. Works offline, and from the keyboard.
+"""Two distributions as bars that can be dragged: the control of the residual explorer.
 
-A law always sums to one: when a bar moves, the others of its law give way in proportion.
+It works offline, and from the keyboard.
+
+A distribution always sums to one: when a bar moves, the others of its distribution give way in proportion.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ function render({ model, el }) {
     const labels = model.get("labels"), width = LEFT + labels.length * COLUMN + 8;
     figure.replaceChildren();
     const svg = add(figure, "svg", {viewBox: `0 0 ${width} ${TOP + HEIGHT + 44}`, role: "group",
-      "aria-label": "the target's law p and the draft's law q, token by token",
+      "aria-label": "the target's distribution p and the draft's distribution q, token by token",
       style: `width:100%; max-width:${1.1 * width}px; display:block`});
     const hatch = add(add(svg, "defs"), "pattern", {id: "minispec-surplus", width: 6, height: 6,
       patternUnits: "userSpaceOnUse", patternTransform: "rotate(45)"});
@@ -148,7 +150,7 @@ CSS = """
 """.replace("ACCEPTED", KINDS["accepted"]).replace("CORRECTED", KINDS["corrected"])
 
 
-class LawEditor(anywidget.AnyWidget):
+class DistributionEditor(anywidget.AnyWidget):
     """`value` is {"p": […], "q": […]}, both summing to one; `labels` names the tokens."""
 
     _esm, _css = ESM, CSS

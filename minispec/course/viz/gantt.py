@@ -1,4 +1,4 @@
-"""Who runs when: static beside continuous batching of the same requests, drawn from the steps of a real engine."""
+"""Which request runs when: static beside continuous batching of the same requests, from the steps of a real engine."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Bar:
 
 
 def bars(run: Run) -> list[Bar]:
-    """What every request did, one bar for each phase. A place is taken from admission to the end, the lowest first."""
+    """What every request did, one bar for each phase. A slot is taken from admission to the end, the lowest first."""
     found: list[Bar] = []
     places: dict[int, int] = {}
     moments: dict[int, list[tuple]] = {id: [] for id in range(len(run.asks))}  # (phase, place, step, tokens)
@@ -122,9 +122,9 @@ def bars(run: Run) -> list[Bar]:
 
 
 def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEPS, now: int | None = None) -> go.Figure:
-    """One chart under the other, over one axis. What lies behind step `now` is pale.
+    """One chart under the other, over one axis. What comes after step `now` is pale.
 
-    `rows`: one line per request, or one per place in the batch. `axis`: steps, or the seconds that they took here.
+    `rows`: one line per request, or one per slot in the batch. `axis`: steps, or the seconds that they took here.
     """
     for name, value, known in (("rows", rows, (REQUESTS, PLACES)), ("axis", axis, (STEPS, SECONDS))):
         if value not in known:
@@ -156,7 +156,7 @@ def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEP
                     figure.add_trace(_trace(some, phase, pale, rows, time), row, 1)
         labels = [letter(id) for id in range(len(run.asks))] if rows == REQUESTS else _places(run.batch)
         figure.update_yaxes(row=row, categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4],
-                            title_text="request" if rows == REQUESTS else "place", type="category")  # fmt: skip
+                            title_text="request" if rows == REQUESTS else "slot", type="category")  # fmt: skip
         if now is not None:
             figure.add_vline(time[shown], row=row, col=1, line=dict(color=GREY, width=1.5, dash="dot"))
     figure.update_xaxes(type="linear", range=[0, longest * 1.01])
@@ -190,7 +190,7 @@ def _trace(some: Sequence[Bar], phase: str, pale: bool, rows: str, time: Sequenc
         showlegend=False,
         customdata=[[letter(bar.id), bar.start, bar.stop - 1, bar.tokens] for bar in some],
         hovertemplate=f"request %{{customdata[0]}}: {phase}<br>steps %{{customdata[1]}} to %{{customdata[2]}}"
-        "<br>%{customdata[3]} tokens read<extra></extra>",
+        "<br>%{customdata[3]} tokens processed<extra></extra>",
     )
 
 
@@ -212,7 +212,7 @@ def in_words(runs: Mapping[str, Run], axis: str, now: int) -> str:
         text = f"{name.capitalize()}: {done} of {len(run.asks)} done after step {now}; in all {_total(run, axis)}"
         if run.preemptions:
             again = run.tokens_read - least_read(run.asks)
-            text += f", {counted(run.preemptions, 'preemption')}, {again} tokens read again"
+            text += f", {counted(run.preemptions, 'preemption')}, {again} tokens computed again"
         said.append(text + ".")
     return " ".join(said)
 
@@ -265,8 +265,8 @@ def gantt(target: Model, asks: Sequence[Ask] | None = None, batches: Sequence[in
         "step": step,
         "play": play,
         "engine": choice("engine", list(engines)),
-        "batch": choice("places in the batch", list(batches)),
-        "rows": choice("one line per", {"request": REQUESTS, "place in the batch": PLACES}),
+        "batch": choice("slots in the batch", list(batches)),
+        "rows": choice("one line per", {"request": REQUESTS, "slot in the batch": PLACES}),
         "axis": choice("axis", {"steps": STEPS, "time on this machine": SECONDS}),
     }
     return Panel(draw, controls)

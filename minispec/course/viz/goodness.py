@@ -25,13 +25,13 @@ def first_token(runs: dict) -> dict:
 
 
 def chi_square(counts: Sequence[int], law) -> float:
-    """How often counts that do follow the law would look at least this odd: the p-value of Pearson's χ² test.
+    """How often counts that do follow the distribution would look at least this odd: the p-value of Pearson's χ² test.
 
-    Tokens expected fewer than five times are counted together. A token that the law excludes gives 0 at once.
+    Tokens expected fewer than five times are counted together. A token of probability 0 gives 0 at once.
     """
     law, counts = as_distribution("law", law), torch.as_tensor(counts, dtype=torch.float64)
     if law.shape != counts.shape:
-        raise ValueError(f"counts has {len(counts)} entries and law {len(law)}: give one count per token")
+        raise ValueError(f"counts has {len(counts)} entries and the distribution {len(law)}: give one count per token")
     expected = law * counts.sum()
     if bool(counts[law == 0].any()):
         return 0.0
@@ -46,10 +46,10 @@ def chi_square(counts: Sequence[int], law) -> float:
     return _survival(statistic, len(wanted) - 1)
 
 
-def draws_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
-    """How many draws from `other` until a χ² test at this level tells it from `law` with this probability.
+def samples_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
+    """How many samples from `other` until a χ² test at this level tells it from `law` with this probability.
 
-    The statistic of n draws is then a non-central χ² with non-centrality n·Σ (other − law)²/law.
+    The statistic of n samples is then a non-central χ² with non-centrality n·Σ `(other − law)²/law`.
     """
     law, other = as_distribution("law", law), as_distribution("other", other)
     for name, value in (("power", power), ("level", level)):
@@ -57,7 +57,7 @@ def draws_needed(law, other, power: float = 0.95, level: float = 0.001) -> int:
             raise ValueError(f"{name}={value!r}: give a probability between 0 and 1")
     per_draw = float(((other - law) ** 2 / law)[law > 0].sum())
     if per_draw == 0:
-        raise ValueError("law and other are equal: no number of draws can tell them apart")
+        raise ValueError("the two distributions are equal: no number of samples can tell them apart")
     degrees = int((law > 0).sum()) - 1
     edge = _bisect(lambda x: _survival(x, degrees) > level)
     return int(_bisect(lambda shift: _shifted_survival(edge, degrees, shift) < power) / per_draw) + 1

@@ -42,7 +42,7 @@ def memory_map_html(frames: Mapping[str, Frame]) -> str:
 
 def _column(title: str, frame: Frame) -> str:
     stats = frame.stats
-    waiting = " ".join(letter(id) for id in frame.waiting) or "nobody"
+    waiting = " ".join(letter(id) for id in frame.waiting) or "none"
     head = (
         f'<div style="display:flex;justify-content:space-between;align-items:baseline"><b>{escape(title)}</b>'
         f'<span><b style="font-size:1.25em">{stats.waste_fraction:.0%}</b> of slots in use empty</span></div>'

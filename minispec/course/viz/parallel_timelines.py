@@ -61,7 +61,7 @@ class Recording:
 
     @property
     def idle(self) -> float:
-        """The part of the time in which nobody computed, averaged over the ranks: waiting, talking, not begun, done."""
+        """Share of the time in which a rank did not compute, on average: waiting, communicating, not begun, done."""
         return 1 - self.share(COMPUTE)
 
     def at(self, seconds: float) -> dict[int, str]:
@@ -134,7 +134,7 @@ def expert_rank(weights: Mixture, x: torch.Tensor, repeat: int) -> list[Timeline
 
 
 def with_favourite(weights: Mixture, x: torch.Tensor, share: float) -> Mixture:
-    """The same experts behind a router that sends `share` of the tokens x to the first one. Their feature 0 is 1."""
+    """The same experts after a router that sends `share` of the tokens x to the first one. Their feature 0 is 1."""
     lead = x @ (weights.router[0] - weights.router[1])  # [n]; the first expert gets those above 0
     router = weights.router.clone()
     router[0, 0] -= lead.quantile(1 - share)
@@ -146,7 +146,7 @@ def record_timelines(model: str = "micro", rows: int = 8, length: int = 64, repe
     generator = torch.Generator().manual_seed(0)
     config = load_whole(model, device="cpu").config
     tokens = torch.randint(config.vocab_size, (rows, length), generator=generator)
-    about = f"{model}, {rows} rows of {length} tokens, one pass"
+    about = f"{model}, {rows} sequences of {length} tokens, one forward pass"
     runs = [Recording("tensor parallel", "tensor", RANKS, about, [])]
     work = [(tensor_rank, (model, tokens, repeat))]
     for m in (1, 2, 4, 8):

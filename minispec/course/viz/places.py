@@ -1,4 +1,4 @@
-"""Places where a cycle may begin: two laws of your own, or what two real models say in the middle of a text."""
+"""Where a cycle may begin: two distributions of your own, or those of two real models in the middle of an output."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Place:
         return {name: model(())[list(self.shown)].tolist() for name, model in (("p", self.target), ("q", self.draft))}
 
     def edited(self, p: Sequence[float], q: Sequence[float]) -> Place:
-        """The same place with other laws over the shown tokens. What comes after stays."""
+        """The same position with other distributions over the shown tokens. What comes after stays."""
 
         def begin(model: exact.Model, law: Sequence[float]) -> exact.Model:
             first = torch.zeros(len(self.labels), dtype=torch.float64)
@@ -55,18 +55,18 @@ class Place:
 
 @dataclass(frozen=True)
 class Toy(Place):
-    """A place made up of two laws. After token number n both are turned round by n + 1 places: the next token has
-    another favourite, and the chance of acceptance stays what it was."""
+    """A position with two made-up distributions. After token number n both are rotated by n + 1 tokens: the next token
+    has another favourite, and the acceptance probability stays what it was."""
 
     def edited(self, p: Sequence[float], q: Sequence[float]) -> Place:
         return toy_place(p, q, self.name, self.labels)
 
 
 def toy_place(p, q, name: str = "p and q", labels: Sequence[str] = ()) -> Place:
-    """A place for two laws of your own."""
+    """A position with two distributions of your own."""
     p, q = exact.as_distribution("p", p), exact.as_distribution("q", q)
     if p.shape != q.shape or p.dim() != 1:
-        raise ValueError(f"p has {len(p)} tokens and q {len(q)}: give both laws over the same tokens")
+        raise ValueError(f"p has {len(p)} tokens and q {len(q)}: give both distributions over the same tokens")
     labels = list(labels) or [chr(ord("a") + i) for i in range(len(p))]
     if len(labels) != len(p):
         raise ValueError(f"labels has {len(labels)} entries for {len(p)} tokens: give one for each")
@@ -87,7 +87,7 @@ def real_places(
     temperature: float = 1.0,
     seed: int = 0,
 ) -> list[Place]:
-    """Places of a real speculative run where target and draft disagree. top_k on both sides keeps the bars few."""
+    """Positions of a real speculative run where p and q differ. top_k on both sides keeps the bars few."""
     ids, sampling = target.encode(prompt), Sampling(temperature, top_k)
     if sampling.greedy or not 1 <= top_k <= 5:
         raise ValueError(
@@ -111,7 +111,7 @@ def real_places(
     found = []
     labels = [name(token) for token in range(target.config.vocab_size)]
     for turn in out.trace.cycles:
-        for i in range(min(turn.accepted + 1, len(turn.drafted))):  # the drafts that were tested
+        for i in range(min(turn.accepted + 1, len(turn.drafted))):  # the draft tokens that were tested
             before = [*text[: turn.committed], *turn.drafted[:i]]
             models = reader(target, before), reader(draft, before)
             p, q = (model(()) for model in models)

@@ -58,9 +58,11 @@ def measure_positions(
 
 
 def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | None = None) -> tuple[go.Figure, str]:
-    """Left the chance at every place, right what a pass is worth and what it reads. `drafter`: the one to bring out.
+    """Left the acceptance at every position, right tokens per forward pass and how many it processes.
 
-    The fewer cycles came to a place, the smaller its mark.
+    `drafter`: the one to highlight.
+
+    The fewer cycles reached a position, the smaller its mark.
     """
     traces = {name: trace for (kind, T, name), trace in runs.items() if (kind, T) == (text, temperature)}
     if not traces:
@@ -70,7 +72,7 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
         raise ValueError(f"drafter={drafter!r} was not run: give one of {', '.join(traces)}, or None for all")
     figure = make_subplots(
         1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.16,
-        subplot_titles=("accepted here, if all before were", "tokens a pass"),
+        subplot_titles=("accepted here, if all before were", "tokens per forward pass"),
     )  # fmt: skip
     figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.2), barmode="overlay")
     figure.update_annotations(font_size=14)
@@ -88,7 +90,7 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
                 symbol=SYMBOLS[i % len(SYMBOLS)], size=[5 + 9 * (n / came[0]) ** 0.5 for n in came], line=dict(width=0)
             ),
             opacity=1 if bright else 0.25,
-            hovertemplate=f"{escape(name)}<br>place %{{x}}: %{{y:.2f}} of %{{customdata}} cycles<extra></extra>",
+            hovertemplate=f"{escape(name)}<br>position %{{x}}: %{{y:.2f}} of %{{customdata}} cycles<extra></extra>",
             row=1,
             col=1,
         )
@@ -101,14 +103,14 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
             cliponaxis=False,
             marker=dict(color=colour, opacity=1 if bright else 0.25),  # what is written beside a bar stays readable
             showlegend=False,
-            hovertemplate=f"{escape(name)}: %{{x:.2f}} tokens a pass<extra></extra>",
+            hovertemplate=f"{escape(name)}: %{{x:.2f}} tokens per pass<extra></extra>",
             row=1,
             col=2,
         )
-    figure.update_xaxes(title="place in the draft", dtick=1, row=1, col=1)
+    figure.update_xaxes(title="position in the draft", dtick=1, row=1, col=1)
     figure.update_yaxes(range=[0, 1.03], title="share of the cycles", row=1, col=1)
     most = max(trace.tokens_per_cycle for trace in traces.values())
-    figure.update_xaxes(title="tokens written per pass of the target", range=[0, 2.2 * most], row=1, col=2)
+    figure.update_xaxes(title="tokens per forward pass of the target", range=[0, 2.2 * most], row=1, col=2)
     figure.update_yaxes(autorange="reversed", row=1, col=2)
     figure.add_vline(x=1, line=dict(color=GREY, dash="dash", width=1), row=1, col=2)
     return figure, _words(traces, text, temperature, drafter)
@@ -120,8 +122,8 @@ def _words(traces: dict[str, Trace], text: str, temperature: float, drafter: str
     trace = traces[name]
     rates = ", ".join(f"{rate:.2f}" for rate in trace.acceptance_by_position)
     return (
-        f"{text}, temperature {temperature:g}: {best} writes most, {traces[best].tokens_per_cycle:.2f} tokens a pass. "
-        f"{name}: accepted at place 1, 2, … {rates}; {trace.tokens_per_cycle:.2f} tokens a pass, "
+        f"{text}, temperature {temperature:g}: {best} emits most, {traces[best].tokens_per_cycle:.2f} tokens per pass. "
+        f"{name}: accepted at position 1, 2, … {rates}; {trace.tokens_per_cycle:.2f} tokens per pass, "
         f"{trace.drafted_per_cycle:.1f} drafted, over {trace.target_passes} passes."
     )
 

@@ -1,4 +1,4 @@
-"""Drafters racing over the same text, on two clocks: passes of the target, and seconds. From real runs."""
+"""Drafters racing over the same output, on two clocks: passes of the target, and seconds. From real runs."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def drafter_race_html(race: Race, kind: str, clock: str = "passes", step: int | 
     )
     counts = {name: runner.written(clock, now) for name, runner in runners.items()}
     there = ", ".join(f"{name} {count}" for name, count in counts.items())
-    words = f"After {_when(clock, now)}, tokens written of {len(pieces)}: {there}."
+    words = f"After {_when(clock, now)}, tokens emitted of {len(pieces)}: {there}."
     first = race.winners(kind, clock)
     best = _when(clock, runners[first[0]].finish(clock))
     if counts[first[0]] == len(runners[first[0]].kinds):

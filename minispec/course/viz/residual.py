@@ -1,7 +1,7 @@
-"""The residual explorer: two laws, a verifier, and the exact law of what it emits, right or wrong.
+"""The residual explorer: p and q, a verifier, and the exact distribution of what it emits, right or wrong.
 
-Everything shown is composed by `verify` and `laws`: the emitted token at one place, the pair over two, the tokens per
-cycle. The dots are cycles really drawn through the same verifier.
+Everything shown is composed by `verify` and `exact`: the emitted token at one position, the pair at two, the tokens per
+cycle. The dots are cycles that were really sampled with the same verifier.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ... import exact, verify
 from . import panel
-from .distribution_editor import LawEditor
+from .distribution_editor import DistributionEditor
 from .goodness import chi_square
 from .places import PRESETS, Place, toy_place
 from .residual_picture import picture
@@ -27,14 +27,14 @@ from .wrong_verifiers import RIGHT, VERIFIERS, Verifier, cycle
 
 @dataclass(frozen=True)
 class Explored:
-    """The exact laws of one verifier at one place."""
+    """The exact distributions that one verifier gives at one position."""
 
     place: Place
     verifier: Verifier
     gamma: int
     p: Tensor  # [V]
     q: Tensor  # [V]
-    parts: dict[str, Tensor]  # of the law of the first token, by how it came about: accepted, corrected, bonus
+    parts: dict[str, Tensor]  # of the distribution of the first token, by how it came about: accepted, corrected, bonus
     joint: dict[verify.Context, float]  # of the first two tokens
     wanted: dict[verify.Context, float]  # the target's own
     tokens: float  # per cycle
@@ -59,10 +59,10 @@ class Explored:
 
 
 def explore(place: Place, verifier: Verifier | str = RIGHT, gamma: int = 2) -> Explored:
-    """Compose the laws of a verifier at a place, with γ drafts a cycle."""
+    """Compose the distributions that a verifier gives at a position, with `gamma` draft tokens per cycle (our k)."""
     verifier = named(verifier)
     if gamma not in (1, 2):
-        raise ValueError(f"gamma={gamma!r}: give 1 or 2 drafts a cycle; all their branches are followed")
+        raise ValueError(f"gamma={gamma!r}: give 1 or 2 draft tokens per cycle; all their branches are followed")
     p, q = place.target(()), place.draft(())
     parts = {kind: torch.zeros_like(p) for kind in ("accepted", "corrected", "bonus")}
     runs = Counter()
@@ -96,7 +96,7 @@ def explore(place: Place, verifier: Verifier | str = RIGHT, gamma: int = 2) -> E
 
 
 def _reach(place: Place, context: verify.Context, drafts: int) -> float:
-    """Σ_i Π_{j≤i} β_j: the drafts that a right verifier accepts, on average."""
+    """Σ_i Π_{j≤i} β_j: the draft tokens that a right verifier accepts, on average."""
     both = torch.minimum(place.target(context), place.draft(context))
     if drafts == 1:
         return float(both.sum())
@@ -114,7 +114,7 @@ def named(verifier: Verifier | str) -> Verifier:
 
 
 class Drawn:
-    """Cycles drawn through a verifier, one after the other: the more are asked for, the more it has."""
+    """Cycles sampled with a verifier, one after the other: the more are asked for, the more it has."""
 
     def __init__(self, place: Place, verifier: Verifier, gamma: int, seed: int = 0):
         self.begin = partial(cycle, place.target, place.draft, (), gamma, Random(seed).random, verifier)
@@ -145,13 +145,17 @@ def residual_html(
 
 def words(found: Explored, drawn: Drawn | None = None) -> str:
     def verdict(distance: float) -> str:
-        return "exactly the target's law" if distance < 1e-9 else f"{distance:.3f} away from the target's law"
+        return (
+            "exactly the target's distribution"
+            if distance < 1e-9
+            else f"{distance:.3f} away from the target's distribution"
+        )
 
     sentence = (
         f"{found.verifier.name.capitalize()}. "
         f"A draft is accepted with probability {found.accepted:.3f}; 1 − TV(p, q) = "
         f"{1 - exact.total_variation(found.p, found.q):.3f}. "
-        f"One place: {verdict(found.one_place)}. Two places: {verdict(found.two_places)}. "
+        f"One position: {verdict(found.one_place)}. Two positions: {verdict(found.two_places)}. "
         f"Tokens per cycle: {found.tokens:.3f}, {found.right_tokens:.3f} with the real verifier."
     )
     if drawn:
@@ -163,7 +167,7 @@ def words(found: Explored, drawn: Drawn | None = None) -> str:
 
 
 class ResidualExplorer(panel.Panel):
-    """The picture with its controls. `explorer.found` holds the numbers, `explorer.drawn` what was drawn so far."""
+    """The picture with its controls. `explorer.found` holds the numbers, `explorer.drawn` what was sampled so far."""
 
     def __init__(self, places: Sequence[Place] = ()) -> None:
         every = {place.name: place for place in (*(toy_place(*laws, name) for name, laws in PRESETS.items()), *places)}
@@ -173,13 +177,13 @@ class ResidualExplorer(panel.Panel):
         self._asked: tuple | None = None
         where = panel.choice("p and q", every)
         who = panel.choice("verifier", VERIFIERS)
-        how_many = panel.choice("drafts γ", {"1": 1, "2": 2}, 2)
-        for control, width in ((where, "300px"), (who, "300px"), (how_many, "110px")):
+        how_many = panel.choice("draft tokens k", {"1": 1, "2": 2}, 2)
+        for control, width in ((where, "300px"), (who, "300px"), (how_many, "170px")):
             control.layout = ipywidgets.Layout(width=width)
-        draws = panel.slider("cycles drawn", 0, 0, 5000, 100)
-        play = ipywidgets.Play(min=0, max=5000, step=100, interval=500, description="draw cycles")
+        draws = panel.slider("cycles sampled", 0, 0, 5000, 100)
+        play = ipywidgets.Play(min=0, max=5000, step=100, interval=500, description="sample cycles")
         ipywidgets.link((play, "value"), (draws, "value"))
-        editor = LawEditor(labels=self._names(first), value=first.laws, layout=panel.WIDE)
+        editor = DistributionEditor(labels=self._names(first), value=first.laws, layout=panel.WIDE)
 
         def move(change) -> None:
             editor.labels, editor.value = self._names(change.new), change.new.laws
@@ -200,7 +204,7 @@ class ResidualExplorer(panel.Panel):
         return [place.labels[token].strip() or repr(place.labels[token]) for token in place.shown]
 
     def _draw(self, place: Place, verifier: Verifier, gamma: int, laws: dict, draws: int) -> tuple[str, str]:
-        if len(laws["p"]) != len(place.shown):  # the place has changed, its laws are about to follow
+        if len(laws["p"]) != len(place.shown):  # the position has changed, its distributions are about to follow
             return self.picture, self.words
         asked = place.name, verifier.name, gamma, tuple(laws["p"]), tuple(laws["q"])
         if asked != self._asked:

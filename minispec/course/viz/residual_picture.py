@@ -13,7 +13,7 @@ from .wrong_verifiers import NOTHING
 TOO_MUCH, TOO_LITTLE = PALETTE[3], PALETTE[4]
 FULL = 0.05  # a difference in probability that a cell shows at full strength
 MOST_COLUMNS = 6
-HEIGHT, LEFT, TOP = 150, 34, 20
+HEIGHT, LEFT, TOP = 150, 46, 20
 CARD = "flex:1 1 235px; min-width:225px; max-width:420px"
 SMALL = 'font-size="13"'
 
@@ -35,8 +35,8 @@ def checks(found, drawn) -> str:
     beta, tokens = 1 - exact.total_variation(found.p, found.q), found.tokens - found.right_tokens
     boxes = [
         _box("acceptance", f"{found.accepted:.3f}", f"1 − TV(p, q) = {beta:.3f}", None),
-        _box("law of one token", *_distance(found.one_place), found.one_place < 1e-9),
-        _box("law of two tokens", *_distance(found.two_places), found.two_places < 1e-9),
+        _box("distribution of one token", *_distance(found.one_place), found.one_place < 1e-9),
+        _box("distribution of two tokens", *_distance(found.two_places), found.two_places < 1e-9),
         _box(
             "tokens per cycle",
             f"{found.tokens:.3f}",
@@ -47,8 +47,8 @@ def checks(found, drawn) -> str:
     if drawn:
         p_value = drawn.p_value(found.p)
         said = "χ² agrees" if p_value >= 0.001 else "χ² objects"
-        seen = f"{drawn.tokens / drawn.cycles:.3f} tokens a cycle"
-        boxes.append(_box(f"{drawn.cycles:,} cycles drawn", said, seen, p_value >= 0.001))
+        seen = f"{drawn.tokens / drawn.cycles:.3f} tokens per cycle"
+        boxes.append(_box(f"{drawn.cycles:,} cycles sampled", said, seen, p_value >= 0.001))
     why = f'<p style="margin:8px 0 0">{escape(found.verifier.why)}</p>'
     return f'<div style="display:flex; flex-wrap:wrap; gap:8px">{"".join(boxes)}</div>{why}'
 
@@ -73,18 +73,18 @@ def _box(title: str, number: str, note: str, good: bool | None) -> str:
 
 
 def residual_card(found) -> str:
-    """The law that replaces a rejected draft: what is left of p above q, blown up to sum to one."""
+    """The distribution of the correction: what is left of p above q, normalised to sum to one."""
     law, reject = verify.residual(found.p, found.q), exact.total_variation(found.p, found.q)
     shown, scale = list(found.place.shown), _scale(float(law.max()))
     bars = [_bar(i, 0, float(law[x]), scale, KINDS["corrected"], len(shown)) for i, x in enumerate(shown)]
     tops = [_number(i, float(law[x]), scale, f"{float(law[x]):.2f}", len(shown)) for i, x in enumerate(shown)]
-    note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never drawn from"
+    note = f"needed after a rejection: {reject:.3f}" if reject > 1e-12 else "p = q: never needed"
     values = ", ".join(f"{found.place.labels[x].strip()} {float(law[x]):.3f}" for x in shown)
     return _card("residual = norm([p − q]₊)", note, _axes(found, scale) + "".join(bars + tops), f"residual: {values}")
 
 
 def emitted_card(found, drawn) -> str:
-    """The emitted token, by how it came about, against p; and how often it was drawn."""
+    """The emitted token, by how it came about, against p; and how often it was sampled."""
     shown = [*found.place.shown]
     n, scale = len(shown), _scale(max(float(found.emitted.max()), float(found.p.max())))
     marks = []
@@ -111,7 +111,7 @@ def emitted_card(found, drawn) -> str:
                 f'<line x1="{middle:.1f}" x2="{middle:.1f}" y1="{y1:.1f}" y2="{y2:.1f}" '
                 f'stroke="currentColor" stroke-width="1.5"/><circle cx="{middle:.1f}" cy="{_y(f, scale):.1f}" r="4.5" '
                 f'fill="var(--jp-layout-color0, white)" stroke="currentColor" stroke-width="1.5">'
-                f"<title>drawn: {f:.3f}</title></circle>"
+                f"<title>sampled: {f:.3f}</title></circle>"
             )
         if abs(off) > 5e-4:
             marks.append(_number(i, top, scale, f"{off:+.2f}".replace("-", "−"), n, bold=True))
@@ -120,10 +120,10 @@ def emitted_card(found, drawn) -> str:
         for kind, part in found.parts.items()
         if float(part.sum()) > 0
     ]
-    note = " &nbsp; ".join([*keys, "<b>—</b> p", *(["○ drawn"] if drawn else [])])
+    note = " &nbsp; ".join([*keys, "<b>—</b> p", *(["○ sampled"] if drawn else [])])
     values = ", ".join(f"{found.place.labels[x].strip()} {float(found.emitted[x]):.3f}" for x in shown)
     wanted = ", ".join(f"{float(found.p[x]):.3f}" for x in shown)
-    label = f"law of the emitted token: {values}; wanted: {wanted}"
+    label = f"distribution of the emitted token: {values}; wanted: {wanted}"
     return _card("emitted token against p", note, _axes(found, scale) + "".join(marks), label, escaped=False)
 
 
@@ -154,16 +154,12 @@ def _number(i: int, value: float, scale: float, text: str, n: int, bold: bool = 
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" {SMALL}{weight}>{text}</text>'
 
 
-def _tick(value: float) -> str:
-    return f"{value:g}".removeprefix("0") or "0"  # .375: there is room for four signs
-
-
 def _axes(found, scale: float) -> str:
     shown, marks = found.place.shown, []
     for part in (0, 0.5, 1):
         y = _y(part * scale, scale)
         marks.append(f'<line x1="{LEFT}" x2="320" y1="{y}" y2="{y}" stroke="var(--jp-border-color2)"/>')
-        marks.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" {SMALL}>{_tick(part * scale)}</text>')
+        marks.append(f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end" {SMALL}>{part * scale:g}</text>')
     for i, x in enumerate(shown):
         left, width = _column(i, len(shown))
         marks.append(_token(left + width / 2, TOP + HEIGHT + 16, found.place.labels[x], int(width / 0.6 / 8.2)))
@@ -187,7 +183,7 @@ def _card(title: str, note: str, marks: str, label: str, escaped: bool = True) -
     )
 
 
-# ---- the joint law -------------------------------------------------------------------------------------------------
+# ---- the joint distribution ----------------------------------------------------------------------------------------
 
 
 def joint_card(found) -> str:
@@ -227,5 +223,7 @@ def joint_card(found) -> str:
         f'<span style="color:{TOO_MUCH}">■</span> too often &nbsp; '
         f'<span style="color:{TOO_LITTLE}">■</span> too seldom (in %)'
     )
-    label = f"pairs of tokens: the joint law is {found.two_places:.3f} away from the target's in total variation"
+    label = (
+        f"pairs of tokens: the joint distribution is {found.two_places:.3f} away from the target's in total variation"
+    )
     return _card("first two tokens, emitted − wanted", note, "".join(marks), label, escaped=False)

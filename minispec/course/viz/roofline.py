@@ -64,13 +64,13 @@ def roofline_figure(
             )
         )
     marks = (
-        ("decode, 1 token a row", 1, dict(symbol="circle-open", size=17, color=PALETTE[0], line=dict(width=3))),
+        ("decode, 1 token per sequence", 1, dict(symbol="circle-open", size=17, color=PALETTE[0], line=dict(width=3))),
         (
-            f"prefill, {PROMPT} a row",
+            f"prefill, {PROMPT} per sequence",
             PROMPT,
             dict(symbol="diamond-open", size=17, color=PALETTE[2], line=dict(width=3)),
         ),
-        (f"your pass, {tokens:,} a row", tokens, dict(symbol="circle", size=10, color=PALETTE[3])),
+        (f"your pass, {tokens:,} per sequence", tokens, dict(symbol="circle", size=10, color=PALETTE[3])),
     )
     for name, count, marker in marks:
         x, y = place(hardware, config, tokens=count, **shape)
@@ -122,9 +122,9 @@ def roofline(here: Here | None = None) -> Panel:
         return figure, words
 
     controls = {
-        "tokens": presets.stops("tokens a row", (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 256, 512, 2048), 1),
-        "batch": presets.stops("batch, rows", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
-        "context": presets.stops("cached tokens a row", (0, 256, 1024, 4096, 16_384, 131_072), 0),
+        "tokens": presets.stops("tokens per sequence", (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128, 256, 512, 2048), 1),
+        "batch": presets.stops("batch size", (1, 2, 4, 8, 16, 32, 64, 128, 256), 1),
+        "context": presets.stops("cached tokens per sequence", (0, 256, 1024, 4096, 16_384, 131_072), 0),
         "model": choice("model", list(presets.SHAPES), "40M" if here else "Llama-3-8B"),
         "stored": choice("weights in", presets.STORED, here.bytes_per_weight if here else 2),
         "machine": choice("machine", names),

@@ -1,8 +1,8 @@
 """Speculation in a server, step by step: what the scheduler plans, what the pass makes of it, what is given back.
 
-Three moments of a step are shown. *Plan*: slots for the tokens that must be read, and lookahead slots for drafts that
-nobody has seen yet. *Verify*: the drafts lie in their slots, and the target has judged them. *Roll back*: what was
-refused is behind the end again, and blocks that hold nothing go back to the pool.
+Three moments of a step are shown. *Plan*: slots for the tokens that must be processed, and lookahead slots for drafts
+that do not exist yet. *Verify*: the drafts lie in their slots, and the target has judged them. *Roll back*: what was
+rejected is beyond the end again, and blocks that hold nothing return to the pool.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Part:
     phase: str  # "prefill", "decode" or "verify"
     start: int  # in the cache before the step
     count: int  # certain tokens that the pass reads
-    lookahead: int  # slots reserved behind them
+    lookahead: int  # slots reserved after them
     drafted: tuple[int, ...]  # the tokens themselves, like `emitted`
     accepted: int
     emitted: tuple[int, ...]
@@ -135,7 +135,7 @@ def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | Non
                  _tokens(part, show, decode))  # fmt: skip
         rows += "<tr>" + "".join(f'<td style="{cell}">{text}</td>' for text in texts) + "</tr>"
     if not moment.parts:
-        rows += f'<tr><td style="{cell}" colspan="4">Nobody is in this pass.</td></tr>'
+        rows += f'<tr><td style="{cell}" colspan="4">No request is in this pass.</td></tr>'
     table = f'<table style="border-collapse:collapse;background:none;margin:0">{rows}</table>'
     style = "line-height:1.4;color:var(--jp-ui-font-color1,inherit);overflow-x:auto;padding-right:12px"
     return f'<div style="{style}">{head}{table}{_legend()}</div>'
@@ -146,10 +146,10 @@ def _totals(moment: Moment, show: str) -> str:
     if show == "plan":
         text = f"{moment.scheduled} of {moment.budget} tokens planned"
     elif show == "verify":
-        text = f"{moment.read} tokens read"
+        text = f"{moment.read} tokens processed"
     else:
-        text = f"{sum(len(part.emitted) for part in moment.parts)} tokens written"
-    waiting = " ".join(map(letter, moment.frame.waiting)) or "nobody"
+        text = f"{sum(len(part.emitted) for part in moment.parts)} tokens emitted"
+    waiting = " ".join(map(letter, moment.frame.waiting)) or "none"
     used = record.used_blocks if show == "roll back" else record.used_blocks + sum(p.given_back for p in moment.parts)
     return f"{text} · {used} of {moment.frame.num_blocks} blocks used · waiting: {waiting}"
 
@@ -298,10 +298,10 @@ def scheduler_steps(target: Model, drafter: Drafter, asks: Sequence[Ask] | None 
     asks = example_asks(target) if asks is None else list(asks)
     longest = max(len(ask.prompt) + ask.new for ask in asks)
     runs = run_engines(target, drafter, asks, {
-        "K = 4": dict(k=4),
-        "K = 2": dict(k=2),
-        "K = 4, all drafts share 6 tokens": dict(k=4, draft_budget=6),
-        "K = 4, little memory": dict(k=4, num_blocks=-(-longest * 3 // 8)),
+        "k = 4": dict(k=4),
+        "k = 2": dict(k=2),
+        "k = 4, drafts share 6 tokens": dict(k=4, draft_budget=6),
+        "k = 4, little memory": dict(k=4, num_blocks=-(-longest * 3 // 8)),
         "no drafts": dict(drafter=None),
     })  # fmt: skip
     size = next(iter(runs.values()))[0].frame.block_size
@@ -319,5 +319,5 @@ def scheduler_steps(target: Model, drafter: Drafter, asks: Sequence[Ask] | None 
         return scheduler_steps_html(run[step], MOMENTS[at], word, slots), words
 
     play, place = player("moment", 3 * max(map(len, runs.values())) - 1, interval=1200)
-    place.value = 3 * 4  # everybody is there, and the fourth plan has drafts
+    place.value = 3 * 4  # all requests are there, and the fourth plan has drafts
     return Panel(draw, {"moment": place, "play": play, "engine": choice("engine", list(runs))})

@@ -1,4 +1,4 @@
-"""The speed-up surface: S = E[N] / (K·c + v) over α and K, the best K for every α, and dots that were measured."""
+"""The speed-up surface: S = E[N] / (k·c + v) over α and k, the best k for every α, and dots that were measured."""
 
 from __future__ import annotations
 
@@ -57,16 +57,16 @@ class Dot:
 
 
 def verify_cost(v: float, grows: bool) -> Callable[[int], float]:
-    """v(K): the same for every K, or a straight line from 1 through v at K = 4."""
+    """v(k): the same for every k, or a straight line from 1 through v at k = 4."""
     return lambda k: max(1.0, 1 + (v - 1) * k / 4) if grows else v
 
 
 def surface_figure(
     alpha: float = 0.7, c: float = 0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = ()
 ) -> go.Figure:
-    """Left: the speed-up over K and α at this c and v, where it is 1, and the best K. Right: the cut at `alpha`.
+    """Left: the speed-up over k and α at this c and v, where it is 1, and the best k. Right: the cut at `alpha`.
 
-    v is one number, or a function of K such as `measure.Report.v`. Dots show their own measured speed-up as colour.
+    v is one number, or a function of k such as `measure.Report.v`. Dots show their own measured speed-up as colour.
     """
     cost = v if callable(v) else lambda k: v
     lengths = list(range(1, LONGEST + 1))
@@ -75,7 +75,7 @@ def surface_figure(
     figure.add_heatmap(
         x=lengths, y=ALPHAS, z=grid, zmin=0, zmax=MOST, colorscale=SCALE,
         colorbar=dict(title="speed-up", x=0.47, thickness=12, tickvals=[0, 1, 2, 3, 4]),
-        hovertemplate="K = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
+        hovertemplate="k = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
     )  # fmt: skip
     edge = [(k, theory.break_even(k, c, cost(k))) for k in lengths]
     edge = [(k, a) for k, a in edge if a <= 1]
@@ -89,8 +89,8 @@ def surface_figure(
     best = [(k, a) for k, a in best if k]
     figure.add_scatter(
         x=[k for k, _ in best], y=[a for _, a in best], mode="lines+text", textposition="bottom right",
-        text=["best K" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
-        line=dict(color="black", width=2, shape="vh"), name="best K", showlegend=False, hoverinfo="skip",
+        text=["best k" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
+        line=dict(color="black", width=2, shape="vh"), name="best k", showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     figure.add_scatter(
         x=[1, LONGEST], y=[alpha, alpha], mode="lines", line=dict(color=GREY, width=1, dash="dash"),
@@ -100,12 +100,12 @@ def surface_figure(
     cut = [theory.speedup(alpha, k, c, cost(k)) for k in lengths]
     figure.add_scatter(
         x=lengths, y=cut, mode="lines+markers", marker=dict(size=5), line=dict(color=PALETTE[0], width=2),
-        name="at this α, c, v", showlegend=False, hovertemplate="K = %{x}<br>speed-up %{y:.2f}<extra></extra>",
+        name="at this α, c, v", showlegend=False, hovertemplate="k = %{x}<br>speed-up %{y:.2f}<extra></extra>",
         row=1, col=2,
     )  # fmt: skip
     if k := theory.best_k(alpha, c, cost, LONGEST):
         figure.add_scatter(
-            x=[k], y=[cut[k - 1]], mode="markers+text", text=[f"best: K = {k}"], textposition="bottom center",
+            x=[k], y=[cut[k - 1]], mode="markers+text", text=[f"best: k = {k}"], textposition="bottom center",
             marker=dict(symbol="star", size=15, color=PALETTE[5]), name="best", showlegend=False, hoverinfo="skip",
             row=1, col=2,
         )  # fmt: skip
@@ -127,20 +127,21 @@ def surface_figure(
             )  # fmt: skip
     figure.update_layout(
         template=TEMPLATE, height=430, margin=dict(l=60, r=20, t=70, b=60),
-        title=f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for K = 4",
+        title=f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for k = 4",
         legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"),
     )  # fmt: skip
-    figure.update_xaxes(title="K, drafts a cycle", dtick=2, tick0=1, range=[0.5, LONGEST + 0.5])
+    figure.update_xaxes(title="k, draft tokens per cycle", dtick=2, tick0=1, range=[0.5, LONGEST + 0.5])
     figure.update_yaxes(title="acceptance α", range=[0, 1], row=1, col=1)
     most = max([1.2, *cut, *(max(dot.predicted, dot.measured) for dot in dots)])
     figure.update_yaxes(title=f"speed-up at α = {alpha:.2f}", range=[0, 1.15 * most], row=1, col=2)
     return figure
 
 
-def surface(dots: Sequence[Dot] = (), curve: Callable[[int], float] | None = None) -> Panel:
-    """Sliders for α, c and v. Choosing a dot puts them where it was measured; `curve` is v(K) of this machine."""
+def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], float] | None = None) -> Panel:
+    """Sliders for α, c and v. Choosing a dot puts them where it was measured; `curve` is v(k) of this machine."""
+    dots = [dot if isinstance(dot, Dot) else Dot.of(dot) for dot in dots]
     names = {"by hand": ""} | {dot.name: dot for dot in dots}
-    costs = {"the same for every K": "same", "grows with K": "grows"} | ({"as measured here": "here"} if curve else {})
+    costs = {"the same for every k": "same", "grows with k": "grows"} | ({"as measured here": "here"} if curve else {})
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),
         "c": slider("c", 0.1, 0.0, 1.0, 0.01),
@@ -154,13 +155,13 @@ def surface(dots: Sequence[Dot] = (), curve: Callable[[int], float] | None = Non
         k = theory.best_k(alpha, c, paid, LONGEST)
         words = f"At α = {alpha:.2f} and c = {c:.2f} "
         words += (
-            f"the best K is {k}: {theory.best_speedup(alpha, c, paid, LONGEST):.2f} times as fast as plain decoding. "
+            f"the best k is {k}: {theory.best_speedup(alpha, c, paid, LONGEST):.2f} times as fast as plain decoding. "
             if k
-            else "no draft length gains anything: K = 0. "
+            else "no draft length gains anything: k = 0. "
         )
-        words += f"No K could do better than {theory.token_ceiling(alpha):.2f}, the ceiling of this α."
+        words += f"No k could do better than {theory.token_ceiling(alpha):.2f}, the ceiling of this α."
         if dot:
-            words += f" {dot.name}, K = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
+            words += f" {dot.name}, k = {dot.k}: predicted {dot.predicted:.2f}, measured {dot.measured:.2f}."
         return surface_figure(alpha, c, paid, [dot] if dot else dots), words
 
     panel = Panel(draw, controls)

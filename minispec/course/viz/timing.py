@@ -12,6 +12,7 @@ import torch
 from ... import theory
 from ...bench import measure
 from ...bench.pairs import random_pair
+from ...cpu import machine
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...model import Config
@@ -50,6 +51,7 @@ def measure_here(
     """
     if model is None:
         model, _ = random_pair(presets.SHAPES["40M"], "cpu")
+        machine.compiled()  # else these passes would be torch's: for a small model numba is loaded late, or never
     dtype = str(model.dtype).removeprefix("torch.")
     hardware = theory.Hardware(
         f"this machine, {dtype}, measured now",
@@ -57,7 +59,7 @@ def measure_here(
         measure.flops(model.device, model.dtype, seconds=seconds / 6, **options).median,
     )
     curve = measure.verify_curve(model, tokens, context, repeat=25, warmup=1, seconds=seconds * 2 / 3, **options)
-    return Here(hardware, model.config, model.dtype.itemsize, context, tuple(curve))
+    return Here(hardware, model.config, 1 if model.weights else model.dtype.itemsize, context, tuple(curve))
 
 
 def recorded() -> list[dict]:
@@ -147,8 +149,8 @@ def timing_figure(
         )
     figure.update_traces(hovertemplate=hover)
     figure.update_layout(
-        title="What a pass over M tokens a row costs, in passes over one",
-        xaxis=dict(title="M, tokens a row in the pass", type="log", tickvals=[2**n for n in range(9)]),
+        title="What a forward pass over M tokens per sequence costs, in passes over one",
+        xaxis=dict(title="M, tokens per sequence in the pass", type="log", tickvals=[2**n for n in range(9)]),
         yaxis=dict(title="t(M) / t(1)", type="log", tickvals=[2**n for n in range(9)], range=[-0.25, 2.45]),
         legend=dict(orientation="h", y=-0.22),
         margin=dict(b=110),
@@ -163,7 +165,7 @@ def _place(record: Mapping) -> str:
 
 
 def timing(here: Here | None = None) -> Panel:
-    """The verify curve under sliders. `here` is what `measure_here` found; without it only rooflines are drawn."""
+    """The verify curve under sliders. `here` is what `measure_here` found; without it only rooflines are shown."""
     machines = [here.hardware] if here else []
     machines.append(theory.H200)
     context = here.context if here else 64
@@ -184,10 +186,10 @@ def timing(here: Here | None = None) -> Panel:
         return figure, words.rstrip(";").removesuffix(".") + "."
 
     controls = {
-        "tokens": presets.stops("M, tokens a row", CURVE, 5),
+        "tokens": presets.stops("M, tokens per sequence", CURVE, 5),
         "model": choice("model", list(presets.SHAPES), "40M" if here else "Llama-3-8B"),
         "stored": choice("weights in", presets.STORED, here.bytes_per_weight if here else 2),
-        "batch": presets.stops("batch, rows", (1, 2, 4, 8, 16, 32, 64, 128), 1),
+        "batch": presets.stops("batch size", (1, 2, 4, 8, 16, 32, 64, 128), 1),
     }
     return Panel(draw, controls)
 

@@ -26,7 +26,7 @@ MOST = 32  # nodes: more cannot be read in a picture
 
 
 def rows_of(parents: Sequence[int]) -> list[float]:
-    """Where each node is drawn across the depths: leaves in a row, a parent in the middle of its children."""
+    """Where each node of the picture is across the depths: leaves in a row, a parent in the middle of its children."""
     below, place, free = children(parents), {}, iter(range(len(parents) + 1))
 
     def put(node: int) -> float:
@@ -117,11 +117,11 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
 
 
 def _draw_mask(figure, parents, names, positions, node, chosen) -> None:
-    """One column more than the pass has tokens: the text in the cache, which everybody sees."""
+    """One column more than the pass has tokens: the sequence in the cache, to which every node attends."""
     size = len(names)
     seen = [[True, *row] for row in verify_mask(parents).tolist()]
     shade = [[0 if not see else 2 if row == node else 1 for see in seen[row]] for row in range(size)]
-    columns = ["the text so far", *(f"{place}: {name}" for place, name in enumerate(names))]
+    columns = ["the sequence so far", *(f"{place}: {name}" for place, name in enumerate(names))]
     figure.add_heatmap(
         z=shade,
         zmin=0,
@@ -174,7 +174,9 @@ def _words(cycle: Cycle, words, depth, node, parents, reach) -> str:
             f"{len(also)} others."
         )
     else:
-        said += f"Number 0 is the last token, {words[0]!r}, at position {cycle.committed - 1}; everybody sees it."
+        said += (
+            f"Number 0 is the last token, {words[0]!r}, at position {cycle.committed - 1}; every node attends to it."
+        )
     return said
 
 
@@ -187,7 +189,7 @@ def tree_viewer(
 
     @cache
     def run(nodes: int) -> tuple[Output, list[float]]:
-        """Greedy, so that every size of tree writes the same text, in more or fewer passes."""
+        """Greedy, so that every size of tree gives the same output, in more or fewer forward passes."""
         out = speculate(target, tokens, Medusa(target, heads, nodes), k=heads.count, max_new_tokens=new_tokens)
         return out, reaches(heads.accuracy, nodes)
 

@@ -1,7 +1,7 @@
 """The real verifier and the well-known ways to get it wrong, for the residual explorer and lesson 06.
 
-A `Verifier` says how a cycle drafts and how it judges its drafts. Each wrong one is a small change of what `verify` and
-`laws` do, so its law can be composed exactly, like theirs.
+A `Verifier` says how a cycle drafts and how it judges the draft tokens. Each wrong one is a small change of what
+`verify` and `exact` do, so the distribution it gives can be composed exactly, like theirs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...sampling import Sampling
 from ...verify import Context, accept_probability, chain, one_hot, pick, residual
 
 Judged = tuple[list[int], Context]  # indices of the accepted drafts, all tokens of the cycle
-ONE, TWO, COUNT, NOTHING = "one place", "two places", "the count", "nothing"
+ONE, TWO, COUNT, NOTHING = "one position", "two positions", "the count", "nothing"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Verifier:
 
 
 def cycle(target: Model, draft: Model, context: Context, gamma: int, random, verifier: Verifier) -> tuple[str, Context]:
-    """One cycle, as `laws.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all tokens."""
+    """One cycle, as `exact.chain_cycle`: how its first token came about (accepted, corrected, bonus), and all."""
     drafted, q = verifier.propose(draft, context, gamma, random)
     p = torch.stack([target(context + drafted[:i]) for i in range(len(drafted) + 1)])  # [γ+1, V]
     path, tokens = verifier.judge(p, q, drafted, random)
@@ -151,7 +151,10 @@ def drop_unlikely(draft: Model, context: Context, gamma: int, random, least: flo
 # ---- the menu ------------------------------------------------------------------------------------------------------
 
 RIGHT = Verifier(
-    "right: the real verifier", "Accept with min(1, p/q), replace from the residual, add the bonus.", NOTHING, by_chain
+    "right: the real verifier",
+    "Accept with probability min(1, p/q), resample from the residual, add the bonus token.",
+    NOTHING,
+    by_chain,
 )
 
 VERIFIERS = {
@@ -160,115 +163,123 @@ VERIFIERS = {
         RIGHT,
         Verifier(
             "right: greedy draft, q one-hot",
-            "The draft takes its favourite d and says so. Accept with p(d), replace from p without d.",
+            "The draft proposes its likeliest token d, and q is one-hot. Accept with p(d), resample from p without d.",
             NOTHING,
             by_chain,
             greedy,
         ),
         Verifier(
             "wrong: replace from p",
-            "After a rejection draws from p. The accepted path already gave out min(p, q): that part is paid twice.",
+            "After a rejection it samples from p. Accepted tokens already cover min(p, q), which is counted twice.",
             ONE,
             partial(by_chain, replace=from_p),
         ),
         Verifier(
             "wrong: replace from q",
-            "After a rejection asks the draft again. What the draft neglects never gets what it lacks.",
+            "After a rejection it samples from q again, so tokens that q underestimates never get "
+            "the probability they lack.",
             ONE,
             partial(by_chain, replace=from_q),
         ),
         Verifier(
             "wrong: residual not normalised",
-            "Searches running totals of [p − q]₊ that end below 1. What falls off the end lands on the last token.",
+            "It searches running totals of [p − q]₊ that end below 1, so what is missing goes to the last token.",
             ONE,
             partial(by_chain, replace=not_normalised),
         ),
         Verifier(
-            "wrong: likeliest of the residual",
-            "Takes the peak of the residual instead of drawing from it. All that is owed goes to one token.",
+            "wrong: argmax of the residual, no sample",
+            "It takes the likeliest token of the residual instead of sampling from it, so one token "
+            "gets all of the residual.",
             ONE,
             partial(by_chain, replace=argmax_of_residual),
         ),
         Verifier(
-            "wrong: only q(d) kept",
-            "Stores one number per draft. The coin needs no more, but the residual needs the whole row of q.",
+            "wrong: residual subtracts only q(d), at d",
+            "It keeps one number per draft token. That is enough to accept, but the residual needs q of every token.",
             ONE,
             q_of_the_draft_only,
         ),
         Verifier(
             "wrong: accept always",
-            "Trusts the draft. The most tokens a cycle can give, and they follow q.",
+            "It trusts the draft. No cycle can emit more tokens, but they follow q.",
             ONE,
             partial(by_chain, accept=always),
         ),
         Verifier(
             "wrong: accept if p(d) ≥ q(d)",
-            "A threshold instead of a coin. What the draft likes a little too much is never accepted at all.",
+            "A threshold instead of a random test. A token that q overestimates even slightly is never accepted.",
             ONE,
             partial(by_chain, accept=if_likelier),
         ),
         Verifier(
             "wrong: accept with p(d)",
-            "Forgets to divide by q(d). Right for a one-hot draft only, where q(d) = 1.",
+            "It forgets to divide by q(d), which is right only for a one-hot draft, where q(d) = 1.",
             ONE,
             partial(by_chain, accept=by_p_alone),
         ),
         Verifier(
             "wrong: accept with q/p",
-            "The ratio upside down. Punishes the draft where it is too modest, and waves its surplus through.",
+            "The ratio is upside down: tokens that q underestimates are often rejected, and "
+            "overestimated ones always accepted.",
             ONE,
             partial(by_chain, accept=upside_down),
         ),
         Verifier(
-            "wrong: p one place too far",
-            "Judges each draft by the law of the token after it.",
+            "wrong: d judged by p of the next position",
+            "It tests each draft token against the distribution of the position after it.",
             ONE,
             p_one_too_far,
         ),
         Verifier(
-            "wrong: q before top-p",
-            "Draws with top-p 0.7 and reports q as it was before. A likelier draft than the verifier was told.",
+            "wrong: d sampled with top-p, q without it",
+            "It samples with top-p 0.7 and reports q from before truncation, so the real q is higher "
+            "than the reported one.",
             ONE,
             by_chain,
             q_before_top_p,
         ),
         Verifier(
-            "wrong: soft q for a greedy draft",
-            "Takes its favourite and reports the softmax. The token was certain, not likely.",
+            "wrong: d is an argmax, q a softmax",
+            "It takes the likeliest token and reports the softmax, although that token was certain "
+            "and not just likely.",
             ONE,
             by_chain,
             greedy_called_soft,
         ),
         Verifier(
-            "wrong: unlikely drafts dropped",
-            "Throws a drawn token away if q(d) < 0.25. What is left was selected, so it no longer follows q.",
+            "wrong: d dropped untested if q(d) is small",
+            "It drops a sampled token if q(d) < 0.25, so the others are selected and do not follow "
+            "q. (Keep it and stop: exact.)",
             ONE,
             by_chain,
             drop_unlikely,
         ),
         Verifier(
             "wrong: goes on past a rejection",
-            "Replaces a rejected draft and tests the next one, which was drafted after the rejected one. "
-            "The first token is right, and what follows does not belong to it.",
+            "It replaces a rejected token and tests the next one, which was drafted after the rejected one. "
+            "The first token is right, but the next is conditioned on a token that is not in the output.",
             TWO,
             past_a_rejection,
         ),
         Verifier(
-            "wrong: one random number for all",
-            "All coins of a cycle use the same number: who passed once is likelier to pass again. It takes two drafts.",
+            "wrong: one acceptance number per cycle",
+            "All tests of a cycle use the same number, so acceptances are correlated. It takes two "
+            "draft tokens to see it.",
             TWO,
             one_number_for_all,
         ),
         Verifier(
-            "wrong: bonus one position too early",
-            "Draws the bonus from the last draft's law. With one draft a cycle the bonus is the second token; "
-            "with two it is the third, and this picture shows two.",
+            "wrong: bonus from the last draft token's p",
+            "It samples the bonus from the last draft token's distribution. With k = 1 the bonus is the second token; "
+            "with k = 2 it is the third, and this picture shows two.",
             TWO,
             bonus_one_too_early,
         ),
         Verifier(
             "wrong: no bonus",
-            "Emits nothing after a draft that was accepted whole. No law bends. Every such cycle is a token short.",
+            "It emits nothing after a fully accepted draft. The distribution is right, but each such "
+            "cycle is one token short.",
             COUNT,
             no_bonus,
         ),

@@ -1,4 +1,5 @@
-"""Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many drafts a pass carries for free."""
+"""Set 01, why decoding is slow: the intensity of a pass, the roofline, and how many
+draft tokens a forward pass carries for free."""
 
 from __future__ import annotations
 
@@ -24,9 +25,10 @@ INTENSITY = exercise(
     points=1,
     hints=(
         "Write two lines, one for the FLOPs and one for the bytes. For each of the six arguments ask in which of the "
-        "two it appears. Some are in both, one is only in the FLOPs.",
-        "FLOPs: every weight multiplies and adds once for every token of the pass, and there are batch · tokens of "
-        "them. Bytes: the weights are read once for all of them, a row's cache once for all tokens of that row.",
+        "two it appears. Some are in both, and one is only in the FLOPs.",
+        "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and there are "
+        "batch · tokens of them. For the bytes: the weights are read once for all tokens of the pass, and the cache of "
+        "a sequence once for all tokens of that sequence.",
         "2 · weights · batch · tokens, divided by weights · bits / 8 + batch · context · kv_bytes.",
     ),
     code="minispec.theory.pass_bytes",
@@ -45,56 +47,59 @@ INTENSITY = exercise(
 
 @INTENSITY.mutant
 def one_flop_per_weight(weights, bits, batch, tokens, context, kv_bytes):
-    """You count one FLOP per weight and token. A weight is multiplied and the product is added: that is two, and peak
-    FLOP/s in data sheets count both."""
+    """You count one FLOP per parameter and token. A parameter is multiplied and the product is added, so it is two, and
+    the peak FLOP/s in data sheets count both. Put a factor of 2 into the FLOPs."""
     return intensity(weights, bits, batch, tokens, context, kv_bytes) / 2
 
 
 @INTENSITY.mutant
 def bits_as_bytes(weights, bits, batch, tokens, context, kv_bytes):
-    """You take bits for bytes. A weight of 16 bits is 2 bytes: divide by 8."""
+    """You take bits for bytes, but a parameter of 16 bits has 2 bytes. Divide `bits` by 8 before you multiply."""
     return intensity(weights, 8 * bits, batch, tokens, context, kv_bytes)
 
 
 @INTENSITY.mutant
 def weights_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
-    """You read the weights anew for every token. One pass reads them once, and all its tokens share the reading: that
-    sharing is why batching, prefill and speculation pay at all."""
+    """You read the weights again for every token. One forward pass reads them once and all its tokens share the
+    reading, which is why batching, prefill and speculation pay at all. Take batch · tokens out of the first term of the
+    bytes."""
     return 2 * weights * batch * tokens / (batch * tokens * weights * bits / 8 + batch * context * kv_bytes)
 
 
 @INTENSITY.mutant
 def weights_read_for_every_row(weights, bits, batch, tokens, context, kv_bytes):
-    """You read the weights once for every row of the batch. The rows go through a layer together, so one reading
-    serves all of them. Only the caches are a row's own."""
+    """You read the weights once for every sequence of the batch. All sequences go through a layer together, so one
+    reading serves all of them. Only the KV caches are read per sequence: multiply that term by batch, and not the
+    weights."""
     return intensity(weights, bits, 1, tokens, context, kv_bytes)
 
 
 @INTENSITY.mutant
 def forgets_the_cache(weights, bits, batch, tokens, context, kv_bytes):
-    """You count the weights only. Attention reads the keys and values of every row's context too, and with many rows
-    or long contexts these are more bytes than the weights."""
+    """You count the bytes of the weights and nothing else. Attention also reads the keys and values of every sequence's
+    context, and with many sequences or long contexts these are more bytes than the weights. Add batch · context ·
+    kv_bytes to the bytes."""
     return intensity(weights, bits, batch, tokens, 0, 0)
 
 
 @INTENSITY.mutant
 def one_cache_for_all_rows(weights, bits, batch, tokens, context, kv_bytes):
-    """You read one cache for the whole batch. Weights are shared by all rows, but every row has a text, and so a cache,
-    of its own."""
+    """You read one cache for the whole batch. The weights are shared by all sequences, but every sequence has a KV
+    cache of its own. Multiply the bytes of the cache by batch."""
     return 2 * weights * batch * tokens / (weights * bits / 8 + context * kv_bytes)
 
 
 @INTENSITY.mutant
 def cache_read_for_every_token(weights, bits, batch, tokens, context, kv_bytes):
-    """You read a row's cache anew for each of its tokens. The tokens of a row look back at the same keys and values,
-    and one reading serves them all. So a longer draft reads no more."""
+    """You read a sequence's cache again for each of its tokens. The tokens of a sequence attend to the same keys and
+    values, so one reading serves them all, a longer draft reads no more, and tokens does not belong in the bytes."""
     return intensity(weights, bits, batch, tokens, context * tokens, kv_bytes)
 
 
 @INTENSITY.mutant
 def bytes_per_flop(weights, bits, batch, tokens, context, kv_bytes):
-    """Your quotient is upside down: these are bytes per FLOP. Intensity is FLOPs per byte, what a byte is worth once it
-    has arrived."""
+    """Your quotient is upside down: it gives bytes per FLOP. Intensity is FLOPs per byte, so divide the FLOPs by the
+    bytes."""
     return 1 / intensity(weights, bits, batch, tokens, context, kv_bytes)
 
 
@@ -118,7 +123,8 @@ def observe_roofline(answer, bytes_read, flops, bandwidth, peak):
 
 
 def roof(answer):
-    """The roof that the learner's times draw: what an 8 B model in bf16 attains on an H200 as a pass carries more."""
+    """The roof that the learner's times give: what an 8B model in bf16 attains on an H200 as a pass carries more
+    tokens."""
     import plotly.graph_objects as go
 
     from ...viz.style import PALETTE, TEMPLATE
@@ -131,7 +137,7 @@ def roof(answer):
         if not seen["seconds"] > 0:
             raise Complaint(f"a pass takes more than 0 seconds; yours takes {seen['seconds']:g}.")
         found[seen["limited by"]].append((tokens, round(flops / seen["seconds"] / 1e12, 3)))
-    figure = go.Figure(layout=dict(template=TEMPLATE, title="8 B weights in bf16 on an H200, by your roofline"))
+    figure = go.Figure(layout=dict(template=TEMPLATE, title="8B model in bf16 on an H200, by your roofline"))
     for limit, colour in zip(LIMITS, PALETTE, strict=False):
         x, y = [p[0] for p in found[limit]], [p[1] for p in found[limit]]
         figure.add_scatter(name=f"limited by {limit}", x=x, y=y, mode="lines+markers", marker_color=colour)
@@ -146,10 +152,9 @@ ROOFLINE = exercise(
     minutes=15,
     points=1,
     hints=(
-        "There are two clocks. How long does the memory need for the bytes, and how long do the matrix units need for "
-        "the FLOPs?",
-        "Both work at the same time: while one layer is computed, the weights of the next arrive. So who finishes last "
-        "sets the time, and the name.",
+        "Compute two times: how long the memory needs for the bytes, and how long the matrix units need for the FLOPs.",
+        "Both work at the same time: while one layer is computed, the weights of the next arrive. So the one that "
+        "finishes last sets the time and gives the limit its name.",
         "reading = bytes_read / bandwidth and computing = flops / peak. The seconds are the greater of the two, and "
         'the limit is "memory" where reading is the greater one.',
     ),
@@ -170,23 +175,23 @@ ROOFLINE = exercise(
 
 @ROOFLINE.mutant
 def adds_both(bytes_read, flops, bandwidth, peak):
-    """You add the two times, as if the machine read first and computed afterwards. It does both at once, and the
-    shorter one is hidden behind the longer one: that is what makes extra tokens free."""
+    """You add the two times, as if the machine first read and then computed. It does both at once, so only the longer
+    of the two times counts, and that is what makes extra tokens free."""
     return bytes_read / bandwidth + flops / peak, roofline(bytes_read, flops, bandwidth, peak)[1]
 
 
 @ROOFLINE.mutant
 def who_finishes_first(bytes_read, flops, bandwidth, peak):
-    """You take the shorter of the two times. A pass is over when its slower half is: take the longer one. (The minimum
-    belongs to the other way to write the roofline, in FLOP/s.)"""
+    """You take the shorter of the two times. A pass is over when the slower of the two is done, so take the longer one.
+    (The minimum belongs to the other way to write the roofline, in FLOP/s.)"""
     reading, computing = bytes_read / bandwidth, flops / peak
     return min(reading, computing), "memory" if reading < computing else "compute"
 
 
 @ROOFLINE.mutant
 def names_the_idle_side(bytes_read, flops, bandwidth, peak):
-    """Your seconds are right and your names are exchanged. What limits a pass is what takes longer: where reading takes
-    longer, it is the memory, and the matrix units wait."""
+    """Your seconds are right, but the names are exchanged. A pass is limited by what takes longer: where reading takes
+    longer, the limit is "memory", and the arithmetic units wait."""
     seconds, limit = roofline(bytes_read, flops, bandwidth, peak)
     return seconds, LIMITS[1 - LIMITS.index(limit)]
 
@@ -194,22 +199,23 @@ def names_the_idle_side(bytes_read, flops, bandwidth, peak):
 @ROOFLINE.mutant
 def compares_amounts(bytes_read, flops, bandwidth, peak):
     """You name the limit by comparing bytes with FLOPs. A machine does many FLOPs in the time in which it reads one
-    byte: compare the times, not the amounts."""
+    byte, so compare the two times, not the two amounts."""
     seconds, _ = roofline(bytes_read, flops, bandwidth, peak)
     return seconds, "memory" if bytes_read > flops else "compute"
 
 
 @ROOFLINE.mutant
 def always_memory(bytes_read, flops, bandwidth, peak):
-    """For you every pass is limited by memory. Decoding one token usually is. But FLOPs grow with the tokens of a pass
-    and bytes hardly do, so a long prefill or a large batch runs into the other limit."""
+    """You call every pass limited by memory. That is usually right for decoding one token, but FLOPs grow with the
+    tokens of a pass and bytes hardly do, so a long prefill or a large batch reaches the other limit. Compare the two
+    times before you name the limit."""
     return bytes_read / bandwidth, "memory"
 
 
 @ROOFLINE.mutant
 def exchanges_the_rates(bytes_read, flops, bandwidth, peak):
-    """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes come at the bandwidth, in bytes/s; FLOPs
-    are done at the peak, in FLOP/s."""
+    """You divide the bytes by the peak and the FLOPs by the bandwidth. Bytes arrive at the bandwidth, in bytes/s, and
+    FLOPs are done at the peak, in FLOP/s, so exchange the two divisors."""
     return roofline(bytes_read, flops, peak, bandwidth)
 
 
@@ -223,30 +229,31 @@ def free_drafts(weights, bits, batch, context, kv_bytes, bandwidth, peak):
 
 
 def free_drafts_table(answer) -> str:
-    """What the learner's function says of an 8 B model on an H200, by batch and context."""
+    """What the learner's function says of an 8B model on an H200, by batch size and context."""
     gpu, contexts, table = theory.H200, (0, 1000, 4000), []
     for batch in (1, 8, 32, 128):
         free = [answer(8e9, 16, batch, context, 131_072, gpu.bandwidth, gpu.flops) for context in contexts]
         if not all(is_number(plain(k)) for k in free):
-            raise Complaint("the number of free drafts should be a number.")
+            raise Complaint("the number of free draft tokens should be a number.")
         table.append(f"{batch:5}  {'  '.join(f'{plain(k):>6}' for k in free)}")
-    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context a row"
-    return "\n".join(["drafts a row that are verified for free: 8 B weights in bf16, H200", "", heading, *table])
+    heading = f"batch  {'  '.join(f'{context:6}' for context in contexts)}   tokens of context per sequence"
+    title = "draft tokens per sequence that are verified for free: 8B model in bf16, H200 as measured"
+    return "\n".join([title, "", heading, *table])
 
 
 RIDGE = exercise(
     "01.ridge",
-    title="How many drafts are free",
+    title="How many draft tokens are free",
     level="M",
     minutes=20,
     points=2,
     hints=(
-        "A pass of M tokens a row has M times the intensity of a pass of one, because the bytes stay the same. At "
-        "which M does it arrive at the ridge?",
-        "At M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, and a pass that "
-        "verifies K drafts has one token more than K. Which one?",
-        "The last committed token is read together with the drafts, so K = floor(M*) − 1. With a large batch M* is "
-        "below 1: then no draft is free, and the answer is 0, not −1.",
+        "A pass with M tokens per sequence has M times the intensity of a pass with one, because the bytes stay the "
+        "same. At which M does it reach the ridge point?",
+        "It reaches it at M* = (peak / bandwidth) / our_intensity(…, tokens=1, …). Only whole tokens can be drafted, "
+        "and a pass that verifies k draft tokens processes one token more than k. Which one is it?",
+        "The last token of the output is processed together with the draft, so k = floor(M*) − 1. With a large batch "
+        "M* is below 1: then no draft token is free, and the answer is 0, not −1.",
     ),
     code="minispec.theory.free_tokens",
     reference=free_drafts,
@@ -266,42 +273,44 @@ RIDGE = exercise(
 
 @RIDGE.mutant
 def counts_the_last_token(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You return the tokens of the pass. One of them is the last committed token, which has to be read in any case: M
-    tokens verify M − 1 drafts."""
+    """You return the number of tokens in the pass. One of them is the last token of the output, which has to be
+    processed in any case, so M tokens verify M − 1 draft tokens: subtract 1."""
     ridge = peak / bandwidth
     return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes))
 
 
 @RIDGE.mutant
 def forgets_the_batch(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You count for a single row. Every row of the batch brings drafts of its own, and their FLOPs add up: a batch uses
-    up the idle compute that drafts live on."""
+    """You count as if there were a single sequence. Every sequence of the batch brings draft tokens of its own and
+    their FLOPs add up, so a batch uses up the idle arithmetic. Hand `batch` on to the intensity."""
     return free_drafts(weights, bits, 1, context, kv_bytes, bandwidth, peak)
 
 
 @RIDGE.mutant
 def without_the_cache(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You leave the cache out. Reading it takes time as well, the longer the contexts the more, and while it is read
-    more drafts can be computed."""
+    """You leave the KV cache out of the bytes. Reading it takes time as well, more for longer contexts, and in that
+    time more draft tokens can be verified. Hand `context` and `kv_bytes` on to the intensity."""
     return free_drafts(weights, bits, batch, 0, 0, bandwidth, peak)
 
 
 @RIDGE.mutant
 def rounds_up(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You round up. The last of those drafts lies beyond the ridge, and the pass takes longer for it."""
+    """You round up, so the last of those draft tokens lies beyond the ridge point and the pass takes longer for it.
+    Round down with math.floor instead of rounding up."""
     ridge = peak / bandwidth
     return max(0, math.ceil(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1)
 
 
 @RIDGE.mutant
 def fewer_than_none(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """Your answer can be −1. Where even one token a row is beyond the ridge no draft is free: the answer is 0."""
+    """Your answer can be −1. Where even one token per sequence is beyond the ridge point, no draft token is free, so
+    the answer has to be 0: use max(0, …)."""
     ridge = peak / bandwidth
     return math.floor(ridge / intensity(weights, bits, batch, 1, context, kv_bytes)) - 1
 
 
 @RIDGE.mutant
 def always_bf16(weights, bits, batch, context, kv_bytes, bandwidth, peak):
-    """You assume weights of 16 bits, where intensity and tokens are the same number. With fewer bits the weights arrive
-    sooner, and less time is left for drafts."""
+    """You assume parameters of 16 bits, for which intensity and tokens are the same number. With fewer bits the weights
+    arrive sooner and less time is left for draft tokens. Hand `bits` on to the intensity."""
     return free_drafts(weights, 16, batch, context, kv_bytes, bandwidth, peak)

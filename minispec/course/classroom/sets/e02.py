@@ -1,4 +1,5 @@
-"""Set 02, the KV cache: its size, the attention of one new token over it, and what rows of unequal length may see."""
+"""Set 02, the KV cache: its size, the attention of one new token over it, and what sequences of unequal
+length may see."""
 
 from __future__ import annotations
 
@@ -25,8 +26,8 @@ KV_BYTES = exercise(
     points=1,
     hints=(
         "Start with one token in one layer. Which vectors does attention keep of it, and how many numbers are in each?",
-        "A key and a value for each key/value head, head_dim numbers each. Then so many layers, so many tokens, so "
-        "many rows. Query heads keep nothing: a query is used once, by its own token.",
+        "It keeps a key and a value for each key/value head, with head_dim numbers each. Multiply by the layers, the "
+        "tokens and the sequences. Query heads keep nothing, because a query is used once, by its own token.",
         "2 · layers · kv_heads · head_dim · bits / 8 bytes for a token, times batch · length, divided by 2**30.",
     ),
     code="minispec.theory.kv_bytes_per_token",
@@ -43,39 +44,41 @@ KV_BYTES = exercise(
 
 @KV_BYTES.mutant
 def query_heads(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You count the query heads. Only keys and values are kept, and under grouped queries there are fewer of those:
-    several query heads share one key/value head. That is what GQA was made for."""
+    """You count the query heads. Only keys and values are kept, and under grouped-query attention there are fewer of
+    those, because several query heads share one key/value head, so use kv_heads."""
     return kv_gib(layers, heads, heads, head_dim, bits, batch, length)
 
 
 @KV_BYTES.mutant
 def keys_only(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You count one vector per head and token. There are two, a key and a value: hence the 2 in front."""
+    """You count one vector per head and token. There are two, a key and a value, so multiply by 2."""
     return kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length) / 2
 
 
 @KV_BYTES.mutant
 def bits_for_bytes(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You take bits for bytes: your cache is eight times too large."""
+    """You take bits for bytes, so your cache is eight times too large. Divide `bits` by 8 to get bytes."""
     return kv_gib(layers, heads, kv_heads, head_dim, 8 * bits, batch, length)
 
 
 @KV_BYTES.mutant
 def decimal_gigabytes(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You divide by 10⁹, which gives GB. A GiB is 2³⁰ bytes, 7 % more: enough to run out of memory that was there on
-    paper."""
+    """You divide by 10⁹, which gives GB. A GiB is 2³⁰ bytes, 7 % more, and that is enough to run out of memory that
+    seemed to be there. Divide by 2**30 instead."""
     return kv_gib(layers, heads, kv_heads, head_dim, bits, batch, length) * 2**30 / 1e9
 
 
 @KV_BYTES.mutant
 def one_row(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You size the cache of one row. Weights are shared by a batch, caches are not: every row needs its own."""
+    """You compute the cache of one sequence. The weights are shared by a batch, but every sequence needs a cache of its
+    own, so multiply by batch."""
     return kv_gib(layers, heads, kv_heads, head_dim, bits, 1, length)
 
 
 @KV_BYTES.mutant
 def one_layer(layers, heads, kv_heads, head_dim, bits, batch, length):
-    """You size the cache of one layer. Every layer attends with keys and values of its own, and keeps them all."""
+    """You compute the cache of one layer. Every layer attends with keys and values of its own and keeps them all, so
+    multiply by layers."""
     return kv_gib(1, heads, kv_heads, head_dim, bits, batch, length)
 
 
@@ -87,7 +90,7 @@ def cached_attention(q, keys, values, length):
 
 
 def numbers(*shape: int, seed: int) -> Tensor:
-    """Numbers with one digit behind the point, easy to read in a message."""
+    """Numbers with one decimal, easy to read in a message."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-20, 21, shape, generator=generator).double() / 10
 
@@ -99,12 +102,13 @@ def cache_case(heads: int, kv_heads: int, head_dim: int, slots: int, length: int
 
 
 def beside_full_attention(answer) -> str:
-    """A text read token by token with the learner's function, each step beside the same row of full attention."""
+    """A sequence processed token by token with the learner's function, each step beside the same row of the full
+    attention matrix."""
     heads, kv_heads, count, dim = 4, 2, 6, 8
     q, k, v = numbers(heads, count, dim, seed=31), *(numbers(kv_heads, count, dim, seed=s) for s in (32, 33))
     causal = torch.ones(count, count, dtype=torch.bool).tril().repeat(1, heads // kv_heads, 1)[:, None]
     full = attention(q[None], k[None], v[None], causal)[0]  # [H, T, D]
-    lines = ["scores a head in each step", "", "token  cached  from scratch  equal to full attention"]
+    lines = ["scores per head in each step", "", "token  cached  from scratch  equal to full attention"]
     for n in range(1, count + 1):
         found = answer(q[:, n - 1].clone(), k.clone(), v.clone(), n)
         if not isinstance(found, Tensor) or found.shape != full[:, 0].shape:
@@ -116,7 +120,7 @@ def beside_full_attention(answer) -> str:
 
 CACHED_ATTENTION = exercise(
     "02.cached_attention",
-    title="One token looks back",
+    title="One token attends to the cache",
     level="M",
     minutes=30,
     points=3,
@@ -154,63 +158,65 @@ def flawed_attention(q, keys, values, length, *, scale=None, seen=None, owner=No
 
 @CACHED_ATTENTION.mutant
 def attends_to_stale_slots(q, keys, values, length):
-    """You attend to slots past the length. What lies there is left over from drafts that were rejected or from somebody
-    else's text: it does not count, and must get no weight."""
+    """You attend to slots past the length. They still hold draft tokens that were rejected, or tokens of another
+    request, and must get no weight. Cut keys and values to the first `length` slots."""
     return flawed_attention(q, keys, values, length, seen=keys.shape[1])
 
 
 @CACHED_ATTENTION.mutant
 def hides_with_zero(q, keys, values, length):
-    """You give slots past the length the score 0 (or zero their keys). The softmax turns 0 into e⁰ = 1, a weight like
-    any other. Leave them out, or give them −∞."""
+    """You give slots past the length the score 0 (or you zero their keys). The softmax turns 0 into e⁰ = 1, a weight
+    like any other. Cut these slots off, or give them the score −∞."""
     return flawed_attention(q, keys, values, length, hidden=0.0)
 
 
 @CACHED_ATTENTION.mutant
 def hides_after_the_softmax(q, keys, values, length):
-    """You remove the slots past the length after the softmax. By then they have taken their part of the weight, and
-    what is left sums to less than 1. Remove them before: by cutting them off, or with a score of −∞."""
+    """You remove the slots past the length after the softmax. By then they have taken their share of the weight, and
+    what is left sums to less than 1. Remove them before the softmax: cut them off, or give them the score −∞."""
     stale = torch.arange(keys.shape[1])[None, :, None] >= length
     return flawed_attention(q, keys, values.masked_fill(stale, 0.0), length, seen=keys.shape[1])
 
 
 @CACHED_ATTENTION.mutant
 def misses_itself(q, keys, values, length):
-    """Your token does not see itself. Its own key and value are in the cache already, in slot length − 1, and they
-    count: the first `length` slots, that one included."""
+    """Your token does not see itself. Its own key and value are already in the cache, in slot length − 1, and they
+    count. Use the first `length` slots, that one included."""
     return flawed_attention(q, keys, values, length, seen=length - 1)
 
 
 @CACHED_ATTENTION.mutant
 def divides_by_d(q, keys, values, length):
-    """You divide the scores by D. A sum of D products grows like √D, so √D is what keeps it at the same size whatever D
-    is. With D the softmax is nearly flat."""
+    """You divide the scores by D. A sum of D products grows like √D, so √D keeps the scores at the same size for every
+    D, while D makes the softmax nearly flat: divide by √D."""
     return flawed_attention(q, keys, values, length, scale=1 / q.shape[-1])
 
 
 @CACHED_ATTENTION.mutant
 def no_scale(q, keys, values, length):
-    """You leave the scores unscaled. Divide them by √D; without it the softmax puts nearly everything on one slot."""
+    """You leave the scores unscaled, so the softmax puts nearly all weight on one slot. Divide the scores by √D before
+    the softmax."""
     return flawed_attention(q, keys, values, length, scale=1.0)
 
 
 @CACHED_ATTENTION.mutant
 def heads_in_turn(q, keys, values, length):
-    """You deal key/value heads out in turn: query head h uses h mod Hkv. A group is G neighbouring query heads, so head
-    h uses h // G. (repeat deals in turn, repeat_interleave makes groups.)"""
+    """You assign the key/value heads in turn: query head h uses h mod Hkv. A group consists of G neighbouring query
+    heads, so head h uses h // G. (repeat assigns in turn, repeat_interleave makes groups.)"""
     return flawed_attention(q, keys, values, length, owner=torch.arange(len(q)) % len(keys))
 
 
 @CACHED_ATTENTION.mutant
 def one_kv_head_for_all(q, keys, values, length):
-    """All your query heads use the first key/value head. Each group of G query heads has one of its own."""
+    """All your query heads use the first key/value head. Each group of G query heads has one of its own: head h uses h
+    // G."""
     return flawed_attention(q, keys, values, length, owner=torch.zeros(len(q), dtype=torch.long))
 
 
 @CACHED_ATTENTION.mutant
 def softmax_over_heads(q, keys, values, length):
-    """Your softmax runs over the heads. It has to run over the slots: each head divides a weight of 1 among the tokens
-    it looks at."""
+    """Your softmax runs over the heads. It has to run over the slots, because each head divides a weight of 1 among the
+    tokens it attends to, so take the softmax over the last dimension."""
     H, D = q.shape
     owner = torch.arange(H) // (H // len(keys))
     scores = torch.einsum("hd,hsd->hs", q, keys[owner, :length]) / D**0.5
@@ -226,16 +232,16 @@ def visible(lengths, count):
 
 
 def mask_map(answer) -> str:
-    """The learner's mask, row by row: what each new token sees, and what lies in the slots."""
+    """The learner's mask, sequence by sequence: what each new token sees, and what is in the slots."""
     lengths, count = torch.tensor([4, 1, 2]), 3
     mask = answer(lengths.clone(), count)
     wanted = (len(lengths), count, int(lengths.max()) + count)
     if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted:
-        raise Complaint(f"a mask of shape {wanted} can be drawn; yours is {kind(mask)}.")
+        raise Complaint(f"a mask of shape {wanted} can be shown; yours is {kind(mask)}.")
     lines = ["# seen   . not seen        p past   n new   - stale or empty"]
     for b, length in enumerate(lengths.tolist()):
         holds = "p" * length + "n" * count + "-" * (wanted[2] - length - count)
-        lines += ["", f"row {b}     {' '.join(holds)}"]
+        lines += ["", f"seq {b}     {' '.join(holds)}"]
         for t in range(count):
             lines.append(f"  new {t}   {' '.join('#' if seen else '.' for seen in mask[b, t].tolist())}")
     return "\n".join(lines)
@@ -243,15 +249,15 @@ def mask_map(answer) -> str:
 
 RAGGED = exercise(
     "02.ragged",
-    title="Rows of different lengths",
+    title="Sequences of different lengths",
     level="M",
     minutes=25,
     points=2,
     hints=(
-        "Take one row of length 3 and a pass of 2. Into which slots do its two new tokens go? Which slots may the "
-        "first of them see, which the second?",
-        "New token t of row b goes into slot lengths[b] + t and sees everything up to and with that slot. So the mask "
-        "is one comparison between two things: the number of a slot, and the slot of a token.",
+        "Take one sequence of length 3 and a pass of 2 new tokens. Into which slots do these two go? Which slots may "
+        "the first of them see, and which the second?",
+        "New token t of sequence b goes into slot lengths[b] + t and sees everything up to that slot, the slot "
+        "included. So the mask is one comparison of two things: the number of a slot, and the slot of a token.",
         "slot = torch.arange(S), own = lengths[:, None] + torch.arange(count) is [B, T]; compare slot <= "
         "own[:, :, None], and broadcasting makes it [B, T, S].",
     ),
@@ -277,49 +283,49 @@ def up_to(last, lengths, count):
 
 @RAGGED.mutant
 def new_tokens_blind_to_themselves(lengths, count):
-    """A new token does not see itself in your mask. Its key and value are written before attention reads them, and they
-    count: up to its own slot, that slot included."""
+    """A new token does not see itself in your mask. Its key and value are stored before attention uses them, so it sees
+    everything up to its own slot, that slot included. Compare with <=, not with <."""
     return up_to(lengths[:, None] + torch.arange(count) - 1, lengths, count)
 
 
 @RAGGED.mutant
 def sees_one_ahead(lengths, count):
-    """Every new token sees one slot too many: the token it is about to predict, or one that is stale. The last slot it
-    may see is its own, lengths[b] + t."""
+    """Every new token sees one slot too many: the token it is about to predict, or a stale one. The last slot it may
+    see is its own, lengths[b] + t."""
     return up_to(lengths[:, None] + torch.arange(count) + 1, lengths, count)
 
 
 @RAGGED.mutant
 def new_tokens_see_all_new(lengths, count):
-    """All new tokens of a row see one another, the later ones too. A draft that sees its successors is judged with
-    knowledge that it will not have: the mask among new tokens is a triangle."""
+    """All new tokens of a sequence see one another, also those that come later. A draft token that sees its successors
+    is judged with knowledge that plain decoding would not have. Among the new tokens the mask has to be a triangle."""
     return up_to(lengths[:, None] + count - 1, lengths, count)
 
 
 @RAGGED.mutant
 def only_the_past(lengths, count):
-    """Your new tokens see the past, but neither themselves nor the new tokens before them. They are one text: each sees
-    all before it, and itself."""
+    """Your new tokens see the past, but neither themselves nor the new tokens before them. They continue one sequence,
+    so each sees everything before it, and itself: up to slot lengths[b] + t."""
     return up_to(lengths[:, None] - 1, lengths, count)
 
 
 @RAGGED.mutant
 def longest_row_for_all(lengths, count):
-    """You give all rows the mask of the longest. The shorter ones then attend to slots behind their own tokens, where
-    something stale lies. Each row has its own length."""
+    """You give all sequences the mask of the longest. The shorter ones then attend to slots after their own tokens,
+    which hold something stale. Use the length of each sequence, lengths[b]."""
     return up_to(lengths.max() + torch.arange(count), lengths, count)
 
 
 @RAGGED.mutant
 def new_tokens_at_the_end(lengths, count):
-    """You look for the new tokens of every row at the end of the slots, as if rows were padded in the middle. They are
-    written right behind the row's own past: from slot lengths[b] on."""
+    """You look for the new tokens of every sequence at the end of the slots, as if sequences were padded in the middle.
+    They are stored right after the sequence's own past, from slot lengths[b] on."""
     past, everything = up_to(lengths[:, None] - 1, lengths, count), longest_row_for_all(lengths, count)
     return torch.cat([past[..., :-count], everything[..., -count:]], dim=-1)
 
 
 @RAGGED.mutant
 def true_means_hidden(lengths, count):
-    """Your mask is inverted: True where a token must not look. Here, as in scaled_dot_product_attention, True means
-    seen. (Some other masks of PyTorch mean the opposite.)"""
+    """Your mask is inverted: it is True where a token must not look. Here, as in scaled_dot_product_attention, True
+    means seen. (Some other masks of PyTorch mean the opposite.)"""
     return ~visible(lengths, count)

@@ -1,4 +1,4 @@
-"""Set 03, paged blocks: finding a slot, the blocks of a pass, copy-on-write, the prefix that is already there."""
+"""Set 03, paged blocks: finding a slot, the blocks of a pass, copy-on-write, the prefix that is already in memory."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ SLOTS = exercise(
     minutes=10,
     points=1,
     hints=(
-        "Take a pencil: blocks of 4, position 6. How many whole blocks lie before it, and how many slots of its own "
-        "block?",
-        "divmod(p, block_size) gives both: the quotient says which entry of the table, the remainder how far into that "
-        "block. The entry is the number of a block, not yet of a slot.",
+        "Do one case on paper: blocks of 4 slots, position 6. How many whole blocks come before it, and how many slots "
+        "of its own block?",
+        "divmod(p, block_size) gives both: the quotient says which entry of the table it is, the remainder how far "
+        "into that block. The entry is the number of a block, not yet the number of a slot.",
         "table[p // block_size] * block_size + p % block_size, for every p from start up to, not including, stop.",
     ),
     code="minispec.serving.blocks.BlockPool.slots",
@@ -53,43 +53,43 @@ SLOTS = exercise(
 
 @SLOTS.mutant
 def one_long_run(table, block_size, start, stop):
-    """You do not look into the table: that is right only where a request's memory is one run from slot 0 on. Here its
-    blocks lie anywhere, and the table says where."""
+    """You do not use the table. That is right only where a request's memory is one contiguous piece from slot 0 on.
+    Here its blocks can be anywhere, so look up table[p // block_size]."""
     return list(range(start, stop))
 
 
 @SLOTS.mutant
 def block_from_the_remainder(table, block_size, start, stop):
-    """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is,
-    p % block_size how far into it: neighbouring tokens are to be neighbours in a block."""
+    """You have quotient and remainder the wrong way round. p // block_size says which block of the table it is, and
+    p % block_size how far into that block: neighbouring tokens should be neighbours in a block."""
     return [table[p % block_size] * block_size + p // block_size for p in range(start, stop)]
 
 
 @SLOTS.mutant
 def block_number_as_slot(table, block_size, start, stop):
-    """You add the offset to the number of the block. Block b begins at slot b · block_size; without the factor two
-    blocks overlap."""
+    """You add the offset to the number of the block. Block b begins at slot b · block_size, and without that factor two
+    blocks overlap. Multiply the block number by block_size."""
     return [table[p // block_size] + p % block_size for p in range(start, stop)]
 
 
 @SLOTS.mutant
 def counts_from_start(table, block_size, start, stop):
-    """You count the positions from start, as if the pass began the text. A position is a place in the whole text of the
-    request, and so is the place in its table."""
+    """You count the positions from start, as if the sequence began with this pass. A position counts from the beginning
+    of the whole sequence, and so do the entries of the table. Let p run from start to stop − 1."""
     return slots(table, block_size, 0, stop - start)
 
 
 @SLOTS.mutant
 def one_slot_too_many(table, block_size, start, stop):
-    """You include position stop. The range ends before it, as every range in Python: stop is where the next pass
-    begins to write."""
+    """You include position stop. The range ends before it, like every range in Python, because the next pass begins at
+    stop, so use range(start, stop)."""
     return slots(table, block_size, start, stop + 1)
 
 
 @SLOTS.mutant
 def block_of_the_first(table, block_size, start, stop):
-    """You look up the block of the first position and go on from its slot. At the end of that block you run into the
-    one that happens to lie behind it, which may be somebody else's: look into the table for each position."""
+    """You look up the block of the first position and count on from its slot. At the end of that block you run into the
+    next one in memory, which may belong to another request. Look into the table for each position."""
     first = slots(table, block_size, start, start + 1)[0]
     return list(range(first, first + stop - start))
 
@@ -137,9 +137,9 @@ def observe_allocator(answer, table, free, block_size, length, drafts, accepted)
 
 
 def memory_map(answer) -> str:
-    """One request through six passes: what its blocks hold after each pass, and what lay behind it during the pass."""
+    """One request through six passes: what its blocks hold during each pass, and what it keeps after it."""
     size, table, free, length, drafts = 4, [5], [1, 6, 2, 7, 0, 4, 3], 3, 4
-    lines = ["# kept   + written, then thrown away   . empty        (blocks of 4, 4 drafts a pass)", ""]
+    lines = ["# kept   + stored, then rejected   . empty        (blocks of 4 slots, 4 draft tokens per pass)", ""]
     for number, accepted in enumerate((4, 0, 2, 1, 4, 0), start=1):
         found = answer(list(table), list(free), size, length, drafts, accepted)
         if found is None:
@@ -162,11 +162,12 @@ ALLOCATOR = exercise(
     hints=(
         "Two lengths decide everything: how many tokens have a slot while the pass runs, and how many are kept after "
         "it. Write both down for length = 3, drafts = 4, accepted = 1.",
-        "The pass writes the last token and all drafts: length + 1 + drafts. Kept are length + 1 + accepted. n tokens "
-        "need ⌈n / block_size⌉ blocks, which is -(-n // block_size). The table already has some of them.",
-        "fresh = max(0, blocks for length + 1 + drafts − len(table)); if fresh > len(free): None. Then pop so many "
-        "off free behind the table; after the pass cut the table to the blocks for length + 1 + accepted, and put what "
-        "was cut off back into free.",
+        "The pass stores the last token and all draft tokens, so length + 1 + drafts tokens have a slot. Afterwards "
+        "length + 1 + accepted are kept. n tokens need ⌈n / block_size⌉ blocks, which is -(-n // block_size), and "
+        "the table already has some of them.",
+        "fresh = max(0, blocks for length + 1 + drafts − len(table)). If fresh > len(free), return None. Otherwise pop "
+        "so many blocks from free and append them to the table. After the pass, cut the table to the blocks for "
+        "length + 1 + accepted, and put what was cut off back into free.",
     ),
     code="minispec.serving.blocks.BlockPool.allocate",
     reference=allocator,
@@ -189,29 +190,29 @@ ALLOCATOR = exercise(
 
 @ALLOCATOR.mutant
 def no_lookahead(table, free, block_size, length, drafts, accepted):
-    """You make room for the next token only. The pass writes keys and values for every draft as well, before anybody
-    knows which of them survive: each needs a slot."""
+    """You make room for the last token only. The pass stores keys and values for every draft token as well, before it
+    is known which of them are accepted. Make room for length + 1 + drafts tokens."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1)
 
 
 @ALLOCATOR.mutant
 def only_what_is_accepted(table, free, block_size, length, drafts, accepted):
-    """You make room for the accepted drafts only. Which ones those are is known after the pass; while it runs, all
-    drafts need a slot."""
+    """You make room for the accepted draft tokens only. Which ones those are is known only after the pass; while it
+    runs, every draft token needs a slot. Make room for length + 1 + drafts tokens."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + 1 + accepted)
 
 
 @ALLOCATOR.mutant
 def forgets_the_last_token(table, free, block_size, length, drafts, accepted):
-    """You forget the last token of the text. It was emitted but never read, so it has no slot yet: the pass writes
-    1 + drafts tokens, and keeps 1 + accepted."""
+    """You forget the last token of the output. It was emitted but not processed yet, so it has no slot: the pass stores
+    1 + drafts tokens and keeps 1 + accepted, so both counts need 1 more."""
     keep = ceil_div(length + accepted, block_size)
     return flawed_allocator(table, free, block_size, length, drafts, accepted, total=length + drafts, keep=keep)
 
 
 @ALLOCATOR.mutant
 def one_block_too_many(table, free, block_size, length, drafts, accepted):
-    """Where the tokens fill their blocks exactly, you count one block more: n // block_size + 1 is not the same as
+    """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not the same as
     ⌈n / block_size⌉. Round up with -(-n // block_size)."""
     fresh = max(0, (length + 1 + drafts) // block_size + 1 - len(table))
     keep = (length + 1 + accepted) // block_size + 1
@@ -220,35 +221,36 @@ def one_block_too_many(table, free, block_size, length, drafts, accepted):
 
 @ALLOCATOR.mutant
 def ignores_the_room_left(table, free, block_size, length, drafts, accepted):
-    """You take fresh blocks for all tokens of the pass. The last block of the table may have empty slots: fill those
-    first, and take blocks only for what does not fit."""
+    """You take new blocks for all tokens of the pass. The last block of the table may still have empty slots, so fill
+    those first: take only as many blocks as are missing from the table."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, fresh=ceil_div(1 + drafts, block_size))
 
 
 @ALLOCATOR.mutant
 def takes_what_there_is(table, free, block_size, length, drafts, accepted):
-    """When too few blocks are free you take those there are. The pass cannot run with them, and nobody else can either:
-    answer None and leave everything as it was."""
+    """When too few blocks are free, you take those that there are. The pass cannot run with them, and now no other
+    request can use them either. Return None and leave everything as it was."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, grabs=True)
 
 
 @ALLOCATOR.mutant
 def never_gives_back(table, free, block_size, length, drafts, accepted):
-    """You keep the blocks of rejected drafts. They hold nothing that is true, and others wait for them: after the pass
-    cut the table to what the kept tokens need."""
+    """You keep the blocks of draft tokens that were rejected. They hold nothing that is needed, and other requests wait
+    for them. After the pass, cut the table to the blocks of length + 1 + accepted tokens."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, keep=len(table) + len(free))
 
 
 @ALLOCATOR.mutant
 def loses_blocks(table, free, block_size, length, drafts, accepted):
-    """You cut the table, but the blocks that you cut off do not return to the free list. They belong to nobody now: the
-    pool shrinks with every rejection until nothing is left."""
+    """You cut the table, but the blocks that you cut off do not return to the free list. No request has them now, so
+    the pool shrinks with every rejection until nothing is left. Append what you cut off to free."""
     return flawed_allocator(table, free, block_size, length, drafts, accepted, leaks=True)
 
 
 @ALLOCATOR.mutant
 def gives_back_the_last(table, free, block_size, length, drafts, accepted):
-    """You give back a block that is only partly filled. Its tokens are kept ones: round up after the pass, too."""
+    """You give back a block that is only partly filled. Its tokens were accepted and must stay, so round up after the
+    pass as well."""
     keep = (length + 1 + accepted) // block_size
     return flawed_allocator(table, free, block_size, length, drafts, accepted, keep=keep)
 
@@ -256,7 +258,7 @@ def gives_back_the_last(table, free, block_size, length, drafts, accepted):
 @ALLOCATOR.mutant
 def takes_from_the_front(table, free, block_size, length, drafts, accepted):
     """You take free blocks from the front of the list. Any free block would do, but so that tables can be compared,
-    take the last one first: free.pop()."""
+    take the last one first, with free.pop()."""
     return flawed_allocator(table, free[::-1], block_size, length, drafts, accepted)
 
 
@@ -298,10 +300,11 @@ COPY_ON_WRITE = exercise(
     minutes=20,
     points=2,
     hints=(
-        "There are three situations: the last block is full; it has room and is yours alone; it has room and others "
-        "see it. In which of them is something overwritten that somebody else may read?",
-        "Full (length % block_size == 0): append a free block, nothing to copy. Yours alone (its count is 1): nothing "
-        "to do. Shared: take a free block in its place and copy. Then correct the counts of both blocks.",
+        "There are three situations: the last block is full; it has room and is only in this table; it has room and is "
+        "in other tables, too. In which of them would the new token change what another request sees?",
+        "If the last block is full (length % block_size == 0), append a free block; there is nothing to copy. If its "
+        "count is 1, there is nothing to do. If it is shared, replace it by a free block, copy, and correct the counts "
+        "of both blocks.",
         "In the shared case: source = table[-1]; table[-1] = refcount.index(0); the source's count falls by 1, the new "
         "block's becomes 1; copies = [(source, table[-1])].",
     ),
@@ -323,8 +326,8 @@ COPY_ON_WRITE = exercise(
 
 @COPY_ON_WRITE.mutant
 def writes_in_place(table, refcount, block_size, length):
-    """You write into a shared block. The other requests that have it in their tables would read your token as theirs:
-    copy first when its count is above 1."""
+    """You store the token in a shared block. The other requests that have this block in their tables would see your
+    token as theirs. Copy the block first when its reference count is above 1."""
     if length % block_size == 0:
         return copy_on_write(table, refcount, block_size, length)
     return table, refcount, []
@@ -332,7 +335,8 @@ def writes_in_place(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def always_copies(table, refcount, block_size, length):
-    """You copy a block that nobody else holds. With a count of 1 there is nobody to disturb: write in place."""
+    """You copy a block that no other request has. With a reference count of 1 nothing can be disturbed, so store the
+    token in place."""
     if length % block_size == 0:
         return copy_on_write(table, refcount, block_size, length)
     fresh, source = refcount.index(0), table[-1]
@@ -342,8 +346,8 @@ def always_copies(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def copies_a_full_block(table, refcount, block_size, length):
-    """You copy a shared block although it is full. Nothing more is written into it, so it can stay shared for good: the
-    new token begins a fresh block."""
+    """You copy a shared block although it is full. The tokens of a full block are final here, so it can stay shared for
+    good. Append a new block for the new token instead."""
     if refcount[table[-1]] == 1:
         return copy_on_write(table, refcount, block_size, length)
     fresh, source = refcount.index(0), table[-1]
@@ -353,8 +357,8 @@ def copies_a_full_block(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def copies_everything(table, refcount, block_size, length):
-    """You copy every shared block of the table. Only the one that is written into must be your own; the full blocks
-    before it can stay shared, and that is what sharing saves."""
+    """You copy every shared block of the table. Only the block that the new token goes into must be the request's own.
+    Leave the full blocks before it shared, since that is what sharing saves."""
     if length % block_size == 0 or refcount[table[-1]] == 1:
         return copy_on_write(table, refcount, block_size, length)
     copies = []
@@ -368,8 +372,8 @@ def copies_everything(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def source_still_counted(table, refcount, block_size, length):
-    """You leave the count of the old block as it was, though it is in one table fewer. It will never reach 0 again: a
-    block is lost for good."""
+    """You leave the reference count of the old block as it was, although it is in one table fewer. It will never reach
+    0 again, so the block is lost: lower the count by 1."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     for source, _ in copies:
         counts[source] += 1
@@ -378,8 +382,8 @@ def source_still_counted(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def source_freed(table, refcount, block_size, length):
-    """You set the count of the old block to 0, as if you had been its only reader. It stays in other tables: lower the
-    count by one."""
+    """You set the reference count of the old block to 0, as if only this request had used it. The block is still in
+    other tables, so lower the count by 1 only."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     for source, _ in copies:
         counts[source] = 0
@@ -388,8 +392,8 @@ def source_freed(table, refcount, block_size, length):
 
 @COPY_ON_WRITE.mutant
 def new_block_not_counted(table, refcount, block_size, length):
-    """Your new block keeps a count of 0, which means free. The next request that asks for memory is given the same one:
-    set it to 1."""
+    """Your new block keeps a reference count of 0, which means free, so the next request would be given the same block.
+    Set the count of the new block to 1."""
     after, counts, copies = copy_on_write(table, refcount, block_size, length)
     if len(after) > len(table) or copies:
         counts[after[-1]] = 0
@@ -410,7 +414,7 @@ def prefix_blocks(prompt, block_size, block_of):
 
 
 def index_of(stored, evicted, block_size):
-    """hash → block for the full blocks of these texts, numbered as they come, without those that were evicted."""
+    """hash → block for the full blocks of these sequences, numbered in order, without those that were evicted."""
     block_of, number = {}, 0
     for text in stored:
         parent = b""
@@ -427,15 +431,15 @@ def observe_prefix(answer, stored, evicted, prompt, block_size):
 
 PREFIX_HASH = exercise(
     "03.prefix_hash",
-    title="The prefix that is already there",
+    title="The prefix that is already in memory",
     level="M",
     minutes=20,
     points=2,
     hints=(
-        "Walk through the prompt block by block, full blocks only. What does the name of a block depend on besides its "
-        "own tokens? And where must the walk end at the latest?",
-        "parent = block_hash(parent, the block's tokens), beginning with b''. Stop at the first name that is not in "
-        "block_of, and before a block that would end the prompt: one token at least must be left to compute.",
+        "Go through the prompt block by block, full blocks only. What does the hash of a block depend on besides its "
+        "own tokens? And where do you have to stop at the latest?",
+        "parent = block_hash(parent, the block's tokens), beginning with b''. Stop at the first hash that is not in "
+        "block_of, and before a block that would end the prompt, because one token at least must be left to compute.",
         "for end in range(block_size, len(prompt), block_size): the block is prompt[end − block_size : end], and the "
         "range excludes end == len(prompt) by itself.",
     ),
@@ -458,8 +462,8 @@ PREFIX_HASH = exercise(
 
 @PREFIX_HASH.mutant
 def without_the_parent(prompt, block_size, block_of):
-    """You name each block by its own tokens alone. Keys and values depend on everything before them: the same tokens
-    after another beginning are another block. Hash the parent's name along."""
+    """You hash each block by its own tokens alone. Keys and values depend on everything before them, so the same tokens
+    after another beginning are another block. Pass the hash of the block before as parent."""
     found = []
     for end in range(block_size, len(prompt), block_size):
         name = block_hash(b"", prompt[end - block_size : end])
@@ -471,8 +475,8 @@ def without_the_parent(prompt, block_size, block_of):
 
 @PREFIX_HASH.mutant
 def the_whole_prompt(prompt, block_size, block_of):
-    """You reuse the whole prompt where it ends with a block. Then no token is left to compute, and the pass over the
-    last one is what yields the law of the next: leave at least one."""
+    """You reuse the whole prompt where it ends with a full block. Then no token is left to compute, but the
+    distribution of the first new token comes from the pass over the last prompt token, so leave at least one token."""
     found, parent = [], b""
     for end in range(block_size, len(prompt) + 1, block_size):
         parent = block_hash(parent, prompt[end - block_size : end])
@@ -484,8 +488,8 @@ def the_whole_prompt(prompt, block_size, block_of):
 
 @PREFIX_HASH.mutant
 def goes_on_after_a_miss(prompt, block_size, block_of):
-    """You go on behind a block that is missing. What follows is still in memory, but a table needs the beginning: a
-    reused prefix has no holes. Stop at the first miss."""
+    """You go on after a block that is missing. Later blocks may still be in memory, but a reused prefix must not have
+    holes. Stop at the first hash that is not registered."""
     found, parent = [], b""
     for end in range(block_size, len(prompt), block_size):
         parent = block_hash(parent, prompt[end - block_size : end])
@@ -496,8 +500,9 @@ def goes_on_after_a_miss(prompt, block_size, block_of):
 
 @PREFIX_HASH.mutant
 def whole_prefix_in_one_hash(prompt, block_size, block_of):
-    """You hash the whole prefix at once. It is as unique as the chain, but it is not the name that the pool uses, so
-    only the first block is ever found; and it reads the prompt again for every block. Pass the parent's name on."""
+    """You hash the whole prefix at once. That hash is as unique as the chained one, but the pool uses the chained one,
+    so only the first block is ever found; and you hash the beginning again for every block. Pass the hash of the block
+    before as parent."""
     found = []
     for end in range(block_size, len(prompt), block_size):
         name = block_hash(b"", prompt[:end])
@@ -509,12 +514,13 @@ def whole_prefix_in_one_hash(prompt, block_size, block_of):
 
 @PREFIX_HASH.mutant
 def one_block_short(prompt, block_size, block_of):
-    """You always leave the last full block out. One token must remain to be computed, not one block: the last full
-    block counts as long as the prompt goes on behind it."""
+    """You always leave the last full block out. One token must remain to be computed, not one block. The last full
+    block counts as long as at least one token of the prompt comes after it."""
     return prefix_blocks(prompt[: len(prompt) // block_size * block_size], block_size, block_of)
 
 
 @PREFIX_HASH.mutant
 def last_block_alone(prompt, block_size, block_of):
-    """You return the last block that matches only. The table needs all of them, in order: each holds other tokens."""
+    """You return only the last block that matches. The table needs all matching blocks, in order, because each holds
+    other tokens."""
     return prefix_blocks(prompt, block_size, block_of)[-1:]

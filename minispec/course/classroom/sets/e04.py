@@ -1,4 +1,4 @@
-"""Set 04, continuous batching: what static batches waste, the plan of a step, who gives way when blocks run out."""
+"""Set 04, continuous batching: what static batches waste, the plan of a step, and preemption."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from .e03 import ceil_div, numbers
 # ---- 04.static_waste ------------------------------------------------------------------------------------------------
 
 
-def static_steps(lengths, rows):
-    return sum(max(lengths[i : i + rows]) for i in range(0, len(lengths), rows))
+def static_steps(lengths, slots):
+    return sum(max(lengths[i : i + slots]) for i in range(0, len(lengths), slots))
 
 
-def continuous_steps(lengths, rows, pause=0):
-    """Every request goes to the row that is free first. `pause`: steps that a row stands still between two of them."""
-    free_at = [0] * rows
+def continuous_steps(lengths, slots, pause=0):
+    """Every request goes to the slot that is free first. `pause`: steps that a slot stays empty between two of them."""
+    free_at = [0] * slots
     for length in lengths:
-        row = free_at.index(min(free_at))
-        free_at[row] += length + pause * (free_at[row] > 0)
+        slot = free_at.index(min(free_at))
+        free_at[slot] += length + pause * (free_at[slot] > 0)
     return max(free_at)
 
 
-def batching_steps(lengths, rows):
-    return static_steps(lengths, rows), continuous_steps(lengths, rows)
+def batching_steps(lengths, slots):
+    return static_steps(lengths, slots), continuous_steps(lengths, slots)
 
 
-def observe_steps(answer, lengths, rows):
-    static, continuous = numbers(pair(answer(lengths, rows), "the static steps and the continuous ones"), "the result")
+def observe_steps(answer, lengths, slots):
+    static, continuous = numbers(pair(answer(lengths, slots), "the static steps and the continuous ones"), "the result")
     return {"static": static, "continuous": continuous}
 
 
@@ -37,75 +37,78 @@ STATIC_WASTE = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Draw the rows as lines and time as columns. In a static batch, when does the first request of the next batch "
-        "begin? With continuous batching, when does a waiting one begin?",
-        "Static: requests go in groups of `rows`, a group takes as long as its longest, and groups follow one another. "
-        "Continuous: keep for every row the step at which it is free; the next request takes the row that is free "
-        "first.",
-        "Static is the sum of max(group). Continuous: free_at = [0] * rows; for each length in order, the smallest "
-        "entry of free_at grows by that length; in the end take max(free_at).",
+        "Sketch a picture with one line per slot and one column per step. In a static batch, when does the first "
+        "request of the next batch begin? With continuous batching, when does a waiting request begin?",
+        "Static: the requests go in groups of `slots`, a group takes as long as its longest request, and the groups "
+        "follow one another. Continuous: keep for every slot the step at which it becomes free, and give the next "
+        "request to the slot that is free first.",
+        "The static time is the sum of max(group) over all groups. For the continuous time, start with free_at = [0] "
+        "* slots; for each length in order, let the smallest entry of free_at grow by that length; in the end take "
+        "max(free_at).",
     ),
     code="minispec.serving.scheduler.StaticScheduler",
     reference=batching_steps,
     observe=observe_steps,
     cases=[
-        dict(lengths=[3, 1], rows=2),
-        dict(lengths=[3, 1, 2], rows=2),
-        dict(lengths=[2, 3], rows=1),
-        dict(lengths=[1, 4, 4, 1], rows=2),
-        dict(lengths=[6, 2, 2, 2, 5], rows=2),
-        dict(lengths=[2, 2, 2, 9, 1, 1, 1], rows=3),
+        dict(lengths=[3, 1], slots=2),
+        dict(lengths=[3, 1, 2], slots=2),
+        dict(lengths=[2, 3], slots=1),
+        dict(lengths=[1, 4, 4, 1], slots=2),
+        dict(lengths=[6, 2, 2, 2, 5], slots=2),
+        dict(lengths=[2, 2, 2, 9, 1, 1, 1], slots=3),
     ],
 )
 
 
 @STATIC_WASTE.mutant
-def one_batch_for_all(lengths, rows):
-    """Your static time is that of the longest request alone, as if all fitted into one batch. There are `rows` rows:
-    the requests go in groups of so many, one group after the other."""
-    return max(lengths), continuous_steps(lengths, rows)
+def one_batch_for_all(lengths, slots):
+    """Your static time is that of the longest request alone, as if all requests fitted into one batch. There are only
+    `slots` slots, so cut the list into groups of that many and add up the time of one group after the other."""
+    return max(lengths), continuous_steps(lengths, slots)
 
 
 @STATIC_WASTE.mutant
-def rows_never_idle(lengths, rows):
-    """Your continuous time is the work divided by the rows, as if no row were ever idle. At the end some are: a request
-    cannot be cut in two, and the last ones run while other rows have nothing to do. Follow the rows one by one."""
-    return static_steps(lengths, rows), ceil_div(sum(lengths), rows)
+def rows_never_idle(lengths, slots):
+    """Your continuous time is the total work divided by the number of slots, as if no slot were ever idle. At the end
+    some slots are idle, because a request cannot be split and the last ones run while other slots have nothing to do.
+    Keep track of each slot separately."""
+    return static_steps(lengths, slots), ceil_div(sum(lengths), slots)
 
 
 @STATIC_WASTE.mutant
-def sorts_by_length(lengths, rows):
-    """You sort the requests by length first. That makes better batches, but nobody knows the lengths beforehand, and
-    requests are served as they come."""
-    return batching_steps(sorted(lengths, reverse=True), rows)
+def sorts_by_length(lengths, slots):
+    """You sort the requests by length first. That makes better batches, but a server does not know the lengths
+    beforehand. Serve the requests in the order of the list."""
+    return batching_steps(sorted(lengths, reverse=True), slots)
 
 
 @STATIC_WASTE.mutant
-def next_row_in_turn(lengths, rows):
-    """In your continuous version the requests are dealt out to the rows in turn. A row that is busy with a long one
-    then gets its next as well, while another is free: take the row that is free first."""
-    return static_steps(lengths, rows), max(sum(lengths[i::rows]) for i in range(rows))
+def next_row_in_turn(lengths, slots):
+    """In your continuous version the requests are dealt out to the slots in turn. A slot that is busy with a long
+    request then gets the next one as well, while another slot is free. Give each request to the slot that is free
+    first."""
+    return static_steps(lengths, slots), max(sum(lengths[i::slots]) for i in range(slots))
 
 
 @STATIC_WASTE.mutant
-def waits_for_the_batch(lengths, rows):
-    """Your continuous time is the static one: a new request waits until all rows are done. That is what continuous
-    batching is not: a row that is free takes the next request at once."""
-    return static_steps(lengths, rows), static_steps(lengths, rows)
+def waits_for_the_batch(lengths, slots):
+    """Your continuous time is the static one, because a new request waits until the whole batch has finished.
+    Continuous batching gives a free slot to the next request at once, so compute for each slot when it is free."""
+    return static_steps(lengths, slots), static_steps(lengths, slots)
 
 
 @STATIC_WASTE.mutant
-def a_step_between(lengths, rows):
-    """Your rows stand still for one step between two requests. The finished one leaves after its step, and the next one
-    is there when the following step begins."""
-    return static_steps(lengths, rows), continuous_steps(lengths, rows, pause=1)
+def a_step_between(lengths, slots):
+    """Your slots stay empty for one step between two requests. A finished request leaves after its last step, and the
+    next one is there when the following step begins. Remove the pause."""
+    return static_steps(lengths, slots), continuous_steps(lengths, slots, pause=1)
 
 
 @STATIC_WASTE.mutant
-def counts_row_steps(lengths, rows):
-    """Your static time adds up all requests, one after the other. The rows of a batch run side by side: a step serves
-    all of them, and a batch takes as many steps as its longest request."""
-    return sum(lengths), continuous_steps(lengths, rows)
+def counts_row_steps(lengths, slots):
+    """Your static time adds up all requests, as if they ran one after the other. The requests of a batch run side by
+    side, so a batch takes as many steps as its longest request. Add up the maximum of each batch."""
+    return sum(lengths), continuous_steps(lengths, slots)
 
 
 # ---- 04.token_budget ------------------------------------------------------------------------------------------------
@@ -146,11 +149,11 @@ def observe_plan(answer, behind, running, seats, budget, max_chunk):
 
 
 def timeline(answer) -> str:
-    """Some requests through the learner's plans, step by step, until the last prompt is read."""
+    """Some requests under the learner's plans, step by step, until the last prompt is processed."""
     behind, running, seats, budget, max_chunk, names = [1, 1, 9, 7, 12, 2], 2, 5, 8, 6, "abcdef"
     lines = [
-        f"budget {budget}, chunks of at most {max_chunk}, {seats} seats",
-        "d decodes   p reads a piece of its prompt",
+        f"budget {budget}, chunks of at most {max_chunk}, {seats} slots",
+        "d one decode token   p one prompt token",
         "",
     ]
     for step in range(1, 9):
@@ -158,9 +161,9 @@ def timeline(answer) -> str:
         told = [f"{name}:{'d' if b == 1 else 'p' * n}" for name, b, n in zip(names, behind, plan, strict=True) if n > 0]
         lines.append(f"step {step}  {sum(plan)} of {budget}   {'  '.join(told)}")
         running = max([running, *(i + 1 for i, n in enumerate(plan) if n > 0)])
-        behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # who is done with it emits a token
+        behind = [max(1, b - max(0, n)) for b, n in zip(behind, plan, strict=True)]  # a finished prompt emits a token
         if running >= seats and set(behind[:seats]) == {1}:
-            lines.append(f"        all prompts are read; {names[seats]} waits for a seat")
+            lines.append(f"        all prompts are processed; {names[seats]} waits for a slot")
             break
     return "\n".join(lines)
 
@@ -172,14 +175,15 @@ TOKEN_BUDGET = exercise(
     minutes=30,
     points=3,
     hints=(
-        "Three rounds over the list: who decodes, who is in the middle of a prompt, who is let in. What is left of the "
-        "budget goes from each round to the next.",
-        "A chunk is min(what is still to be read, what is left of the budget, max_chunk). Take it off the budget. In "
-        "the third round stop when there is no seat or no budget left: the requests are in order, so request i needs "
-        "i < seats.",
-        "First: plan[i] = 1 for i < running with behind[i] == 1, each costs 1. Then, for i from 0 up to "
-        "min(len(behind), seats): where plan[i] is still 0, plan[i] = min(behind[i], left, max_chunk) and left -= "
-        "plan[i]. Running ones come before waiting ones by themselves.",
+        "Go through the list in three rounds: requests that decode, requests in the middle of their prompt, new "
+        "requests. What is left of the budget goes from each round to the next.",
+        "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
+        "budget. In the third round stop when there is no slot or no budget left. The requests are in order, so "
+        "request i needs i < seats.",
+        "First set `plan[i] = 1` for every i < running with `behind[i] == 1`, and subtract 1 from the budget for "
+        "each. Then, for i from 0 up to `min(len(behind), seats)`: where plan[i] is still 0, set `plan[i] = "
+        "min(behind[i], left, max_chunk)` and subtract it. Running requests come before waiting ones because the list "
+        "is in this order.",
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=plan_step,
@@ -200,63 +204,66 @@ TOKEN_BUDGET = exercise(
 
 @TOKEN_BUDGET.mutant
 def first_come_first_served(behind, running, seats, budget, max_chunk):
-    """You serve everybody in order of arrival, and a long prompt eats the budget before the decoding ones behind it get
-    their token. Their readers then see the text stop. One token for each that decodes comes first."""
+    """You serve all requests in order of arrival, so a long prompt uses up the budget before the decoding requests
+    after it get their token. Their outputs stall. Give one token to each decoding request first, then go through the
+    prompts."""
     return flawed_plan(behind, running, seats, budget, max_chunk, decodes_first=False)
 
 
 @TOKEN_BUDGET.mutant
 def whole_prompts_only(behind, running, seats, budget, max_chunk):
-    """You read a prompt whole or not at all. One that is longer than what is left would wait for long, or for ever, and
-    the rest of the budget goes unused: read a piece of it, as large as fits."""
+    """You process a prompt as a whole or not at all. A prompt that is longer than what is left would wait for long, or
+    for ever, and the rest of the budget stays unused. Give it a chunk that is as large as fits."""
     return flawed_plan(behind, running, seats, budget, max_chunk, whole=True)
 
 
 @TOKEN_BUDGET.mutant
 def shorter_ones_overtake(behind, running, seats, budget, max_chunk):
-    """You pass over a prompt that does not fit and serve shorter ones behind it. A long prompt could wait for ever that
-    way. Read a piece of it, in order."""
+    """You pass over a prompt that does not fit and serve shorter ones that arrived after it. A long prompt could wait
+    for ever that way. Go through the prompts in order, and give each a chunk that fits."""
     return flawed_plan(behind, running, seats, budget, max_chunk, whole=True, overtakes=True)
 
 
 @TOKEN_BUDGET.mutant
 def decodes_cost_nothing(behind, running, seats, budget, max_chunk):
-    """You give the whole budget to the prompts, as if decoding tokens cost nothing. All tokens of a pass share one
-    budget: take one off for each that decodes."""
+    """You give the whole budget to the prompts, as if decode tokens cost nothing. All tokens of a forward pass share
+    one budget, so subtract one for each decoding request before you hand out the chunks."""
     return flawed_plan(behind, running, seats, budget, max_chunk, charged=False)
 
 
 @TOKEN_BUDGET.mutant
 def no_limit_for_chunks(behind, running, seats, budget, max_chunk):
-    """You ignore max_chunk. One long prompt then takes the whole rest of the step, and those behind it wait although
-    there is room for a piece of each."""
+    """You ignore max_chunk. One long prompt then takes the whole rest of the step, and later prompts wait although
+    there would be room for a chunk of each. Limit every chunk by max_chunk as well."""
     return flawed_plan(behind, running, seats, budget, max_chunk=budget)
 
 
 @TOKEN_BUDGET.mutant
 def no_limit_for_seats(behind, running, seats, budget, max_chunk):
-    """You let in more requests than there are seats. At most `seats` run at a time, those that run already included."""
+    """You admit more requests than may run. At most `seats` requests run at a time, and those that run already count.
+    So request i may take part only if i < seats."""
     return flawed_plan(behind, running, len(behind), budget, max_chunk)
 
 
 @TOKEN_BUDGET.mutant
 def one_prompt_a_step(behind, running, seats, budget, max_chunk):
-    """You read of one prompt only. While budget and seats are left, the next prompt gets a piece as well."""
+    """You process a chunk of one prompt only. While budget and slots are left, the next prompt gets a chunk as well, so
+    do not stop after the first."""
     return flawed_plan(behind, running, seats, budget, max_chunk, prompts=1)
 
 
 @TOKEN_BUDGET.mutant
 def every_prompt_its_chunk(behind, running, seats, budget, max_chunk):
-    """You give every prompt a chunk, whatever is left of the budget, and the step becomes larger than it may. The
-    budget limits the sum over all requests."""
+    """You give every prompt a chunk whatever is left of the budget, so the step becomes larger than it may. The budget
+    limits the sum over all requests. Subtract each chunk from it before you compute the next."""
     plan = plan_step(behind, running, seats, budget, max_chunk)
     return [min(b, max_chunk) if i < seats else n for i, (b, n) in enumerate(zip(behind, plan, strict=True))]
 
 
 @TOKEN_BUDGET.mutant
 def seats_for_newcomers(behind, running, seats, budget, max_chunk):
-    """You let in as many new requests as there are seats, on top of those that run. Those sit somewhere too: free are
-    seats − running."""
+    """You admit `seats` new requests on top of those that run. The running ones occupy slots too, so only seats −
+    running are free."""
     return flawed_plan(behind, running, seats + running, budget, max_chunk)
 
 
@@ -269,7 +276,7 @@ def make_room(prompt, output, free, block_size):
 
 def flawed_room(prompt, output, free, block_size, *, victim=lambda running, i, blocks: running[-1], again=None,
                 returns=True, grows=None):  # fmt: skip
-    """One decoding step for everybody, with parts to exchange."""
+    """One decoding step for all requests, with parts to exchange."""
     tokens = [p + o for p, o in zip(prompt, output, strict=True)]
     blocks = [ceil_div(n - 1, block_size) for n in tokens]  # the last token has no slot yet
     grows = grows or (lambda n: n % block_size == 1 or block_size == 1)
@@ -288,11 +295,11 @@ def flawed_room(prompt, output, free, block_size, *, victim=lambda running, i, b
 
 
 def observe_room(answer, prompt, output, free, block_size):
-    running, pushed = pair(answer(prompt, output, free, block_size), "who runs and who was pushed out")
+    running, pushed = pair(answer(prompt, output, free, block_size), "the running requests and the preempted ones")
     if not isinstance(pushed, (list, tuple)):
-        raise Complaint("those who were pushed out should be a list of pairs, which may be empty.")
-    parts = [numbers(pair(one, "request and tokens"), "everybody who was pushed out") for one in pushed]
-    return {"runs": sorted(numbers(running, "those who run")), "pushed out": parts}
+        raise Complaint("the preempted requests should be a list of pairs, which may be empty ([] if there are none).")
+    parts = [numbers(pair(one, "request and tokens"), "each preempted request") for one in pushed]
+    return {"runs": sorted(numbers(running, "the running requests")), "preempted": parts}
 
 
 PREEMPTION = exercise(
@@ -302,14 +309,14 @@ PREEMPTION = exercise(
     minutes=35,
     points=3,
     hints=(
-        "First find out who needs a block at all. The text of a request has n tokens, n − 1 of them have a slot: when "
-        "does the n-th not fit into the blocks it has?",
-        "When n − 1 is a multiple of block_size. Then one free block is taken, if there is one. If not, the last "
-        "request that still runs goes, its ⌈(n − 1) / block_size⌉ blocks become free, and you look again: unless "
-        "it was the one that asked.",
+        "First find out which requests need a block at all. A request has n tokens, and n − 1 of them have a slot. "
+        "When does the n-th token not fit into the blocks that the request holds?",
+        "It does not fit when n − 1 is a multiple of block_size. Then the request takes a free block, if there is "
+        "one. If not, the last request that still runs is preempted and its ⌈(n − 1) / block_size⌉ blocks become "
+        "free. Then look again, unless the preempted request was the one that asked.",
         "for i in order, if i still runs and needs a block: while free == 0: out = running.pop(); free += its blocks; "
-        "note (out, prompt + output of it); if out == i: stop. Else free -= 1 at the end. All of its text is read "
-        "again: prompt[out] + output[out] tokens.",
+        "note (out, prompt + output of it); if out == i: stop. Otherwise free -= 1 at the end. All tokens of a "
+        "preempted request are processed again: prompt[out] + output[out].",
     ),
     code="minispec.serving.scheduler.Scheduler._decode",
     reference=make_room,
@@ -329,15 +336,16 @@ PREEMPTION = exercise(
 
 @PREEMPTION.mutant
 def first_gives_way(prompt, output, free, block_size):
-    """You push out the first in the order. It has waited longest and is furthest, and if the first can be pushed out,
-    two requests may push each other out for ever. The last gives way; so the first always goes on."""
+    """You preempt the first request in the order. It has waited longest and has progressed furthest, and if even the
+    first can be preempted, two requests may preempt each other for ever. Preempt the last one, so that the first always
+    continues."""
     return flawed_room(prompt, output, free, block_size, victim=lambda running, i, blocks: running[0])
 
 
 @PREEMPTION.mutant
 def largest_gives_way(prompt, output, free, block_size):
-    """You push out the one with the most blocks. That frees most, and wastes most: all of it is computed again. And
-    nobody could be sure ever to finish. The last in the order gives way, whatever it holds."""
+    """You preempt the request with the most blocks. That frees the most memory but also wastes the most work, and no
+    request could be sure to finish. Preempt the last request in the order, whatever it holds."""
     return flawed_room(
         prompt, output, free, block_size, victim=lambda running, i, blocks: max(running, key=lambda j: (blocks[j], j))
     )
@@ -345,57 +353,57 @@ def largest_gives_way(prompt, output, free, block_size):
 
 @PREEMPTION.mutant
 def asker_gives_way(prompt, output, free, block_size):
-    """The one that finds no block gives way itself. Those behind it go on then, although they came later: it is the
-    last in the order that gives way, and only if that is the asker, the asker."""
+    """In your version the request that finds no block gives way itself, so requests that arrived later continue.
+    Preempt the last request in the order. The asking request gives way only if it is the last."""
     return flawed_room(prompt, output, free, block_size, victim=lambda running, i, blocks: i)
 
 
 @PREEMPTION.mutant
 def computes_the_prompt_again(prompt, output, free, block_size):
-    """You read only the prompt again. The tokens that were written since were in the lost blocks as well: the whole
-    text, prompt and output, is read again (in one prefill, and no token of it is drawn anew)."""
+    """You count only the prompt. The keys and values of the generated tokens were in the lost blocks as well, so prompt
+    and output are both processed again, in one prefill. (No token is sampled anew.)"""
     return flawed_room(prompt, output, free, block_size, again=lambda p, o: p)
 
 
 @PREEMPTION.mutant
 def computes_the_output_again(prompt, output, free, block_size):
-    """You read only the output again. The prompt's keys and values were in the lost blocks as well: the whole text is
-    read again."""
+    """You count only the output. The keys and values of the prompt were in the lost blocks as well, so add the prompt's
+    tokens."""
     return flawed_room(prompt, output, free, block_size, again=lambda p, o: o)
 
 
 @PREEMPTION.mutant
 def leaves_out_the_last_token(prompt, output, free, block_size):
-    """You count what had a slot. The last token of the text has none yet, and has to be read to know the next: all of
-    prompt + output."""
+    """You count the tokens that had a slot. The last token has none yet, but it has to be processed too before the next
+    one is known. Count all of prompt + output."""
     return flawed_room(prompt, output, free, block_size, again=lambda p, o: p + o - 1)
 
 
 @PREEMPTION.mutant
 def blocks_are_lost(prompt, output, free, block_size):
-    """You push somebody out, but the blocks it held do not become free, so that one after the other has to go. Add them
-    to the free ones, and look again."""
+    """You preempt a request, but its blocks do not become free, so that one request after the other has to go. Add its
+    blocks to the free ones, and look again."""
     return flawed_room(prompt, output, free, block_size, returns=False)
 
 
 @PREEMPTION.mutant
 def everybody_takes_a_block(prompt, output, free, block_size):
-    """Everybody takes a block in your version. A token takes a slot, and most have one left in their last block. A
-    fresh block is needed only when the n − 1 tokens that have slots fill their blocks exactly."""
+    """Every request takes a block in your version. A token needs only a slot, and most requests have one left in their
+    last block. A new block is needed only if the n − 1 tokens that have slots fill their blocks exactly."""
     return flawed_room(prompt, output, free, block_size, grows=lambda n: True)
 
 
 @PREEMPTION.mutant
 def fills_up_one_token_early(prompt, output, free, block_size):
-    """You take a block when the text of n tokens fills its blocks exactly. The last of these tokens is the one that now
-    gets its slot, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
+    """You take a block when all n tokens of the request fill its blocks exactly. The last of these tokens is the one
+    that gets its slot now, and it still fits. A block is missing when n − 1 is a multiple of block_size."""
     return flawed_room(prompt, output, free, block_size, grows=lambda n: n % block_size == 0)
 
 
 @PREEMPTION.mutant
 def all_wait(prompt, output, free, block_size):
-    """Nobody is pushed out: the one without a block just waits. If all wait for a block, all wait for ever, since those
-    who could finish are the ones that wait. Somebody has to give its blocks back: the last in the order."""
+    """You preempt no request: one without a block simply waits. If all of them wait for a block, none can finish and
+    give its blocks back, so they wait for ever. Preempt the last request in the order."""
     running, pushed = [], []
     for i, (p, o) in enumerate(zip(prompt, output, strict=True)):
         need = int((p + o - 1) % block_size == 0)

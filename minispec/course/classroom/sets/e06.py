@@ -1,4 +1,4 @@
-"""Set 06, rejection sampling: the coin, the residual, the sampler, drafts that were not drawn, and the right q."""
+"""Set 06, rejection sampling: acceptance, the residual, the sampler, greedy draft tokens, and the right q."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from ..exercise import Complaint, distribution_of, exercise, law, pair, rows, to
 
 ACCEPT = exercise(
     "06.accept",
-    title="The coin",
+    title="The acceptance probability",
     level="E",
     minutes=10,
     points=1,
     hints=(
-        "Think of two tokens. The draft proposes one of them twice as often as the target wants it. What share of "
-        "these proposals must survive?",
-        "Half of them: the ratio of what the target wants to what the draft gives. And a token that is proposed "
-        "too rarely is never refused.",
-        "The ratio p[token] / q[token], but never more than 1.",
+        "Think of two tokens. The draft model proposes one of them twice as often as the target would. Which share of "
+        "these proposals should be accepted?",
+        "Half of them should be: the ratio of the target's probability to the draft model's. And a token that is "
+        "proposed too rarely should never be rejected.",
+        "Return the ratio p[token] / q[token], but never more than 1.",
     ),
     code="minispec.verify.accept_probability",
     reference=accept_probability,
@@ -39,34 +39,37 @@ ACCEPT = exercise(
 
 @ACCEPT.mutant
 def always(p, q, token):
-    """You accept every draft. What comes out then follows the draft's law q, and the target has no say."""
+    """You accept every draft token, so the emitted tokens follow the draft model's distribution q, and the target has
+    no influence. The probability has to depend on p(d) and q(d)."""
     return 1.0
 
 
 @ACCEPT.mutant
 def threshold(p, q, token):
-    """You accept exactly when the target likes the token at least as much as the draft does. A threshold is no coin: a
-    token with p(d) < q(d) would lose all of its accepted share instead of a part."""
+    """You accept exactly when the target gives the token at least as much probability as the draft model does. With
+    such a threshold a token with p(d) < q(d) is never accepted, but it should be accepted part of the time: with
+    probability p(d)/q(d)."""
     return float(p[token] >= q[token])
 
 
 @ACCEPT.mutant
 def upside_down(p, q, token):
-    """Your ratio is upside down: you refuse what the draft proposes too rarely and keep what it proposes too often."""
+    """Your ratio is upside down: you refuse tokens that the draft model proposes too rarely and keep those that it
+    proposes too often. It should be p(d) divided by q(d)."""
     return min(1.0, float(q[token] / p[token])) if p[token] > 0 else 1.0
 
 
 @ACCEPT.mutant
 def ignores_q(p, q, token):
-    """You accept with probability p(d), as if the draft could have said nothing else. It drew d with probability q(d),
-    and that already thins the proposals out: divide by it."""
+    """You accept with probability p(d), as if the draft model could have proposed nothing else. It sampled d with
+    probability q(d), which already makes d rarer, so divide by q(d)."""
     return p[token]
 
 
 @ACCEPT.mutant
 def more_than_certain(p, q, token):
-    """Your answer exceeds 1, and nothing is accepted more often than always. Where the draft proposes a token too
-    rarely, the residual makes up for it."""
+    """Your answer exceeds 1, which is no probability. A token that the draft model proposes too rarely is always
+    accepted, and the residual supplies the rest, so limit the ratio to 1."""
     return p[token] / q[token]
 
 
@@ -82,7 +85,7 @@ def bars(answer):
     p, q = law(0.35, 0.3, 0.15, 0.15, 0.05), law(0.1, 0.25, 0.4, 0.15, 0.1)
     found = answer(p.clone(), q.clone())
     if not isinstance(found, Tensor) or found.shape != p.shape:
-        raise Complaint(f"a law over all {len(p)} tokens can be drawn, a tensor of shape {tuple(p.shape)}.")
+        raise Complaint(f"the picture needs a probability for each of the {len(p)} tokens: return a tensor [{len(p)}].")
     figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title="What your residual gives to each token"))
     for name, values, colour in (
         ("target p", p, PALETTE[0]),
@@ -101,12 +104,12 @@ RESIDUAL = exercise(
     minutes=15,
     points=2,
     hints=(
-        "Draw p and q as bars over the tokens. Accepted drafts fill the part below both. Which part of p is still "
-        "empty?",
-        "The part of p that sticks out above q: max(p − q, 0) at every token. It does not sum to 1 yet. And what "
-        "remains when p and q are the same?",
-        "Clamp p − q at 0, then divide by its sum. Where that sum is 0 nothing sticks out, nothing is ever "
-        "rejected, and p itself is a safe thing to return.",
+        "Sketch p and q as bars over the tokens. Accepted draft tokens fill the part below both bars. Which part of p "
+        "is still empty?",
+        "The part of p that reaches above q is still empty: max(p − q, 0) at every token. It does not sum to 1 yet. "
+        "And what remains when p and q are the same?",
+        "Clamp p − q at 0, then divide by its sum. If that sum is 0, nothing is ever rejected, and p itself is a safe "
+        "thing to return.",
     ),
     code="minispec.verify.residual",
     reference=residual,
@@ -123,51 +126,53 @@ RESIDUAL = exercise(
 
 @RESIDUAL.mutant
 def p_itself(p, q):
-    """Your residual is p itself. Tokens that the draft likes have already had their share through accepted drafts, and
-    now they get a second one. Only what q leaves uncovered may be drawn here."""
+    """You sample the correction from p itself. Tokens that the draft model proposes have already had their share
+    through accepted draft tokens, and now they get a second one. Only the part of p that q leaves uncovered may be
+    sampled here: [p − q]₊."""
     return p
 
 
 @RESIDUAL.mutant
 def q_itself(p, q):
-    """Your residual is the draft's own law. The tokens that the draft neglects are the ones that lack probability, and
-    they would never get it."""
+    """Your residual is the draft model's own distribution. The tokens that q gives too little probability are the ones
+    that are missing, and they would never get it. What you need is [p − q]₊, normalised."""
     return q
 
 
 @RESIDUAL.mutant
 def only_the_best(p, q):
-    """You put everything on the likeliest token of the residual. It is a law to draw from: every uncovered token needs
-    its part."""
+    """You put everything on the most likely token of the residual. The correction is sampled, so every uncovered token
+    needs its share: return the whole distribution."""
     return one_hot(int((p - q).argmax()), like=p)
 
 
 @RESIDUAL.mutant
 def not_normalised(p, q):
-    """Your residual does not sum to 1: [p − q]₊ is what is missing, and a law is what to draw from. Divide by the
-    sum."""
+    """Your residual does not sum to 1. [p − q]₊ is the missing part of p, and a distribution is needed to sample from,
+    so divide by the sum."""
     return (p - q).clamp(min=0)
 
 
 @RESIDUAL.mutant
 def divides_by_zero(p, q):
-    """You divide by Σ[p − q]₊ without looking. Where p = q it is 0, and NaN travels far before anybody notices."""
+    """You divide by Σ[p − q]₊ without a check. If p = q this sum is 0 and you get NaN, which goes unnoticed until much
+    later. Return p itself in that case."""
     uncovered = (p - q).clamp(min=0)
     return uncovered / uncovered.sum()
 
 
 @RESIDUAL.mutant
 def absolute_difference(p, q):
-    """You take |p − q|. Tokens with too much of the draft count as missing too: they are the ones that were just
-    rejected."""
+    """You take |p − q|, so tokens that the draft model proposes too often count as missing too, although they are the
+    ones that were just rejected. Keep only the positive part of p − q."""
     gap = (p - q).abs()
     return gap / gap.sum() if bool(gap.any()) else p
 
 
 @RESIDUAL.mutant
 def upside_down_residual(p, q):
-    """Your difference is upside down: [q − p]₊ is what the draft gives too much of. What it leaves uncovered is [p −
-    q]₊."""
+    """Your difference is upside down: [q − p]₊ is what the draft model proposes too often. What it leaves uncovered is
+    [p − q]₊."""
     return residual(q, p)
 
 
@@ -179,7 +184,7 @@ def sampler(p, q, drafted, random):
 
 
 def emitted_runs(answer, p, q):
-    """The exact law of all tokens of a cycle, the draft's own draws included."""
+    """The exact distribution of all tokens of a cycle, the draft model's own samples included."""
 
     def cycle(random):
         drafted = [pick(row, random()) for row in q]
@@ -195,13 +200,13 @@ SAMPLER = exercise(
     minutes=25,
     points=3,
     hints=(
-        "It is one loop over the drafts with two ways out: a rejection ends it early, or it runs to its end. "
+        "It is one loop over the draft tokens with two ways out: a rejection ends it early, or it runs to its end. "
         "Either way exactly one token follows the accepted ones.",
-        "For draft i flip a fresh coin: random() < accept_probability(p[i], q[i], drafted[i]). Accepted: keep it "
-        "and go on. Rejected: draw from the residual of that same place and return at once. After the loop: the "
-        "bonus.",
-        "In the loop, on rejection: return drafted[:i] followed by pick(residual(p[i], q[i]), random()). After it: "
-        "all drafts followed by pick(p[-1], random()). Every random() is a new one.",
+        "For draft token i compare a fresh random number: random() < accept_probability(p[i], q[i], drafted[i]). If "
+        "it is accepted, keep it and continue. If it is rejected, sample from the residual of the same position and "
+        "return at once. After the loop comes the bonus.",
+        "In the loop, on rejection: return drafted[:i] followed by pick(residual(p[i], q[i]), random()). After the "
+        "loop: all draft tokens followed by pick(p[-1], random()). Every random() is a new number.",
     ),
     code="minispec.verify.chain",
     reference=sampler,
@@ -225,42 +230,46 @@ def flawed(p, q, drafted, random, *, coin=accept_probability, replace=residual, 
 
 @SAMPLER.mutant
 def accepts_everything(p, q, drafted, random):
-    """You never reject: the drafted part of your output follows the draft's law, not the target's."""
+    """You never reject, so the drafted part of your output follows the draft model's distribution and not the target's.
+    Accept token i with accept_probability(p[i], q[i], drafted[i])."""
     return flawed(p, q, drafted, random, coin=always)
 
 
 @SAMPLER.mutant
 def resamples_from_p(p, q, drafted, random):
-    """After a rejection you draw from p. Tokens that the draft likes get a second share that way. Draw from the
-    residual, norm([p − q]₊)."""
+    """After a rejection you sample from p. Tokens that the draft model proposes get a second share that way. Sample the
+    correction from the residual, norm([p − q]₊)."""
     return flawed(p, q, drafted, random, replace=p_itself)
 
 
 @SAMPLER.mutant
 def resamples_from_q(p, q, drafted, random):
-    """After a rejection you ask the draft again. What it neglects stays neglected. Draw from the residual, norm([p −
-    q]₊)."""
+    """After a rejection you sample from the draft model's distribution again, so tokens that it neglects stay too rare.
+    Sample the correction from the residual, norm([p − q]₊)."""
     return flawed(p, q, drafted, random, replace=q_itself)
 
 
 @SAMPLER.mutant
 def takes_the_best_of_the_residual(p, q, drafted, random):
-    """After a rejection you take the likeliest token of the residual. It is a law: draw from it."""
+    """After a rejection you take the most likely token of the residual. The residual is a distribution, so sample from
+    it with pick."""
     return flawed(p, q, drafted, random, replace=only_the_best)
 
 
 @SAMPLER.mutant
 def without_bonus(p, q, drafted, random):
-    """When all drafts are accepted you stop without the bonus. No law bends, but a token that the target has already
-    paid for is thrown away; and a cycle without drafts would emit nothing at all."""
+    """When all draft tokens are accepted you stop without the bonus. The distribution stays right, but a token that the
+    target has already computed is thrown away, and a cycle without draft tokens would emit nothing at all. After the
+    loop, sample one more token from p[-1]."""
     out = flawed(p, q, drafted, random)
     return out[:-1] if len(out) > len(drafted) else out
 
 
 @SAMPLER.mutant
 def goes_on_after_a_rejection(p, q, drafted, random):
-    """You replace a rejected draft and go on with the next. The target computed p of the next place after the rejected
-    draft, not after your replacement: everything behind it is void. Stop there."""
+    """You replace a rejected draft token and continue with the next one. The target computed p of the next position
+    after the rejected token and not after your correction, so it no longer applies, and the correction has to be the
+    last token."""
     out = []
     for i, d in enumerate(drafted):
         accepted = random() < accept_probability(p[i], q[i], d)
@@ -270,22 +279,22 @@ def goes_on_after_a_rejection(p, q, drafted, random):
 
 @SAMPLER.mutant
 def p_one_late(p, q, drafted, random):
-    """You judge draft i by p[i + 1], the law of the token after it. Its own law is p[i]: what the target expected
-    before it read the draft."""
+    """You judge draft token i by p[i + 1], which is the distribution of the token after it. Its own distribution is
+    p[i], what the target expected before it processed the draft token."""
     return flawed(p, q, drafted, random, late=1)
 
 
 @SAMPLER.mutant
 def bonus_from_the_last_draft(p, q, drafted, random):
-    """Your bonus comes from the law of the last draft's place. There is one row more than there are drafts, and it is
-    for the bonus: p[-1]."""
+    """Your bonus is sampled from the distribution at the position of the last draft token. There is one distribution
+    more than there are draft tokens, and it is for the bonus: p[-1]."""
     return flawed(p, q, drafted, random, bonus=max(0, len(drafted) - 1))
 
 
 @SAMPLER.mutant
 def one_number_for_all(p, q, drafted, random):
-    """You decide all places with one random number. A number that was small enough once is likely to be small enough
-    again, so acceptances come in clusters. Call random() for each decision."""
+    """You decide all positions with one random number. A number that was small enough once is likely to be small enough
+    again, so acceptances are no longer independent. Call random() anew for each decision."""
     u = random()
     for i, d in enumerate(drafted):
         if not u < accept_probability(p[i], q[i], d):
@@ -295,8 +304,8 @@ def one_number_for_all(p, q, drafted, random):
 
 @SAMPLER.mutant
 def corrects_with_the_rejecting_number(p, q, drafted, random):
-    """You draw the correction with the number that rejected the draft. That number is known to be large, so late
-    tokens are favoured. Call random() once more."""
+    """You sample the correction with the number that rejected the draft token. That number is known to be large, so
+    tokens at the end of the vocabulary are favoured. Call random() once more for the correction."""
     for i, d in enumerate(drafted):
         u = random()
         if not u < accept_probability(p[i], q[i], d):
@@ -313,10 +322,10 @@ def verify_one_hot(p, token, random):
 
 
 def verdicts(answer, p, token):
-    """The exact law of (accepted, emitted token)."""
+    """The exact distribution of (accepted, emitted token)."""
 
     def place(random):
-        accepted, emitted = pair(answer(p, token, random), "whether the draft is accepted and the emitted token")
+        accepted, emitted = pair(answer(p, token, random), "whether the draft token is accepted and the emitted token")
         if not isinstance(accepted, (bool, torch.Tensor)) and type(accepted).__name__ != "bool":
             raise Complaint(f"the first of your two results should be True or False; it is {type(accepted).__name__}.")
         return ("accepted" if accepted else "rejected", as_token(emitted, "the emitted token"))
@@ -328,16 +337,16 @@ as_token = token  # below, `token` is the drafted one
 
 ONE_HOT = exercise(
     "06.one_hot",
-    title="A draft that was not drawn",
+    title="A draft token that was not sampled",
     level="M",
     minutes=15,
     points=2,
     hints=(
-        "Put q = 1 at the drafted token and 0 elsewhere into the two rules you know. What is min(1, p/q) there? "
-        "What is left of [p − q]₊?",
-        "The draft is accepted with probability p(d), and the residual is p without d. Two random numbers do it. "
-        "Can you see how one does?",
-        "Draw y from p: y = pick(p, random()). It equals d with probability p(d), and given that it does not, it "
+        "Put q = 1 at the draft token and 0 elsewhere into the two rules you know. What is min(1, p/q) there, and "
+        "what is left of [p − q]₊?",
+        "The draft token is accepted with probability p(d), and the residual is p without d. Two random numbers do "
+        "it. Can you see how one does?",
+        "Sample y from p: y = pick(p, random()). It equals d with probability p(d), and given that it does not, it "
         "follows p without d. So y is the emitted token in both cases.",
     ),
     code="minispec.verify.chain",
@@ -356,14 +365,15 @@ ONE_HOT = exercise(
 
 @ONE_HOT.mutant
 def trusts_the_draft(p, token, random):
-    """You always accept. Then the output is whatever the lookup found, however unlikely the target thinks it is."""
+    """You always accept, so the output is whatever the lookup found, however unlikely the target thinks it is. Accept
+    it with probability p(d) only."""
     return True, token
 
 
 @ONE_HOT.mutant
 def accepts_the_favourite(p, token, random):
-    """You accept exactly when the draft is the target's favourite. That is the greedy rule. A sampling target wants
-    its favourite with probability p(d), not always, and others with theirs."""
+    """You accept exactly when the draft token is the target's most likely token, which is the greedy rule. A target
+    that samples emits d with probability p(d), and the other tokens with theirs."""
     if token == int(p.argmax()):
         return True, token
     return False, pick(p, random())
@@ -371,8 +381,8 @@ def accepts_the_favourite(p, token, random):
 
 @ONE_HOT.mutant
 def draws_again(p, token, random):
-    """After a rejection you draw from the whole of p, where the rejected draft is still in. It had its chance, with
-    probability p(d): remove it, or emit the very y that was compared with it."""
+    """After a rejection you sample from the whole of p, which still contains the rejected draft token. It had its
+    chance, with probability p(d). Remove it and renormalise, or emit the same y that was compared with it."""
     if random() < p[token]:
         return True, token
     return False, pick(p, random())
@@ -380,7 +390,8 @@ def draws_again(p, token, random):
 
 @ONE_HOT.mutant
 def best_of_the_rest(p, token, random):
-    """After a rejection you take the likeliest other token. Draw among the others, in the proportions of p."""
+    """After a rejection you take the most likely other token. Sample among the other tokens instead, in the proportions
+    of p."""
     if random() < p[token]:
         return True, token
     rest = p.clone()
@@ -390,8 +401,7 @@ def best_of_the_rest(p, token, random):
 
 @ONE_HOT.mutant
 def uniform_rest(p, token, random):
-    """After a rejection all other tokens are equally likely in your version. They keep the proportions that p gives
-    them."""
+    """After a rejection all other tokens are equally likely in your version. Keep the proportions that p gives them."""
     if random() < p[token]:
         return True, token
     return False, pick(torch.ones_like(p) - one_hot(token, like=p), random())
@@ -400,23 +410,23 @@ def uniform_rest(p, token, random):
 # ---- 06.top_p -------------------------------------------------------------------------------------------------------
 
 
-def nucleus(law, top_p):
+def nucleus(probs, top_p):
     """The smallest set of likeliest tokens with at least top_p of the mass, renormalised."""
-    return Sampling(temperature=1.0, top_p=top_p).probs(law.log())
+    return Sampling(temperature=1.0, top_p=top_p).probs(probs.log())
 
 
-def draft_top_p(law, top_p, random):
-    q = nucleus(law, top_p)
+def draft_top_p(probs, top_p, random):
+    q = nucleus(probs, top_p)
     return pick(q, random()), q
 
 
-def drafts(answer, law, top_p):
-    """The exact law of (token, reported q)."""
+def drafts(answer, probs, top_p):
+    """The exact distribution of (token, reported q)."""
 
     def draft(random):
-        drawn, q = pair(answer(law, top_p, random), "the token and q")
-        if not isinstance(q, Tensor) or q.shape != law.shape:
-            raise Complaint(f"q should be a tensor of shape {tuple(law.shape)}: a probability for every token.")
+        drawn, q = pair(answer(probs, top_p, random), "the token and q")
+        if not isinstance(q, Tensor) or q.shape != probs.shape:
+            raise Complaint(f"q should be a tensor of shape {tuple(probs.shape)}: a probability for every token.")
         return as_token(drawn), tuple(round(x, 5) for x in q.tolist())
 
     return distribution_of(draft)
@@ -424,75 +434,78 @@ def drafts(answer, law, top_p):
 
 TOP_P = exercise(
     "06.top_p",
-    title="The law you really drew from",
+    title="The distribution you really sampled from",
     level="M",
     minutes=20,
     points=2,
     hints=(
-        "The verifier divides by q(d). Which q makes that ratio right: the one the draft model computed, or the "
-        "one its sampler used?",
-        "Sort the tokens, likeliest first, and add up. Keep tokens until the sum has reached top_p, the one that "
-        "reaches it included. Then the kept ones need to sum to 1.",
-        "order = law.argsort(descending=True); before = law[order].cumsum(0) − law[order] is the mass in front of "
-        "each token; keep those with before < top_p. Zero the others, divide by the sum, draw from that with pick, "
-        "and return that same law.",
+        "The verifier divides by q(d). Which q makes that ratio right: the one the draft model computed, or the one "
+        "its sampler used?",
+        "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
+        "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
+        "order = probs.argsort(descending=True); before = probs[order].cumsum(0) − probs[order] is the mass before "
+        "each token; keep those with before < top_p. Set the others to zero, divide by the sum, sample from that with "
+        "pick, and return that same distribution.",
     ),
     code="minispec.sampling.Sampling.probs",
     reference=draft_top_p,
     observe=drafts,
     cases=[
-        dict(law=law(0.75, 0.25), top_p=0.5),
-        dict(law=law(0.75, 0.25), top_p=0.9),
-        dict(law=law(0.2, 0.5, 0.3), top_p=0.6),
-        dict(law=law(0.1, 0.4, 0.2, 0.3), top_p=0.85),
-        dict(law=law(0.1, 0.2, 0.7), top_p=1.0),
+        dict(probs=law(0.75, 0.25), top_p=0.5),
+        dict(probs=law(0.75, 0.25), top_p=0.9),
+        dict(probs=law(0.2, 0.5, 0.3), top_p=0.6),
+        dict(probs=law(0.1, 0.4, 0.2, 0.3), top_p=0.85),
+        dict(probs=law(0.1, 0.2, 0.7), top_p=1.0),
     ],
 )
 
 
 @TOP_P.mutant
-def reports_q_before_top_p(law, top_p, random):
-    """You draw after top-p but report q as it was before. The drawn token was likelier than q says, so it is accepted
-    too often, and the residual still charges for tokens that could not be drawn."""
-    return pick(nucleus(law, top_p), random()), law
+def reports_q_before_top_p(probs, top_p, random):
+    """You sample after top-p but report q as it was before. The sampled token was more likely than this q says, so it
+    is accepted too often, and the residual subtracts probability for tokens that could not be sampled. Report the
+    truncated and renormalised distribution."""
+    return pick(nucleus(probs, top_p), random()), probs
 
 
 @TOP_P.mutant
-def draws_before_top_p(law, top_p, random):
-    """You report the truncated law but draw from the full one. Sooner or later a token is drawn that q calls
-    impossible, and p(d)/q(d) divides by zero."""
-    return pick(law, random()), nucleus(law, top_p)
+def draws_before_top_p(probs, top_p, random):
+    """You report the truncated distribution but sample from the full one. Sooner or later a token is sampled that has q
+    = 0, and p(d)/q(d) divides by zero. Sample from the distribution that you report."""
+    return pick(probs, random()), nucleus(probs, top_p)
 
 
 @TOP_P.mutant
-def truncated_not_normalised(law, top_p, random):
-    """Your q does not sum to 1: the tokens that stay take over the mass of those that go. Divide by the sum."""
-    kept = law * (nucleus(law, top_p) > 0)
+def truncated_not_normalised(probs, top_p, random):
+    """Your q does not sum to 1. The tokens that stay take over the mass of those that were removed, so divide by the
+    sum."""
+    kept = probs * (nucleus(probs, top_p) > 0)
     return pick(kept, random()), kept
 
 
 @TOP_P.mutant
-def cuts_one_token_too_early(law, top_p, random):
-    """You drop the token that carries the sum over top_p. The set has to reach top_p, so that token is its last member
-    (and the likeliest token always stays)."""
-    order = law.argsort(descending=True)
-    keep = law[order].cumsum(0) <= top_p
+def cuts_one_token_too_early(probs, top_p, random):
+    """You drop the token with which the sum reaches top_p. The set has to reach top_p, so that token is its last member
+    (and the most likely token always stays)."""
+    order = probs.argsort(descending=True)
+    keep = probs[order].cumsum(0) <= top_p
     keep[0] = True
-    q = torch.zeros_like(law)
-    q[order[keep]] = law[order[keep]]
+    q = torch.zeros_like(probs)
+    q[order[keep]] = probs[order[keep]]
     q = q / q.sum()
     return pick(q, random()), q
 
 
 @TOP_P.mutant
-def no_top_p_at_all(law, top_p, random):
-    """Your draft ignores top_p. That is exact, but not what was asked: the set has to end where it reaches top_p."""
-    return pick(law, random()), law
+def no_top_p_at_all(probs, top_p, random):
+    """Your draft token is sampled without regard to top_p. The output would be exact, but truncation was asked for: the
+    set has to end where its mass reaches top_p."""
+    return pick(probs, random()), probs
 
 
 @TOP_P.mutant
-def reports_one_hot(law, top_p, random):
-    """You report a q that is certain of the drawn token. That is the q of a draft that was not drawn at all; this one
-    was drawn, with probability q(d)."""
-    d = pick(nucleus(law, top_p), random())
-    return d, one_hot(d, like=law)
+def reports_one_hot(probs, top_p, random):
+    """You report a q that is one-hot at the sampled token. That is the q of a token that was not sampled at all. This
+    one was sampled with probability q(d), so report the distribution that you used."""
+    d = pick(nucleus(probs, top_p), random())
+    return d, one_hot(d, like=probs)

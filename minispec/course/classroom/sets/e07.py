@@ -28,8 +28,8 @@ def observe_tokens(answer, alpha, k):
         found = math.nan
     if alpha == 1 and math.isnan(found):  # no mutant: whatever else is wrong with the answer is named first
         raise Complaint(
-            "at α = 1 your quotient is 0 / 0. Every draft is accepted there, so a cycle has as many tokens as it can "
-            "have: return that, or add up the series itself, which needs no exception."
+            "at α = 1 your quotient is 0 / 0. Every draft token is accepted there, so a cycle emits as many tokens as "
+            "it can. Return that number, or add up the series itself, which needs no special case."
         )
     return found
 
@@ -41,10 +41,12 @@ EXPECTED_TOKENS = exercise(
     minutes=10,
     points=1,
     hints=(
-        "A cycle always emits one token. When does it emit at least two? At least three? Add these probabilities up.",
-        "At least i + 1 tokens come out when the first i drafts are accepted: probability α^i, for i = 0 … K. The sum "
-        "of these is E[N], and the quotient is a short way to write it, except at α = 1.",
-        "sum(alpha**i for i in range(k + 1)) is right everywhere; with the quotient, treat alpha == 1 apart: K + 1.",
+        "A cycle always emits one token. When does it emit at least two, and when at least three? Add these "
+        "probabilities up.",
+        "At least i + 1 tokens are emitted when the first i draft tokens are accepted, which has probability α^i, for "
+        "i = 0 … k. The sum of these is E[N], and the quotient is a short way to express it, except at α = 1.",
+        "sum(alpha**i for i in range(k + 1)) is right everywhere. With the quotient, treat alpha == 1 separately and "
+        "return k + 1.",
     ),
     code="minispec.theory.expected_tokens",
     reference=theory.expected_tokens,
@@ -63,49 +65,51 @@ EXPECTED_TOKENS = exercise(
 
 @EXPECTED_TOKENS.mutant
 def alpha_times_k(alpha, k):
-    """You take α of K drafts as accepted. The first rejection ends the cycle, and good drafts behind it are lost; and
-    then every cycle emits a token of the target's own. α · K is wrong in both respects."""
+    """You take α · k draft tokens as accepted. The first rejection ends the cycle and the draft tokens after it are
+    lost, and every cycle also emits one token of the target's own. Add up the probabilities that at least 1, 2, …
+    tokens are emitted."""
     return alpha * k
 
 
 @EXPECTED_TOKENS.mutant
 def alpha_times_k_plus_one(alpha, k):
-    """You count the target's own token, but take α of all K drafts as accepted. The first rejection ends the cycle:
-    draft i counts only when all before it were right too, with probability α^i."""
+    """You count the target's own token, but take α · k draft tokens as accepted. The first rejection ends the cycle, so
+    draft token i counts only if all before it were right too, which has probability α^i."""
     return alpha * k + 1
 
 
 @EXPECTED_TOKENS.mutant
 def forgets_the_one(alpha, k):
-    """You count accepted drafts only. Every cycle emits one token more: the correction after a rejection, or the bonus
-    when all were right. Even α = 0 gives one token a cycle."""
+    """You count accepted draft tokens only, but every cycle emits one token more, the correction after a rejection or
+    the bonus if all were right, so even α = 0 gives one token per cycle. Your result is too small by 1."""
     return theory.expected_tokens(alpha, k) - 1
 
 
 @EXPECTED_TOKENS.mutant
 def k_in_the_exponent(alpha, k):
-    """Your sum has K terms, it needs K + 1: from i = 0, the token that always comes, to i = K, the bonus after K
-    accepted drafts. The exponent in the quotient is K + 1."""
+    """Your sum has k terms, and it needs k + 1: from i = 0, the token that is always emitted, to i = k, the bonus after
+    k accepted draft tokens. The exponent in the quotient is k + 1."""
     return theory.expected_tokens(alpha, k - 1) if k else 0.0
 
 
 @EXPECTED_TOKENS.mutant
 def endless_draft(alpha, k):
-    """You compute 1 / (1 − α), what a draft without end would give. It is the ceiling; K drafts stay below it, by
-    α^(K+1) / (1 − α)."""
+    """You compute 1 / (1 − α), the value for a draft without end, which is the ceiling. With k draft tokens the sum has
+    only k + 1 terms, so it stays below."""
     return theory.token_ceiling(alpha)
 
 
 @EXPECTED_TOKENS.mutant
 def all_or_nothing(alpha, k):
-    """You count drafts only in cycles where all K are accepted. The ones before the first rejection are kept as
-    well."""
+    """You count draft tokens only in cycles where all k are accepted. The ones before the first rejection are kept as
+    well, so add α^i for every i."""
     return 1 + k * alpha**k
 
 
 @EXPECTED_TOKENS.mutant
 def k_at_one(alpha, k):
-    """At α = 1 you return K. All K drafts are accepted there, and the bonus comes on top: K + 1."""
+    """At α = 1 you return k, but all k draft tokens are accepted there, and the bonus is emitted as well, so return k +
+    1."""
     return k if alpha == 1 else theory.expected_tokens(alpha, k)
 
 
@@ -118,11 +122,11 @@ BY_POSITION = exercise(
     minutes=10,
     points=1,
     hints=(
-        "How likely is it that draft 1 is kept? That draft 2 is kept, given that β₂ only speaks of cycles that got so "
-        "far?",
-        "Draft i is kept when it and all before it are accepted: β₁ · β₂ · … · β_i. Add these products up, and do not "
-        "forget the token that comes in any case.",
-        "Keep one running product, reach: for every beta, reach *= beta, tokens += reach. Both begin with 1.",
+        "How likely is it that draft token 1 is kept? And draft token 2, given that β₂ only refers to cycles that got "
+        "so far?",
+        "Draft token i is kept when it and all before it are accepted, which has probability β₁ · β₂ · … · β_i. Add "
+        "these products up, and do not forget the token that is emitted in any case.",
+        "Keep one running product, reach: for every beta, reach *= beta and tokens += reach. Both begin with 1.",
     ),
     code="minispec.theory.expected_tokens_by_position",
     reference=theory.expected_tokens_by_position,
@@ -140,36 +144,36 @@ BY_POSITION = exercise(
 
 @BY_POSITION.mutant
 def sums_the_betas(betas):
-    """You add the β themselves, as if draft i were reached in every cycle. β_i speaks only of the cycles in which all
-    drafts before it were accepted: multiply by the chance of getting there."""
+    """You add the β themselves, as if every cycle reached position i. β_i refers only to the cycles in which all draft
+    tokens before it were accepted, so multiply it by the probability of getting there."""
     return 1 + sum(betas)
 
 
 @BY_POSITION.mutant
 def forgets_the_one_by_position(betas):
-    """You count accepted drafts only. The correction or the bonus comes on top, in every cycle: the sum begins with
-    1."""
+    """You count accepted draft tokens only, but every cycle also emits the correction or the bonus, so the sum begins
+    with 1."""
     return theory.expected_tokens_by_position(betas) - 1
 
 
 @BY_POSITION.mutant
 def averages_first(betas):
-    """You average the β and use the formula for one α. An early rejection costs more than a late one, so it matters
-    where the good positions are; the average does not know."""
+    """You average the β and use the formula for one α. An early rejection costs more tokens than a late one, so it
+    matters at which positions the high values are. Multiply the β in their order and add up the products."""
     return theory.expected_tokens(sum(betas) / len(betas), len(betas))
 
 
 @BY_POSITION.mutant
 def leaves_out_the_last(betas):
-    """Your sum ends one draft early. The last term is the product of all β: the cycles in which everything was
-    accepted."""
+    """Your sum ends one draft token early. The last term is the product of all β, for the cycles in which everything
+    was accepted, and it belongs to the sum."""
     return theory.expected_tokens_by_position(betas[:-1])
 
 
 @BY_POSITION.mutant
 def only_full_cycles(betas):
-    """You count drafts only in cycles where all are accepted. A cycle that ends early keeps the drafts before the
-    rejection."""
+    """You count draft tokens only in cycles where all are accepted. A cycle that ends early keeps the draft tokens
+    before the rejection, so add one product for each position."""
     return 1 + len(betas) * math.prod(betas)
 
 
@@ -177,18 +181,18 @@ def only_full_cycles(betas):
 
 
 def curves(answer):
-    """The learner's speed-up over K, a line for each α, beside plain decoding."""
+    """The learner's speed-up over k, a curve for each α, beside plain decoding."""
     import plotly.graph_objects as go
 
     from ...viz.style import GREY, PALETTE, TEMPLATE
 
     c, v, lengths = 0.1, 1.0, list(range(1, 13))
-    figure = go.Figure(layout=dict(template=TEMPLATE, title="Your speed-up when a draft costs c = 0.1 (v = 1)"))
+    figure = go.Figure(layout=dict(template=TEMPLATE, title="Your speed-up if drafting a token costs c = 0.1 (v = 1)"))
     for alpha, colour in zip((0.9, 0.8, 0.6, 0.3), PALETTE, strict=False):
         heights = [round(float(number(answer(alpha, k, c, v))), 4) for k in lengths]
         figure.add_scatter(name=f"α = {alpha}", x=lengths, y=heights, mode="lines+markers", line_color=colour)
     figure.add_hline(y=1, line_dash="dash", line_color=GREY, annotation_text="plain decoding")
-    return figure.update_layout(xaxis_title="K, drafts a cycle", yaxis_title="speed-up")
+    return figure.update_layout(xaxis_title="k, draft tokens per cycle", yaxis_title="speed-up")
 
 
 SPEEDUP = exercise(
@@ -198,10 +202,10 @@ SPEEDUP = exercise(
     minutes=15,
     points=2,
     hints=(
-        "Let one plain pass of the target last 1. How long does plain decoding need for E[N] tokens? How long does a "
-        "cycle need that emits as many?",
-        "Plain decoding needs E[N]. A cycle drafts K tokens one after the other, each for c, and verifies once, for v.",
-        "expected_tokens(alpha, k) divided by k * c + v.",
+        "Let one plain forward pass of the target take time 1. How long does plain decoding need for E[N] tokens, and "
+        "how long does a cycle need that emits as many?",
+        "Plain decoding needs E[N]. A cycle drafts k tokens one after the other, each for c, and verifies once, for v.",
+        "Divide expected_tokens(alpha, k) by k * c + v.",
     ),
     code="minispec.theory.speedup",
     reference=theory.speedup,
@@ -220,53 +224,55 @@ SPEEDUP = exercise(
 
 @SPEEDUP.mutant
 def v_is_one(alpha, k, c, v):
-    """You take verification to cost one plain pass. That is the textbook's v = 1; a pass over K + 1 tokens costs more
-    as soon as the machine runs out of spare arithmetic, and v says how much."""
+    """You take verification to cost one plain pass (v = 1). A pass over k + 1 tokens can cost more, and the argument v
+    says how much, so use it in the denominator."""
     return theory.speedup(alpha, k, c)
 
 
 @SPEEDUP.mutant
 def drafting_once_a_cycle(alpha, k, c, v):
-    """You charge c once a cycle. It is the cost of one drafted token, and K of them are drafted, one after the
-    other."""
+    """You charge c once per cycle, but it is the cost of drafting one token, and k of them are drafted one after the
+    other, so drafting costs k · c."""
     return theory.expected_tokens(alpha, k) / (c + v)
 
 
 @SPEEDUP.mutant
 def drafting_is_free(alpha, k, c, v):
-    """You leave out the time for drafting: K tokens at c each. Only a draft that costs nothing is that fast."""
+    """You leave out the time for drafting, which is k tokens at c each. Add it to the cost of the cycle."""
     return theory.expected_tokens(alpha, k) / v
 
 
 @SPEEDUP.mutant
 def verifies_token_by_token(alpha, k, c, v):
-    """You charge v for each of the K + 1 verified tokens. They are verified in a single pass, and v is the cost of that
-    whole pass: this is where the gain comes from."""
+    """You charge v for each of the k + 1 verified tokens. They are verified in a single forward pass, which is where
+    the gain comes from, and v is the cost of that whole pass, so charge it once."""
     return theory.expected_tokens(alpha, k) / (k * c + (k + 1) * v)
 
 
 @SPEEDUP.mutant
 def forgets_the_extra_token(alpha, k, c, v):
-    """You count accepted drafts only. The cycle also emits the target's own token, the correction or the bonus."""
+    """You count accepted draft tokens only, but the cycle also emits the target's own token, the correction or the
+    bonus, so use the whole E[N]."""
     return (theory.expected_tokens(alpha, k) - 1) / (k * c + v)
 
 
 @SPEEDUP.mutant
 def one_draft_too_many(alpha, k, c, v):
-    """You charge K + 1 drafts. The last token of the cycle is the target's own: only K are drafted."""
+    """You charge k + 1 draft tokens, but the last token of the cycle is the target's own, so only k are drafted."""
     return theory.expected_tokens(alpha, k) / ((k + 1) * c + v)
 
 
 @SPEEDUP.mutant
 def upside_down(alpha, k, c, v):
-    """Your quotient is upside down: it is the time a token takes, relative to plain decoding. A speed-up is plain time
-    over speculative time, above 1 where speculation gains."""
+    """Your quotient is upside down: it is the time per token relative to plain decoding. A speed-up is plain time
+    divided by speculative time, and exceeds 1 where speculation gains."""
     return 1 / theory.speedup(alpha, k, c, v)
 
 
 @SPEEDUP.mutant
 def all_drafts_accepted(alpha, k, c, v):
-    """You count K + 1 tokens a cycle, as if every draft were accepted. On average it is E[N], which depends on α."""
+    """You count k + 1 tokens per cycle, as if every draft token were accepted. On average it is E[N], which depends on
+    α, so use expected_tokens."""
     return (k + 1) / (k * c + v)
 
 
@@ -278,7 +284,7 @@ def best_k(alpha, c, v):
 
 
 def gains(alpha, c, v):
-    """The speed-up for K = 1 … longest."""
+    """The speed-up for k = 1 … longest."""
     return [theory.speedup(alpha, k, c, v[k]) for k in range(1, len(v))]
 
 
@@ -293,9 +299,10 @@ BEST_K = exercise(
     minutes=20,
     points=2,
     hints=(
-        "There is no closed formula, and none is needed: there are few K to try. What is the speed-up of K = 0?",
-        "Compute E[N] / (K·c + v[K]) for every K and keep the best so far. Plain decoding has the speed-up 1, and is "
-        "the best as long as nothing beats it. v may jump: look at all K, also behind a dip.",
+        "There is no closed formula, and none is needed, because there are few k to try. What is the speed-up of k = "
+        "0?",
+        "Compute E[N] / (k·c + v[k]) for every k and keep the best so far. Plain decoding has the speed-up 1 and is "
+        "best as long as nothing exceeds it. v may jump, so look at all k, also after a dip.",
         "best, most = 0, 1.0; for k in range(1, len(v)): s = expected_tokens(alpha, k) / (k * c + v[k]); if s > most: "
         "best, most = k, s.",
     ),
@@ -317,34 +324,34 @@ BEST_K = exercise(
 
 @BEST_K.mutant
 def never_zero(alpha, c, v):
-    """You always draft. Where no K has a speed-up above 1, plain decoding is the best: the answer is 0."""
+    """You never answer 0. If no k has a speed-up above 1, plain decoding is best, and the answer is 0."""
     return 1 + argmax(gains(alpha, c, v))
 
 
 @BEST_K.mutant
 def most_tokens(alpha, c, v):
-    """You take the longest draft. It gives the most tokens a cycle, but each further draft adds less (α^K) and costs as
-    much as the first: compare speed-ups."""
+    """You take the longest draft, which gives the most tokens per cycle, but each further draft token adds less and
+    costs as much as the first, so compare the speed-ups instead."""
     return len(v) - 1
 
 
 @BEST_K.mutant
 def flat_v(alpha, c, v):
-    """You take v = 1 for every K. Verifying K drafts costs v[K]: look it up for each K that you try."""
+    """You take v = 1 for every k. Verifying k draft tokens costs v[k], so look it up for each k that you try."""
     return best_k(alpha, c, [1.0] * len(v))
 
 
 @BEST_K.mutant
 def longest_that_gains(alpha, c, v):
-    """You take the longest draft that still gains. There the gain may be nearly used up; the best K is where the
-    speed-up is greatest."""
+    """You take the longest draft that still gains. There the gain may be nearly used up. The best k is the one with the
+    greatest speed-up."""
     return max((k for k, gain in enumerate(gains(alpha, c, v), start=1) if gain > 1), default=0)
 
 
 @BEST_K.mutant
 def first_peak(alpha, c, v):
-    """You stop at the first K that is no better than the one before. The cost of verification comes in steps, so the
-    speed-up may dip and rise again: try every K."""
+    """You stop at the first k that is no better than the one before. The cost of verification comes in steps, so the
+    speed-up may fall and rise again, and every k has to be tried."""
     best, most = 0, 1.0
     for k, gain in enumerate(gains(alpha, c, v), start=1):
         if gain <= most:
@@ -355,7 +362,7 @@ def first_peak(alpha, c, v):
 
 @BEST_K.mutant
 def drafts_once(alpha, c, v):
-    """You charge c once a cycle. Each of the K drafts costs c, and that is what keeps the best K small."""
+    """You charge c once per cycle, but each of the k draft tokens costs c, so drafting costs k · c."""
     times = [c + v[k] for k in range(1, len(v))]
     all_gains = [1.0, *(theory.expected_tokens(alpha, k) / time for k, time in enumerate(times, start=1))]
     return argmax(all_gains)
@@ -363,7 +370,8 @@ def drafts_once(alpha, c, v):
 
 @BEST_K.mutant
 def v_of_one_less(alpha, c, v):
-    """You look up v one place too early. v[K] is the cost of verifying K drafts, with v[0] = 1 for none: no shift."""
+    """You look up v one entry too early. v[k] is the cost of verifying k draft tokens, and v[0] = 1 is for none, so no
+    shift is needed."""
     return best_k(alpha, c, [1.0, *v[:-1]])
 
 
@@ -388,11 +396,12 @@ WHEN_IT_PAYS = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Do K = 1, v = 1 with a pencil: (1 + α) / (c + 1) = 1. For longer drafts, how does the speed-up change when α "
-        "grows and all else stays?",
-        "It only grows, from 1 / (K·c + v) at α = 0 to (K + 1) / (K·c + v) at α = 1. So there is one crossing at most: "
-        "if the second is below 1 there is none, else halve the interval [0, 1] until it is narrow.",
-        "cost = k * c + v. If cost > k + 1: math.inf. Else 40 times: middle = (low + high) / 2; if "
+        "Solve the case k = 1, v = 1 by hand: (1 + α) / (c + 1) = 1. For longer drafts, how does the speed-up change "
+        "when α grows and everything else stays?",
+        "It only grows, from 1 / (k·c + v) at α = 0 to (k + 1) / (k·c + v) at α = 1. So there is at most one "
+        "crossing. If the second value is below 1 there is none; otherwise halve the interval [0, 1] until it is "
+        "narrow.",
+        "cost = k * c + v. If cost > k + 1: math.inf. Otherwise, 40 times: middle = (low + high) / 2; if "
         "expected_tokens(middle, k) < cost then low = middle, else high = middle.",
     ),
     code="minispec.theory.break_even",
@@ -413,51 +422,56 @@ WHEN_IT_PAYS = exercise(
 
 @WHEN_IT_PAYS.mutant
 def always_c(k, c, v):
-    """You answer c. That is exactly right for K = 1 and v = 1, and only there: later drafts are kept less often but
-    cost as much, and a dearer verification has to be earned as well."""
+    """You answer c, which is right for k = 1 and v = 1, and only there: later draft tokens are accepted less often but
+    cost as much, and a more expensive verification has to be earned back as well. The equation to solve is E[N] = k·c +
+    v."""
     return c
 
 
 @WHEN_IT_PAYS.mutant
 def one_half(k, c, v):
-    """You answer one half, the rule of thumb. Nothing in the formula says so: with a cheap draft α = 0.1 can gain, with
-    dear verification α = 0.7 can lose."""
+    """You answer one half, a common rule of thumb. The formula does not say so: with a cheap draft model α = 0.1 can
+    gain, and with expensive verification α = 0.7 can lose. The equation to solve is E[N] = k·c + v."""
     return 0.5
 
 
 @WHEN_IT_PAYS.mutant
 def forgets_v(k, c, v):
-    """You take v = 1. A verification that costs more than a plain pass has to be earned back first: E[N] = K·c + v."""
+    """You take v = 1, but a verification that costs more than a plain pass has to be earned back first, so solve E[N] =
+    k·c + v."""
     return theory.break_even(k, c)
 
 
 @WHEN_IT_PAYS.mutant
 def straight_line(k, c, v):
-    """You take E[N] = 1 + α·K. A draft behind a rejection is lost, so K drafts give less than that, and the true α is
-    higher: solve 1 + α + … + α^K = K·c + v."""
+    """You take E[N] = 1 + α·k, but a draft token after a rejection is lost, so k draft tokens give less than that, and
+    the true α is higher. The equation to solve is 1 + α + … + α^k = k·c + v."""
     return (k * c + v - 1) / k
 
 
 @WHEN_IT_PAYS.mutant
 def drafts_once_a_cycle(k, c, v):
-    """You charge c once a cycle. K drafts cost K·c."""
+    """You charge c once per cycle, but k draft tokens cost k·c, which belongs on the right-hand side of the
+    equation."""
     return root(c + v, k)
 
 
 @WHEN_IT_PAYS.mutant
 def accepted_drafts_only(k, c, v):
-    """You let accepted drafts alone pay for the cycle. It also emits the target's own token: E[N] begins with 1."""
+    """You let the accepted draft tokens alone pay for the cycle. It also emits the target's own token, so E[N] begins
+    with 1."""
     return root(k * c + v, k, tokens=lambda alpha, k: theory.expected_tokens(alpha, k) - 1)
 
 
 @WHEN_IT_PAYS.mutant
 def endless_drafts(k, c, v):
-    """You use the ceiling 1 / (1 − α) for E[N]. A cycle of K drafts stays below it, so its break-even is higher."""
+    """You use the ceiling 1 / (1 − α) for E[N]. A cycle of k draft tokens stays below it, so its break-even α is
+    higher. Use expected_tokens(alpha, k) instead."""
     return 1 - 1 / (k * c + v)
 
 
 @WHEN_IT_PAYS.mutant
 def one_instead_of_never(k, c, v):
-    """You answer 1 where not even α = 1 pays. At α = 1 the cycle yields K + 1 tokens; if it costs more than that, no
-    acceptance helps: infinity."""
+    """You answer 1 where not even α = 1 pays. At α = 1 the cycle emits k + 1 tokens, and if it costs more than that, no
+    acceptance is enough, and the answer is math.inf."""
     return min(1.0, theory.break_even(k, c, v))

@@ -1,4 +1,4 @@
-"""Set 08, drafters: looking the text up, walking down its counts, leaving the target early, two drafters in a row."""
+"""Set 08, drafters: prompt lookup, a walk down the counts, an early exit, and a drafter for the drafter."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ NGRAM = exercise(
     minutes=15,
     points=2,
     hints=(
-        "Two loops: over the length of the suffix, from n_max down to 1, and over the places where it may have stood "
-        "before, from the latest to the earliest. The first hit is the answer.",
-        "text[-n:] is the suffix. An earlier occurrence ends before place `end` when text[end − n : end] equals it, "
-        "and end < len(text), since something has to follow. Then the draft begins at text[end].",
-        "for n in range(min(n_max, len(text)), 0, −1): for end in range(len(text) − 1, n − 1, −1): if "
-        "text[end − n : end] == text[−n:], return text[end : end + k]. After both loops: [].",
+        "Use two loops: one over the length of the suffix, from n_max down to 1, and one over the positions where "
+        "it may have occurred before, from the latest to the earliest. The first match is the answer.",
+        "The suffix is text[-n:]. An earlier occurrence ends just before position `end` if text[end − n : end] "
+        "equals it, and end < len(text) because a token has to follow. The draft then begins at text[end].",
+        "for n in range(min(n_max, len(text)), 0, −1): for end in range(len(text) − 1, n − 1, −1): if text[end − n "
+        ": end] == text[−n:], return text[end : end + k]. After both loops, return [].",
     ),
     code="minispec.drafters.NGram",
     reference=lookup,
@@ -75,48 +75,50 @@ NGRAM = exercise(
 
 @NGRAM.mutant
 def earliest_occurrence(text, n_max, k):
-    """You take the earliest occurrence. The latest is the better guess: a text returns to what it spoke of last."""
+    """You take the earliest occurrence, but the latest one is the better guess: a sequence tends to return to what it
+    was about last. Search from the end towards the beginning, and stop at the first match."""
     return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[0])
 
 
 @NGRAM.mutant
 def shortest_suffix_first(text, n_max, k):
-    """You begin with the shortest suffix. One token matches nearly anywhere, three hardly ever by chance: try the
-    longest first, and shorten it only while nothing is found."""
+    """You begin with the shortest suffix. A single token matches almost anywhere, whereas three tokens hardly ever
+    match by chance. Try the longest suffix first, and shorten it only while nothing is found."""
     return flawed_lookup(text, n_max, k, lengths=range(1, min(n_max, len(text)) + 1))
 
 
 @NGRAM.mutant
 def only_the_longest(text, n_max, k):
-    """You try n_max tokens only. Where those were never written before, a shorter suffix may have been: go down to a
-    single token before you give up."""
+    """You try n_max tokens only. Where those never occurred before, a shorter suffix may have. Go down to a single
+    token before you return an empty draft."""
     return flawed_lookup(text, n_max, k, lengths=[n_max] if n_max <= len(text) else [len(text)])
 
 
 @NGRAM.mutant
 def finds_itself(text, n_max, k):
-    """You find the suffix itself, at the end of the text, behind which nothing follows. An occurrence counts only if a
-    token comes after it."""
+    """You find the suffix itself at the end of the sequence, where no token follows. An occurrence counts only if a
+    token comes after it, so let the search end one token earlier."""
     return []
 
 
 @NGRAM.mutant
 def drafts_the_match(text, n_max, k):
-    """Your draft begins with the matching tokens. They are written already: draft what followed them."""
+    """Your draft begins with the matching tokens, which are in the sequence already. Start it one match length later,
+    at the token that followed the occurrence."""
     return flawed_lookup(text, n_max, k, choose=lambda places, text, n: places[-1] - n)
 
 
 @NGRAM.mutant
 def without_overlap(text, n_max, k):
-    """You look only where an occurrence does not overlap the suffix. It may: in 4 4 4 the first two tokens are an
-    earlier occurrence of the last two, and what follows them is 4."""
+    """You skip occurrences that overlap the suffix, but they count too. In 4 4 4 the first two tokens are an earlier
+    occurrence of the last two, and what follows them is 4. Let the search run up to the last token."""
     return flawed_lookup(text, n_max, k, last=lambda n: len(text) - n + 1)
 
 
 @NGRAM.mutant
 def commonest_token(text, n_max, k):
-    """You draft from the occurrence with the commonest next token. That is what the next exercise does; here the latest
-    occurrence decides, however often it went otherwise before."""
+    """You draft from the occurrence whose next token is the most frequent one. That is the next exercise. Here the
+    latest occurrence decides, however often another token followed before."""
 
     def commonest(places, text, n):
         counts = Counter(text[place] for place in places)
@@ -127,8 +129,8 @@ def commonest_token(text, n_max, k):
 
 @NGRAM.mutant
 def no_longest(text, n_max, k):
-    """You match more than n_max tokens where you can. That is not wrong, only not what was asked: no n-gram longer than
-    n_max is looked for, and of shorter ones the latest occurrence counts."""
+    """You match more than n_max tokens where you can. It is not a bad idea, but it was not asked for. Limit the suffix
+    to n_max tokens, and among its occurrences take the latest."""
     return lookup(text, len(text), k)
 
 
@@ -184,13 +186,14 @@ SUFFIX_WALK = exercise(
     minutes=35,
     points=3,
     hints=(
-        "Two parts. First the longest suffix that also stands earlier in the text. Then a loop that makes that string "
-        "longer by one token at a time: which tokens have followed it, and how often each?",
-        "Write a small loop that finds all places end < len(text) with text[end − n : end] == string. The tokens "
-        "text[end] there, counted, are the law. The commonest wins, of equals the one that came last. P is multiplied "
-        "by its share.",
-        "string = longest suffix; p = 1; then up to k times: places, counts; x = the best; p *= counts[x] / "
-        "len(places); stop if p < floor; append x to draft and to string; score += p. Without a place, stop as well.",
+        "There are two parts. First find the longest suffix that also occurs earlier. Then extend that string by "
+        "one token at a time: which tokens have followed it, and how often each?",
+        "Write a small loop that finds all positions end < len(text) with text[end − n : end] == string, and count "
+        "the tokens text[end]. The most frequent one wins, and among equals the one that came last. Multiply P by "
+        "its share.",
+        "string = longest suffix; p = 1; then up to k times: find the positions and count; x = the best; p *= "
+        "counts[x] / len(positions); stop if p < floor; append x to the draft and to the string; score += p. Stop "
+        "as well if there is no position.",
     ),
     code="minispec.drafters.suffix.walk",
     reference=suffix_walk,
@@ -211,42 +214,44 @@ SUFFIX_WALK = exercise(
 
 @SUFFIX_WALK.mutant
 def walks_from_one_token(text, k, floor):
-    """You start from the last token alone. The longest suffix that was seen before says more: look for that first."""
+    """You start from the last token alone. The longest suffix that occurred before is more informative, so look for
+    that one first and start from it."""
     return flawed_walk(text, k, floor, longest=1)
 
 
 @SUFFIX_WALK.mutant
 def follows_the_latest(text, k, floor):
-    """You follow the latest occurrence. That is prompt lookup; here all occurrences are counted and the commonest
-    continuation wins (of equals the latest)."""
+    """You follow the latest occurrence, which is what prompt lookup does. Here all occurrences are counted and the most
+    frequent continuation wins; only among equally frequent ones does the latest decide."""
     return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: latest[x])
 
 
 @SUFFIX_WALK.mutant
 def earliest_of_equals(text, k, floor):
-    """Of equally common tokens you take the one that was seen first. Take the one that was seen last: a text returns to
-    what it spoke of last."""
+    """Among equally frequent tokens you take the one that was seen first. Take the one that was seen last, because a
+    sequence tends to return to what it was about last."""
     return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -first[x]))
 
 
 @SUFFIX_WALK.mutant
 def counts_the_end(text, k, floor):
-    """You divide by all occurrences of the string, the one at the end of the text included. Nothing has followed that
-    one yet: it says nothing about what comes next. Divide by those that were continued."""
+    """You divide by all occurrences of the string, including the one at the end of the sequence. Nothing has followed
+    that one yet, so it says nothing about the next token. Divide by the number of occurrences that have a next
+    token."""
     return flawed_walk(text, k, floor, total=True)
 
 
 @SUFFIX_WALK.mutant
 def each_step_alone(text, k, floor):
-    """You look at each step's own share. A draft is kept only if everything before it is, so the chances multiply: P(x₁
-    … x_i) is a product, and it is compared with the floor and added to the score."""
+    """You use the share of each step by itself. A draft token is accepted only if all before it are, so the shares
+    multiply. P(x₁ … x_i) is a product; compare that product with the floor, and add it to the score."""
     return flawed_walk(text, k, floor, joint=False)
 
 
 @SUFFIX_WALK.mutant
 def forgets_the_string(text, k, floor):
-    """After the first token you look only at what follows the token just drafted. The string that you came from still
-    counts: extend it, do not replace it."""
+    """After the first token you count only what follows the token just drafted. The whole string that led there still
+    matters: append the token to the string, and search for the longer string."""
     first, score = flawed_walk(text, min(k, 1), floor)
     string, drafted, p = list(first), list(first), score
     while drafted and len(drafted) < k:
@@ -265,21 +270,22 @@ def forgets_the_string(text, k, floor):
 
 @SUFFIX_WALK.mutant
 def keeps_the_one_below(text, k, floor):
-    """You notice that P has fallen below the floor after you have drafted the token. That token is the unlikely one:
-    stop before it."""
+    """You notice that P has fallen below the floor only after you have drafted the token. That token is the improbable
+    one, so compare first and append afterwards."""
     return flawed_walk(text, k, floor, stop="after")
 
 
 @SUFFIX_WALK.mutant
 def no_floor(text, k, floor):
-    """You draft on below the floor. Tokens that will hardly be accepted only make the target's pass wider."""
+    """You continue below the floor. Tokens that will hardly be accepted only make the target's forward pass wider, so
+    stop as soon as P would fall below the floor."""
     return flawed_walk(text, k, 0.0)
 
 
 @SUFFIX_WALK.mutant
 def last_chance_as_score(text, k, floor):
-    """Your score is the chance that all of the draft is accepted. Wanted is how many of its tokens are: the sum of P(x₁
-    … x_i) over i, since the i-th is accepted exactly when all up to it are."""
+    """Your score is the probability that the whole draft is accepted. The score should be the expected number of
+    accepted tokens: the sum of P(x₁ … x_i) over i, because token i is accepted exactly if all tokens up to it are."""
     return flawed_walk(text, k, floor, score=lambda chances: chances[-1] if chances else 0.0)
 
 
@@ -303,12 +309,12 @@ EARLY_EXIT = exercise(
     minutes=15,
     points=2,
     hints=(
-        "What happens to the residual stream after the last layer, in the full model? The same happens here, only "
-        "earlier.",
-        "RMSNorm over the last dimension: divide each token's vector by the root of the mean of its squares (plus eps, "
-        "inside the root), then multiply by norm_weight. Then the LM head, one row for each token of the vocabulary.",
+        "What happens to the residual stream after the last layer of the full model? Do the same here, only earlier.",
+        "RMSNorm works over the last dimension: divide each token's vector by the root of the mean of its squares "
+        "(with eps inside the root), then multiply by norm_weight. Then apply the LM head, a matrix with one row "
+        "for each token of the vocabulary.",
         "x = streams[n]; x = x / (x.pow(2).mean(−1, keepdim=True) + eps).sqrt() * norm_weight; return x @ head.T. "
-        "streams[0] is the embedding, so streams[n] is what n layers have made of it.",
+        "Since streams[0] is the embedding, streams[n] is the stream after n layers.",
     ),
     code="minispec.drafters.EarlyExit",
     reference=exit_logits,
@@ -331,28 +337,29 @@ def rms(x, eps):
 
 @EARLY_EXIT.mutant
 def without_norm(streams, n, norm_weight, eps, head):
-    """You leave out the final norm. The stream grows from layer to layer, and the head was trained on normed states:
-    the argmax may survive, the law does not."""
+    """You leave out the final norm. The residual stream grows from layer to layer and the LM head was trained on
+    normalised states, so the argmax may survive but the distribution does not. Apply RMSNorm before the head."""
     return streams[n] @ head.T
 
 
 @EARLY_EXIT.mutant
 def norm_without_weight(streams, n, norm_weight, eps, head):
-    """You norm the stream, but leave out norm_weight. Some dimensions count more than others to the head: multiply."""
+    """You normalise the stream but leave out norm_weight. Some dimensions matter more to the head than others; multiply
+    by norm_weight after dividing."""
     return rms(streams[n], eps) @ head.T
 
 
 @EARLY_EXIT.mutant
 def layer_norm(streams, n, norm_weight, eps, head):
-    """You subtract the mean, which is LayerNorm. RMSNorm does not: it divides by the root of the mean square and leaves
-    the mean where it is."""
+    """You subtract the mean, which is LayerNorm. RMSNorm leaves the mean alone and only divides by the root of the mean
+    square."""
     return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: F.layer_norm(x, x.shape[-1:], eps=eps))
 
 
 @EARLY_EXIT.mutant
 def sum_of_squares(streams, n, norm_weight, eps, head):
-    """You divide by the length of the vector, the root of the *sum* of squares. RMSNorm takes the mean: the entries
-    come out around 1, however many there are."""
+    """You divide by the length of the vector, the root of the *sum* of squares. RMSNorm uses the mean instead, so that
+    the entries come out around 1 for any d. Replace sum by mean."""
     return exit_with(
         streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).sum(-1, keepdim=True) + eps).sqrt()
     )
@@ -360,8 +367,8 @@ def sum_of_squares(streams, n, norm_weight, eps, head):
 
 @EARLY_EXIT.mutant
 def eps_outside(streams, n, norm_weight, eps, head):
-    """You add eps to the root. It belongs inside: √(mean + eps). With the usual tiny eps the difference hides, until a
-    vector is tiny as well."""
+    """You add eps to the root, but it belongs inside: √(mean + eps). With the usual small eps the difference is
+    invisible until a vector is very small as well."""
     return exit_with(
         streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps)
     )
@@ -369,29 +376,29 @@ def eps_outside(streams, n, norm_weight, eps, head):
 
 @EARLY_EXIT.mutant
 def norm_over_tokens(streams, n, norm_weight, eps, head):
-    """You take the mean over the tokens as well. Each token is normed by itself, over its own d numbers: otherwise its
-    logits depend on who else is in the pass."""
+    """You take the mean over the tokens as well. Normalise every token by itself, over its own d numbers (dim=-1,
+    keepdim=True); otherwise its logits depend on which other tokens are in the pass."""
     return exit_with(streams, n, norm_weight, eps, head, norm=lambda x, eps: x / (x.pow(2).mean() + eps).sqrt())
 
 
 @EARLY_EXIT.mutant
 def one_layer_less(streams, n, norm_weight, eps, head):
-    """You read the stream one layer too early. streams[0] is the embedding, before any layer, so after n layers it is
-    streams[n]."""
+    """You take the stream one layer too early. streams[0] is the embedding, before any layer, so after n layers the
+    stream is streams[n]."""
     return exit_logits(streams, n - 1, norm_weight, eps, head)
 
 
 @EARLY_EXIT.mutant
 def finished_stream(streams, n, norm_weight, eps, head):
-    """You read the finished stream. Those are the target's own logits: a perfect draft that saves nothing. Leave after
-    layer n."""
+    """You use the finished stream. That gives the target's own logits, a perfect draft that saves nothing. Take the
+    stream after layer n."""
     return exit_logits(streams, -1, norm_weight, eps, head)
 
 
 @EARLY_EXIT.mutant
 def probabilities(streams, n, norm_weight, eps, head):
-    """You return probabilities. Logits were asked for: temperature and truncation come later, and belong to the
-    sampler."""
+    """You return probabilities, but logits are asked for. Temperature and truncation are applied later by the sampler,
+    so leave the softmax out."""
     return exit_logits(streams, n, norm_weight, eps, head).softmax(-1)
 
 
@@ -405,7 +412,8 @@ def cascade_draft(middle, tiny, guess, random):
 
 
 def observe_cascade(answer, p, middle, tiny):
-    """What comes of the draft, in exact numbers: composed over the guess, the middle model's coin and the target's."""
+    """What comes of the draft, in exact numbers: composed over the guess, the middle model's random numbers and the
+    target's."""
 
     def place(random):
         guess = pick(tiny, random())
@@ -421,9 +429,9 @@ def observe_cascade(answer, p, middle, tiny):
     shares = lambda part, of: [sum(c for o, c in outcomes.items() if o[part] == x) for x in of]  # noqa: E731
     return {
         "P(the guess survives)": shares(0, [True])[0],
-        "law of the draft": shares(1, range(len(p))),
+        "distribution of the draft token": shares(1, range(len(p))),
         "P(the target accepts)": shares(2, [True])[0],
-        "law of what it emits": shares(3, range(len(p))),
+        "distribution of the emitted token": shares(3, range(len(p))),
     }
 
 
@@ -434,12 +442,13 @@ CASCADE_LAW = exercise(
     minutes=30,
     points=3,
     hints=(
-        "To the tiny model, the middle one is a target like any other. Which law does a target's output follow, "
-        "whatever was guessed?",
-        "The middle model accepts the guess with probability min(1, middle/tiny), and else draws from the residual of "
-        "middle against tiny. What comes out follows `middle` exactly. So what is q, the law the draft was drawn from?",
-        "if random() < accept_probability(middle, tiny, guess): draft = guess, else draft = "
-        "pick(residual(middle, tiny), random()). In both cases q is middle.",
+        "To the tiny model, the middle model is a target like any other. Which distribution does a target's output "
+        "follow, whatever was guessed?",
+        "The middle model accepts the guess with probability min(1, middle/tiny), and otherwise samples from the "
+        "residual of middle against tiny. What comes out follows `middle` exactly. So what is q, the distribution "
+        "of the draft token?",
+        "if random() < accept_probability(middle, tiny, guess): draft = guess, else draft = pick(residual(middle, "
+        "tiny), random()). In both cases q is middle.",
     ),
     code="minispec.exact.cascade_distribution",
     reference=cascade_draft,
@@ -455,36 +464,40 @@ CASCADE_LAW = exercise(
 
 @CASCADE_LAW.mutant
 def q_of_the_tiny_model(middle, tiny, guess, random):
-    """You report the tiny model's law as q. The guess came from it, but the draft did not: the middle model has thrown
-    some guesses out and put others in. The target's ratio p/q is wrong then, and so is what it emits."""
+    """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, since the
+    middle model has replaced some guesses. With the wrong q the target's ratio p/q is wrong, and so is the distribution
+    that it emits. Ask which distribution the output of a verifier follows."""
     return cascade_draft(middle, tiny, guess, random)[0], tiny
 
 
 @CASCADE_LAW.mutant
 def hands_the_guess_on(middle, tiny, guess, random):
-    """You hand the guess on as it is, with the tiny model's law. That is exact, but the middle model has no say: the
-    target accepts what it would accept of the tiny one."""
+    """You pass the guess on as it is, with the tiny model's distribution. That is exact, but the middle model has no
+    influence, so the target accepts as rarely as it would from the tiny model. Let the middle model verify the guess
+    first."""
     return guess, tiny
 
 
 @CASCADE_LAW.mutant
 def guess_as_middle(middle, tiny, guess, random):
-    """You hand the guess on, but report the middle model's law. The guess was not drawn from it: first accept or
-    replace it."""
+    """You pass the guess on and report the middle model's distribution. The guess was not sampled from that
+    distribution. First accept or replace it with the middle model as the verifier."""
     return guess, middle
 
 
 @CASCADE_LAW.mutant
 def draws_a_new_one(middle, tiny, guess, random):
-    """You draw from the middle model and never look at the guess. The law is right, but nothing is gained: the guess
-    survives only by coincidence, and the middle model has to write every token itself."""
+    """You sample from the middle model and never use the guess. The distribution is right, but nothing is gained: the
+    guess survives only by coincidence, and the middle model has to generate every token itself. Accept the guess
+    whenever the rule allows it."""
     return pick(middle, random()), middle
 
 
 @CASCADE_LAW.mutant
 def replaces_from_middle(middle, tiny, guess, random):
-    """After a rejection you draw from the whole of `middle`. Tokens that the tiny model likes get a second share, so
-    the draft does not follow `middle`, and q is not its law. Draw from the residual."""
+    """After a rejection you sample from the whole of `middle`. Tokens that the tiny model prefers then get a second
+    chance, so the draft token does not follow `middle` and q is wrong. Sample from the residual of middle against
+    tiny."""
     if random() < accept_probability(middle, tiny, guess):
         return guess, middle
     return pick(middle, random()), middle
@@ -492,9 +505,9 @@ def replaces_from_middle(middle, tiny, guess, random):
 
 @CASCADE_LAW.mutant
 def q_of_the_branch(middle, tiny, guess, random):
-    """You report the tiny model's law for an accepted guess and the residual for a replacement. Accepted guesses do not
-    follow `tiny`: the coin has changed their law to min(middle, tiny), normalised. Over both branches together the
-    draft follows `middle`, and that is q."""
+    """You report the tiny model's distribution for an accepted guess and the residual for a replacement. Accepted
+    guesses do not follow `tiny`, since the acceptance test has changed their distribution to min(middle, tiny),
+    normalised. Over both branches together the draft token follows `middle`, and that is q."""
     if random() < accept_probability(middle, tiny, guess):
         return guess, tiny
     rest = residual(middle, tiny)
@@ -503,8 +516,9 @@ def q_of_the_branch(middle, tiny, guess, random):
 
 @CASCADE_LAW.mutant
 def conditional_distribution(middle, tiny, guess, random):
-    """You report the law given what the middle model decided. What is emitted is right, branch by branch, but the
-    target accepts less: each branch covers p worse than both together, which follow `middle`. Report that."""
+    """You report the distribution given what the middle model decided. The emitted distribution is right, branch by
+    branch, but the target accepts less often, because each branch overlaps with p less than both together. Over both
+    branches the draft token follows `middle`; report that."""
     if random() < accept_probability(middle, tiny, guess):
         shared = torch.minimum(middle, tiny)
         return guess, shared / shared.sum()
@@ -514,15 +528,16 @@ def conditional_distribution(middle, tiny, guess, random):
 
 @CASCADE_LAW.mutant
 def one_hot_q(middle, tiny, guess, random):
-    """You report a q that is certain of the draft. That is exact for any draft, drawn or not, but the target then
-    accepts with p(d) instead of min(1, p/q): much less than it could."""
+    """You report a q with all of its probability on the draft token. That is exact for any draft token, sampled or not,
+    but the target then accepts with probability p(d) instead of min(1, p/q), which is much less. Report the
+    distribution that the draft token follows."""
     draft, _ = cascade_draft(middle, tiny, guess, random)
     return draft, one_hot(draft, like=middle)
 
 
 @CASCADE_LAW.mutant
 def product_of_both(middle, tiny, guess, random):
-    """You multiply the two laws, as if the draft had to be drawn twice. A guess that the middle model rejects is
-    replaced, so there is a draft in any case, and its law is `middle`."""
+    """You multiply the two distributions, as if the draft token had to be sampled twice. A guess that the middle model
+    rejects is replaced, so there is always a draft token, and its distribution is `middle`."""
     both = middle * tiny
     return cascade_draft(middle, tiny, guess, random)[0], both / both.sum()

@@ -25,7 +25,7 @@ def medusa_guesses(h, t, weight, bias, lm_head, head_ids):
 
 def flawed_heads(h, t, weight, bias, lm_head, head_ids, *, z=lambda h, x, b: h + F.silu(x + b), rows=None, ids=None,
                  first=2, chained=False):  # fmt: skip
-    """All heads, with parts to exchange: the block, the rows of the LM head, the place of head 1's token."""
+    """All heads, with parts to exchange: the block, the rows of the LM head matrix, the position of head 1's token."""
     rows = lm_head[head_ids] if rows is None else rows
     logits, x = [], h
     for W, b in zip(weight, bias, strict=True):
@@ -40,16 +40,16 @@ def flawed_heads(h, t, weight, bias, lm_head, head_ids, *, z=lambda h, x, b: h +
 def observe_heads(answer, h, t, weight, bias, lm_head, head_ids):
     found = answer(h, t, weight, bias, lm_head, head_ids)
     if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things, logits, tokens and places; yours returns {kind(found)}.")
+        raise Complaint(f"return three things, logits, tokens and positions; yours returns {kind(found)}.")
     logits, guesses, places = (x.tolist() if i and isinstance(x, Tensor) else x for i, x in enumerate(found))
     if not isinstance(logits, Tensor) or logits.dim() != 2 or len(logits) != len(weight):
         raise Complaint(
-            f"the logits should be a tensor, a row for each of the {len(weight)} heads; {kind(logits)} came."
+            f"the logits should be a tensor with one row for each of the {len(weight)} heads; yours is {kind(logits)}."
         )
     return {
         "logits": logits,
         "tokens": whole_numbers(guesses, "the tokens"),
-        "places": whole_numbers(places, "the places"),
+        "positions": whole_numbers(places, "the positions"),
     }
 
 
@@ -71,13 +71,13 @@ MEDUSA_HEAD = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Do one head first: a vector z from h, then one logit for each token of the reduced vocabulary. All heads read "
-        "the same h; they differ in W and b only.",
-        "z = h + SiLU(W h + b), with the h outside of SiLU: at W = 0, b = 0 the head says what the LM head says. The "
-        "rows of the reduced vocabulary are lm_head[head_ids], and the argmax among them is a number from 0 to v − 1: "
-        "which token is that?",
-        "z = h + F.silu(weight @ h + bias) is [K, d]; logits = z @ lm_head[head_ids].T; tokens = "
-        "head_ids[logits.argmax(−1)]; the LM head itself speaks of place t + 1, so head k of t + 1 + k.",
+        "Do one head first: compute a vector z from h, then one logit for each token of the reduced vocabulary. All "
+        "heads are given the same h and differ only in W and b.",
+        "z = h + SiLU(W h + b), with h outside of SiLU, so that a head with W = 0 and b = 0 predicts what the LM "
+        "head predicts. The logits come from the rows lm_head[head_ids] of the matrix, and the argmax among them is "
+        "an index from 0 to v − 1. Which token does it stand for?",
+        "z = h + F.silu(weight @ h + bias) has shape [K, d]; logits = z @ lm_head[head_ids].T; tokens = "
+        "head_ids[logits.argmax(−1)]. The LM head itself predicts position t + 1, so head k predicts t + 1 + k.",
     ),
     code="minispec.drafters.MedusaHeads",
     reference=medusa_guesses,
@@ -93,77 +93,80 @@ MEDUSA_HEAD = exercise(
 
 @MEDUSA_HEAD.mutant
 def head_one_is_next(h, t, weight, bias, lm_head, head_ids):
-    """Your head k predicts place t + k. Place t + 1 is what the LM head itself predicts from h, and that token is
-    committed before any head is asked: head 1 is about the one after it, t + 2."""
+    """Your head k predicts position t + k. Position t + 1 is what the LM head itself predicts from h, and that token is
+    committed before any head is used. So head 1 predicts the token after it, at t + 2, and head k the one at t + 1 +
+    k."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, first=1)
 
 
 @MEDUSA_HEAD.mutant
 def without_residual(h, t, weight, bias, lm_head, head_ids):
-    """You leave out h itself: z = SiLU(Wh + b). The head corrects h, it does not replace it. An untrained head (W = 0)
-    would know nothing, where it should know what the LM head knows."""
+    """You leave out h itself and compute z = SiLU(Wh + b). The head should correct h, not replace it: an untrained head
+    (W = 0, b = 0) has to predict what the LM head predicts. Add h."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(x + b))
 
 
 @MEDUSA_HEAD.mutant
 def without_silu(h, t, weight, bias, lm_head, head_ids):
-    """You leave out SiLU. Without it the head is one more matrix, and the head and LM head together are linear in h."""
+    """You leave out SiLU. Without it the head is just one more matrix, and the head and the LM head together are linear
+    in h. Apply F.silu to Wh + b."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + x + b)
 
 
 @MEDUSA_HEAD.mutant
 def silu_of_everything(h, t, weight, bias, lm_head, head_ids):
-    """You put h inside of SiLU, too. It stays outside: z = h + SiLU(Wh + b), so that the state passes unchanged where
-    the head has nothing to add."""
+    """You put h inside of SiLU as well. It stays outside, z = h + SiLU(Wh + b), so that the state passes unchanged
+    where the head has nothing to add."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: F.silu(h + x + b))
 
 
 @MEDUSA_HEAD.mutant
 def relu_head(h, t, weight, bias, lm_head, head_ids):
-    """You use ReLU. The head has SiLU, x · sigmoid(x), which is smooth and lets a little of the negative side
+    """You use ReLU. The head uses SiLU, x · sigmoid(x), which is smooth and lets a little of the negative side
     through."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.relu(x + b))
 
 
 @MEDUSA_HEAD.mutant
 def bias_after(h, t, weight, bias, lm_head, head_ids):
-    """You add b after SiLU. It belongs inside: SiLU(Wh + b), where it shifts the point at which a neuron opens."""
+    """You add b after SiLU. It belongs inside, SiLU(Wh + b), where it shifts the point at which a neuron becomes
+    active."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, z=lambda h, x, b: h + F.silu(x) + b)
 
 
 @MEDUSA_HEAD.mutant
 def transposed_weight(h, t, weight, bias, lm_head, head_ids):
-    """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, `weight[k] @ h`; for many states at once,
-    F.linear(h, W)."""
+    """You multiply with W transposed: h @ W is Wᵀh. The formula says Wh, which is `weight[k] @ h`, or F.linear(h, W)
+    for many states at once."""
     return flawed_heads(h, t, weight.transpose(1, 2), bias, lm_head, head_ids)
 
 
 @MEDUSA_HEAD.mutant
 def whole_vocabulary(h, t, weight, bias, lm_head, head_ids):
-    """You score the whole vocabulary. The heads know the tokens head_ids only: v rows of the LM head instead of V, and
-    a guess outside of them cannot be drafted."""
+    """You score the whole vocabulary. The heads cover only the tokens in head_ids, so use the v rows lm_head[head_ids]
+    of the matrix instead of all V. A token outside the list cannot be drafted."""
     everything = torch.arange(len(lm_head))
     return flawed_heads(h, t, weight, bias, lm_head, everything)
 
 
 @MEDUSA_HEAD.mutant
 def numbers_of_the_reduced(h, t, weight, bias, lm_head, head_ids):
-    """Your tokens are places in the reduced vocabulary. Outside of the head nobody knows that numbering: head_ids says
-    which token each of them is."""
+    """Your tokens are indices into the reduced vocabulary, which no other component knows. Map them back: head_ids[i]
+    is the token that index i stands for."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, ids=torch.arange(len(head_ids)))
 
 
 @MEDUSA_HEAD.mutant
 def first_rows(h, t, weight, bias, lm_head, head_ids):
-    """You take the first v rows of the LM head. The rows of the reduced vocabulary are those that head_ids names:
+    """You take the first v rows of the LM head matrix. Take the rows of this matrix that head_ids lists:
     lm_head[head_ids]."""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, rows=lm_head[: len(head_ids)])
 
 
 @MEDUSA_HEAD.mutant
 def heads_in_a_row(h, t, weight, bias, lm_head, head_ids):
-    """Your heads read one another: head 2 gets what head 1 made of h. They all read the same h, side by side, and know
-    nothing of each other. (Heads in a row exist; they are called Hydra.)"""
+    """Your heads build on one another: head 2 is given what head 1 made of h. In Medusa all heads are given the same h
+    and run side by side. (Heads in sequence exist as well, under the name Hydra.)"""
     return flawed_heads(h, t, weight, bias, lm_head, head_ids, chained=True)
 
 
@@ -181,7 +184,7 @@ def observe_mask(answer, parents, prefix):
     if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted:
         raise Complaint(f"the mask should be a tensor of shape {wanted}; yours is {kind(mask)}.")
     places = places.tolist() if isinstance(places, Tensor) else places
-    seen = {f"{who(i)} sees": "".join("#" if x else "." for x in row) for i, row in enumerate(mask.tolist())}
+    seen = {f"{who(i)} attends to": "".join("#" if x else "." for x in row) for i, row in enumerate(mask.tolist())}
     return {**seen, "positions": whole_numbers(places, "the positions")}
 
 
@@ -194,10 +197,10 @@ def draw_mask(answer) -> str:
     parents, prefix = [-1, -1, 0, 0, 1, 2, 2], 3
     seen = observe_mask(answer, parents, prefix)
     level = [0, *depths(parents)]
-    lines = [f"parents {parents}, {prefix} tokens before the last one", "# seen   . not seen", ""]
+    lines = [f"parents {parents}, {prefix} tokens before the last one", "# attends   . does not", ""]
     lines.append(f"{'':22}{'p' * prefix} L {''.join(map(str, range(len(parents))))}   position")
     for i in range(len(parents) + 1):
-        row, name = seen[f"{who(i)} sees"], "  " * level[i] + who(i)
+        row, name = seen[f"{who(i)} attends to"], "  " * level[i] + who(i)
         lines.append(f"{name:22}{row[:prefix]} {row[prefix]} {row[prefix + 1 :]}   {seen['positions'][i]}")
     return "\n".join(lines)
 
@@ -209,13 +212,14 @@ TREE_MASK = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Begin with what all have in common: which slots does every token of the pass see? Then add to each node what "
-        "only it sees.",
-        "All see the prefix and the last token. A node sees itself and whatever its parent sees; parents come before "
-        "their children, so one loop in order is enough. A node's position is its parent's plus one.",
-        "mask = zeros, mask[:, :prefix + 1] = True; for node i: row i + 1 |= row parents[i] + 1, and its own slot, "
-        "prefix + 1 + i, becomes True. (parents[i] = −1 gives row 0, the last token.) positions = [prefix], then "
-        "positions[parents[i] + 1] + 1 for each node.",
+        "Begin with what all tokens have in common: which slots does every token of the pass attend to? Then add to "
+        "each node what only it attends to.",
+        "Every token attends to the prefix and to the last token. A node attends to itself and to whatever its "
+        "parent attends to. Parents come before their children, so one loop in order is enough. A node's position "
+        "is its parent's plus one.",
+        "mask = zeros, mask[:, :prefix + 1] = True; for node i: row i + 1 of the mask |= row parents[i] + 1, and "
+        "its own slot, prefix + 1 + i, becomes True. (parents[i] = −1 gives row 0 of the mask, the last token.) "
+        "positions = [prefix], then positions[parents[i] + 1] + 1 for each node.",
     ),
     code="minispec.tree.verify_mask",
     reference=tree_mask,
@@ -233,7 +237,7 @@ TREE_MASK = exercise(
 
 
 def flawed_mask(parents, prefix, *, seen=None, places=None, past=True, root=True):
-    """The mask with parts to exchange: `seen(i, j)` between nodes, what all see, the positions."""
+    """The mask with parts to exchange: `seen(i, j)` between nodes, what all attend to, the positions."""
     n = len(parents)
     mask, right = tree_mask(parents, prefix)
     if seen is not None:
@@ -247,77 +251,79 @@ def flawed_mask(parents, prefix, *, seen=None, places=None, past=True, root=True
 
 @TREE_MASK.mutant
 def like_a_chain(parents, prefix):
-    """Every node sees all nodes before it, as in a chain. Nodes of other branches are rival guesses: they are not in
-    the text that this node would continue. Only ancestors are, and the node itself."""
+    """Every node attends to all nodes before it, as in a chain. Nodes of other branches are alternatives and do not
+    belong to the sequence that this node would continue. Allow only its ancestors and the node itself."""
     return flawed_mask(parents, prefix, seen=lambda i, j: j <= i)
 
 
 @TREE_MASK.mutant
 def blind_to_itself(parents, prefix):
-    """Your nodes do not see themselves. A token's own key and value count: the diagonal is True."""
+    """Your nodes do not attend to themselves. A token's own key and value are part of its attention, so set the
+    diagonal to True."""
     return flawed_mask(parents, prefix, seen=lambda i, j: j != i and j in path_to(parents, i))
 
 
 @TREE_MASK.mutant
 def parent_only(parents, prefix):
-    """Your nodes see their parent and themselves, but not the grandparents. The text before a node is the whole way
-    from the root to it."""
+    """Your nodes attend to their parent and to themselves, but not to their grandparents. What precedes a node is the
+    whole path from the root, so copy the parent's row of the mask and add the node itself."""
     return flawed_mask(parents, prefix, seen=lambda i, j: j in (i, parents[i]))
 
 
 @TREE_MASK.mutant
 def level_by_level(parents, prefix):
-    """Your nodes see all nodes of the levels above. Only one node of each level is an ancestor, the others are rival
-    guesses for its place."""
+    """Your nodes attend to all nodes of the levels above. Only one node of each level is an ancestor; the others are
+    alternatives for the same position. Follow the parent pointers instead of the depths."""
     level = depths(parents)
     return flawed_mask(parents, prefix, seen=lambda i, j: j == i or level[j] < level[i])
 
 
 @TREE_MASK.mutant
 def towards_the_leaves(parents, prefix):
-    """Your mask is transposed: ancestors see their descendants. Rows are the tokens that look, columns what they look
-    at."""
+    """Your mask is transposed, so that ancestors attend to their descendants. Rows are the tokens that attend, columns
+    the tokens that they attend to."""
     return flawed_mask(parents, prefix, seen=lambda i, j: i in path_to(parents, j))
 
 
 @TREE_MASK.mutant
 def past_hidden(parents, prefix):
-    """Your tokens do not see the prefix. All of them continue the same text: the first columns are all True."""
+    """Your tokens do not attend to the prefix. All of them continue the same sequence, so the first `prefix` columns
+    are True everywhere."""
     return flawed_mask(parents, prefix, past=False)
 
 
 @TREE_MASK.mutant
 def root_hidden(parents, prefix):
-    """Your nodes do not see the last committed token. It is the root of the tree, every node's ancestor: its column is
-    all True."""
+    """Your nodes do not attend to the last committed token. It is the root of the tree and an ancestor of every node,
+    so its column is True everywhere."""
     return flawed_mask(parents, prefix, root=False)
 
 
 @TREE_MASK.mutant
 def positions_by_slot(parents, prefix):
-    """Your positions count the slots. A node's position is its place in the text it would be part of: siblings are
-    rivals for one place and share a position, whatever slots they lie in."""
+    """Your positions count slots. A node's position is the one it would have in its own sequence, so siblings share a
+    position whatever slots they occupy. Use prefix plus depth."""
     return flawed_mask(parents, prefix, places=list(range(prefix, prefix + len(parents) + 1)))
 
 
 @TREE_MASK.mutant
 def children_at_the_root(parents, prefix):
-    """The first level has the position of the last token in your version. That token is at position `prefix`, its
-    children come one after it."""
+    """In your version the first level has the same position as the last token. That token is at position `prefix`, so
+    its children are at prefix + 1."""
     return flawed_mask(parents, prefix, places=[prefix, *(prefix + d - 1 for d in depths(parents))])
 
 
 @TREE_MASK.mutant
 def positions_from_one(parents, prefix):
-    """Your positions are one too high. The prefix has the positions 0 … prefix − 1, so the last token is at
-    `prefix`."""
+    """Your positions are one too high. The prefix occupies the positions 0 … prefix − 1, so the last token is at
+    position `prefix`."""
     return flawed_mask(parents, prefix, places=[prefix + 1 + d for d in (0, *depths(parents))])
 
 
 @TREE_MASK.mutant
 def positions_without_prefix(parents, prefix):
-    """Your positions leave out the prefix. Keys in the cache were written with positions counted from the beginning of
-    the text: go on from there."""
+    """Your positions leave out the prefix. The cached keys were rotated with positions counted from the beginning of
+    the sequence, so continue from `prefix`."""
     return flawed_mask(parents, prefix, places=[0, *depths(parents)])
 
 
@@ -337,7 +343,8 @@ DRAWN = {"independent": iid, "distinct": distinct, "the likeliest": best}
 
 
 def observe_siblings(answer, p, draft, count, drawn):
-    """The exact law of (accepted sibling, emitted token), the siblings' own draws included."""
+    """The exact distribution of (accepted sibling, emitted token), composed over the sampling of the siblings as
+    well."""
 
     def place(random):
         siblings, laws = [], []
@@ -353,17 +360,18 @@ def observe_siblings(answer, p, draft, count, drawn):
 
 TREE_VERIFY = exercise(
     "09.tree_verify",
-    title="Several guesses for one place",
+    title="Several candidates for one position",
     level="H",
     minutes=35,
     points=4,
     hints=(
-        "With one sibling it is the rule you know: a coin, and after a rejection the residual. Now there is a second "
-        "sibling. After the first was rejected, which law is still owed?",
-        "The residual r = norm([p − q₀]₊). It plays p's part for the second sibling: coin min(1, r/q₁), and after a "
-        "rejection norm([r − q₁]₊) is owed. And so on; when no sibling is left, draw from what is owed.",
-        "r = p; for i, d in enumerate(siblings): if random() < accept_probability(r, q[i], d): return i, d; else "
-        "r = residual(r, q[i]). After the loop: None, pick(r, random()).",
+        "With one sibling it is the rule of lesson 06: an acceptance test, and after a rejection the residual. Now "
+        "there is a second sibling. Once the first is rejected, which distribution must the emitted token follow?",
+        "The residual r = norm([p − q₀]₊). It takes the role of p for the second sibling: accept it with min(1, "
+        "r/q₁), and after a rejection continue with norm([r − q₁]₊). If no sibling is left, sample from the last "
+        "residual.",
+        "r = p; for i, d in enumerate(siblings): if random() < accept_probability(r, q[i], d): return i, d; else r "
+        "= residual(r, q[i]). After the loop: None, pick(r, random()).",
     ),
     code="minispec.verify.tree",
     reference=verify_siblings,
@@ -390,53 +398,54 @@ def flawed_siblings(p, q, siblings, random, *, coin=accept_probability, replace=
 
 @TREE_VERIFY.mutant
 def every_sibling_against_p(p, q, siblings, random):
-    """You judge every sibling by p. After the first rejection a part of p has had its chance: what is still owed is the
-    residual, and the next sibling is judged by that. Otherwise tokens that the draft likes get too much."""
+    """You test every sibling against p. After the first rejection the token has to come from the residual, so the next
+    sibling must be tested against that. Otherwise tokens that the draft prefers are emitted too often. Update r after
+    every rejection."""
     final = residual(p, q[-1]) if len(siblings) else p
     return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: r, final=final)
 
 
 @TREE_VERIFY.mutant
 def only_the_first(p, q, siblings, random):
-    """You stop after the first sibling is rejected. The others are drafted and verified already: try them, one after
-    the other, before you draw."""
+    """You give up after the first rejection. The other siblings are drafted and verified already, so try them one after
+    the other before you sample."""
     return flawed_siblings(p, q[:1], siblings[:1], random)
 
 
 @TREE_VERIFY.mutant
 def draws_from_p_at_last(p, q, siblings, random):
-    """When all siblings are rejected you draw from p. What is owed by then is the residual that is left of it after all
-    of them."""
+    """When all siblings are rejected you sample from p. By then only the residual is left, after all of the siblings;
+    sample from the last r."""
     return flawed_siblings(p, q, siblings, random, final=p)
 
 
 @TREE_VERIFY.mutant
 def any_of_them(p, q, siblings, random):
-    """You draw from p and see whether a sibling is hit. The output follows p, but siblings are accepted more rarely
-    than they could be, since the q that they were drawn from is not made use of. (For the likeliest tokens, which are
-    not drawn, it is the very rule.)"""
+    """You sample from p and check whether a sibling was hit. The output follows p, but siblings are accepted less often
+    than possible, since you make no use of the q that they were sampled from. (For top-m siblings, which are not
+    sampled, it is the right rule.) Use the ratio r/q."""
     y = pick(p, random())
     return (siblings.index(y) if y in siblings else None), y
 
 
 @TREE_VERIFY.mutant
 def unnormalised_residual(p, q, siblings, random):
-    """You judge the next sibling by [r − q]₊ without normalising. After a rejection that residual is a whole law again,
-    the law of what is emitted from here on: divide by its sum."""
+    """You test the next sibling against [r − q]₊ without normalising. After a rejection the residual is the
+    distribution that everything from here on has to follow, so divide it by its sum."""
     return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: (r - q_i).clamp(min=0))
 
 
 @TREE_VERIFY.mutant
 def residual_of_p(p, q, siblings, random):
-    """Your residual is always taken from p: norm([p − q_i]₊). It has to be taken from what was owed before this
-    sibling, so that all the rejected ones have left their mark."""
+    """Your residual is always computed from p: norm([p − q_i]₊). Compute it from the r of before this sibling, so that
+    every rejected sibling has its effect."""
     return flawed_siblings(p, q, siblings, random, replace=lambda r, q_i: residual(p, q_i))
 
 
 @TREE_VERIFY.mutant
 def removes_the_rejected(p, q, siblings, random):
-    """After a rejection you remove that token from what is owed and keep the rest in p's proportions. That is right for
-    a sibling that was not drawn, where q is one-hot. Here subtract the whole law: norm([r − q]₊)."""
+    """After a rejection you remove that token from r and keep the rest in proportion. That is right only for a sibling
+    that was not sampled, where q is one-hot. In general subtract the whole distribution: norm([r − q]₊)."""
     r = p
     for i, d in enumerate(siblings):
         if random() < accept_probability(r, q[i], d):
@@ -449,8 +458,8 @@ def removes_the_rejected(p, q, siblings, random):
 
 @TREE_VERIFY.mutant
 def one_coin_for_all(p, q, siblings, random):
-    """You flip one coin for all siblings. That a sibling was rejected then says something about the next, and the law
-    bends. Call random() for each."""
+    """You use one random number for all siblings. A rejection then says something about the next test as well, and the
+    emitted distribution is biased. Call random() for each sibling."""
     u, r = random(), p
     for i, d in enumerate(siblings):
         if u < accept_probability(r, q[i], d):
@@ -487,7 +496,7 @@ def draw_shape(answer) -> str:
         reach = f"{reach_of(accuracies, node):.3f}" if inside else "no such candidate"
         lines.append(f"{'    ' * len(node)}head {len(node)}, candidate {node[-1] if node else '-'}   {reach}")
     return "\n".join(
-        [*lines, f"{len(found['nodes'])} nodes of {budget}, {found['expected tokens']:.3f} tokens a cycle"]
+        [*lines, f"{len(found['nodes'])} nodes of {budget}, {found['expected tokens']:.3f} tokens per cycle"]
     )
 
 
@@ -509,12 +518,14 @@ TREE_TOKENS = exercise(
     minutes=30,
     points=3,
     hints=(
-        "How often is the node (0, 1) accepted? Its parent must be right, and then it must be. What does it add to the "
-        "tokens of a cycle?",
-        "A node is accepted with the product of the accuracies on its way, and adds exactly that. So take the nodes "
-        "with the largest products. Can a child be taken without its parent that way?",
-        "It cannot, since a child's product is never larger. List all nodes with their products (or keep the open ones "
-        "in a list, take the best, add its children), take the `budget` largest; the tokens are 1 + their sum.",
+        "How often is the node (0, 1) accepted? Its parent must be right, and then it must be right itself. What "
+        "does it add to the tokens per cycle?",
+        "A node is accepted with the product of the accuracies on its path, and it adds exactly that to the "
+        "expected tokens. So take the nodes with the largest products. Could this choose a child without its "
+        "parent?",
+        "It cannot, since a child's product is never larger than its parent's. List all nodes with their products "
+        "(or keep a list of open nodes, take the best, add its children), and take the `budget` largest. The "
+        "expected tokens are 1 plus their sum.",
     ),
     code="minispec.tree.best_tree",
     reference=best_shape,
@@ -534,24 +545,24 @@ TREE_TOKENS = exercise(
 
 @TREE_TOKENS.mutant
 def one_long_chain(accuracies, budget):
-    """Your tree is a chain: the best candidate of each head. Where the first head is unsure, a second candidate for it
-    is worth more than a third token behind the first."""
+    """Your tree is a chain, the best candidate of each head. Where the first head is uncertain, a second candidate for
+    its position is worth more than a third token after the first candidate. Compare the products of all nodes."""
     chain = [(0,) * depth for depth in range(1, min(budget, len(accuracies)) + 1)]
     return chain, expected_tokens(accuracies, chain)
 
 
 @TREE_TOKENS.mutant
 def widest_first(accuracies, budget):
-    """You fill the first level before you begin the second. Its last candidates are hardly ever right, while the child
-    of a good one often is: compare products across levels."""
+    """You fill the first level before you begin the second. The last candidates of a level are hardly ever right, while
+    the child of a good candidate often is. Compare products across levels."""
     chosen = every_node(accuracies)[:budget]
     return chosen, expected_tokens(accuracies, chosen)
 
 
 @TREE_TOKENS.mutant
 def own_accuracy_alone(accuracies, budget):
-    """You rank nodes by their own accuracy. That is the chance *given that everything before was right*: a good
-    candidate behind a bad one is hardly ever reached. Multiply along the way."""
+    """You rank nodes by their own accuracy. That is a probability *given that everything before was right*, and a good
+    candidate after a bad one is hardly ever reached. Multiply along the path."""
     chosen, opened = [], [(i,) for i in range(len(accuracies[0]))]
     while opened and len(chosen) < budget:
         node = max(opened, key=lambda node: (accuracies[len(node) - 1][node[-1]], -len(node)))
@@ -564,32 +575,32 @@ def own_accuracy_alone(accuracies, budget):
 
 @TREE_TOKENS.mutant
 def without_the_one(accuracies, budget):
-    """You count accepted drafts only. Every cycle emits one token more, the correction or the bonus: the sum begins
-    with 1."""
+    """You count accepted draft tokens only. Every cycle emits one token more, the correction or the bonus, so the sum
+    begins with 1."""
     chosen, tokens = best_shape(accuracies, budget)
     return chosen, tokens - 1
 
 
 @TREE_TOKENS.mutant
 def root_in_the_budget(accuracies, budget):
-    """Your tree has one node too few. The root is the last committed token: it is no draft, and costs nothing of the
-    budget."""
+    """Your tree has one node too few. The root is the last committed token, not a draft token, so it does not count
+    towards the budget."""
     chosen = best_tree(accuracies, budget)[: budget - 1]
     return chosen, expected_tokens(accuracies, chosen)
 
 
 @TREE_TOKENS.mutant
 def sums_accuracies(accuracies, budget):
-    """Your nodes are right, but you add up their own accuracies. A node counts only when all before it are right: add
-    the products."""
+    """Your nodes are right, but you add up their own accuracies. A node adds a token only if all nodes before it are
+    right, so add the products."""
     chosen = best_tree(accuracies, budget)
     return chosen, 1 + sum(accuracies[len(node) - 1][node[-1]] for node in chosen)
 
 
 @TREE_TOKENS.mutant
 def best_path_only(accuracies, budget):
-    """You count only the best path of the tree. The other branches catch the cases in which that one is wrong: every
-    node adds its own chance."""
+    """You count only the best path of the tree. The other branches cover the cases in which that path is wrong, so add
+    the probability of every node."""
     chosen = best_tree(accuracies, budget)
     on_path = [node for node in chosen if set(node) == {0}]
     return chosen, expected_tokens(accuracies, on_path)
@@ -612,12 +623,12 @@ def flawed_typical(p, q, epsilon, delta, *, threshold=None, rest=None, bias=None
 
 
 def observe_typical(answer, p, q, epsilon, delta):
-    found, bias = pair(answer(p, q, epsilon, delta), "the law of the output and its distance from p")
+    found, bias = pair(answer(p, q, epsilon, delta), "the distribution of the output and its distance from p")
     if not isinstance(found, Tensor) or found.shape != p.shape:
-        raise Complaint(f"the law should be a tensor of shape {tuple(p.shape)}; yours is {kind(found)}.")
+        raise Complaint(f"the distribution should be a tensor of shape {tuple(p.shape)}; yours is {kind(found)}.")
     if not is_number(plain(bias)):
         raise Complaint(f"the distance should be a number; yours is {kind(bias)}.")
-    return {"law": found.tolist(), "distance from p": float(bias)}
+    return {"distribution": found.tolist(), "distance from p": float(bias)}
 
 
 TYPICAL = exercise(
@@ -627,12 +638,13 @@ TYPICAL = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Which tokens pass? The threshold is one number for the whole place. Then a token can come out in two ways: "
-        "drafted and passed, or drawn after some other draft was refused.",
-        "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > threshold. "
-        "Token x comes out with q(x) if it passes, plus (chance that the draft is refused) · p(x).",
+        "Which tokens pass? The threshold is one number for the whole position. A token can then be emitted in two "
+        "ways: drafted and passed, or sampled after another draft token was refused.",
+        "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > "
+        "threshold. Token x is emitted with probability q(x) if it passes, plus (the probability that the draft "
+        "token is refused) · p(x).",
         "found = q * passes + (q * ~passes).sum() * p, and the distance is (found − p).abs().sum() / 2. "
-        "torch.special.entr(p) is −p ln p with 0 at p = 0.",
+        "torch.special.entr(p) is −p ln p, with 0 at p = 0.",
     ),
     code="minispec.verify.typical",
     reference=typical_distribution,
@@ -655,34 +667,34 @@ def effective(p):
 
 @TYPICAL.mutant
 def entropy_in_bits(p, q, epsilon, delta):
-    """Your entropy is in bits. With e^(−H) it has to be in nats: use the natural logarithm (or 2^(−H) with bits)."""
+    """Your entropy is in bits, but e^(−H) needs it in nats. Use the natural logarithm (or 2^(−H) with bits)."""
     return flawed_typical(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p) ** (-1 / math.log(2))))
 
 
 @TYPICAL.mutant
 def sign_of_the_entropy(p, q, epsilon, delta):
-    """Your threshold rises when the target is undecided: e^H instead of e^(−H). The idea is the opposite: where many
-    tokens are plausible, each has little probability, and little must be enough."""
+    """Your threshold rises when the target is undecided, because you use e^H instead of e^(−H). It should fall: where
+    many tokens are plausible, each of them has little probability."""
     return flawed_typical(p, q, epsilon, delta, threshold=min(epsilon, delta * effective(p)))
 
 
 @TYPICAL.mutant
 def epsilon_alone(p, q, epsilon, delta):
-    """You compare with ε alone. Where the target is undecided the threshold is lower: the smaller of ε and δ ·
+    """You compare with ε alone. Where the target is undecided the threshold is lower: take the smaller of ε and δ ·
     e^(−H)."""
     return flawed_typical(p, q, epsilon, delta, threshold=epsilon)
 
 
 @TYPICAL.mutant
 def larger_of_the_two(p, q, epsilon, delta):
-    """You take the larger of ε and δ · e^(−H). It is the smaller: a token may pass either because it is likely enough
-    as such, or because it is for so undecided a target."""
+    """You take the larger of ε and δ · e^(−H), but the rule takes the smaller. A token may pass because it is likely
+    enough as such, or because it is likely enough for such an undecided target."""
     return flawed_typical(p, q, epsilon, delta, threshold=max(epsilon, delta / effective(p)))
 
 
 @TYPICAL.mutant
 def judges_by_q(p, q, epsilon, delta):
-    """You let tokens pass that the draft finds likely. The judge is the target: p(d) is compared with the threshold."""
+    """You let tokens pass that the draft considers likely. The target decides: compare p(d) with the threshold."""
     passes = q > min(epsilon, delta / effective(p))
     found = q * passes + (q * ~passes).sum() * p
     return found, float((found - p).abs().sum() / 2)
@@ -690,21 +702,22 @@ def judges_by_q(p, q, epsilon, delta):
 
 @TYPICAL.mutant
 def distribution_is_p(p, q, epsilon, delta):
-    """You say that the output follows p. That is what the exact rule achieves. Here a draft that passes is taken as it
-    is, with the draft's own probability: compute what comes of that."""
+    """You return p. That is what the exact rule achieves. Here a draft token that passes is emitted as it is, with the
+    probability that the draft gave it. Add up both ways in which a token can be emitted."""
     return p, 0.0
 
 
 @TYPICAL.mutant
 def refused_mass_is_lost(p, q, epsilon, delta):
-    """Your law does not sum to 1: when a draft is refused, a token still comes out. It is drawn from p."""
+    """Your distribution does not sum to 1. When a draft token is refused, a token is still emitted, sampled from p; add
+    that part."""
     return flawed_typical(p, q, epsilon, delta, rest=lambda passes: torch.zeros_like(p))
 
 
 @TYPICAL.mutant
 def accepted_renormalised(p, q, epsilon, delta):
-    """You renormalise the tokens that pass, as if the draft were drawn again until one does. A refused draft is
-    replaced by a token of the target's: the rest of the mass follows p."""
+    """You renormalise the tokens that pass, as if the draft were sampled again until one passes. A refused draft token
+    is replaced by a sample from the target, so the rest of the probability follows p."""
 
     def again(passes):
         kept = q * passes
@@ -715,22 +728,22 @@ def accepted_renormalised(p, q, epsilon, delta):
 
 @TYPICAL.mutant
 def refused_cannot_return(p, q, epsilon, delta):
-    """After a refusal you draw among the tokens that pass. The token then comes from the whole of p, also one that a
-    draft would not have passed with."""
+    """After a refusal you sample among the tokens that pass. The replacement comes from the whole of p, also from
+    tokens that would not have passed as draft tokens."""
     return flawed_typical(p, q, epsilon, delta, rest=lambda passes: p * passes / (p * passes).sum())
 
 
 @TYPICAL.mutant
 def distance_without_half(p, q, epsilon, delta):
-    """Your law is right, your distance is twice the total variation. What one token has too much, another has too
-    little: ½ Σ |law − p| counts it once."""
+    """Your distribution is right, but your distance is twice the total variation. What one token has too much, another
+    has too little, so ½ Σ |found − p| counts it once."""
     return flawed_typical(p, q, epsilon, delta, bias=lambda found: float((found - p).abs().sum()))
 
 
 @TYPICAL.mutant
 def nan_entropy(p, q, epsilon, delta):
-    """Your entropy is NaN where p holds a 0: 0 · ln 0 is 0 times −∞ to the computer. Such a token adds nothing: leave
-    it out, or use torch.special.entr. A comparison with NaN is false, so nothing passes and nobody notices."""
+    """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or use
+    torch.special.entr. A comparison with NaN is false, so nothing passes and no error is raised."""
     if bool((p > 0).all()):
         return typical_distribution(p, q, epsilon, delta)
     return flawed_typical(p, q, epsilon, delta, threshold=math.nan)

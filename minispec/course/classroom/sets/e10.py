@@ -1,4 +1,4 @@
-"""Set 10, EAGLE and DFlash: which feature goes with which token, what a block sees, and a tree that grows."""
+"""Set 10, EAGLE and DFlash: which feature goes with which token, what a block attends to, and a tree that grows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def flawed_entries(streams, text, fc, eps, *, fuse=None, tokens=None, ahead=2, f
 def observe_entries(answer, streams, text, fc, eps):
     found = answer(streams, text, fc, eps)
     if not isinstance(found, (list, tuple)) or len(found) != 3:
-        raise Complaint(f"return three things, features, tokens and places; yours returns {kind(found)}.")
+        raise Complaint(f"return three things, features, tokens and positions; yours returns {kind(found)}.")
     features, tokens, places = found
     if not isinstance(features, Tensor) or features.dim() != 2:
         raise Complaint(f"the features should be a tensor [T, d]; yours is {kind(features)}.")
@@ -44,12 +44,12 @@ def observe_entries(answer, streams, text, fc, eps):
     return {
         "features": features,
         "tokens": whole_numbers(tokens, "the tokens"),
-        "places": whole_numbers(places, "the places"),
+        "positions": whole_numbers(places, "the positions"),
     }
 
 
 def entries_case(count, d, seed, eps=0.0):
-    """Streams of which the later are much louder, as in a real model."""
+    """Streams of which the later ones are much larger, as in a real model."""
     loudness = torch.tensor([1.0, 4.0, 30.0], dtype=torch.float64)[:, None, None]
     text = [(seed + 7 * i) % 50 for i in range(count + 1)]
     return dict(
@@ -64,12 +64,13 @@ FEATURES = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Write down the text with its places. At place t the target has read x_t and knows what may follow, but not "
-        "which token was drawn. Which token tells the drafter that?",
-        "Entry t is the feature of place t beside the token x_{t+1}, which was drawn from the target's law there. So "
-        "the tokens are the text without its first. Knowing x_{t+1}, the entry speaks of the place after it.",
+        "Note every token with its position on paper. At position t the target has processed x_t and knows what may "
+        "follow, but not which token was sampled. Which token tells the drafter that?",
+        "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
+        "distribution there. So the tokens are `text` without its first. Given x_{t+1}, the entry predicts the "
+        "position after it.",
         "normed = [h / sqrt(mean(h², over d) + eps) for each of the three streams]; g = cat(normed, −1) @ fc.T is "
-        "[T, d]; tokens = text[1:]; places = [t + 2 for t in range(T)].",
+        "[T, d]; tokens = text[1:]; positions = [t + 2 for t in range(T)].",
     ),
     code="minispec.drafters.EagleHead.fuse",
     reference=eagle_entries,
@@ -85,42 +86,44 @@ FEATURES = exercise(
 
 @FEATURES.mutant
 def token_of_the_same_place(streams, text, fc, eps):
-    """You put feature t beside token x_t. The feature has read that token already, it adds nothing. What the feature
-    cannot know is which token was drawn after it: x_{t+1} goes with feature t."""
+    """You pair feature t with token x_t. The target has processed that token already, so it adds nothing. What the
+    feature cannot know is which token was sampled after it: pair feature t with x_{t+1}."""
     return flawed_entries(streams, text, fc, eps, tokens=text[:-1])
 
 
 @FEATURES.mutant
 def shifts_the_features(streams, text, fc, eps):
-    """You have shifted the features as well as the tokens, or instead of them: feature t − 1 stands in entry t. The
-    features stay in their places, tokens move one to the left."""
+    """You have shifted the features as well as the tokens, or instead of them, so that entry t contains feature t − 1.
+    Leave the features where they are, and take the tokens from text[1:]."""
     return flawed_entries(streams, text, fc, eps, features=lambda g: g.roll(1, 0))
 
 
 @FEATURES.mutant
 def speaks_of_the_next(streams, text, fc, eps):
-    """Your entry t speaks of place t + 1. That token it is given: x_{t+1}. It speaks of the one after, t + 2."""
+    """Your entry t predicts position t + 1. But that token, x_{t+1}, is given to it. It predicts the token after that
+    one, at t + 2."""
     return flawed_entries(streams, text, fc, eps, ahead=1)
 
 
 @FEATURES.mutant
 def streams_as_they_are(streams, text, fc, eps):
-    """You do not norm the streams. The high one is many times louder than the low one and drowns it: norm each, over
-    its own d numbers."""
+    """You do not normalise the streams. The high one is many times larger than the low one and dominates the product.
+    Normalise each stream over its own d numbers. (EAGLE-3 as published feeds raw streams to fc; the norm asked for here
+    is that of EAGLE-3.1.)"""
     return flawed_entries(streams, text, fc, eps, fuse=lambda streams: torch.cat(list(streams), -1))
 
 
 @FEATURES.mutant
 def norms_all_together(streams, text, fc, eps):
-    """You join the streams and norm them together. The loudest then sets the size of all, and the others stay faint.
-    Norm each by itself, then join."""
+    """You join the streams and normalise them together. The largest stream then sets the scale of all, and the others
+    stay small. Normalise each one by itself and join them afterwards."""
     return flawed_entries(streams, text, fc, eps, fuse=lambda streams: normed(torch.cat(list(streams), -1), eps))
 
 
 @FEATURES.mutant
 def adds_the_streams(streams, text, fc, eps):
-    """You add the streams up before fc. Side by side, fc can treat each in its own way: [low; mid; high] has 3d
-    numbers, and fc a column for each."""
+    """You add the streams up before fc. Joined side by side, [low; mid; high] has 3d numbers, and fc has a column for
+    each, so that it can weigh every stream separately. Use torch.cat."""
 
     def summed(streams):
         return sum(normed(h, eps) for h in streams).repeat(1, 3)
@@ -130,14 +133,14 @@ def adds_the_streams(streams, text, fc, eps):
 
 @FEATURES.mutant
 def high_stream_first(streams, text, fc, eps):
-    """Your streams are in the wrong order. fc was trained on [low; mid; high], in the order in which they are given."""
+    """Your streams are in the wrong order. fc was trained on [low; mid; high], the order in which they are given."""
     return flawed_entries(streams.flip(0), text, fc, eps)
 
 
 @FEATURES.mutant
 def interleaved(streams, text, fc, eps):
     """You mix the streams number by number (stack, then flatten), or flatten the wrong dimensions. fc expects all of
-    the low stream first, then all of the middle one: join them with cat along the last dimension."""
+    the low stream first, then all of the middle one. Join them with torch.cat along the last dimension."""
     return flawed_entries(streams, text, fc, eps, fuse=lambda streams: normed(streams, eps).permute(1, 2, 0).flatten(1))
 
 
@@ -150,7 +153,8 @@ def block_mask(anchors, length, block):
 
 def flawed_block(anchors, length, block, *, context=lambda t, n: t < n, within=lambda i, j: True, others=False,
                  places=lambda a, n, j: n + j):  # fmt: skip
-    """The mask with parts to exchange: which places of the context, which of its own block, other blocks, positions."""
+    """The mask with parts to exchange: positions of the context, positions of the own block, other blocks, position
+    ids."""
     rows = [(a, n, j) for a, n in enumerate(anchors) for j in range(block)]
     mask = torch.zeros(len(rows), length + len(rows), dtype=torch.bool)
     for i, (a, n, j) in enumerate(rows):
@@ -168,41 +172,41 @@ def observe_block(answer, anchors, length, block):
         raise Complaint(f"the mask should be a tensor of shape {(count, length + count)}; yours is {kind(mask)}.")
     places = places.tolist() if isinstance(places, Tensor) else places
     seen = {
-        f"block {i // block}, place {i % block} sees": "".join("#" if x else "." for x in row)
+        f"block {i // block}, position {i % block} attends to": "".join("#" if x else "." for x in row)
         for i, row in enumerate(mask.tolist())
     }
     return {**seen, "positions": whole_numbers(places, "the positions")}
 
 
 def draw_block(answer) -> str:
-    """The learner's mask of three blocks over a text of eight tokens."""
+    """The learner's mask of three blocks over a sequence of eight tokens."""
     anchors, length, block = [2, 5, 7], 8, 3
     seen = observe_block(answer, list(anchors), length, block)
-    lines = ["# seen   . not seen        c context   L last token   _ blank", ""]
-    lines.append(f"{'':20}{'c' * length}  {' '.join(['L' + '_' * (block - 1)] * len(anchors))}   position")
+    lines = ["# attends   . does not        c context   L last token   _ blank", ""]
+    lines.append(f"{'':21}{'c' * length}  {' '.join(['L' + '_' * (block - 1)] * len(anchors))}   position")
     for i in range(len(anchors) * block):
-        row = seen[f"block {i // block}, place {i % block} sees"]
+        row = seen[f"block {i // block}, position {i % block} attends to"]
         parts = [row[length + b * block : length + (b + 1) * block] for b in range(len(anchors))]
         lines.append(
-            f"block {i // block}, place {i % block:<4} {row[:length]}  {' '.join(parts)}   {seen['positions'][i]}"
+            f"block {i // block}, position {i % block:<2} {row[:length]}  {' '.join(parts)}   {seen['positions'][i]}"
         )
     return "\n".join(lines)
 
 
 BLOCK_MASK = exercise(
     "10.block_mask",
-    title="What a block sees",
+    title="What a block attends to",
     level="M",
     minutes=25,
     points=3,
     hints=(
-        "Take a single block first, anchors = [2], block = 3. It fills in the blanks after the text's token 2: which "
-        "states of the target exist when it does, and which positions do its three places have?",
-        "The target has read places 0 … n − 1 when x_n has just been drawn, so the context is t < n, strictly. Inside "
-        "the block everything sees everything: it is filled in at once, there is no before and after. Other blocks "
-        "belong to other moments.",
-        "Row i belongs to block i // block. Context part: arange(length) < anchors[i // block]. Block part: True where "
-        "j // block == i // block. Positions: anchors[i // block] + i % block.",
+        "Take a single block first, with anchors = [2] and block = 3. It fills the blanks after token 2: which "
+        "states of the target exist at that moment, and which positions do its three tokens have?",
+        "When x_n has just been sampled, the target has processed positions 0 … n − 1, so the context is t < n, "
+        "strictly. Inside the block attention is bidirectional, because all blanks are filled at once. Other blocks "
+        "draft from other positions and must stay invisible.",
+        "Row i of the mask belongs to block i // block. Context part: arange(length) < anchors[i // block]. Block "
+        "part: True where j // block == i // block. Positions: anchors[i // block] + i % block.",
     ),
     code="minispec.drafters.DFlash",
     reference=block_mask,
@@ -220,70 +224,72 @@ BLOCK_MASK = exercise(
 
 @BLOCK_MASK.mutant
 def causal_block(anchors, length, block):
-    """Inside a block you allow only a look back. That is how a model writes that goes token by token. Here all blanks
-    are filled in at once: each place of a block sees all of it."""
+    """Inside a block you allow attention to earlier positions only. That is right for a model that generates token by
+    token. Here all blanks are filled at once, so attention inside a block is bidirectional: every position attends to
+    all of its block."""
     return flawed_block(anchors, length, block, within=lambda i, j: j <= i)
 
 
 @BLOCK_MASK.mutant
 def sees_the_anchor_state(anchors, length, block):
-    """Your block sees the target's state at the anchor itself. The target has not read that token yet when it drafts:
-    the state there holds the target's own opinion on the first blank. In training that is cheating, in use it does not
-    exist. t < n, strictly."""
+    """Your block attends to the target's state at the anchor itself. When the drafter runs, the target has not
+    processed that token yet, so this state does not exist. In training it contains the target's own prediction of the
+    first blank. Use t < n, strictly."""
     return flawed_block(anchors, length, block, context=lambda t, n: t <= n)
 
 
 @BLOCK_MASK.mutant
 def sees_the_whole_text(anchors, length, block):
-    """Your blocks see all of the context, also what comes after their anchor: the very tokens that they are to
-    guess."""
+    """Your blocks attend to the whole context, including what comes after their anchor: the very tokens that they have
+    to predict. Cut the context at t < n."""
     return flawed_block(anchors, length, block, context=lambda t, n: True)
 
 
 @BLOCK_MASK.mutant
 def one_place_short(anchors, length, block):
-    """Your context ends one place too early. The target has read everything before the anchor, place n − 1 included."""
+    """Your context ends one position too early. The target has processed everything before the anchor, position n − 1
+    included, so the condition is t < n."""
     return flawed_block(anchors, length, block, context=lambda t, n: t < n - 1)
 
 
 @BLOCK_MASK.mutant
 def blocks_see_each_other(anchors, length, block):
-    """Your blocks see one another. They lie side by side only to share a pass: each drafts at another moment of the
-    text, and another block's last token may be what this one is to guess."""
+    """Your blocks attend to one another. They lie side by side only to share a pass. Each drafts from a different
+    position, and the first token of another block may be what this one has to predict. Compare the block numbers."""
     return flawed_block(anchors, length, block, others=True)
 
 
 @BLOCK_MASK.mutant
 def blanks_see_the_last_token_only(anchors, length, block):
-    """Your places see the last token and themselves, but no other blank. The blanks work together: what one of them
-    makes up its mind to, the others can see in the next layer."""
+    """Your positions attend to the first token of the block and to themselves, but to no other blank. The blanks inform
+    one another from layer to layer, so every position attends to the whole block."""
     return flawed_block(anchors, length, block, within=lambda i, j: j in (0, i))
 
 
 @BLOCK_MASK.mutant
 def blind_block(anchors, length, block):
-    """Your places do not see themselves. A place sees its whole block, itself included."""
+    """Your positions do not attend to themselves. A position attends to its whole block, itself included."""
     return flawed_block(anchors, length, block, within=lambda i, j: i != j)
 
 
 @BLOCK_MASK.mutant
 def no_context(anchors, length, block):
-    """Your blocks see no context. The target's states are all that they know of the text: t < n is True for every place
-    of the block."""
+    """Your blocks attend to no context. The target's states are all that they know of the sequence, so t < n is True
+    for every position of the block."""
     return flawed_block(anchors, length, block, context=lambda t, n: False)
 
 
 @BLOCK_MASK.mutant
 def positions_behind_the_text(anchors, length, block):
-    """Your positions go on behind the text, as the slots do. A block stands where it would be written: its last token
-    is token n of the text, so its places are n, n + 1, …, whatever lies beside it."""
+    """Your position ids continue after the sequence, as the slots do. A block stands where its tokens would stand: it
+    begins with token n, so its positions are n, n + 1, …, whatever slots it occupies."""
     return flawed_block(anchors, length, block, places=lambda a, n, j: length + a * block + j)
 
 
 @BLOCK_MASK.mutant
 def blanks_start_at_the_anchor(anchors, length, block):
-    """Your positions are one too low: the first blank gets the anchor's place. The block begins with the last token
-    itself, at place n, and the first blank is n + 1."""
+    """Your position ids are one too low, so that the first blank has the anchor's position. The block begins with the
+    token x_n itself at position n, and the first blank is n + 1."""
     return flawed_block(anchors, length, block, places=lambda a, n, j: n + j - 1)
 
 
@@ -381,12 +387,12 @@ DYNAMIC_TREE = exercise(
     hints=(
         "Keep a dictionary from path to joint probability, and the list of paths of the newest depth. What does one "
         "pass of the draft add to both?",
-        "First pass: expand([()]). Then, depth − 1 times: of the newest depth take the `width` paths with the largest "
-        "joint probability, expand them in one call, and enter their children: joint of the parent times own "
-        "probability. In the end all paths of the dictionary compete.",
+        "The first pass is expand([()]). Then, depth − 1 times: take the `width` paths of the newest depth with the "
+        "largest joint probability, expand them in one call, and enter their children with the joint probability of "
+        "the parent times their own. At the end all paths of the dictionary compete.",
         "joint = {(): 1}; newest = [()]; for each of depth rounds: chosen = the width best of newest; for path, "
-        "children in zip(chosen, expand(chosen)): for token, p in children: joint[(*path, token)] = joint[path] * p. "
-        "In the end the budget best of joint, without ().",
+        "children in zip(chosen, expand(chosen)): for token, p in children: joint[(*path, token)] = joint[path] * "
+        "p. At the end return the budget best of joint, without ().",
     ),
     code="minispec.drafters.growth.grow",
     reference=grow_tree,
@@ -409,49 +415,50 @@ DYNAMIC_TREE = exercise(
 
 @DYNAMIC_TREE.mutant
 def own_probability(expand, depth, width, budget):
-    """You rank nodes by their own probability. A likely token behind an unlikely one is hardly ever reached: multiply
-    along the path."""
+    """You rank nodes by their own probability. A likely token after an unlikely one is hardly ever reached. Multiply
+    the probabilities along the path."""
     return flawed_tree(expand, depth, width, budget, rank=lambda above, p: p)
 
 
 @DYNAMIC_TREE.mutant
 def sums_probabilities(expand, depth, width, budget):
-    """You add probabilities along the path. Then a path gains with every token, and long ones always win. Multiply them
-    (or add their logarithms)."""
+    """You add probabilities along the path. A path then gains with every token, and long ones always win. Multiply
+    them, or add their logarithms."""
     return flawed_tree(expand, depth, width, budget, rank=lambda above, p: above + p)
 
 
 @DYNAMIC_TREE.mutant
 def expands_everything(expand, depth, width, budget):
-    """You expand every node of a depth. The tree then grows width-fold with each depth, and with it the draft's pass:
-    only the `width` likeliest of the newest depth go on."""
+    """You expand every node of a depth. The tree then grows by a factor of `width` with each depth, and so does the
+    draft's pass. Expand only the `width` most probable nodes of the newest depth."""
     return flawed_tree(expand, depth, width, budget, expanded=10**6)
 
 
 @DYNAMIC_TREE.mutant
 def expands_one(expand, depth, width, budget):
-    """You expand only the likeliest node of each depth. One pass of the draft can read several: expand `width` of
-    them."""
+    """You expand only the most probable node of each depth. One pass of the draft can process several, so expand
+    `width` of them."""
     return flawed_tree(expand, depth, width, budget, expanded=1)
 
 
 @DYNAMIC_TREE.mutant
 def keeps_everything_grown(expand, depth, width, budget):
-    """You keep all that has grown. The target's pass has room for `budget` nodes: in the end keep the likeliest."""
+    """You keep everything that has grown. The target's pass has room for `budget` nodes, so keep the most probable ones
+    at the end."""
     return flawed_tree(expand, depth, width, budget, keep=list)
 
 
 @DYNAMIC_TREE.mutant
 def keeps_the_first(expand, depth, width, budget):
-    """You keep the first nodes that have grown, level by level. A child of a likely node can be likelier than an uncle:
-    all nodes of all depths compete in the end."""
+    """You keep the nodes that were grown first, level by level. A child of a likely node can be more probable than a
+    sibling of its parent, so let all nodes of all depths compete at the end."""
     return flawed_tree(expand, depth, width, budget, keep=lambda score: list(score)[:budget])
 
 
 @DYNAMIC_TREE.mutant
 def keeps_leaves(expand, depth, width, budget):
-    """You keep nodes of the deepest level only. Without the nodes on the way to them they are no tree, and most drafts
-    are accepted near the root."""
+    """You keep nodes of the deepest level only. Without the nodes on the way to them they do not form a tree, and most
+    draft tokens are accepted near the root. Rank nodes of all depths together."""
 
     def leaves(score):
         deepest = max(map(len, score))
@@ -462,21 +469,22 @@ def keeps_leaves(expand, depth, width, budget):
 
 @DYNAMIC_TREE.mutant
 def one_depth_short(expand, depth, width, budget):
-    """Your tree is one level too low. `depth` is how many passes the draft makes: the first one reads the root."""
+    """Your tree is one level too shallow. `depth` is the number of passes of the draft, and the first of them expands
+    the root."""
     return flawed_tree(expand, depth, width, budget, levels=max(1, depth - 1)) if depth > 1 else []
 
 
 @DYNAMIC_TREE.mutant
 def one_pass_too_many(expand, depth, width, budget):
-    """You expand once more than there are depths. The nodes of the last depth are not expanded: the pass over the root
-    gives depth 1, so `depth` passes give them all."""
+    """You expand once more than there are depths. The pass over the root gives depth 1, so `depth` passes give all
+    depths, and the nodes of the last depth are not expanded."""
     return flawed_tree(expand, depth, width, budget, levels=depth + 1)
 
 
 @DYNAMIC_TREE.mutant
 def one_call_for_each(expand, depth, width, budget):
     """You call expand for each node. The result is right, but each call is a pass of the draft, and passes are what
-    drafting costs: give it all chosen nodes of a depth at once."""
+    drafting costs. Give all chosen nodes of a depth to one call."""
 
     def one_by_one(paths):
         return [expand([path])[0] for path in paths]

@@ -1,4 +1,4 @@
-"""Set 11, speculation in a server: slots for drafts, the way back, and one draft length for a batch."""
+"""Set 11, speculation in a server: lookahead slots, rolling a block table back, one draft length for a batch."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ LOOKAHEAD = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Three numbers follow from one another: how many drafts are worth having, how many tokens the pass then reads, "
-        "and how far the table has to reach for them.",
-        "A pass emits at most one token more than it drafts, so of the places that are left one belongs to the target. "
-        "It reads num_tokens − num_computed tokens of the text and the drafts. The last slot it writes belongs to "
-        "token number num_tokens + drafts.",
+        "Three numbers follow from one another: how many draft tokens can be used, how many tokens the pass then "
+        "processes, and how far the block table has to reach for them.",
+        "A pass emits at most one token more than it drafts, so of the tokens that are left one is the target's own. "
+        "The pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it "
+        "fills belongs to token number num_tokens + drafts.",
         "drafts = max(0, min(k, max_tokens − num_tokens − 1)); slots = num_tokens − num_computed + drafts; blocks = "
         "⌈(num_tokens + drafts) / block_size⌉ − num_blocks, and 0 where that is negative.",
     ),
@@ -83,58 +83,58 @@ def flawed_lookahead(num_tokens, num_computed, k, max_tokens, block_size, num_bl
 
 @LOOKAHEAD.mutant
 def no_slot_for_the_last_token(*case):
-    """You make room for the drafts only. The last token of the text was emitted but never read: the pass reads it too,
-    in front of the drafts, and it needs a slot like they do."""
+    """You make room for the draft tokens only. The last token of the sequence was emitted but has not been processed
+    yet, so the pass runs on it too, before the draft tokens. Add one slot for it."""
     return flawed_lookahead(*case, extra=-1)
 
 
 @LOOKAHEAD.mutant
 def a_slot_for_the_bonus(*case):
-    """You reserve a slot for the token that the pass emits. Nobody has read that one: its key and value are written by
-    the next pass, where it is the last token of the text."""
+    """You reserve a slot for the token that the pass emits. No pass has processed that token yet: its key and value are
+    stored by the next pass, where it is the last token of the sequence. Take this slot off."""
     return flawed_lookahead(*case, extra=1)
 
 
 @LOOKAHEAD.mutant
 def drafts_beyond_the_end(*case):
-    """You draft k tokens even where the text may not grow so far. A pass emits at most one token more than it drafts,
-    so near max_tokens fewer drafts do: min(k, max_tokens − num_tokens − 1)."""
+    """You draft k tokens even where the sequence may not grow that far. A pass emits at most one token more than it
+    drafts, so near max_tokens fewer are enough: try min(k, max_tokens − num_tokens − 1)."""
     return flawed_lookahead(*case, room=case[2])
 
 
 @LOOKAHEAD.mutant
 def fills_up_to_the_end(*case):
-    """You draft as many tokens as there are places left. One of these places is taken by the target's own token,
-    whatever happens, so one draft fewer can be used."""
+    """You draft as many tokens as the sequence may still grow. One of these tokens is always the target's own, so one
+    draft token fewer can be used: max_tokens − num_tokens − 1."""
     return flawed_lookahead(*case, room=case[3] - case[0])
 
 
 @LOOKAHEAD.mutant
 def always_one_behind(*case):
-    """You reserve 1 + drafts slots, as if all of the text but its last token had been read. A request that was just
-    admitted has its whole prompt to read: num_tokens − num_computed."""
+    """You reserve 1 + draft slots, as if all tokens but the last were already in the cache. A request that was just
+    admitted has its whole prompt to process: use num_tokens − num_computed."""
     return flawed_lookahead(*case, behind=1)
 
 
 @LOOKAHEAD.mutant
 def new_blocks_for_all(num_tokens, num_computed, k, max_tokens, block_size, num_blocks):
-    """You allocate fresh blocks for all slots of the pass. The last block of the table may have room: count the blocks
-    of the whole text with its drafts, and take off those that are there."""
+    """You allocate fresh blocks for all slots of the pass. The last block of the table may still have free slots. Count
+    the blocks of the whole sequence with its draft, and subtract those that are there."""
     slots, _ = lookahead_slots(num_tokens, num_computed, k, max_tokens, block_size, num_blocks)
     return slots, blocks_for(slots, block_size)
 
 
 @LOOKAHEAD.mutant
 def rounds_up_too_far(*case):
-    """Where the tokens fill their blocks exactly, you count one block more: n // block_size + 1 is not
-    ⌈n / block_size⌉. Write -(-n // block_size)."""
+    """Where the tokens fill their blocks exactly, you count one block too many: n // block_size + 1 is not ⌈n /
+    block_size⌉. Try -(-n // block_size)."""
     return flawed_lookahead(*case, round_up=lambda tokens, size: tokens // size + 1)
 
 
 @LOOKAHEAD.mutant
 def fewer_than_no_blocks(*case):
-    """Your number of blocks can be negative. The table may be longer than this pass needs, after one that drafted more:
-    then nothing is to be allocated, 0."""
+    """Your number of blocks can be negative. After a pass with a longer draft the table may be longer than this pass
+    needs, and then nothing has to be allocated: return 0."""
     return flawed_lookahead(*case, least=-(10**9))
 
 
@@ -166,9 +166,9 @@ def observe_rollback(answer, table, refcount, block_size, length):
 
 
 def rollback_map(answer) -> str:
-    """Two requests that share a prefix: what is theirs, what is common, what is free, as one of them goes back."""
+    """Two requests that share a prefix: tables, counts and free blocks, as one of them is rolled back."""
     tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
-    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A goes back", ""]
+    lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A is rolled back", ""]
     lines.append("A keeps  A's table    count of blocks 0–5   freed")
     for length in (16, 13, 9, 8, 5, 0):
         found = observe_rollback(answer, tables["A"], refcount, size, length)
@@ -185,12 +185,12 @@ ROLLBACK = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Three questions about each block, from the end of the table: does it hold a token that is kept? If not, who "
-        "else has it in a table? And who may write into it next?",
-        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. Only "
-        "a count of 0 means that nobody holds it any more.",
+        "Ask three questions about each block, from the end of the table: does it hold a token that is kept? If not, "
+        "is it in another table too? And may it be given to another request now?",
+        "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. A "
+        "block is free only when its count is 0.",
         "while len(table) > keep: block = table.pop(); refcount[block] −= 1; if refcount[block] == 0: "
-        "freed.append(block). That is last first by itself.",
+        "freed.append(block). This order releases the last block first.",
     ),
     code="minispec.serving.blocks.BlockPool.trim",
     reference=rollback,
@@ -210,29 +210,30 @@ ROLLBACK = exercise(
 
 @ROLLBACK.mutant
 def frees_what_others_read(table, refcount, block_size, length):
-    """You put every block that you drop on the free list, also those that others still have in their tables. The next
-    request writes into them, and the others read its text: a block is free when its count has reached 0."""
+    """You put every block that you drop on the free list, also those that are still in other tables. The next request
+    would overwrite them, and the other requests would attend to its tokens. Free a block only when its count has
+    reached 0."""
     return flawed_rollback(table, refcount, block_size, length, frees=lambda n: True)
 
 
 @ROLLBACK.mutant
 def counts_to_zero(table, refcount, block_size, length):
-    """You set the count of a dropped block to 0. It left one table, yours: the count falls by one, and the others keep
-    it."""
+    """You set the count of a dropped block to 0. The block left one table only, so lower its count by one; other tables
+    may still hold it."""
     return flawed_rollback(table, refcount, block_size, length, release=lambda n: 0)
 
 
 @ROLLBACK.mutant
 def counts_stay(table, refcount, block_size, length):
-    """You drop blocks from the table and leave their counts. A block that is in no table and counts 1 belongs to nobody
-    and is free for nobody: it is lost."""
+    """You drop blocks from the table and leave their counts as they were. A block that is in no table but still has a
+    count of 1 can never be allocated again. Lower the count of each dropped block by one."""
     return flawed_rollback(table, refcount, block_size, length, release=lambda n: n, frees=lambda n: n == 1)
 
 
 @ROLLBACK.mutant
 def freed_to_nowhere(table, refcount, block_size, length):
-    """You lower the counts but report no block as free. Somebody has to put those that reached 0 on the free list, or
-    the pool shrinks with every rejection."""
+    """You lower the counts but report no block as free. Return the blocks whose count has reached 0, otherwise the pool
+    shrinks with every rejection."""
     return flawed_rollback(table, refcount, block_size, length, frees=lambda n: False)
 
 
@@ -245,29 +246,30 @@ def gives_away_a_partial_block(table, refcount, block_size, length):
 
 @ROLLBACK.mutant
 def one_block_more(table, refcount, block_size, length):
-    """Where the kept tokens end with a block, you keep one block more: it holds rejected drafts only. ⌈length /
-    block_size⌉ blocks are enough; the next pass allocates what it needs."""
+    """Where the kept tokens end with a block, you keep one block too many, which holds only rejected tokens. Keep
+    ⌈length / block_size⌉ blocks; the next pass allocates what it needs."""
     return flawed_rollback(table, refcount, block_size, length, keep=length // block_size + 1)
 
 
 @ROLLBACK.mutant
 def nothing_goes_back(table, refcount, block_size, length):
-    """You keep all blocks. Those behind the kept tokens hold nothing that is true, and others wait for them."""
+    """You keep all blocks. Those after the kept tokens hold only rejected tokens, and other requests could use them.
+    Drop every block beyond ⌈length / block_size⌉."""
     return table, refcount, []
 
 
 @ROLLBACK.mutant
 def from_the_front(table, refcount, block_size, length):
-    """You release the blocks from the front. The last one goes first: a cached prefix is of use without its end, not
-    without its beginning, and free blocks are reused in this order."""
+    """You release the blocks from the front. Release the last one first, because free blocks are reused in this order,
+    and a cached prefix is useful without its end but not without its beginning."""
     table, refcount, freed = rollback(table, refcount, block_size, length)
     return table, refcount, freed[::-1]
 
 
 @ROLLBACK.mutant
 def throws_away_the_first(table, refcount, block_size, length):
-    """You keep the end of the table and drop its beginning. What was rejected is at the end: the first blocks hold the
-    kept tokens."""
+    """You keep the end of the table and drop its beginning. Rejected tokens are at the end, and the first blocks hold
+    the kept tokens: keep table[:n]."""
     table, refcount, freed = rollback(table[::-1], refcount, block_size, length)
     return table[::-1], refcount, freed
 
@@ -295,15 +297,15 @@ def gain_by_batch(answer) -> str:
     gpu, alpha = theory.H200, 0.8
     read, compute = theory.pass_bytes(8e9) / gpu.bandwidth, theory.pass_flops(8e9) / gpu.flops
     draft = read / 20
-    lines = [f"8 B weights in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
-    lines.append("batch   k  tokens a second  speed-up")
+    lines = [f"8 B parameters in bf16 on an H200, α = {alpha}, a draft step costs 1/20 of reading the weights", ""]
+    lines.append("batch   k  tokens/s (bound)  speed-up")
     for batch in (1, 8, 32, 64, 128, 256, 512):
         alphas = [alpha] * batch
         k = count(answer(list(alphas), 8, read, compute, draft), "k")
         if not 0 <= k <= 8:
             raise Complaint(f"k is between 0 and longest, which was 8; yours is {k}.")
         found = speeds(alphas, 8, read, compute, draft)
-        lines.append(f"{batch:5}  {k:2}  {found[k]:15,.0f}  {found[k] / found[0]:8.2f}")
+        lines.append(f"{batch:5}  {k:2}  {found[k]:16,.0f}  {found[k] / found[0]:8.2f}")
     return "\n".join(lines)
 
 
@@ -314,10 +316,10 @@ BATCH_K = exercise(
     minutes=25,
     points=3,
     hints=(
-        "What a server sells is tokens a second, over all rows. Write it down for one k: tokens of all rows on top, "
-        "seconds of the whole cycle below. Then there are only longest + 1 numbers to compare.",
-        "Row i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading and "
-        "computing; reading does not depend on k, computing does. k steps of the draft come before it.",
+        "What counts is tokens per second over all sequences. Write it down for one k, as the tokens of all sequences "
+        "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
+        "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
+        "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
         "speed(k) = sum(expected_tokens(a, k) for a in alphas) / (k * draft + max(read, len(alphas) * (k + 1) * "
         "compute)); take the k from 0 to longest with the greatest speed, the first of equals.",
     ),
@@ -343,8 +345,8 @@ BATCH_K = exercise(
 
 @BATCH_K.mutant
 def as_if_alone(alphas, longest, read, compute, draft):
-    """You compute the pass of one row. The pass carries (k + 1) tokens of every row, and their arithmetic adds up: this
-    is how a large batch uses up what drafts live on."""
+    """You compute the pass of one sequence. The pass processes k + 1 tokens of every sequence, and their arithmetic
+    adds up, which is why a large batch leaves nothing for drafts. Multiply by the number of sequences."""
     return fastest(
         speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, (k + 1) * compute))
     )
@@ -353,13 +355,14 @@ def as_if_alone(alphas, longest, read, compute, draft):
 @BATCH_K.mutant
 def verification_is_free(alphas, longest, read, compute, draft):
     """You let every pass take as long as reading the weights. That holds while B · (k + 1) tokens are computed within
-    that time; behind the ridge every further draft costs."""
+    that time. Beyond the ridge point every further token costs time: take the larger of the two times."""
     return fastest(speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read))
 
 
 @BATCH_K.mutant
 def reads_then_computes(alphas, longest, read, compute, draft):
-    """You add reading and computing. They overlap, and the slower one sets the time: max, not +."""
+    """You add the times for reading and for computing. They overlap, and the slower one sets the time: use max, not
+    +."""
     rows = len(alphas)
     return fastest(
         speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + read + rows * (k + 1) * compute)
@@ -368,7 +371,8 @@ def reads_then_computes(alphas, longest, read, compute, draft):
 
 @BATCH_K.mutant
 def k_tokens_a_row(alphas, longest, read, compute, draft):
-    """You compute k tokens a row. The pass reads the last token of each row as well: k + 1."""
+    """You compute k tokens per sequence. The pass also processes the last token of each sequence, so there are k +
+    1."""
     rows = len(alphas)
     return fastest(
         speeds(alphas, longest, read, compute, draft, cycle=lambda k: k * draft + max(read, rows * k * compute))
@@ -377,41 +381,41 @@ def k_tokens_a_row(alphas, longest, read, compute, draft):
 
 @BATCH_K.mutant
 def average_alpha(alphas, longest, read, compute, draft):
-    """You average α over the rows first. E[N] is no straight line in α: one row that accepts everything and one that
-    accepts nothing give more than two middling ones. Add up the E[N] of the rows."""
+    """You average α over the sequences first. E[N] is not linear in α: one sequence that accepts everything and one
+    that accepts nothing give more tokens than two average ones. Compute E[N] for each and add them up."""
     mean = sum(alphas) / len(alphas)
     return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(mean, k)))
 
 
 @BATCH_K.mutant
 def the_best_row_decides(alphas, longest, read, compute, draft):
-    """You choose for the row with the highest α. All rows draft as long as you say, and the others pay for drafts that
-    they lose: count the tokens of all."""
+    """You choose k for the sequence with the highest α. All sequences draft as many tokens as you choose, and the
+    others pay for tokens that are rejected. Count the tokens of all of them."""
     best = max(alphas)
     return fastest(speeds(alphas, longest, read, compute, draft, tokens=lambda k: theory.expected_tokens(best, k)))
 
 
 @BATCH_K.mutant
 def drafting_costs_nothing(alphas, longest, read, compute, draft):
-    """You leave out the draft's time: k steps, one after the other, before the pass can begin."""
+    """You leave out the time for drafting: k steps, one after the other, before the pass can begin. Add k · draft."""
     return batch_k(alphas, longest, read, compute, 0.0)
 
 
 @BATCH_K.mutant
 def a_draft_step_for_every_row(alphas, longest, read, compute, draft):
-    """You charge the draft for each row. It drafts for all rows together: `draft` is one step of the whole batch, and k
-    steps make the draft."""
+    """You charge the draft time once per sequence. The draft model drafts for all sequences together: `draft` is one
+    step of the whole batch, and a draft takes k of them."""
     return batch_k(alphas, longest, read, compute, draft * len(alphas))
 
 
 @BATCH_K.mutant
 def always_drafts(alphas, longest, read, compute, draft):
-    """You always draft. Where the batch leaves no spare arithmetic, or the draft is poor, plain decoding is the
-    fastest: k = 0 belongs to the comparison."""
+    """You always draft. Where the batch leaves no idle arithmetic, or the drafts are poor, plain decoding is the
+    fastest, so compare k = 0 as well."""
     return 1 + fastest(speeds(alphas, longest, read, compute, draft)[1:])
 
 
 @BATCH_K.mutant
 def most_tokens_a_pass(alphas, longest, read, compute, draft):
-    """You take the k with the most tokens a pass, which is always the longest. Divide by the seconds of the cycle."""
+    """You take the k with the most tokens per pass, which is always the longest. Divide by the seconds of the cycle."""
     return longest

@@ -18,7 +18,7 @@ def symmetric(weight, bits, group):
 
 
 def grid(weight, group, scale_of, snap=torch.round):
-    """Weights on a grid of their own a group: integers [out, in], scales [out, in / group], and what they stand for."""
+    """A grid for each group: integers [out, in], scales [out, in / group], and the weights they stand for."""
     blocks = weight.view(len(weight), -1, group)  # [out, groups, group]
     scale = scale_of(blocks)
     scale = torch.where(scale == 0, 1.0, scale)
@@ -36,25 +36,23 @@ def observe_symmetric(answer, weight, bits, group):
         not bool(torch.isfinite(torch.cat([integers.flatten(), restored.flatten()])).all()) or (scale == 0).any()
     ):
         raise Complaint(
-            "a group of zeros gets the scale 0 from you, and 0 / 0 is not a number. Such a group is zero with any "
-            "scale: use 1."
+            "a group of zeros gets the scale 0 from you, and 0 / 0 is not a number. Such a group is restored as zero "
+            "with any scale, so use 1."
         )
     return {"integers": integers, "scale": scale[:, None] if scale.dim() == 1 else scale, "restored": restored}
 
 
 def error_table(answer) -> str:
-    """The learner's largest error by bits and group, on rows of which one has an outlier."""
+    """The learner's largest error by bits and group, for a matrix with an outlier in one row."""
     weight = decimals(4, 64, seed=5)
     weight[2, 40] = 12.0
-    lines = ["4 rows of 64 weights, the largest 2.0, but one outlier of 12.0 in row 2", ""]
-    lines += ["largest error in    row 0   row 2   the rest of row 2", "bits  group"]
+    lines = ["a matrix [4, 64] with weights up to 2.0, and one outlier of 12.0 in row 2", ""]
+    lines += ["largest error in    row 0   row 2   the rest of row 2 of the matrix", "bits  group"]
     for bits in (8, 4):
         for group in (64, 16):
             _, _, restored = answer(weight.clone(), bits, group)
             if not isinstance(restored, Tensor) or restored.shape != weight.shape:
-                raise Complaint(
-                    f"restored weights of shape {tuple(weight.shape)} can be drawn; yours: {kind(restored)}."
-                )
+                raise Complaint(f"restored weights should have shape {tuple(weight.shape)}; yours: {kind(restored)}.")
             error = (restored - weight).abs()
             far = error[2].view(-1, 16)[[0, 1, 3]].max()  # without the 16 around the outlier
             lines.append(f"{bits:4}  {group:5}         {error[0].max():.4f}  {error[2].max():.4f}  {far:.4f}")
@@ -62,7 +60,7 @@ def error_table(answer) -> str:
 
 
 def decimals(*shape: int, seed: int) -> Tensor:
-    """Numbers with two digits behind the point, easy to read in a message."""
+    """Numbers with two decimals, easy to read in a message."""
     return torch.randint(-200, 201, shape, generator=torch.Generator().manual_seed(seed)).double() / 100
 
 
@@ -99,50 +97,50 @@ SYMMETRIC = exercise(
 
 @SYMMETRIC.mutant
 def one_scale_for_all(weight, bits, group):
-    """You use one scale for the whole matrix. Its largest weight then sets the step for everybody, and rows of small
-    weights are rounded to almost nothing: a scale for each group of each row."""
+    """You use one scale for the whole matrix. Its largest weight then sets the step for all others, and channels with
+    small weights are rounded to almost nothing. Use one scale for each group."""
     largest = weight.abs().max() / (2 ** (bits - 1) - 1)
     return grid(weight, group, lambda blocks: largest.expand(blocks.shape[:2]))
 
 
 @SYMMETRIC.mutant
 def one_scale_a_row(weight, bits, group):
-    """You use one scale for a whole row, whatever `group` says. One outlier then coarsens all of its row; with groups
-    it only spoils its own."""
+    """You use one scale for a whole row of the matrix, whatever `group` says. One outlier then makes the step coarse
+    for its whole channel, and with groups only for its own group. Reshape to [out, in / group, group] first."""
     return symmetric(weight, bits, weight.shape[1])
 
 
 @SYMMETRIC.mutant
 def uses_all_integers(weight, bits, group):
-    """You divide by 2^(bits−1), 128 for 8 bits. The largest positive weight then needs the integer 128, and int8 ends
+    """You divide by 2^(bits−1), 128 for 8 bits. The largest positive weight then needs the integer 128, but int8 ends
     at 127. Symmetric means −127 … 127: divide by 2^(bits−1) − 1."""
     return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / 2 ** (bits - 1))
 
 
 @SYMMETRIC.mutant
 def without_a_sign_bit(weight, bits, group):
-    """You divide by 2^bits − 1, as if all integers were positive. One bit is the sign: 2^(bits−1) − 1 steps lead from 0
-    to the largest weight."""
+    """You divide by 2^bits − 1, as if all integers were positive. One bit is the sign, so 2^(bits−1) − 1 steps lead
+    from 0 to the largest weight: divide by that."""
     return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2**bits - 1))
 
 
 @SYMMETRIC.mutant
 def cuts_off(weight, bits, group):
-    """You cut the fraction off instead of rounding (so does .to(torch.int8)). The error is up to a whole step then, and
-    always towards zero: round to the nearest integer first."""
+    """You cut the fraction off instead of rounding (as .to(torch.int8) does). The error is then up to a whole step, and
+    always towards zero. Round to the nearest integer first."""
     return grid(weight, group, lambda blocks: blocks.abs().amax(-1) / (2 ** (bits - 1) - 1), torch.trunc)
 
 
 @SYMMETRIC.mutant
 def largest_without_abs(weight, bits, group):
-    """You take the largest weight, not the largest absolute value. A group whose widest weight is negative gets too
-    small a step, and that weight does not fit."""
+    """You take the largest weight, not the largest absolute value. If the weight with the largest absolute value is
+    negative, the step is too small for it. Take abs() first."""
     return grid(weight, group, lambda blocks: blocks.amax(-1) / (2 ** (bits - 1) - 1))
 
 
 @SYMMETRIC.mutant
 def always_eight_bits(weight, bits, group):
-    """You quantise to 8 bits whatever `bits` says."""
+    """You quantise to 8 bits whatever `bits` says. Use 2^(bits−1) − 1 as the largest integer."""
     return symmetric(weight, 8, group)
 
 
@@ -155,15 +153,15 @@ def does_not_scale_back(weight, bits, group):
 
 @SYMMETRIC.mutant
 def restores_perfectly(weight, bits, group):
-    """Your restored weights are the original ones. What the integers do not say is lost for good: restored is integer
-    times scale, up to half a step away."""
+    """Your restored weights are the original ones. What rounding removed cannot be restored: return integer times
+    scale, which is up to half a step off."""
     integers, scale, _ = symmetric(weight, bits, group)
     return integers, scale, weight
 
 
 @SYMMETRIC.mutant
 def scale_upside_down(weight, bits, group):
-    """Your scale is upside down: steps per weight instead of weight per step. It is what an integer is multiplied by to
+    """Your scale is inverted: it counts steps per unit of weight. Return the number that an integer is multiplied by to
     get its weight back."""
     integers, scale, restored = symmetric(weight, bits, group)
     return integers, 1 / scale, restored
@@ -182,7 +180,7 @@ class Tiles:
     def __iter__(self):
         if self.read:
             raise Complaint(
-                "the tiles were read a second time. Each byte of the cache is to be read once: keep m, ℓ, o."
+                "you went over the tiles a second time. Each byte of the cache is to be read once: keep m, ℓ and o."
             )
         self.read = True
         scores, values = torch.empty(self.size).double(), torch.empty(self.size, self.values.shape[1]).double()
@@ -217,14 +215,14 @@ def observe_softmax(answer, scores, values, tile):
         raise Complaint(f"the result should be a tensor of shape {tuple(values.shape[1:])}; yours is {kind(found)}.")
     if bool(found.isnan().any()) and bool(scores.abs().max() < 100):
         raise Complaint(
-            "your result is not a number, with scores that are small. Look at the first tile: nothing came before it, "
-            "and ∞ − ∞ or ∞ · 0 is no way to say so. With m = −∞, e^(m − new) is 0, and 0 · 0 is 0."
+            "your result is not a number, although the scores are small. Look at the first tile, where nothing came "
+            "before: ∞ − ∞ and ∞ · 0 are not numbers. Begin with m = −∞, ℓ = 0 and o = 0; then e^(m − new) is 0."
         )
     return found
 
 
 def spread(count: int, dim: int, seed: int, height: float = 2.0) -> dict:
-    """Scores and values with one digit behind the point; the scores up to `height`."""
+    """Scores and values with one decimal; the scores up to `height`."""
     g = torch.Generator().manual_seed(seed)
     scores = torch.randint(-20, 21, (count,), generator=g).double() / 20 * height
     return dict(scores=scores, values=torch.randint(-9, 10, (count, dim), generator=g).double())
@@ -266,55 +264,56 @@ ONLINE_SOFTMAX = exercise(
 
 @ONLINE_SOFTMAX.mutant
 def no_maximum(tiles):
-    """You use e^s as it is. Scores of a few hundred overflow: infinity over infinity is no number. Subtract the largest
-    score so far; it cancels, because it is in both sums."""
+    """You use e^s as it is. Scores of a few hundred overflow, and infinity divided by infinity is not a number.
+    Subtract the largest score so far; it cancels, because it is in both sums."""
     return flawed_softmax(tiles, maximum=lambda m, s: torch.zeros(()).double())
 
 
 @ONLINE_SOFTMAX.mutant
 def sum_not_rescaled(tiles):
-    """You rescale o, but not ℓ. Both hold terms that were taken relative to the old maximum: the same factor for
-    both."""
+    """You rescale o, but not ℓ. Both hold terms that were computed relative to the old maximum, so multiply both by the
+    same factor."""
     return flawed_softmax(tiles, rescale_sum=False)
 
 
 @ONLINE_SOFTMAX.mutant
 def output_not_rescaled(tiles):
-    """You rescale ℓ, but not o. Both hold terms that were taken relative to the old maximum: the same factor for
-    both."""
+    """You rescale ℓ, but not o. Both hold terms that were computed relative to the old maximum, so multiply both by the
+    same factor."""
     return flawed_softmax(tiles, rescale_output=False)
 
 
 @ONLINE_SOFTMAX.mutant
 def nothing_rescaled(tiles):
-    """You never rescale: when a larger score arrives, what was summed before counts too much. Multiply ℓ and o by
-    e^(m_old − m_new) first."""
+    """You never rescale, so when a larger score arrives, the earlier terms count too much. Multiply ℓ and o by e^(m_old
+    − m_new) first."""
     return flawed_softmax(tiles, rescale_sum=False, rescale_output=False)
 
 
 @ONLINE_SOFTMAX.mutant
 def factor_upside_down(tiles):
-    """Your factor is upside down: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have
-    to become smaller: e^(m_old − m_new)."""
+    """Your factor is inverted: e^(m_new − m_old) makes the old terms larger when a larger score arrives. They have to
+    become smaller: use e^(m_old − m_new)."""
     return flawed_softmax(tiles, factor=lambda x: (-x).exp())
 
 
 @ONLINE_SOFTMAX.mutant
 def averages_the_tiles(tiles):
-    """You take a softmax in each tile and average the results, as if all tiles weighed the same. A tile with high
-    scores weighs more, and how much more is what ℓ and m keep."""
+    """You take a softmax in each tile and average the results, as if all tiles had the same weight. A tile with high
+    scores has more weight, and m and ℓ say how much. Keep these instead."""
     return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).mean(0)
 
 
 @ONLINE_SOFTMAX.mutant
 def adds_the_tiles(tiles):
-    """You take a softmax in each tile and add the results up: your weights sum to the number of tiles."""
+    """You take a softmax in each tile and add the results up, so your weights sum to the number of tiles. Keep m, ℓ and
+    o over all tiles and divide once, at the end."""
     return torch.stack([scores.softmax(0) @ values for scores, values in tiles]).sum(0)
 
 
 @ONLINE_SOFTMAX.mutant
 def only_the_last_tile(tiles):
-    """Your result is that of the last tile alone. What came before has to be kept, in m, ℓ and o."""
+    """Your result is that of the last tile alone. Keep what came before in m, ℓ and o."""
     for scores, values in tiles:
         result = scores.softmax(0) @ values
     return result
@@ -322,21 +321,20 @@ def only_the_last_tile(tiles):
 
 @ONLINE_SOFTMAX.mutant
 def never_divides(tiles):
-    """You return o as it is. Its weights e^(s − m) do not sum to 1 but to ℓ: divide by it at the end."""
+    """You return o as it is. Its weights e^(s − m) sum to ℓ and not to 1, so divide by ℓ at the end."""
     return flawed_softmax(tiles, at_the_end=False)
 
 
 @ONLINE_SOFTMAX.mutant
 def divides_every_time(tiles):
-    """You divide o by ℓ after every tile, and go on adding to the quotient. Either multiply it back first, or divide
-    once, at the end."""
+    """You divide o by ℓ after every tile, and go on adding to the quotient. Divide once, at the end."""
     return flawed_softmax(tiles, each_time=True)
 
 
 @ONLINE_SOFTMAX.mutant
 def collects_the_tiles(tiles):
-    """You collect the tiles and take the softmax at the end. There is no room for all of them: each tile overwrites the
-    one before, in the same buffer. Keep three small things instead: m, ℓ and o."""
+    """You collect the tiles and take the softmax at the end. There is no room for all of them, because each tile
+    overwrites the one before in the same buffer. Keep three small things instead: m, ℓ and o."""
     kept = list(tiles)
     scores, values = (torch.cat(parts) for parts in zip(*kept, strict=True))
     return scores.softmax(0) @ values
@@ -352,7 +350,7 @@ def gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
 
 
 def ratio(before, after, weights, batch, bandwidth, peak):
-    """Time with so many bytes a pass over time with so many; the arithmetic stays."""
+    """Time with so many bytes per pass over time with so many; the arithmetic stays."""
     machine = theory.Hardware("", bandwidth, peak)
     times = [theory.roofline_time(read, theory.pass_flops(weights, batch), machine) for read in (before, after)]
     return times[0] / times[1]
@@ -361,7 +359,11 @@ def ratio(before, after, weights, batch, bandwidth, peak):
 def gain_table(answer) -> str:
     """What the learner's function says of an 8 B model on an H200: int4 and int8, by batch and context."""
     gpu = theory.H200
-    lines = ["speed-up of decoding, 8 B weights on an H200, groups of 64", "", "batch  context    int8    int4"]
+    lines = [
+        "speed-up of decoding by the roofline, 8 B parameters on an H200, groups of 64",
+        "",
+        "batch  context    int8    int4",
+    ]
     for batch, context in ((1, 0), (1, 4000), (32, 0), (32, 4000), (128, 0), (256, 0)):
         found = [plain(answer(8e9, bits, 64, batch, context, 131_072, gpu.bandwidth, gpu.flops)) for bits in (8, 4)]
         if not all(map(is_number, found)):
@@ -379,9 +381,9 @@ BYTES_READ = exercise(
     hints=(
         "Write down all bytes that a decoding pass reads, before and after. Which of them does quantising the weights "
         "change? And what does it add that was not there before?",
-        "Before: 2 bytes a weight, and the caches. After: bits / 8 bytes a weight, one scale of 2 bytes for every "
-        "group, and the same caches. Each pass takes as long as the slower of reading and computing, and computing "
-        "stays.",
+        "Before: 2 bytes for each weight, and the caches. After: bits / 8 bytes for each weight, one scale of 2 bytes "
+        "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and "
+        "the time for computing stays.",
         "cache = batch * context * kv_bytes; time(b) = max((weights * b + cache) / bandwidth, 2 * weights * batch / "
         "peak); the answer is time(2) / time(bits / 8 + 2 / group).",
     ),
@@ -402,29 +404,30 @@ BYTES_READ = exercise(
 
 @BYTES_READ.mutant
 def the_ratio_of_the_bits(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You answer 16 / bits. That is how much smaller the weights get, not how much faster the pass: scales and caches
-    are read too, and where arithmetic is the limit, fewer bytes change nothing."""
+    """You answer 16 / bits. That is how much smaller the weights get. The pass also reads scales and caches, and where
+    arithmetic is the limit, fewer bytes change nothing. Compute the time of the pass before and after."""
     return 16 / bits
 
 
 @BYTES_READ.mutant
 def forgets_the_scales(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
     """You leave out the scales: one of 2 bytes for every group of weights, read along with them. In groups of 32 that
-    makes 4 bits four and a half."""
+    makes four and a half bits out of 4. Add 2 / group bytes for each weight."""
     cache = batch * context * kv_bytes
     return ratio(2 * weights + cache, weights * bits / 8 + cache, weights, batch, bandwidth, peak)
 
 
 @BYTES_READ.mutant
 def forgets_the_caches(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You leave out the caches. They are read in every pass and did not shrink: with long contexts they are most of the
-    bytes, and what the weights save hardly shows."""
+    """You leave out the caches. They are read in every pass and did not shrink. With long contexts they are most of the
+    bytes. Add batch · context · kv_bytes before and after."""
     return gain(weights, bits, group, batch, 0, 0, bandwidth, peak)
 
 
 @BYTES_READ.mutant
 def one_cache(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You read one cache for the whole batch. The weights are shared by all rows, the caches are not."""
+    """You read one cache for the whole batch. All sequences share the weights, but each has a cache of its own:
+    multiply by batch."""
     before = 2 * weights + context * kv_bytes
     after = theory.quantized_bytes(weights, bits, group) + context * kv_bytes
     return ratio(before, after, weights, batch, bandwidth, peak)
@@ -432,7 +435,8 @@ def one_cache(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
 
 @BYTES_READ.mutant
 def caches_shrink_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You let the caches shrink with the weights. Only the weights were quantised; keys and values stay as they are."""
+    """You let the caches shrink with the weights. Only the weights were quantised, so keys and values keep their
+    bytes."""
     cache = batch * context * kv_bytes
     after = theory.quantized_bytes(weights, bits, group) + cache * bits / 16
     return ratio(2 * weights + cache, after, weights, batch, bandwidth, peak)
@@ -440,15 +444,15 @@ def caches_shrink_too(weights, bits, group, batch, context, kv_bytes, bandwidth,
 
 @BYTES_READ.mutant
 def bytes_only(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You compare bytes only. With enough rows the arithmetic takes longer than the reading, and fewer bytes are no
-    faster: compare times, each the greater of the two."""
+    """You compare bytes only. In a large batch the arithmetic takes longer than the reading, and then fewer bytes are
+    no faster. Compare times, each the larger of the two."""
     return gain(weights, bits, group, batch, context, kv_bytes, 1.0, 1e30)
 
 
 @BYTES_READ.mutant
 def arithmetic_shrinks_too(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
     """You let the arithmetic get cheaper with the bits. The integers are turned back into weights before they are
-    multiplied: two FLOPs a weight and row, before as after."""
+    multiplied, so there are two FLOPs for each weight and sequence, before and after."""
     machine = theory.Hardware("", bandwidth, peak)
     cache, flops = batch * context * kv_bytes, theory.pass_flops(weights, batch)
     after = theory.roofline_time(theory.quantized_bytes(weights, bits, group) + cache, flops * bits / 16, machine)
@@ -457,8 +461,8 @@ def arithmetic_shrinks_too(weights, bits, group, batch, context, kv_bytes, bandw
 
 @BYTES_READ.mutant
 def arithmetic_of_one_row(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """You count the arithmetic of one row. One reading of the weights serves the batch, but every row multiplies with
-    all of them: 2 · weights · batch."""
+    """You count the arithmetic of one sequence. The weights are read once for the batch, but every sequence multiplies
+    with all of them: 2 · weights · batch."""
     cache = batch * context * kv_bytes
     after = theory.quantized_bytes(weights, bits, group) + cache
     return ratio(2 * weights + cache, after, weights, 1, bandwidth, peak)
@@ -466,5 +470,6 @@ def arithmetic_of_one_row(weights, bits, group, batch, context, kv_bytes, bandwi
 
 @BYTES_READ.mutant
 def quotient_upside_down(weights, bits, group, batch, context, kv_bytes, bandwidth, peak):
-    """Your quotient is upside down: a speed-up is the old time over the new one, above 1 where it gains."""
+    """Your quotient is inverted. A speed-up is the old time divided by the new one, so it is above 1 where something is
+    gained."""
     return 1 / gain(weights, bits, group, batch, context, kv_bytes, bandwidth, peak)

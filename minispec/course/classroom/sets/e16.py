@@ -1,4 +1,4 @@
-"""Set 16, beyond one GPU: a layer cut in two directions, and the cache of one rank."""
+"""Set 16, beyond one GPU: an MLP split by columns and rows, and the cache of one rank."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ def shards(up, down, ranks):
 
 
 class Wire:
-    """all_reduce(parts), one tensor a rank: their sum, which every rank then has. It remembers what was sent."""
+    """all_reduce(parts), one tensor per rank: their sum, which every rank then has. It remembers what was sent."""
 
     def __init__(self, ranks: int):
         self.ranks, self.calls, self.sent, self.different = ranks, 0, 0, 0
 
     def __call__(self, parts) -> Tensor:
         if not isinstance(parts, (list, tuple)) or not all(isinstance(part, Tensor) for part in parts):
-            raise Complaint(f"all_reduce takes a list of tensors, one a rank; it was given {kind(parts)}.")
+            raise Complaint(f"all_reduce takes a list of tensors, one per rank; it was given {kind(parts)}.")
         if len(parts) != self.ranks or len({part.shape for part in parts}) != 1:
             shapes = ", ".join(str(tuple(part.shape)) for part in parts)
-            raise Complaint(f"all_reduce takes one tensor a rank, {self.ranks} of one shape; it was given: {shapes}.")
+            raise Complaint(f"all_reduce takes one tensor per rank, {self.ranks} of one shape; it was given: {shapes}.")
         self.calls += 1
         self.sent += parts[0].numel()
         self.different = len({tuple(part.flatten().tolist()) for part in parts})
@@ -50,13 +50,13 @@ def observe_column_row(answer, x, up, down, bias, ranks):
     return {
         "result": found,
         "all-reduces": wire.calls,
-        "numbers that each rank puts on the wire": wire.sent,
+        "numbers that each rank sends": wire.sent,
         "ranks with a part of their own": wire.different,
     }
 
 
 def decimals(*shape: int, seed: int) -> Tensor:
-    """Numbers with one digit behind the point, easy to read in a message."""
+    """Numbers with one decimal, easy to read in a message."""
     return torch.randint(-9, 10, shape, generator=torch.Generator().manual_seed(seed)).double() / 10
 
 
@@ -72,13 +72,13 @@ COLUMN_ROW = exercise(
     minutes=25,
     points=3,
     hints=(
-        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute, all by itself, the "
-        "activation included? Which rows of `down` do these entries meet?",
-        "Cut `up` into column blocks and `down` into row blocks of the same width: rank r computes "
+        "Let rank r hold some columns of `up`. Which entries of the hidden layer can it compute on its own, the "
+        "activation included? Which rows of the matrix `down` are they multiplied with?",
+        "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes "
         "relu(x @ up_r) @ down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the "
         "ranks.",
         "parts = [relu(x @ a) @ b for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0))]; return "
-        "all_reduce(parts) + bias. The bias comes after the sum, once.",
+        "all_reduce(parts) + bias. Add the bias once, after the sum.",
     ),
     code="minispec.parallel.tensor.parallelize",
     reference=column_row,
@@ -95,21 +95,22 @@ COLUMN_ROW = exercise(
 
 @COLUMN_ROW.mutant
 def sums_at_home(x, up, down, bias, ranks, all_reduce):
-    """You add the parts up yourself. They lie on different GPUs: only all_reduce can bring them together."""
+    """You add the parts up yourself. They are on different GPUs, so only all_reduce can sum them: call it with the list
+    of parts."""
     return sum(torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)) + bias
 
 
 @COLUMN_ROW.mutant
 def one_gpu_does_it_all(x, up, down, bias, ranks, all_reduce):
-    """Each of your ranks multiplies the whole matrices, and their results are averaged. Right, but nothing is shared: a
-    rank should hold and read only its part of the weights."""
+    """Each of your ranks multiplies the whole matrices, and their results are averaged. The result is right, but
+    nothing is divided. Let each rank use only its part of the weights."""
     return all_reduce([torch.relu(x @ up) @ down] * ranks) / ranks + bias
 
 
 @COLUMN_ROW.mutant
 def reduces_in_between(x, up, down, bias, ranks, all_reduce):
-    """You all-reduce between the two matrices as well. It is not needed: a rank has all it needs of the hidden layer,
-    its own columns, because relu works on each entry alone. One all-reduce, at the end."""
+    """You all-reduce between the two matrices as well. It is not needed, because relu works on each entry alone, so a
+    rank has all it needs of the hidden layer: its own columns. Keep the one all-reduce at the end."""
     columns = up.chunk(ranks, 1)
     width = columns[0].shape[1]
     padded = [torch.zeros(len(x), up.shape[1]).to(x) for _ in range(ranks)]
@@ -121,42 +122,44 @@ def reduces_in_between(x, up, down, bias, ranks, all_reduce):
 
 @COLUMN_ROW.mutant
 def rows_then_columns(x, up, down, bias, ranks, all_reduce):
-    """You cut the first matrix by rows and the second by columns. Then the hidden layer has to be summed before the
-    activation, [T, f] numbers instead of [T, d], and the result still lies in pieces. Columns first, rows second."""
+    """You split the first matrix by rows and the second by columns. Then the hidden layer has to be summed before the
+    activation, [T, f] numbers instead of [T, d], and the result is still divided among the ranks. Split by columns
+    first, then by rows."""
     hidden = torch.relu(all_reduce([x_r @ a for x_r, a in zip(x.chunk(ranks, 1), up.chunk(ranks, 0), strict=True)]))
     return torch.cat([hidden @ b for b in down.chunk(ranks, 1)], dim=1) + bias
 
 
 @COLUMN_ROW.mutant
 def bias_on_every_rank(x, up, down, bias, ranks, all_reduce):
-    """Every rank adds the bias, and the all-reduce adds the ranks: you have it `ranks` times. Add it once, after the
+    """Every rank adds the bias, and the all-reduce sums the ranks, so you have it `ranks` times. Add it once, after the
     sum."""
     return all_reduce([torch.relu(x @ a) @ b + bias for a, b in shards(up, down, ranks)])
 
 
 @COLUMN_ROW.mutant
 def averages(x, up, down, bias, ranks, all_reduce):
-    """You average the parts. Each is a share of one long sum over the hidden layer: add them."""
+    """You average the parts. Each is a share of one long sum over the hidden layer, so add them."""
     return all_reduce([torch.relu(x @ a) @ b for a, b in shards(up, down, ranks)]) / ranks + bias
 
 
 @COLUMN_ROW.mutant
 def activation_at_the_end(x, up, down, bias, ranks, all_reduce):
-    """Your activation comes after the second matrix. It belongs between the two, and there each rank can apply it to
-    its own columns."""
+    """Your activation comes after the second matrix. It belongs between the two, where each rank can apply it to its
+    own columns."""
     return torch.relu(all_reduce([x @ a @ b for a, b in shards(up, down, ranks)])) + bias
 
 
 @COLUMN_ROW.mutant
 def no_activation(x, up, down, bias, ranks, all_reduce):
-    """You leave the activation out. Two matrices in a row would be one: relu(x @ up_r) @ down_r."""
+    """You leave the activation out, and then the two matrices could be multiplied into one. Compute relu(x @ up_r) @
+    down_r."""
     return all_reduce([x @ a @ b for a, b in shards(up, down, ranks)]) + bias
 
 
 @COLUMN_ROW.mutant
 def mismatched_shards(x, up, down, bias, ranks, all_reduce):
     """Your shards do not belong together: rank r takes every `ranks`-th column of `up`, but a block of rows of `down`.
-    Column j of the one meets row j of the other, so both must be cut the same way."""
+    Column j of `up` belongs to row j of `down`, so split both the same way."""
     parts = [torch.relu(x @ up[:, r::ranks]) @ b for r, b in enumerate(down.chunk(ranks, 0))]
     return all_reduce(parts) + bias
 
@@ -178,7 +181,7 @@ def observe_kv(answer, **case):
     for value, what in ((per_token, "bytes"), (tokens, "tokens")):
         if not is_number(plain(value)):
             raise Complaint(f"the number of {what} should be a number; yours is {kind(value)}.")
-    return {"bytes a token": plain(per_token), "tokens that fit": plain(tokens)}
+    return {"bytes per token": plain(per_token), "tokens that fit": plain(tokens)}
 
 
 KV_PER_RANK = exercise(
@@ -188,10 +191,10 @@ KV_PER_RANK = exercise(
     minutes=20,
     points=2,
     hints=(
-        "Tensor parallelism deals heads out. How many key/value heads does one rank get with 8 heads on 4 ranks? And "
-        "with 8 heads on 16 ranks, when every rank has query heads that need keys?",
-        "kv_heads / ranks, but never less than one: further ranks hold copies. All layers stay on every rank. The "
-        "weights are cut as well, and what they leave of a rank's memory is for its part of the cache.",
+        "Tensor parallelism divides the heads among the ranks. How many key/value heads does one rank get with 8 heads "
+        "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
+        "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Each rank has all layers. "
+        "The weights are divided as well, and what they leave of a rank's memory is for its part of the cache.",
         "per_token = 2 · layers · max(1, kv_heads // ranks) · head_dim · bits / 8; tokens = (memory − weight_bytes / "
         "ranks) // per_token, and 0 where the weights do not fit.",
     ),
@@ -219,61 +222,62 @@ def flawed_kv(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memo
 
 @KV_PER_RANK.mutant
 def the_whole_cache(*case):
-    """You keep all key/value heads on every rank. Heads are dealt out: a rank attends with its own query heads and
-    keeps the keys and values that these need, kv_heads / ranks of them."""
+    """You keep all key/value heads on every rank. Heads are divided among the ranks: a rank computes its own query
+    heads and keeps the keys and values that these need, kv_heads / ranks of them."""
     return flawed_kv(*case, held=case[2])
 
 
 @KV_PER_RANK.mutant
 def a_fraction_of_a_head(*case):
-    """With more ranks than key/value heads you give each rank a fraction of one. A head cannot be cut: its query heads
-    lie on several ranks, and each of these keeps a copy. So one head is the least."""
+    """With more ranks than key/value heads you give each rank a fraction of a head. A head is not divided: its query
+    heads are on several ranks, and each of these keeps a copy. So one head is the least."""
     return flawed_kv(*case, held=case[2] / case[6])
 
 
 @KV_PER_RANK.mutant
 def query_heads_on_a_rank(*case):
-    """You count query heads. Only keys and values are kept, and under grouped queries there are fewer of them."""
+    """You count query heads. Only keys and values are cached, and with grouped queries there are fewer of those: use
+    kv_heads."""
     return flawed_kv(*case, held=max(1, case[1] // case[6]))
 
 
 @KV_PER_RANK.mutant
 def all_weights_on_a_rank(*case):
-    """You put all weights on every rank. They are cut too, that is the point of it: weight_bytes / ranks."""
+    """You put all weights on every rank. They are divided too: subtract weight_bytes / ranks."""
     return flawed_kv(*case, weights=case[5])
 
 
 @KV_PER_RANK.mutant
 def forgets_the_weights(*case):
-    """You give the whole memory to the cache. The rank's part of the weights is in it first."""
+    """You give the whole memory to the cache. Subtract the rank's part of the weights first."""
     return flawed_kv(*case, weights=0)
 
 
 @KV_PER_RANK.mutant
 def memory_of_all_ranks(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-    """You add up the memory of all ranks. Every token has its keys and values on every rank, some heads on each: the
-    ranks fill at the same pace, and one of them says how many fit."""
+    """You add up the memory of all ranks. Every token has keys and values on every rank, so all ranks fill at the same
+    pace. Compute how many tokens fit on one of them."""
     per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
     return fit(per_token, ranks * memory - weight_bytes)
 
 
 @KV_PER_RANK.mutant
 def layers_dealt_out(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-    """You deal the layers out as well. That is pipeline parallelism; under tensor parallelism each rank works on its
-    heads of every layer."""
+    """You divide the layers among the ranks as well. That is pipeline parallelism. With tensor parallelism each rank
+    computes its heads in every layer, so count all layers."""
     per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
     return fit(per_token / ranks, memory - weight_bytes / ranks)
 
 
 @KV_PER_RANK.mutant
 def only_keys(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-    """You count one vector a head. There are two, a key and a value."""
+    """You count one vector per head. There are two, a key and a value: multiply by 2."""
     per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
     return fit(per_token / 2, memory - weight_bytes / ranks)
 
 
 @KV_PER_RANK.mutant
 def fewer_than_none_fit(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory):
-    """Where the weights alone do not fit, your number of tokens is negative. Then no token fits: 0."""
+    """Where the weights alone do not fit, your number of tokens is negative. Then no token fits, so return 0."""
     per_token, _ = kv_per_rank(layers, heads, kv_heads, head_dim, bits, weight_bytes, ranks, memory)
     return per_token, math.floor((memory - weight_bytes / ranks) / per_token)

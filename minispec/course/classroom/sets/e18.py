@@ -1,7 +1,7 @@
 """Set 18, the capstone: a sampler, a drafter and a loop of one's own, and all three joined.
 
-The parts are judged as in the other sets. What they make together is judged three times: by the exact law of its text
-on small models, by its passes, and by its tokens a pass on real models: smollm2 where it is present, else micro.
+The parts are judged as in the other sets. What they make together is judged by the exact distribution of its output and
+of its forward passes on small models, and by its tokens per pass on a real one: smollm2 if it is present, else micro.
 MINISPEC_TRIAL names another model that comes with a draft.
 """
 
@@ -48,7 +48,7 @@ def emit(p, q, drafted, random, *, coin=accept_probability, replace=residual, la
 
 
 def emitted_runs(answer, logits, q, temperature):
-    """The exact law of all tokens of a cycle, the draft's own draws included."""
+    """The exact distribution of all tokens of a cycle, with that of the draft tokens included."""
 
     def cycle(random):
         drafted = [pick(row, random()) for row in q]
@@ -64,12 +64,13 @@ SAMPLER = exercise(
     minutes=30,
     points=3,
     hints=(
-        "Two steps: logits become laws, one a row; then it is the sampler of set 06. What is the law of a row at "
-        "temperature 0, when the likeliest token is certain?",
-        "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a law already: leave "
-        "it alone. With a one-hot p the same coin and the same residual are right: no second branch is needed.",
-        "For draft i: if random() < min(1, p[i, d] / q[i, d]) keep it, else return drafted[:i] and one token from the "
-        "normalised [p[i] − q[i]]₊. After the loop: all drafts and one token from p[-1].",
+        "There are two steps: turn the logits into one distribution per position; the rest is the sampler of set 06. "
+        "What is the distribution at temperature 0, when the most likely token is certain?",
+        "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a distribution "
+        "already, so leave it as it is. With a one-hot p the same acceptance rule and the same residual are right, so "
+        "no second branch is needed.",
+        "For draft token i: if random() < min(1, p[i, d] / q[i, d]) keep it, else return drafted[:i] and one token "
+        "from the normalised [p[i] − q[i]]₊. After the loop: all draft tokens and one token from p[-1].",
     ),
     code="minispec.verify.chain",
     reference=sampler,
@@ -87,61 +88,62 @@ SAMPLER = exercise(
 
 @SAMPLER.mutant
 def ignores_the_temperature(logits, q, drafted, temperature, random):
-    """You take softmax(logits), whatever the temperature. It divides the logits first: below 1 the target gets surer of
-    itself, above 1 less sure."""
+    """You take softmax(logits), whatever the temperature is. Divide the logits by it first: below 1 the distribution
+    gets sharper, above 1 flatter."""
     return sampler(logits, q, drafted, 1.0, random)
 
 
 @SAMPLER.mutant
 def multiplies_by_the_temperature(logits, q, drafted, temperature, random):
-    """You multiply the logits by the temperature. Divide: a low temperature makes the differences larger."""
+    """You multiply the logits by the temperature. Divide by it: a low temperature makes the differences larger."""
     return emit((logits * temperature).softmax(-1), q, drafted, random)
 
 
 @SAMPLER.mutant
 def zero_is_one(logits, q, drafted, temperature, random):
-    """At temperature 0 you sample as at 1. It means greedy: all mass on the likeliest token."""
+    """At temperature 0 you sample as at 1. Temperature 0 means greedy: put all probability on the most likely token."""
     return sampler(logits, q, drafted, temperature or 1.0, random)
 
 
 @SAMPLER.mutant
 def tempers_the_draft_too(logits, q, drafted, temperature, random):
-    """You apply the temperature to q as well. q is the law that the drafts were really drawn from, with whatever
-    temperature the draft used: it is not yours to bend."""
+    """You apply the temperature to q as well. q is the distribution that the draft tokens were really sampled from,
+    with whatever temperature the drafter used, so leave it as it is."""
     return emit(law(logits, temperature), None if q is None else law(q.log(), temperature), drafted, random)
 
 
 @SAMPLER.mutant
 def accepts_everything(logits, q, drafted, temperature, random):
-    """You never reject: what comes out follows the draft, not the target."""
+    """You never reject, so the output follows the draft model and not the target. Accept with probability min(1,
+    p/q)."""
     return emit(law(logits, temperature), q, drafted, random, coin=lambda p, q, d: 1.0)
 
 
 @SAMPLER.mutant
 def corrects_from_p(logits, q, drafted, temperature, random):
-    """After a rejection you draw from p. Tokens that the draft likes get a second share that way. Draw from the
-    residual, norm([p − q]₊)."""
+    """After a rejection you sample from p. Tokens that the draft model prefers get a second chance that way. Sample
+    from the residual, norm([p − q]₊)."""
     return emit(law(logits, temperature), q, drafted, random, replace=lambda p, q: p)
 
 
 @SAMPLER.mutant
 def no_bonus(logits, q, drafted, temperature, random):
-    """When all drafts are accepted you stop there. The last row of the logits has been paid for: it holds one token
-    more, the bonus."""
+    """When all draft tokens are accepted, you stop there. The same pass has already computed the logits after the last
+    one: sample one more token from them, the bonus."""
     return emit(law(logits, temperature), q, drafted, random, bonus=False)
 
 
 @SAMPLER.mutant
 def one_row_late(logits, q, drafted, temperature, random):
-    """You judge draft i by row i + 1, which was computed after reading it. What the target thought of that place before
-    is row i."""
+    """You judge draft token i with logits[i + 1], which were computed after it. The target's distribution at its own
+    position is in logits[i]."""
     return emit(law(logits, temperature), q, drafted, random, late=1)
 
 
 @SAMPLER.mutant
 def goes_on_after_a_rejection(logits, q, drafted, temperature, random):
-    """You replace a rejected draft and go on. All later rows were computed after the rejected one: they say nothing
-    about your text any more. Stop there."""
+    """You replace a rejected draft token and go on. All later logits were computed after the rejected token, so they do
+    not belong to your output: stop at the first rejection."""
     return emit(law(logits, temperature), q, drafted, random, stop=False)
 
 
@@ -160,21 +162,23 @@ TWO = rows([0.6, 0.4], [0.3, 0.7], [0.8, 0.2], [0.45, 0.55]).log()
 
 
 def observe_drafts(answer, text, held, k, temperature):
-    """The exact law of the drafts; and for each draft the q that came with it and what the model read."""
+    """The exact distribution of the draft; and for each draft the q that came with it and what the model processed."""
     reported, reads = {}, {}
 
     def draft(random):
         model = LawModel("draft", lambda t: TWO[whole_text(t) % 4], text[:held], most_passes=k + 2)
-        drafted, q = pair(answer(model, list(text), k, temperature, random), "the drafts and their laws")
+        drafted, q = pair(answer(model, list(text), k, temperature, random), "the draft tokens and their distributions")
         drafted = tokens(drafted, "the first of your two results")
         if drafted and not (isinstance(q, Tensor) and q.shape == (len(drafted), 2)):
-            raise Complaint(f"q should hold one law for each draft, here {(len(drafted), 2)}; yours is {kind(q)}.")
+            raise Complaint(
+                f"q should hold one distribution per draft token, here {(len(drafted), 2)}; yours: {kind(q)}."
+            )
         if drafted:
             reported[drafted] = q.detach().double()
         reads[drafted] = [read for _, read in model.passes]
         return drafted
 
-    return {"drafts": distribution_of(draft), "q of each": reported, "what the draft read": reads}
+    return {"draft": distribution_of(draft), "q of each": reported, "what the draft model processed": reads}
 
 
 DRAFTER = exercise(
@@ -184,10 +188,10 @@ DRAFTER = exercise(
     minutes=25,
     points=3,
     hints=(
-        "One draft takes three steps: read what has not been read, make a law of the last row, draw from it. What has "
-        "not been read before the first draft, and what before the others?",
-        "[*text, *drafted][model.length:] is what has not been read, every time: one or two tokens at first, then the "
-        "draft before. Only its last row of logits matters. Keep the law that you drew from.",
+        "One draft token takes three steps: run the model on the tokens that are not in its cache, turn the last "
+        "logits into a distribution, sample from it. Which tokens are missing at first, and which later?",
+        "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
+        "token before. Only the last logits matter. Keep the distribution that you sampled from.",
         "k times: logits = model.read([*text, *drafted][model.length:])[-1]; q_i = softmax(logits / temperature), or "
         "one-hot at 0; drafted.append(pick(q_i, random())). Return drafted and torch.stack of the q_i, None if k is 0.",
     ),
@@ -222,50 +226,51 @@ def flawed_drafter(model, text, k, temperature, random, *, unread=lambda model, 
 
 @DRAFTER.mutant
 def only_the_last_token(model, text, k, temperature, random):
-    """You read the last token of the text and no other. After a cycle in which all drafts were accepted the model lacks
-    two: its own last draft, which it never read, and the bonus. Read text[model.length:]."""
+    """You run the draft model on the last token of the sequence only. After a cycle in which every draft token was
+    accepted, two tokens are missing from its cache: its own last draft token, and the bonus. Use
+    text[model.length:]."""
     return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text[-1:])
 
 
 @DRAFTER.mutant
 def reads_from_the_start(model, text, k, temperature, random):
-    """You read the whole text each time, behind what the cache holds already: the model sees it twice. Read only what
-    is new."""
+    """You run the model on the whole sequence each time, after what its cache already holds, so it sees everything
+    twice. Use only the tokens that are not in the cache."""
     return flawed_drafter(model, text, k, temperature, random, unread=lambda model, text: text)
 
 
 @DRAFTER.mutant
 def reads_its_last_draft(model, text, k, temperature, random):
-    """You read the last draft as well. Nobody asks what follows it, and it is probably rejected: k drafts take k
-    passes."""
+    """You run the model on its last draft token as well. What follows that token is not needed, and it may be rejected.
+    For k draft tokens make k passes."""
     return flawed_drafter(model, text, k, temperature, random, extra=True)
 
 
 @DRAFTER.mutant
 def reports_another_law(model, text, k, temperature, random):
-    """You draw with the temperature and report the law without it. The sampler believes your q: if it is not the law
-    that was really used, the output is no longer the target's."""
+    """You sample with the temperature and return the distribution without it. The sampler relies on your q: if it is
+    not the one that was really used, the output no longer follows the target. Return the q that you sampled from."""
     return flawed_drafter(model, text, k, temperature, random, report=lambda logits: logits.softmax(-1))
 
 
 @DRAFTER.mutant
 def takes_the_best(model, text, k, temperature, random):
-    """You take the likeliest token and report the whole law, as if you had drawn from it. Draw, or report a one-hot q:
-    q must say what could have happened."""
+    """You take the most likely token and return the whole distribution, as if you had sampled from it. Either sample
+    from it, or return a one-hot q."""
     return flawed_drafter(model, text, k, temperature, random, draw=lambda q, u: int(q.argmax()))
 
 
 @DRAFTER.mutant
 def without_temperature(model, text, k, temperature, random):
-    """You leave the temperature out, both in the draw and in q. Exactness survives that, but a draft that samples like
-    its target is accepted more often: divide the logits by it."""
+    """You leave the temperature out, both when you sample and in q. The output stays exact, but a draft model that
+    samples like its target is accepted more often, so divide the logits by the temperature."""
     return drafter(model, text, k, 1.0, random)
 
 
 @DRAFTER.mutant
 def one_pass_for_all(model, text, k, temperature, random):
-    """You draw all drafts from one law, after one pass. Each draft changes what may follow: read it before you draw the
-    next."""
+    """You sample all draft tokens from one distribution, after one pass. Each draft token changes what may follow: run
+    the model on it before you sample the next."""
     if not k:
         return [], None
     q = law(model.read(text[model.length :])[-1], temperature)
@@ -274,7 +279,8 @@ def one_pass_for_all(model, text, k, temperature, random):
 
 @DRAFTER.mutant
 def first_law_for_all(model, text, k, temperature, random):
-    """You report the law of the first draft for all of them. Each was drawn from a law of its own: keep them all."""
+    """You return the distribution of the first draft token for all of them. Each was sampled from its own distribution:
+    keep them all."""
     drafted, q = drafter(model, text, k, temperature, random)
     return drafted, q if q is None else q[:1].repeat(k, 1)
 
@@ -321,8 +327,8 @@ class Asked:
     def verify(self, logits, q, drafted):
         if len(logits) != len(drafted) + 1:
             raise Complaint(
-                f"verify was given {len(logits)} rows of logits for {len(drafted)} drafts: one row more than drafts is "
-                "needed. The target reads the last token of the text, then the drafts."
+                f"verify was given logits at {len(logits)} positions for {len(drafted)} draft tokens: it needs one "
+                "more than draft tokens. Run the target on the last token of the sequence, then on the draft tokens."
             )
         accepted, emitted = greedy_verify(logits, drafted)
         return [*drafted[:accepted], emitted]
@@ -334,13 +340,13 @@ def observe_loop(answer, prompt, wrong_places, k, count, end):
     asked = Asked()
     new = answer(target, draft, asked.propose, asked.verify, list(prompt), k, count, end)
     passes = {
-        f"target's pass {i}": f"after {held} tokens reads {read}" for i, (held, read) in enumerate(target.passes, 1)
+        f"target's pass {i}": f"after {held} tokens processes {read}" for i, (held, read) in enumerate(target.passes, 1)
     }
-    return {"new tokens": list(tokens(new)), **passes, "drafts asked for": asked.drafts}
+    return {"new tokens": list(tokens(new)), **passes, "draft lengths asked for": asked.drafts}
 
 
 def script(prompt, wrong_places, k, count, end_at=None):
-    """A case; the token that ends the text is the one that the target writes in place `end_at` of the new ones."""
+    """A case; the token that ends the output is the one that the target emits at position `end_at` of the new ones."""
     end = 99 if end_at is None else continuation(prompt, end_at + 1)[-1]
     return dict(prompt=prompt, wrong_places=wrong_places, k=k, count=count, end=end)
 
@@ -352,11 +358,12 @@ LOOP = exercise(
     minutes=35,
     points=4,
     hints=(
-        "Keep one list, the text. A cycle: how many drafts can still be used? Propose, let the target read, verify, "
-        "append, rewind. Two things end it: `count` tokens, or the token `end` anywhere among those just emitted.",
-        "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) drafts are enough and "
-        "nothing has to be cut. After it the text is true up to its end, and its last token has not been read: no "
-        "cache may hold more than len(text) − 1 tokens.",
+        "Keep one list, the sequence. In each cycle: how many draft tokens can still be used? Propose, run the target, "
+        "verify, append, rewind. Two things end the loop: `count` tokens, or the token `end` anywhere among those just "
+        "emitted.",
+        "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) draft tokens are "
+        "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
+        "has not been processed yet, so no cache may hold more than len(text) − 1 tokens.",
         "while fewer than count: wanted = min(k, remaining − 1); drafted, q = propose(draft, text, wanted); emitted = "
         "verify(target.read([text[-1], *drafted]), q, drafted); if end in emitted, return up to and with it; text += "
         "emitted; target.rewind(len(text) − 1); draft.rewind(min(draft.length, len(text) − 1)).",
@@ -380,63 +387,64 @@ LOOP = exercise(
 
 @LOOP.mutant
 def target_keeps_rejected_drafts(*parts):
-    """You do not rewind the target. Its cache keeps rejected drafts, and everything after them is read behind a text
-    that nobody wrote."""
+    """You do not rewind the target's cache. It keeps rejected tokens, so everything after them is computed for a
+    sequence that is not yours: rewind it to len(text) − 1."""
     return flawed_loop(*parts, rewinds=("draft",))
 
 
 @LOOP.mutant
 def draft_keeps_rejected_drafts(*parts):
-    """You do not rewind the draft. The output stays right, but the draft goes on from its own rejected words and is
-    hardly ever accepted again."""
+    """You do not rewind the draft model's cache. The output stays right, but the draft model continues its own rejected
+    tokens and is hardly ever accepted again, so rewind it too."""
     return flawed_loop(*parts, rewinds=("target",))
 
 
 @LOOP.mutant
 def one_token_too_many_in_the_caches(*parts):
-    """You rewind to len(text). The last token of the text was emitted, not read: what lies in its place is the draft
-    that it replaced. len(text) − 1."""
+    """You rewind one token too few, to len(text). The last token was emitted but not processed, and its slot in the
+    cache holds the draft token that it replaced. Use len(text) − 1 instead."""
     return flawed_loop(*parts, keep=0)
 
 
 @LOOP.mutant
 def drafts_in_vain(*parts):
-    """You ask for k drafts even when fewer tokens are wanted. The last cycles then draft and verify what is cut off
-    afterwards: min(k, tokens still wanted − 1)."""
+    """You ask for k draft tokens even when fewer tokens are wanted. The last cycles then draft and verify tokens that
+    are cut off afterwards. Ask for min(k, tokens still wanted − 1)."""
     return flawed_loop(*parts, room=None)
 
 
 @LOOP.mutant
 def one_draft_too_many_at_the_end(*parts):
-    """At the end you draft as many tokens as are still wanted. One of them is always the target's own: one draft
-    fewer."""
+    """At the end you draft as many tokens as are still wanted. One of them is always the target's own, so draft one
+    token fewer."""
     return flawed_loop(*parts, room=0)
 
 
 @LOOP.mutant
 def writes_past_the_end(*parts):
-    """You do not look for `end`. The text is over when the target writes it, and everything after it is noise."""
+    """You do not look for the token `end`. The output is complete when the target emits it, so stop there."""
     return flawed_loop(*parts, finds=lambda emitted: None)
 
 
 @LOOP.mutant
 def looks_at_the_last_token_only(*parts):
-    """You look for `end` in the last emitted token only. A cycle emits several, and any of them may be it; what
-    follows it in the same cycle must go."""
+    """You look for `end` in the last emitted token only. A cycle emits several tokens, and any of them may be it. Look
+    at all of them, and discard what follows it in the same cycle."""
     end = parts[-1]
     return flawed_loop(*parts, finds=lambda emitted: len(emitted) if emitted[-1] == end else None)
 
 
 @LOOP.mutant
 def drops_the_end(*parts):
-    """You cut the token `end` off. It belongs to the text: up to and with it."""
+    """You cut the token `end` off. It belongs to the output: return everything up to and including it."""
     end = parts[-1]
     return flawed_loop(*parts, finds=lambda emitted: emitted.index(end) if end in emitted else None)
 
 
 @LOOP.mutant
 def drops_the_run_of_the_end(*parts):
-    """When `end` comes you drop all tokens of that cycle. Those before it are verified, and so is it: keep them."""
+    """When `end` comes, you drop all tokens of that cycle. `end` and the tokens before it are verified, so keep
+    them."""
     end = parts[-1]
     return flawed_loop(*parts, finds=lambda emitted: 0 if end in emitted else None)
 
@@ -476,7 +484,7 @@ THREE = {
 
 
 def observe_whole(answer, prompt, k, count, end, temperature):
-    """The exact law of the text and of the number of passes it took."""
+    """The exact distribution of the output and of the number of passes it took."""
 
     def write(random):
         models = [
@@ -503,7 +511,7 @@ class Run(NamedTuple):
 
 
 class RealModel:
-    """A model of minispec as the capstone drives it: one row, one cache, `read`, `length` and `rewind`."""
+    """A model of minispec as the capstone uses it: one sequence, one cache, `read`, `length` and `rewind`."""
 
     def __init__(self, name: str, model, prompt: list[int], room: int):
         self.name, self.model, self.passes = name, model, 0
@@ -561,16 +569,16 @@ def trial():
     def attempt(answer):
         found = write_for_real(answer, name)
         if found.new != best.new:
-            place = next((i for i, (a, b) in enumerate(zip(found.new, best.new, strict=False)) if a != b), None)
-            where = "it has another length" if place is None else f"they differ from token {place + 1} on"
+            at = next((i for i, (a, b) in enumerate(zip(found.new, best.new, strict=False)) if a != b), None)
+            where = "it has another length" if at is None else f"they differ from token {at + 1} on"
             raise Complaint(
-                f"all cases are right, but on {name} your text is not what the target writes alone: {where}."
+                f"all cases are right, but on {name} your output is not the target's own: {where}. Check 18.loop."
             )
         if found.passes > best.passes:
             raise Complaint(
                 f"all cases are right, but on {name} you need {found.passes} passes of the target for {len(found.new)} "
-                f"tokens, {found.tokens_per_pass:.2f} tokens a pass; {best.passes} are enough, "
-                f"{best.tokens_per_pass:.2f} tokens a pass."
+                f"tokens, {found.tokens_per_pass:.2f} tokens per pass; {best.passes} are enough, "
+                f"{best.tokens_per_pass:.2f} tokens per pass. Look for draft tokens or a bonus that you do not use."
             )
 
     return attempt
@@ -584,11 +592,11 @@ def tokens_per_pass(answer) -> str:
     shown = f"{len(found.new)} tokens, {found.passes} passes of the target"
     return "\n".join(
         [
-            f"{name}, greedy, {K} drafts a cycle by {name}-draft",
+            f"{name}, greedy, {K} draft tokens per cycle from {name}-draft",
             "",
-            "plain decoding  1.00 tokens a pass",
-            f"yours           {found.tokens_per_pass:.2f} tokens a pass ({shown})",
-            f"ours            {best.tokens_per_pass:.2f} tokens a pass",
+            "plain decoding  1.00 tokens per pass",
+            f"yours           {found.tokens_per_pass:.2f} tokens per pass ({shown})",
+            f"ours            {best.tokens_per_pass:.2f} tokens per pass",
             "",
             f"{PROMPT}{target.decode(found.new)}",
         ]
@@ -602,10 +610,10 @@ WHOLE = exercise(
     minutes=30,
     points=5,
     hints=(
-        "Nothing new has to be computed here: your loop wants a `propose` and a `verify` with fewer arguments than "
-        "your drafter and your sampler have. What do they lack, and who knows it?",
-        "Both lack temperature and random, and this function has them. Make two small functions that fill them in, or "
-        "use functools.partial, and hand them to your loop. Then solve the parts that their own checks reject.",
+        "Nothing new has to be computed here: your loop calls `propose` and `verify` with fewer arguments than your "
+        "drafter and your sampler take. Which arguments are missing, and where are they known?",
+        "Temperature and random are missing, and this function has them. Make two small functions that fill them in, "
+        "or use functools.partial, and pass them to your loop. Then fix the parts that their own checks reject.",
         "def my_propose(model, text, k): return propose(model, text, k, temperature, random); def my_verify(logits, q, "
         "drafted): return verify(logits, q, drafted, temperature, random); return loop(target, draft, my_propose, "
         "my_verify, prompt, k, count, end).",
@@ -629,8 +637,8 @@ WHOLE = exercise(
 
 @WHOLE.mutant
 def forgets_q(target, draft, prompt, k, count, end, temperature, random):
-    """Your sampler is told that the drafts were certain, q one-hot, but they were drawn. It then accepts too rarely and
-    corrects from the wrong residual: hand on the laws that the drafter returns."""
+    """Your sampler is told that q is one-hot, but the draft tokens were sampled. It then accepts too rarely and
+    corrects from the wrong residual. Pass on the distributions that the drafter returns."""
 
     def verify(logits, q, drafted):
         certain = torch.stack([one_hot(d, like=logits[0]) for d in drafted]) if drafted else None
@@ -641,62 +649,66 @@ def forgets_q(target, draft, prompt, k, count, end, temperature, random):
 
 @WHOLE.mutant
 def target_at_one(target, draft, prompt, k, count, end, temperature, random):
-    """The temperature reaches your drafter, but not your sampler: the text follows the target's law at temperature
-    1."""
+    """The temperature reaches your drafter, but not your sampler, so the output follows the target's distribution at
+    temperature 1. Give `verify` the temperature as well."""
     verify = partial(sampler, temperature=1.0, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def draft_at_one(target, draft, prompt, k, count, end, temperature, random):
-    """The temperature reaches your sampler, but not your drafter. The text is right, since q is what was really drawn
-    from, but a draft that samples unlike its target is accepted less often."""
+    """The temperature reaches your sampler, but not your drafter. The output is right, because q is what was really
+    sampled from, but a draft model that samples unlike its target is accepted less often. Give `propose` the
+    temperature as well."""
     return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=1.0)
 
 
 @WHOLE.mutant
 def greedy_draft(target, draft, prompt, k, count, end, temperature, random):
-    """Your drafter always drafts greedily. That is lossless, since its q is one-hot, but it was to sample with the same
-    temperature as the target."""
+    """Your drafter ignores the temperature and always drafts greedily. That is lossless, because its q is one-hot, but
+    the exercise asks it to sample with the same temperature as the target."""
     return joined(target, draft, prompt, k, count, end, temperature, random, draft_temperature=0.0)
 
 
 @WHOLE.mutant
 def models_exchanged(target, draft, prompt, k, count, end, temperature, random):
-    """You have target and draft the wrong way round: the text follows the draft's law, verified by the target's
-    guesses."""
+    """You have exchanged target and draft model: the output follows the draft model's distribution, and the target only
+    proposes. Check the order of the two in your calls."""
     return joined(draft, target, prompt, k, count, end, temperature, random)
 
 
 @WHOLE.mutant
 def never_rejects(target, draft, prompt, k, count, end, temperature, random):
-    """Your text follows the draft: no draft is ever rejected. The mistake is in your sampler: check 18.sampler."""
+    """Your output follows the draft model, because no draft token is ever rejected. The mistake is in your sampler: run
+    the check of 18.sampler."""
     verify = partial(accepts_everything, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def corrections_from_p(target, draft, prompt, k, count, end, temperature, random):
-    """After a rejection your sampler draws from p, not from the residual: check 18.sampler."""
+    """After a rejection your sampler samples from p and not from the residual, as the check of 18.sampler will tell you
+    too."""
     verify = partial(corrects_from_p, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def without_the_bonus(target, draft, prompt, k, count, end, temperature, random):
-    """Your text is right, but cycles whose drafts are all accepted emit no token of the target's own: a pass more than
-    needed. Check 18.sampler."""
+    """Your output is right, but cycles in which every draft token is accepted emit no bonus token, so you need more
+    passes than necessary. Run the check of 18.sampler."""
     verify = partial(no_bonus, temperature=temperature, random=random)
     return joined(target, draft, prompt, k, count, end, temperature, random, verify=verify)
 
 
 @WHOLE.mutant
 def target_not_rewound(target, draft, prompt, k, count, end, temperature, random):
-    """Your target's cache keeps rejected drafts: check 18.loop."""
+    """Your target's cache keeps rejected draft tokens, as the check of 18.loop will tell you too."""
     return joined(target, draft, prompt, k, count, end, temperature, random, rewinds=("draft",))
 
 
 @WHOLE.mutant
 def one_draft_a_cycle(target, draft, prompt, k, count, end, temperature, random):
-    """You draft one token a cycle, whatever k says. The text is right, and takes more passes than it has to."""
+    """You draft one token per cycle, whatever k says. The output is right, but takes more passes than necessary: pass k
+    on to your loop."""
     return joined(target, draft, prompt, 1, count, end, temperature, random)

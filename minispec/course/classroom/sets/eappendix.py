@@ -70,8 +70,8 @@ def with_constant(flops, ratio, constant):
 
 @OPTIMAL.mutant
 def forward_only(flops, tokens_per_parameter):
-    """You take C = 2·N·D. That is the forward pass; the backward pass costs twice as much again, and training pays for
-    both: 6·N·D."""
+    """You take C = 2·N·D, which is the forward pass alone. The backward pass costs twice as much again, so training
+    costs 6·N·D."""
     return with_constant(flops, tokens_per_parameter, 2 * tokens_per_parameter)
 
 
@@ -84,33 +84,33 @@ def rule_of_thumb(flops, tokens_per_parameter):
 
 @OPTIMAL.mutant
 def no_root(flops, tokens_per_parameter):
-    """You leave out the square root. N is in the equation twice, in D as well: C = 6·r·N²."""
+    """You leave out the square root. D contains N as well, so C = 6·r·N²: take the root."""
     parameters = flops / (6 * tokens_per_parameter)
     return parameters, tokens_per_parameter * parameters
 
 
 @OPTIMAL.mutant
 def always_twenty(flops, tokens_per_parameter):
-    """You use 20 tokens a parameter whatever the argument says. A model that will be served a lot is trained on
-    more."""
+    """You use 20 tokens per parameter whatever the argument says. A model that will be served a lot is trained on more:
+    use tokens_per_parameter."""
     return theory.compute_optimal(flops)
 
 
 @OPTIMAL.mutant
 def ratio_outside_the_root(flops, tokens_per_parameter):
-    """You divide by r outside the root. It is part of the equation for N²: √(C / (6·r))."""
+    """You divide by r outside the root. It belongs to the equation for N², so N = √(C / (6·r))."""
     parameters = math.sqrt(flops / 6) / tokens_per_parameter
     return parameters, tokens_per_parameter * parameters
 
 
 @OPTIMAL.mutant
 def exchanged(flops, tokens_per_parameter):
-    """You return the tokens first. Parameters come first; there are fewer of them."""
+    """You return the tokens first. Return the parameters first, then the tokens."""
     return theory.compute_optimal(flops, tokens_per_parameter)[::-1]
 
 
 @OPTIMAL.mutant
 def as_many_of_each(flops, tokens_per_parameter):
-    """You return as many tokens as parameters. Tokens are tokens_per_parameter times as many."""
+    """You return as many tokens as parameters. Multiply the parameters by tokens_per_parameter to get the tokens."""
     parameters, _ = theory.compute_optimal(flops, tokens_per_parameter)
     return parameters, parameters

@@ -1,0 +1,101 @@
+"""The experiments of lessons 08 to 10: what they count and compare."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import minispec as ms
+from minispec.course import drafting
+from minispec.drafters.dflash import load_head
+from minispec.tree import Tree
+
+D = ms.drafters
+
+
+@pytest.fixture(scope="module")
+def target():
+    return ms.load("micro", device="cpu", dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def story(target):
+    prompt = target.encode("One day, a girl named Lily")
+    return prompt, prompt + ms.generate(target, prompt, max_new_tokens=40).tokens
+
+
+def test_a_lookup_proposes_what_followed(target):
+    assert drafting.ask(target, D.NGram(), "The red hen sat on the gate. The dog ran to the red") == " hen sat"
+    assert drafting.ask(target, D.NGram(), "Once upon a") == ""
+
+
+def test_the_table_says_whether_the_tokens_are_the_same(target, capsys):
+    traces = drafting.compare(target, {"n-gram": D.NGram()}, "Once upon a time", new_tokens=8)
+    _, line = capsys.readouterr().out.splitlines()
+    drafted = sum(len(cycle.drafted) for cycle in traces["n-gram"].cycles)
+    accepted = sum(cycle.accepted for cycle in traces["n-gram"].cycles)
+    assert line.split()[:5] == ["n-gram", "True", *map(str, (traces["n-gram"].target_passes, drafted, accepted))]
+
+
+def test_costs_are_shares_of_bytes(target):
+    draft = ms.load("micro-draft", device="cpu", dtype=torch.float64)
+    costs = drafting.byte_costs(target, draft)
+    assert costs["n-gram"] == costs["suffix"] == costs["lookahead"] == 0
+    assert 0.5 < costs["int8 copy"] < 0.51 and 0.25 < costs["int4 copy"] < 0.3  # the scales are extra
+    assert costs["small model"] < costs["early exit"] < 1
+
+
+def test_passes_are_counted_inside_and_not_after():
+    layer = torch.nn.Linear(2, 2)
+    with drafting.counted(layer) as passes:
+        layer(torch.ones(2)), layer(torch.ones(2))
+    layer(torch.ones(2))
+    assert len(passes) == 2
+    with pytest.raises(ZeroDivisionError), drafting.counted(layer):
+        raise ZeroDivisionError
+    assert not layer._forward_hooks
+
+
+def test_a_perfect_draft_fills_every_pass(target):
+    assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
+
+
+def test_a_branch_gives_the_logits_of_its_tokens(target, story):
+    prompt, _ = story
+    branches = Tree([7, 8, 9], [-1, -1, 0])
+    logits = drafting.branch_logits(target, prompt, branches)
+    for row, tokens in zip(logits, ([], [7], [8], [7, 9]), strict=True):
+        alone = target.transformer(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+        assert torch.equal(row, alone)
+
+
+def test_typical_acceptance_emits_the_first_candidate_that_passes():
+    p = [0.4, 0.3, 0.2, 0.1]
+    for candidates in ([1, 2], [3], [2, 0]):
+        assert drafting.at_one_position(p, candidates) == pytest.approx(p)
+        assert drafting.at_one_position(p, candidates, lossless=False) == [float(x == candidates[0]) for x in range(4)]
+    unlikely = [0.98, 0.02]  # below both thresholds: refused, and the token is sampled from p
+    assert drafting.at_one_position(unlikely, [1], lossless=False) == pytest.approx(unlikely)
+
+
+def test_unrolled_steps_are_those_of_the_drafter(target, story):
+    prompt, tokens = story
+    head = D.EagleHead.load(target)
+    drafted, unrolled = drafting.drafted_and_unrolled(target, head, tokens, position=len(prompt) + 5, k=4)
+    assert len(drafted) == 4 and drafted == unrolled
+    shifted, not_shifted = (drafting.step_accuracy(target, head, tokens, len(prompt), shift=s)[0] for s in (1, 0))
+    assert shifted > 0.3 > not_shifted
+
+
+def test_a_block_among_others_is_the_block_alone(target, story):
+    _, tokens = story
+    head = load_head(target)
+    together = drafting.blocks_together(target, head, tokens, [12, 5])
+    for block, anchor in zip(together, (12, 5), strict=True):
+        assert torch.allclose(block, drafting.block_alone(target, head, tokens, anchor))
+
+
+def test_untrained_drafters_draft_and_stay_exact(target, story):
+    prompt, tokens = story
+    for drafter in drafting.untrained(target).values():
+        assert ms.speculate(target, prompt, drafter, k=3, max_new_tokens=6).tokens == tokens[len(prompt) :][:6]
