@@ -44,13 +44,20 @@ def read_dflash(target: Model, folder: Path) -> DFlashHead:
     return head
 
 
+def evenly(depth: int, count: int) -> list[int]:
+    """z-lab's choice where target_layer_ids is left out: as many as the drafter has layers, from 1 to L − 3."""
+    if count == 1:
+        return [depth // 2]
+    return [round(1 + i * (depth - 4) / (count - 1)) for i in range(count)]
+
+
 def settings(file: Path, raw: dict, depth: int) -> tuple[int, list[int], int]:
     """The mask token, the streams (after how many layers of the target) and the length of a block."""
     own, speculators = raw.get("dflash_config") or {}, "speculators_model_type" in raw
     if speculators:
         layers = raw.get("aux_hidden_state_layer_ids") or [2, depth // 2, depth - 3]
     else:
-        layers = [i + 1 for i in own.get("target_layer_ids") or ()]
+        layers = [i + 1 for i in own.get("target_layer_ids") or evenly(depth, raw.get("num_hidden_layers", 0))]
         if depth in layers:
             raise ValueError(f"{file}: target_layer_ids has {depth - 1}, the target's last layer, whose state z-lab "
                              "takes after the final norm; only residual streams are handed over here: give a drafter "

@@ -54,7 +54,7 @@ class Cost:
 
 
 def target_parameters(c: Config) -> int:
-    layer = 2 * c.hidden_size + matrices(c, c.hidden_size, c.intermediate_size)
+    layer = 2 * c.hidden_size + matrices(c, c.hidden_size, c.intermediate_size) + 2 * c.head_dim * c.qk_norm
     embeddings = c.vocab_size * c.hidden_size * (1 if c.tie_embeddings else 2)
     return c.num_layers * layer + c.hidden_size + embeddings
 
@@ -75,7 +75,9 @@ def head_matrices(c: Config, run: Run) -> tuple[int, int]:
 def head_parameters(c: Config, run: Run) -> int:
     d = c.hidden_size
     norms = 4 + 2 * (run.layers - 1) + (run.streams if run.form.stream_norm in ("each", "joint") else 0)
-    return sum(head_matrices(c, run)) + norms * d + (run.head_vocab * d if run.own_head else 0)
+    of_queries_and_keys = 2 * c.head_dim * run.layers * c.qk_norm
+    rows = run.head_vocab * d if run.own_head else 0
+    return sum(head_matrices(c, run)) + norms * d + of_queries_and_keys + rows
 
 
 def kept_bytes(c: Config, run: Run) -> int:
@@ -109,3 +111,26 @@ def eagle(c: Config, run: Run) -> Cost:
 def writing_seconds(c: Config, tokens: int, batch: int, bandwidth: float, number: int = 2) -> float:
     """The least time to generate a corpus: every pass reads all weights once and yields a token per sequence."""
     return tokens / batch * target_parameters(c) * number / bandwidth
+
+
+# ---- examples ----------------------------------------------------------------------------------------------------
+
+TARGETS = {  # the shapes of well-known targets, from their config.json
+    "SmolLM2-135M-Instruct": Config(49152, 576, 1536, 30, 9, 3, 64, 8192, tie_embeddings=True),
+    "Qwen3-8B": Config(151936, 4096, 12288, 36, 32, 8, 128, 40960, qk_norm=True),
+    "Llama-3.1-8B-Instruct": Config(128256, 4096, 14336, 32, 32, 8, 128, 131072),
+    "Llama-3.3-70B-Instruct": Config(128256, 8192, 28672, 80, 64, 8, 128, 131072),
+}
+EXAMPLE = Run(20_000_000, head_vocab=32_000, own_head=True, form=Form.eagle3(stream_norm="each", norm_output=True))
+
+
+def table(run: Run = EXAMPLE, speeds: tuple[float, ...] = (SEEN, 400e12)) -> str:
+    """The costs of one run for all of `TARGETS`, in Markdown."""
+    hours = [f"hours at {speed / 1e12:.0f} TFLOP/s" for speed in speeds]
+    lines = ["| " + " | ".join(["target", "head, parameters", "memory, GB", "disk, GB", *hours]) + " |",
+             "|---" * (4 + len(speeds)) + "|"]  # fmt: skip
+    for name, config in TARGETS.items():
+        cost = eagle(config, run)
+        cells = [name, f"{cost.parameters / 1e6:.0f} M", f"{cost.memory / 1e9:.0f}", f"{cost.disk / 1e9:.1f}"]
+        lines.append("| " + " | ".join([*cells, *(f"{cost.hours(speed):.1f}" for speed in speeds)]) + " |")
+    return "\n".join(lines)

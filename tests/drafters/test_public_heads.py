@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.cpu import fused
+from minispec.drafters.read_dflash import evenly
 from minispec.sampling import Sampling
 
 D = ms.drafters
@@ -331,6 +332,15 @@ def test_draft_tokens_outside_the_vocabulary(make_model, tmp_path):
     change(folder, tensors | {"t2d": ~tensors["t2d"]})
     with pytest.raises(ValueError, match="t2d"):
         D.Eagle(target, folder)
+
+
+def test_streams_that_dflash_takes_by_default(make_model, tmp_path):
+    """As dflash/model.py of z-lab/dflash at 44947fb chooses them; an id i is the stream after i + 1 layers."""
+    target = make_model(num_layers=12)
+    folder = write(tmp_path, target, "dflash")
+    change(folder, dflash_config={"mask_token_id": 3})
+    assert D.DFlash(target, folder).hidden_layers == (2, 10)
+    assert (evenly(36, 5), evenly(36, 1)) == ([1, 9, 17, 25, 33], [18])
 
 
 SETTINGS = {

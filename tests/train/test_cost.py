@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,9 +31,9 @@ def lesson(target: ms.Model, layers, keep: bool) -> Lessons:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("tied", [False, True])
-def test_parameters(make_model, name, tied):
-    target, run = make_model(num_layers=3, tie_embeddings=tied), RUNS[name]
+@pytest.mark.parametrize("shape", [dict(), dict(tie_embeddings=True), dict(qk_norm=True)])
+def test_parameters(make_model, name, shape):
+    target, run = make_model(num_layers=3, **shape), RUNS[name]
     head = new_head(target, torch.arange(run.head_vocab), layers=run.layers, mlp=run.mlp, own_head=run.own_head,
                     hidden_layers=range(3 - run.streams + 1, 4), form=run.form)  # fmt: skip
     assert cost.head_parameters(target.config, run) == sum(p.numel() for p in head.parameters())
@@ -103,3 +104,19 @@ def test_writing_is_bounded_by_reading_the_weights(make_model):
     once = cost.writing_seconds(config, 1000, 1, 1e9)
     assert once == pytest.approx(1000 * cost.target_parameters(config) * 2 / 1e9)
     assert cost.writing_seconds(config, 1000, 10, 1e9) == pytest.approx(once / 10)
+
+
+def test_the_table_of_the_page_is_computed():
+    page = (Path(__file__).parents[2] / "docs" / "bring_your_own.md").read_text(encoding="utf-8")
+    assert cost.table() in page
+    small, large = (cost.TARGETS[name] for name in ("SmolLM2-135M-Instruct", "Llama-3.1-8B-Instruct"))
+    kept = replace(cost.EXAMPLE, keep=True, keep_last=False)
+    for config, gigabytes in ((large, "655 GB"), (small, "92 GB")):
+        assert gigabytes == f"{cost.kept_bytes(config, kept) / 1e9:.0f} GB" and gigabytes in page
+    assert round(cost.writing_seconds(large, 20_000_000, 64, 4.16e12) / 60) == 20 and "20 minutes" in page
+    assert cost.target_parameters(large) == 8_030_261_248  # what its card says
+    example = cost.TARGETS["SmolLM2-135M-Instruct"]
+    real = ms.load("smollm2", device="cpu").config
+    assert {key: getattr(real, key) for key in vars(example) if key not in ("norm_eps", "rope_theta")} == {
+        key: value for key, value in vars(example).items() if key not in ("norm_eps", "rope_theta")
+    }
