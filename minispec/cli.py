@@ -53,6 +53,7 @@ def parser() -> Parser:
     kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
     sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
     options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
+    options.add_heads(sub)
     options.add_device(sub)
     options.add_weights(sub)
     options.add_draft_length(sub)
@@ -104,23 +105,20 @@ def parser() -> Parser:
     sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
     sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
     sub.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="NAME.ipynb, or folders NAME with notebooks")
-    sub.add_argument(
-        "--out", type=Path, required=True, metavar="FILE", help="the CSV to write; a journal goes beside it"
-    )
+    sub.add_argument("--out", type=Path, required=True, metavar="FILE", help="the CSV to write, a journal beside it")
     sub.add_argument("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
     sub.add_argument("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
     sub.add_argument("--workers", type=options.count, default=1, metavar="N", help="processes (default: %(default)s)")
     options.add_seed(sub, None, "that of minispec release, if it had one")
     sub.add_argument("--per-student", action="store_true", help="it had --students, too")
-    sub.add_argument(
-        "--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)"
-    )
+    sub.add_argument("--seconds", type=options.positive, metavar="S", help="for one answer (default: its own limit)")
     sub.add_argument("--require-sandbox", action="store_true", help="refuse to grade without namespaces")
 
     sub = command("models", models, "list the models that minispec knows by name")
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
     get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
     get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
+    get.add_argument("--heads", action="store_true", help="it is no model, but published heads of a drafter")
     get.set_defaults(run=get_model)
 
     sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
@@ -158,7 +156,7 @@ def demo(args) -> None:
     require_writable("json", args.json, make_folders=False)
     target = load(args.model, device=args.device, weights=args.weights)
     name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
-    drafter = by_name(name, target, args.draft)
+    drafter = by_name(name, target, args.draft, args.heads)
     colour = wants_colour(sys.stdout)
     opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
     painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
@@ -312,7 +310,9 @@ def get_model(args) -> None:
     from .files.registry import HUB_ID, KNOWN, locate
 
     fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
-    print(fetch(args.name) if fetchable else locate(args.name))  # locate says where it is, or what would do
+    print(
+        fetch(args.name, *[True] * args.heads) if fetchable else locate(args.name)
+    )  # locate says where it is, or what would do
 
 
 def measure(args) -> None:

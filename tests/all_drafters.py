@@ -43,11 +43,13 @@ def skip_the_middle(target: ms.Model) -> list[int]:
     return [0, last] if last > 1 else [last]
 
 
-def random_dflash(target: ms.Model, block: int = 4, seed: int = 0) -> D.DFlashHead:
+def random_dflash(target: ms.Model, block: int = 4, seed: int = 0, **options) -> D.DFlashHead:
     """A block drafter of random weights that reads two depths of the target and proposes its first 64 tokens."""
     generator = torch.Generator().manual_seed(seed)
     head_ids = torch.arange(min(64, target.config.vocab_size))
-    heads = D.DFlashHead(replace(target.config, num_layers=2), head_ids, (1, target.config.num_layers), block)
+    heads = D.DFlashHead(
+        replace(target.config, num_layers=2), head_ids, (1, target.config.num_layers), block, **options
+    )
     for name, weight in heads.named_parameters():
         noise = torch.randn(weight.shape, generator=generator, dtype=torch.float64)
         weight.data = 1 + 0.2 * noise if "norm" in name else noise / weight.shape[-1] ** 0.5

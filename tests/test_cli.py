@@ -230,3 +230,13 @@ def test_json_alone_prints_it_and_with_a_file_writes_it(run, tmp_path):
     printed = json.loads(run(*small, "--json")[1])
     code, out, _ = run(*small, "--json", tmp_path / "r.json")
     assert code == 0 and "contiguous" in out and json.loads((tmp_path / "r.json").read_text()) == printed
+
+
+def test_demo_takes_heads_of_ones_own(run, tiny_folder, tmp_path):
+    target = ms.load(tiny_folder, device="cpu")
+    ms.drafters.MedusaHeads(target, 2).save(target, tmp_path)
+    options = ["--target", tiny_folder, "--tokens", "8", "--device", "cpu"]
+    code, out, err = run("demo", "--drafter", "medusa", "--heads", tmp_path, *options)
+    assert (code, err) == (0, "") and out
+    code, _, err = run("demo", "--drafter", "ngram", "--heads", tmp_path, *options)
+    assert code == 2 and "heads=" in err

@@ -180,6 +180,8 @@ def test_a_sliding_window_bounds_the_length():
     qwen = CONFIGS["qwen2"] | dict(sliding_window=64)
     assert from_hf(qwen | dict(use_sliding_window=False)).max_length == 256
     assert from_hf(qwen | dict(use_sliding_window=True)).max_length == 64
+    assert from_hf(qwen | dict(layer_types=["full_attention", "sliding_attention"])).max_length == 64
+    assert from_hf(qwen | dict(layer_types=["full_attention"] * 2)).max_length == 256
 
 
 @pytest.mark.parametrize(

@@ -79,11 +79,11 @@ def parse(entrant: str) -> tuple[str, int | None]:
     return name, int(k) if colon else None
 
 
-def make(name: str, target: Model, draft: str | None = None) -> Drafter:
-    """A drafter by its name; heads are those that come with the target."""
+def make(name: str, target: Model, draft: str | None = None, heads: str | None = None) -> Drafter:
+    """A drafter by its name; heads are a folder or a hub id, or those that come with the target."""
     if name not in HEADS:
         return by_name(name, target, draft)
-    options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {})
+    options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {}) | (dict(heads=heads) if heads else {})
     return getattr(drafters, HEADS[name])(target, **options)
 
 
@@ -257,6 +257,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--drafters", nargs="+", metavar="NAME[:k]",
                         help=f"of {', '.join(NAMES)}, perhaps each with a draft length of its own, such as ngram:8 "
                         f"(default: those of {', '.join(DEFAULT)} that can be had)")  # fmt: skip
+    parser.add_argument("--heads", metavar="NAME",
+                        help="heads by folder or hub id, for the one of --drafters that has some (default: those that "
+                        "come with the model)")  # fmt: skip
     parser.add_argument("--k", type=options.count, default=4, metavar="N",
                         help=f"draft tokens per pass of all others but {', '.join(HEADS)}, which know their own depth "
                         "(default: %(default)s)")  # fmt: skip
@@ -271,12 +274,14 @@ def add_arguments(parser) -> None:
 
 def run(args) -> dict:
     wanted = {entrant: parse(entrant) for entrant in args.drafters or DEFAULT}
+    if args.heads and sum(name in HEADS for name, _ in wanted.values()) != 1:
+        raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADS)} in --drafters")
     target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
     entrants, skipped = {}, {}
     for entrant, (name, k) in wanted.items():
         try:
-            entrants[entrant] = make(name, target, args.draft), k or (None if name in HEADS else args.k)
+            entrants[entrant] = make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
         except ValueError as error:
             if args.drafters:  # asked for by name
                 raise

@@ -23,7 +23,8 @@ GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 # Whose modules a layer is made of.
-KNOWN = ("minispec.model", "minispec.cpu.int8", "minispec.drafters.eagle", "torch.nn.modules.container")
+HEADS = ("minispec.drafters.eagle_head", "minispec.drafters.eagle1")
+KNOWN = ("minispec.model", "minispec.cpu.int8", *HEADS, "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 

@@ -25,10 +25,11 @@ DRAFTERS = {  # by their names on the command line
     "quantized": lambda target, draft: Quantized(target),
     "cascade": lambda target, draft: Cascade(NGram(), draft),
     "lookahead": lambda target, draft: Lookahead(target),
-    "medusa": lambda target, draft: Medusa(target),  # heads that come with some targets
-    "eagle": lambda target, draft: Eagle(target),
-    "dflash": lambda target, draft: DFlash(target),
+    "medusa": lambda target, heads: Medusa(target, heads),  # None: heads that come with some targets
+    "eagle": lambda target, heads: Eagle(target, heads),
+    "dflash": lambda target, heads: DFlash(target, heads),
 }
+HEADED = ("medusa", "eagle", "dflash")
 
 
 def shipped_draft(model: str) -> str | None:
@@ -42,10 +43,15 @@ def name_of(drafter: Drafter) -> str:
     return "Model" if type(drafter) is DraftModel else type(drafter).__name__
 
 
-def by_name(name: str, target: Model, draft: str | None = None) -> Drafter:
-    """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade"."""
+def by_name(name: str, target: Model, draft: str | None = None, heads: str | None = None) -> Drafter:
+    """A drafter by its name on the command line. `draft` is the model behind "model" and "cascade", `heads` the folder
+    or hub id of trained heads."""
     if name not in DRAFTERS:
         raise ValueError(f"drafter={name!r}: give one of {', '.join(DRAFTERS)}")
+    if name in HEADED:
+        return DRAFTERS[name](target, heads)
+    if heads is not None:
+        raise ValueError(f"heads={heads!r}: drafter={name!r} has none; take one of {', '.join(HEADED)}")
     small = None
     if name in ("model", "cascade"):
         draft = draft or shipped_draft(target.name)

@@ -19,97 +19,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..files.handle import Model
-from ..files.heads import fill, find_heads
+from ..files.heads import fill, find_heads, heads_folder, is_public
 from ..kernels import linear
-from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
 from .base import Context, Draft, Drafter
+from .dflash_head import DFlashHead, keys_values
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
+from .read_dflash import read_dflash
 
-
-class DFlashHead(nn.Module):
-    """The drafter's own weights: `config` is the target's, with the drafter's number of layers and MLP width.
-
-    Embedding and LM head are the target's. Only the tokens `head_ids` are scored, with `own_head` by rows of its own.
-    """
-
-    def __init__(self, config: Config, head_ids: Tensor, hidden_layers: Sequence[int], block: int = 8,
-                 own_head: bool = False):  # fmt: skip
-        if block < 2:
-            raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
-        if not hidden_layers:
-            raise ValueError("hidden_layers is empty: name at least one depth of the target")
-        super().__init__()
-        d, eps = config.hidden_size, config.norm_eps
-        self.config, self.hidden_layers, self.block = config, tuple(hidden_layers), block
-        self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
-        self.context_norm = RMSNorm(d, eps)
-        self.mask = nn.Parameter(torch.zeros(d))
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
-        self.norm = RMSNorm(d, eps)
-        self.lm_head = Linear(d, len(head_ids), bias=False) if own_head else None
-        self.register_buffer("head_ids", head_ids.clone())
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
-
-    def context(self, hidden: dict[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Keys and values [B, Hkv, T, D] for every layer, of positions [B, T] with the target's streams [B, T, d]."""
-        # Late streams are far larger than early ones: normed, so that each counts when fc begins to learn.
-        size, eps = self.norm.weight.shape, self.config.norm_eps
-        streams = [F.rms_norm(hidden[n].to(self.dtype), size, eps=eps) for n in self.hidden_layers]
-        context = self.context_norm(self.fc(torch.cat(streams, -1)).to(self.dtype))  # [B, T, d]
-        rope = rope_at(self.config, positions, self.dtype)
-        return [keys_values(layer.self_attn, layer.input_layernorm(context), rope) for layer in self.layers]
-
-    def forward(self, last: Tensor, positions: Tensor, attend) -> Tensor:
-        """Process blocks side by side: embedded last tokens [n, A, d], positions [n, A·B] → normed states [n, A, B, d].
-
-        `attend(layer, q, k, v)` decides what a position attends to: its context, and its own block.
-        """
-        (n, A, _), B = last.shape, positions.shape[1] // last.shape[1]
-        blanks = self.mask.expand(n, A, B - 1, -1)  # [n, A, B − 1, d]
-        x = torch.cat([last[:, :, None].to(self.dtype), blanks], 2).flatten(1, 2)  # [n, A·B, d]
-        rope = rope_at(self.config, positions, self.dtype)
-        for i, layer in enumerate(self.layers):
-            x = layer(x, rope, partial(attend, i))
-        return self.norm(x).unflatten(1, (A, B))
-
-    def head_rows(self, target: Transformer) -> Tensor:
-        """Rows of an LM head for the tokens `head_ids`, [v, d]: logits are states @ rowsᵀ."""
-        return target.lm_head.weight[self.head_ids].to(self.dtype) if self.lm_head is None else self.lm_head.weight
-
-
-def keys_values(attn: Attention, x: Tensor, rope) -> tuple[Tensor, Tensor]:
-    """A layer's keys and values of normed streams [B, T, d]: [B, Hkv, T, D] each."""
-    heads = (-1, attn.head_dim)
-    k = attn.k_norm(attn.k_proj(x).unflatten(-1, heads)).transpose(1, 2)
-    return rotate(k, *rope), attn.v_proj(x).unflatten(-1, heads).transpose(1, 2)
+__all__ = ["DFlash", "DFlashHead", "keys_values", "load_head"]
 
 
 def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
-    """A stored drafter (None: the one that ships), on the target's device and in its precision."""
+    """A stored drafter, on the target's device and in its precision: a folder or a hub id, of ours or published; None:
+    the one that ships."""
+    folder = heads_folder(folder)
+    if is_public(folder):
+        return read_dflash(target, folder)
     folder, settings = find_heads(target, "dflash", folder)
-    config = replace(target.config, num_layers=settings["layers"], intermediate_size=settings["mlp"])
-    head_ids = torch.zeros(settings["head_vocab"], dtype=torch.long)
-    head = DFlashHead(config, head_ids, settings["hidden_layers"], settings["block"], settings["own_head"])
+    config, blank = target.config, settings.get("mask_token_id")  # of a drafter in the published form
+    config = replace(config, num_layers=settings["layers"], intermediate_size=settings["mlp"],
+                     qk_norm=config.qk_norm or blank is not None)  # fmt: skip
+    head_ids, shape = torch.zeros(settings["head_vocab"], dtype=torch.long), ("hidden_layers", "block", "own_head")
+    head = DFlashHead(config, head_ids, *(settings[key] for key in shape), public=blank is not None)
     head = head.to(target.device, target.dtype)
     fill(head, folder)
+    if blank is not None:
+        head.blank_is(blank, target.transformer)
     return head
 
 
 class DFlash(Drafter):
-    """Draft a block at once. `heads` is a stored drafter's folder, a DFlashHead, or None: the one that ships.
+    """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
+    that ships.
 
     `block` may be shorter than the one it was trained for, for a cheaper pass. With `tree` (the default), the
     `nodes` likeliest prefixes of the block (None: what suits the device, growth.NODES) go to the target together,

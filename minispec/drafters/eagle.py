@@ -20,7 +20,6 @@ were verified since, from the target's true features; the entries it adds while 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -29,131 +28,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ..cache import Attend, KVCache, attention, per_query_head, visible_slots
+from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..cpu.fused import fused
 from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_for, save_heads
+from ..files.heads import heads_folder, is_public
 from ..generate import pad
-from ..kernels import linear
-from ..model import MLP, Attention, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
+from .eagle_head import EagleHead, spread
 from .growth import LEAST, grow_batch, likeliest_tokens, tree_size
+from .read_eagle import read_eagle
+
+__all__ = ["Eagle", "EagleHead", "spread"]
 
 
-def spread(layers: int) -> tuple[int, int, int]:  # a low, a middle and a high residual stream of so many layers
-    return layers // 3, 2 * layers // 3, layers
-
-
-class EagleHead(nn.Module):
-    """The drafting layer for a target. `head_ids` are the tokens it can propose, sorted.
-
-    `hidden_layers` are the streams it is given (three by default), `layers` its decoder layers (the first is EAGLE's,
-    more are ordinary ones), `mlp` the neurons of each. The embedding and the LM head's rows are the target's, and are
-    not stored; with `own_head` the rows are a copy to train. All other weights are zero: `load` a head, or train a
-    train.eagle.new_head.
-    """
-
-    def __init__(self, target: Model, head_ids: Tensor, hidden_layers: Sequence[int] | None = None, layers: int = 1,
-                 mlp: int | None = None, own_head: bool = False):  # fmt: skip
-        super().__init__()
-        c = target.config
-        mlp = c.intermediate_size if mlp is None else mlp
-        for name, value in (("layers", layers), ("mlp", mlp)):
-            if not (isinstance(value, int) and value >= 1):
-                raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
-        self.hidden_layers = tuple(spread(c.num_layers) if hidden_layers is None else hidden_layers)
-        if not self.hidden_layers or not all(0 <= n <= c.num_layers for n in self.hidden_layers):
-            raise ValueError(f"hidden_layers={self.hidden_layers}: the target has {c.num_layers} layers, "
-                             f"so give numbers from 0 (its embedding) to {c.num_layers}")  # fmt: skip
-        self.own_head, self.accuracy = own_head, []  # accuracy: measured by train.eagle.calibrate
-        self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
-        d = c.hidden_size
-        with torch.random.fork_rng(devices=[]):  # torch fills new layers from its global generator: give that back
-            self.fc = Linear(len(self.hidden_layers) * d, d, bias=False)
-            self.embed_norm, self.feature_norm = RMSNorm(d, c.norm_eps), RMSNorm(d, c.norm_eps)
-            self.embed_proj = Linear(d, d, bias=False)
-            self.self_attn = Attention(replace(c, hidden_size=2 * d))  # from both halves …
-            self.self_attn.o_proj = Linear(c.num_heads * c.head_dim, d, bias=c.out_bias)  # … to one feature
-            self.mlp_norm, self.mlp = RMSNorm(d, c.norm_eps), MLP(c)
-            self.more = nn.ModuleList(Layer(c) for _ in range(layers - 1))
-            self.norm = RMSNorm(d, c.norm_eps)
-        self.to(target.device, target.dtype)
-        for weight in self.parameters():
-            nn.init.zeros_(weight)
-        self.register_buffer("head_ids", head_ids.long().to(target.device))
-        self.borrow(target)
-
-    def borrow(self, target: Model) -> None:
-        """Take the target's embedding, and the rows of its LM head that `head_ids` name."""
-        self.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight)  # no part of this module
-        rows = target.transformer.lm_head.weight.detach()[self.head_ids].to(self.norm.weight.dtype)  # [v, d]
-        if self.own_head:
-            self.head = nn.Parameter(rows)
-        else:
-            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.norm.weight.dtype
-
-    def fuse(self, streams: Sequence[Tensor]) -> Tensor:
-        """The target's residual streams [..., d], each normed as late ones are far larger, to one feature [..., d]."""
-        streams = [F.rms_norm(h.to(self.dtype), h.shape[-1:], eps=self.config.norm_eps) for h in streams]
-        return self.fc(torch.cat(streams, -1)).to(self.dtype)
-
-    ordinary = property(only_linears)
-
-    @property
-    def blocks(self) -> list[tuple[nn.Module | None, ...]]:  # for cpu/fused.py; what the first attends with is normed
-        return [(None, self.self_attn, self.mlp_norm, self.mlp), *(layer.parts for layer in self.more)]
-
-    def forward(self, tokens: Tensor, g: Tensor, rope, attend: Attend, at_once=None) -> Tensor:
-        """Tokens [B, T] and the features before them [B, T, d] → features of these tokens [B, T, d]."""
-        e = self.embed_norm(self.embed(tokens).to(self.dtype))
-        # Beside attention, the token has a path of its own into the stream: with few key/value heads it would
-        # otherwise have to pass through Hkv · D numbers.
-        x = g + self.embed_proj(e)
-        both = torch.cat([e, self.feature_norm(g)], -1)  # [B, T, 2d]
-        if at_once:  # all layers by one call
-            return at_once(x, rope=rope, given=both)[0]
-        x = x + self.self_attn(both, rope, partial(attend, 0))
-        x = x + self.mlp(self.mlp_norm(x))
-        for n, layer in enumerate(self.more, start=1):
-            x = layer(x, rope, partial(attend, n))
-        return x
-
-    def logits(self, feature: Tensor) -> Tensor:
-        """Features [..., d] to logits of the tokens `head_ids`, [..., v]."""
-        return linear(self.norm(feature), self.head)
-
-    def rope(self, positions: Tensor):
-        return rope_at(self.config, positions, self.dtype)
-
-    @property
-    def shape(self) -> dict:
-        """The arguments that make another head like this one."""
-        return {"hidden_layers": list(self.hidden_layers), "layers": self.config.num_layers, "own_head": self.own_head,
-                "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}  # fmt: skip
-
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        save_heads(self, folder, heads_for(target, "eagle") | self.shape | {"accuracy": self.accuracy}, bits)
-
-    @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> EagleHead:
-        """A stored head; None: the one that ships with minispec."""
-        folder, settings = find_heads(target, "eagle", folder)
-        head = cls(target, torch.arange(settings["head_vocab"]),
-                   *(settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")))  # fmt: skip
-        fill(head, folder)
-        if not head.own_head:
-            head.borrow(target)  # only now it is known which rows
-        head.accuracy = settings["accuracy"]
-        return head
+def load_head(target: Model, source: str | Path | None = None) -> nn.Module:
+    """A stored head: a folder or a hub id, of ours or published; None: the one that ships."""
+    folder = heads_folder(source)
+    return read_eagle(target, folder) if is_public(folder) else EagleHead.load(target, folder)
 
 
 class Eagle(Drafter):
-    """Draft with EAGLE-3's head: an EagleHead, its folder, or None for the one that ships.
+    """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
+
+    Published heads are read as they are (read_eagle.py): EAGLE-1 to EAGLE-3.1, as their authors or speculators store
+    them.
 
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
     `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
@@ -165,7 +64,7 @@ class Eagle(Drafter):
     head's distribution under `sampling` (None: the target's own).
     """
 
-    def __init__(self, target: Model, heads: EagleHead | str | Path | None = None, tree: bool = True,
+    def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = True,
                  width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
                  least: float = LEAST):  # fmt: skip
         self.least = least if nodes is None and target.device.type == "cpu" else 0.0
@@ -175,7 +74,7 @@ class Eagle(Drafter):
             if not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
-        self.head = heads if isinstance(heads, EagleHead) else EagleHead.load(target, heads)
+        self.head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
         if self.head.config.hidden_size != target.config.hidden_size:
             raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip

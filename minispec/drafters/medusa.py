@@ -6,7 +6,8 @@ the same h and predicts token t + 1 + k:
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-At the start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
+Published heads may have several such blocks one after the other, and each a W₂ of its own (read_medusa.py). At the
+start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
 
 No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
 it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
@@ -19,86 +20,31 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_for, save_heads
-from ..kernels import linear
+from ..files.heads import heads_folder, is_public
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 from .growth import tree_size
+from .medusa_heads import MedusaHeads
+from .read_medusa import read_medusa
 
-CANDIDATES = 10  # of each head, for which accuracies are kept
-
-
-class MedusaHeads(nn.Module):
-    """`count` heads for a target. `head_ids` are the tokens they can propose, sorted (None: all).
-
-    W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads.
-    `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
-    measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
-    """
-
-    def __init__(self, target: Model, count: int = 4, head_ids: Tensor | None = None, own_head: bool = False):
-        super().__init__()
-        if not (isinstance(count, int) and count >= 1):
-            raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
-        self.count, self.own_head, d = count, own_head, target.config.hidden_size
-        self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
-        self.bias = nn.Parameter(torch.zeros(count * d))
-        self.register_buffer("head_ids", None if head_ids is None else head_ids.long())
-        rows = chosen_rows(target, self.head_ids)  # W₂ [v, d]
-        if own_head:
-            self.head = nn.Parameter(rows.clone())
-        else:
-            self.register_buffer("head", rows, persistent=False)  # moves with the module, but is not stored
-        self.to(target.device, target.dtype)
-        self.accuracy = [[0.5 ** (i + 1) for i in range(min(CANDIDATES, len(rows)))] for _ in range(count)]
-
-    def features(self, h: Tensor) -> Tensor:
-        """The features z of every head [..., K, d], from the target's normed states [..., d]."""
-        return h[..., None, :] + F.silu(linear(h, self.weight, self.bias)).unflatten(-1, (self.count, -1))
-
-    def forward(self, h: Tensor) -> Tensor:
-        """Logits of every head on the reduced vocabulary, [..., K, v]."""
-        return linear(self.features(h), self.head)
-
-    def candidates(self, h: Tensor) -> Tensor:
-        """The likeliest tokens of every head, best first: [..., K, 10]."""
-        best = self(h).topk(len(self.accuracy[0])).indices
-        return best if self.head_ids is None else self.head_ids[best]
-
-    def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        settings = {"heads": self.count, "head_vocab": None if self.head_ids is None else len(self.head_ids),
-                    "own_head": self.own_head, "accuracy": self.accuracy}  # fmt: skip
-        save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
-
-    @classmethod
-    def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
-        """Stored heads; None: those that ship with minispec."""
-        folder, settings = find_heads(target, "medusa", folder)
-        some = settings["head_vocab"] and torch.arange(settings["head_vocab"])
-        heads = cls(target, settings["heads"], some, settings["own_head"])
-        fill(heads, folder)
-        if not heads.own_head:
-            heads.head = chosen_rows(target, heads.head_ids)  # only now it is known which
-        heads.accuracy = settings["accuracy"]
-        return heads
+__all__ = ["Medusa", "MedusaHeads"]
 
 
-def chosen_rows(target: Model, head_ids: Tensor | None) -> Tensor:
-    """The LM head's rows for these tokens [v, d]."""
-    weight = target.transformer.lm_head.weight.detach()
-    return weight if head_ids is None else weight[head_ids.to(weight.device)]
+def load_heads(target: Model, source: str | Path | None = None) -> MedusaHeads:
+    """Stored heads: a folder or a hub id, of ours or published; None: those that ship."""
+    folder = heads_folder(source)
+    return read_medusa(target, folder) if is_public(folder) else MedusaHeads.load(target, folder)
 
 
 class Medusa(Drafter):
     """Draft a static tree of the heads' best tokens.
 
-    `heads` are MedusaHeads, their folder, or None for those that ship. `tree` is "best" (the `nodes` nodes with the
-    most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES), "chain" (the best token
-    of each head), or a list of choices as tree.from_candidates takes it.
+    `heads` are MedusaHeads, their folder or hub id, or None for those that ship. `tree` is "best" (the `nodes` nodes
+    with the most expected tokens, by the heads' accuracies; None: what suits the device, growth.NODES), "chain" (the
+    best token of each head), or a list of choices as tree.from_candidates takes it.
 
     With `lossless=False` drafts are judged by typical acceptance: longer runs, but NOT LOSSLESS. When sampling, the
     output no longer follows the target's distribution; greedy output stays the same.
@@ -118,7 +64,7 @@ class Medusa(Drafter):
         if isinstance(tree, str) and tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
-        self.heads = heads if isinstance(heads, MedusaHeads) else MedusaHeads.load(target, heads)
+        self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
         if self.heads.weight.shape[1] != target.config.hidden_size:
             raise ValueError(f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
                              f"{target.config.hidden_size}: make them for this target")  # fmt: skip

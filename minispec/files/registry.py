@@ -83,8 +83,8 @@ KNOWN = {
 }
 
 
-def locate(name: str) -> Path:
-    """The folder of a model: known by name, a path, or a hub id. Fetches what is not there yet."""
+def locate(name: str, heads: bool = False) -> Path:
+    """The folder of a model, or of `heads`: known by name, a path, or a hub id. Fetches what is not there yet."""
     entry = KNOWN.get(name)
     if entry is None and name and Path(name).expanduser().is_dir():
         return Path(name).expanduser()
@@ -101,9 +101,10 @@ def locate(name: str) -> Path:
         return entry.folder
     folder = folder_of(name)
     if not folder.is_dir():
-        return fetch(name)
+        return fetch(name, heads) if heads else fetch(name)
     if problem := damage(folder):  # said, not silently repaired: something touched these files, or the disk is failing
-        raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: minispec models get {name}")
+        repair = f"minispec models get {name}{' --heads' * heads}"
+        raise ValueError(f"model={name!r} is damaged, {folder}: {problem}. Repair it with: {repair}")
     return folder
 
 

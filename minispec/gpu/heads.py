@@ -20,7 +20,7 @@ from torch import Tensor
 from ..cache import KVCache
 from ..drafters.base import Drafter
 from ..drafters.dflash import DFlash
-from ..drafters.eagle import Eagle
+from ..drafters.eagle import Eagle, EagleHead
 from ..drafters.growth import grow_tensors, numbers
 from ..drafters.medusa import Medusa
 from ..model import Config
@@ -157,12 +157,18 @@ class EagleOnDevice(DeviceDrafter):
         )  # fmt: skip
         gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
-        self.embedding, self.gains = target.embedding, (head.embed_norm.weight, head.feature_norm.weight)
+        self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
+        self.gains = head.embed_norm.weight, head.feature_norm.weight
         self.enter = entry.enter if self.kernels else target.compiled(entry.enter_torch)
         self.stream = entry.stream if self.kernels else entry.stream_torch
         self.unread = torch.zeros(B, k + 1, dtype=torch.long, device=target.device)  # tokens, and what the target made
         self.streams = torch.zeros(B, k + 1, len(self.hidden_layers) * d, **new)  # of those before them, normed
         self.fresh = torch.zeros(B, dtype=torch.long, device=target.device)  # how many of them count
+
+    @classmethod
+    def takes(cls, drafter: Eagle) -> bool:
+        """EAGLE-1 has another layer: it drafts without a recording."""
+        return super().takes(drafter) and isinstance(drafter.head, EagleHead)
 
     def state(self) -> list[Tensor]:
         return [self.unread, self.streams, self.fresh, self.cache.lengths]
@@ -186,15 +192,24 @@ class EagleOnDevice(DeviceDrafter):
 
     def keep(self, hidden: dict[int, Tensor], places: Tensor) -> None:
         """Hidden states at places [B, m] of a pass become the first m of `streams`."""
+        if self.head.form.stream_norm != "plain":  # the kernel norms without a gain: other forms by torch
+            states = [at_places(hidden[n], places) for n in self.hidden_layers]
+            self.streams[:, : places.shape[1]] = self.head.side_by_side(states)
+            return
         for n, part in zip(self.hidden_layers, self.streams.chunk(len(self.hidden_layers), -1), strict=True):
             self.stream(hidden[n], places, part[:, : places.shape[1]], self.head.config.norm_eps)
 
     def read(self, tokens: Tensor, features: Tensor, parents: Tensor | None, positions: Tensor, slots: Tensor,
              sees: Tensor | None = None) -> tuple[Tensor, HalfNormed]:  # fmt: skip
         """Process entries: tokens [B, T] after these of the features → theirs [B, T, d], and these half-normed."""
-        both, g = self.enter(tokens, self.embedding, features, parents, self.gains, self.head.config.norm_eps)
-        x = self.layers.product(both[..., : g.shape[-1]], self.head.embed_proj.weight, residual=g)
-        return self.layers(both, x, positions, slots, self.cache.lengths, sees)
+        head, product = self.head, self.layers.product
+        both, g = self.enter(tokens, self.embedding, features, parents, self.gains, head.config.norm_eps)
+        e, normed = both.chunk(2, -1)
+        x = normed if head.form.norm_before_residual else g
+        if head.embed_proj is not None:
+            x = product(e, head.embed_proj.weight, residual=x)
+        f, half = self.layers(both, x, positions, slots, self.cache.lengths, sees)
+        return head.norm(f) if head.form.norm_output else f, half
 
     def propose(self, text: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
         lengths, places, product = self.cache.lengths, self.layers.places, self.layers.product

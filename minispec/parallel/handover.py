@@ -5,8 +5,7 @@ other names (docs/handover.md has the dictionary). The option names were read in
 rename options, so compare with the version you install.
 
 Engines cannot read minispec's own storage (int8 with scales, borrowed embeddings, heads). `--export FOLDER` writes what
-they can: a model in plain Hugging Face layout, and Medusa heads as vLLM loads them. EAGLE heads trained here have no
-counterpart: each residual stream is normed before fc, and the token has a second way into the layer.
+they can (export.py).
 """
 
 from __future__ import annotations
@@ -17,23 +16,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors.torch import save_file
-
-from ..drafters.medusa import MedusaHeads
 from ..files import options
-from ..files.fetch import SMOLLM2_REPO
-from ..files.folder import load, read_json, save_folder
-from ..files.handle import Model
-from ..files.registry import KNOWN, locate
-from ..files.write import in_place_of, write_whole
+from .export import our_heads, readable
 
 READ = {
-    "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit 002e77c1f0ef",
-    "sglang": "python/sglang/srt/server_args.py of sgl-project/sglang, commit 001067fffe33",
+    "vllm": "vllm/config/speculative.py of vllm-project/vllm, commit a014e35f38c8",
+    "sglang": "python/sglang/srt/server_args.py of sgl-project/sglang, commit cce0a1244b5a",
     "transformers": "transformers 5.22.2",
 }
-DRAFTERS = ("ngram", "suffix", "model", "medusa", "eagle")
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+HEADS = ("medusa", "eagle", "dflash")
+DRAFTERS = ("ngram", "suffix", "model", *HEADS)
 
 
 @dataclass
@@ -43,7 +35,7 @@ class Order:
     drafter: str
     model: str
     draft: str | None = None  # of "model"
-    heads: str | None = None  # of "medusa" and "eagle"
+    heads: str | None = None  # of "medusa", "eagle" and "dflash"
     k: int = 4
     n_max: int = 3  # of "ngram": the longest and the shortest suffix to look up
     n_min: int = 1
@@ -61,7 +53,7 @@ class Order:
             raise ValueError(f"n_max={self.n_max}, n_min={self.n_min}: give n_max ≥ n_min")
         if self.drafter == "model" and not self.draft:
             raise ValueError("drafter='model' needs a draft: give --draft MODEL")
-        if self.drafter in ("medusa", "eagle") and not self.heads:
+        if self.drafter in HEADS and not self.heads:
             raise ValueError(f"drafter={self.drafter!r} needs trained heads: give --heads FOLDER")
 
 
@@ -75,6 +67,7 @@ def vllm(order: Order) -> str:
         "model": {"method": "draft_model", "model": order.draft},
         "medusa": {"method": "medusa", "model": order.heads},
         "eagle": {"method": "eagle3", "model": order.heads},
+        "dflash": {"method": "dflash", "model": order.heads},
     }[order.drafter] | {"num_speculative_tokens": order.k}
     if order.drafter in ("model", "eagle"):
         config["draft_sample_method"] = "probabilistic"  # draws its drafts, as here; "greedy" is vLLM's default
@@ -91,11 +84,12 @@ def sglang(order: Order) -> str:
                   "--speculative-ngram-max-trie-depth", str(order.n_max + order.k)],
         "model": ["STANDALONE", "--speculative-draft-model-path", order.draft],
         "eagle": ["EAGLE3", "--speculative-draft-model-path", order.heads],
+        "dflash": ["DFLASH", "--speculative-draft-model-path", order.heads, "--speculative-dflash-block-size", chain],
     }.get(order.drafter)  # fmt: skip
     if options is None:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
-    if order.drafter != "ngram":
+    if order.drafter in ("model", "eagle"):
         options += ["--speculative-num-steps", k, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens",
                     chain, "--speculative-use-rejection-sampling"]  # fmt: skip
     command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", *options]
@@ -154,75 +148,6 @@ def shell(command: list[str]) -> str:
     return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
-# ---- what engines can read ---------------------------------------------------------------------------------------
-
-
-def plain_name(name: str) -> str | None:
-    """How an engine finds this model as it is; None where it could not read it."""
-    if name == "smollm2":
-        return SMOLLM2_REPO
-    if name in KNOWN:
-        return None
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        return name  # a hub id
-    config = read_json(folder / "config.json")
-    ours = config.get("embeddings_from") or config.get("head_vocab") or "architectures" not in config
-    return None if ours else str(folder.resolve())
-
-
-def export_model(model: Model, folder: str | Path) -> Path:
-    """Write a model in plain Hugging Face layout, float32, with what engines ask for beyond what minispec needs."""
-    folder = Path(folder)
-    if model.config.head_vocab is not None:
-        raise ValueError(
-            f"{model.name!r} scores {model.config.head_vocab} of its {model.config.vocab_size} tokens, which no engine "
-            "has for a draft model: train one with the whole vocabulary"
-        )
-    save_folder(model, folder, bits=None)
-    config = read_json(folder / "config.json")
-    config |= {"architectures": [ARCHITECTURES[config["model_type"]]],
-               "dtype": str(model.dtype).removeprefix("torch.")}  # fmt: skip
-    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
-    if model.tokenizer is not None:
-        file = folder / "tokenizer_config.json"
-        settings = read_json(file) if file.is_file() else {}
-        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        write_whole(file, json.dumps(settings) + "\n")
-    return folder.resolve()
-
-
-def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
-    """Write Medusa heads as vLLM's MedusaModel loads them.
-
-    Block i is x + SiLU(W x + b), which is our head i + 1; one LM head serves all of them. A reduced vocabulary is
-    vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
-    """
-    folder = Path(folder)
-    d, V = target.config.hidden_size, target.config.vocab_size
-    tensors = {"lm_head.weight": heads.head}
-    for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
-        tensors |= {f"blocks.{i}.layers.0.weight": weight, f"blocks.{i}.layers.0.bias": bias}
-    if heads.head_ids is not None:
-        tensors["token_map"] = heads.head_ids
-    with in_place_of(folder / "model.safetensors") as file:
-        save_file({key: value.detach().cpu().clone() for key, value in tensors.items()}, file, {"format": "pt"})
-    config = {
-        "model_type": "medusa",
-        "architectures": ["MedusaModel"],
-        "hidden_size": d,
-        "vocab_size": V,
-        "truncated_vocab_size": len(heads.head),
-        "num_heads": heads.count,
-        "num_hidden_layers": 1,
-        "medusa_fc_bias": True,
-        "original_lm_head": True,
-        "dtype": str(heads.weight.dtype).removeprefix("torch."),
-    }
-    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
-    return folder.resolve()
-
-
 # ---- the command -------------------------------------------------------------------------------------------------
 
 
@@ -231,7 +156,9 @@ def add_arguments(parser) -> None:
     parser.add_argument("--drafter", choices=DRAFTERS, required=True)
     options.add_model(parser)
     options.add_draft(parser, "the draft model of --drafter model")
-    parser.add_argument("--heads", metavar="FOLDER", help="the heads of --drafter medusa or eagle: a folder or a name")
+    parser.add_argument(
+        "--heads", metavar="FOLDER", help="the heads of --drafter medusa, eagle or dflash: a folder or a name"
+    )
     options.add_draft_length(parser, auto=False)
     parser.add_argument("--n-max", type=options.count, default=3, metavar="N", help="of ngram (default: %(default)s)")
     parser.add_argument("--n-min", type=options.count, default=1, metavar="N", help="of ngram (default: %(default)s)")
@@ -248,49 +175,9 @@ def run(args) -> None:
     order = Order(args.drafter, args.model, args.draft, args.heads, args.k, args.n_max, args.n_min, args.ranks,
                   args.prompt, args.tokens)  # fmt: skip
     ENGINES[args.engine](order)  # refuses what this engine lacks, before anything is written
-    if order.drafter == "medusa":
-        order.heads, order.k = our_medusa(order, args.export)
-    elif order.drafter == "eagle":
-        refuse_our_eagle(order.heads)
+    if order.drafter in HEADS:
+        order.heads, order.k = our_heads(order, args.export)
     if order.drafter == "model":
         order.draft = readable(order.draft, "draft", args.export)
     order.model = readable(order.model, "model", args.export)
     print(f"# option names as in {READ[args.engine]}\n{ENGINES[args.engine](order)}")
-
-
-def readable(name: str, role: str, export: Path | None) -> str:
-    """The model as the engine will find it, written to `export` first where it has to be."""
-    if plain := plain_name(name):
-        return plain
-    if export is None:
-        raise ValueError(f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
-                         "that engines can read")  # fmt: skip
-    return str(export_model(load(name, device="cpu"), export / role))
-
-
-def kind_of_heads(name: str) -> tuple[str, str | None]:
-    """Where heads are, and what of ours they are: "medusa", "eagle", …; None for somebody else's."""
-    folder = locate(name) if name in KNOWN else Path(name)
-    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-    return str(folder), config.get("kind")
-
-
-def our_medusa(order: Order, export: Path | None) -> tuple[str, int]:
-    """Heads in vLLM's layout, and how many: vLLM drafts with all of them."""
-    folder, kind = kind_of_heads(order.heads)
-    if kind != "medusa":
-        return order.heads, order.k
-    if export is None:
-        raise ValueError(f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
-                         "them as vLLM reads them")  # fmt: skip
-    target = load(order.model, device="cpu")
-    heads = MedusaHeads.load(target, folder)
-    return str(export_medusa(heads, target, export / "medusa")), heads.count
-
-
-def refuse_our_eagle(heads: str) -> None:
-    if kind_of_heads(heads)[1] == "eagle":
-        raise ValueError(
-            f"heads={heads!r} were trained by minispec, whose EAGLE head is not what vLLM loads (norms before fc, "
-            "a second way for the token): train one with vllm-project/speculators or SpecForge and give that"
-        )

@@ -38,19 +38,30 @@ def spread(num_layers: int, count: int = 5) -> list[int]:
 
 def head_from(target: Transformer, head_ids: Tensor, *, layers: Sequence[int] | None = None,
               hidden_layers: Sequence[int] | None = None, block: int = 8, mlp: int | None = None,
-              own_head: bool = False) -> DFlashHead:  # fmt: skip
-    """A drafter to train, made of some of the target's layers (None: the first and the last one)."""
+              own_head: bool = False, mask_token: int | None = None) -> DFlashHead:  # fmt: skip
+    """A drafter to train, made of some of the target's layers (None: the first and the last one).
+
+    With `mask_token` it has the published form: a blank is the embedding of this token, queries and keys are normed,
+    and the context is normed once, after fc.
+    """
     layers = [0, target.config.num_layers - 1] if layers is None else layers
     hidden_layers = spread(target.config.num_layers) if hidden_layers is None else hidden_layers
     draft = draft_from(target, layers, head_ids, mlp)
-    head = DFlashHead(replace(draft.config, head_vocab=None), head_ids, hidden_layers, block, own_head)
-    head.layers.load_state_dict(draft.layers.state_dict())
+    public = mask_token is not None
+    config = replace(draft.config, head_vocab=None, qk_norm=draft.config.qk_norm or public)
+    head = DFlashHead(config, head_ids, hidden_layers, block, own_head, public)
+    head.layers.load_state_dict(draft.layers.state_dict(), strict=draft.config.qk_norm or not public)
     head.norm.load_state_dict(draft.norm.state_dict())
     with torch.no_grad():
         # The context starts as the mean of the streams, and a blank as the mean of all tokens.
         d = target.config.hidden_size
         head.fc.weight.copy_(torch.eye(d).repeat(1, len(head.hidden_layers)) / len(head.hidden_layers))
-        head.mask.copy_(target.embed_tokens.weight.mean(0))
+        if public:
+            head.blank_is(mask_token, target)
+            gains = torch.stack([layer.input_layernorm.weight for layer in head.layers])
+            head.context_norm.weight.copy_(gains.mean(0))  # the layers do not norm it again
+        else:
+            head.mask.copy_(target.embed_tokens.weight.mean(0))
         if own_head:
             head.lm_head.weight.copy_(draft.lm_head.weight)
     return head.to(target.device)
@@ -59,12 +70,14 @@ def head_from(target: Transformer, head_ids: Tensor, *, layers: Sequence[int] | 
 def narrowed(target: Transformer, head: DFlashHead, neurons: int, corpus: Corpus, **options) -> DFlashHead:
     """A trained drafter with fewer neurons in its MLPs, chosen and taught on a corpus to say what all of them said."""
     config = replace(head.config, intermediate_size=neurons)
-    small = DFlashHead(config, head.head_ids, head.hidden_layers, head.block, head.lm_head is not None)
+    small = DFlashHead(config, head.head_ids, head.hidden_layers, head.block, head.lm_head is not None, head.public)
     state = head.state_dict()
     mlps = [layer.mlp for layer in head.layers]
     for i, weights in enumerate(narrow(mlps, neurons, lambda: calibrate(target, head, corpus, **options))):
         state |= {f"layers.{i}.mlp.{name}": weight for name, weight in weights.items()}
     small.load_state_dict(state)
+    if head.public:
+        small.blank_is(head.mask_token_id, target)
     return small.to(target.device)
 
 
@@ -210,6 +223,10 @@ def add_arguments(parser) -> None:
         "--head-vocab", type=options.count, help="how many tokens the drafter can propose (default: 8192)"
     )
     parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
+    parser.add_argument("--public", action="store_true", help="the published form, which engines load")
+    parser.add_argument(
+        "--mask-token", type=options.natural, metavar="ID", help="of --public: a blank (default: a token not in use)"
+    )
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
     parser.add_argument(
         "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
@@ -228,12 +245,21 @@ def add_arguments(parser) -> None:
 
 
 def shape_of(head: DFlashHead) -> dict:
-    return {"block": head.block, "hidden_layers": list(head.hidden_layers), "layers": len(head.layers),
+    same = {"block": head.block, "hidden_layers": list(head.hidden_layers), "layers": len(head.layers),
             "mlp": head.config.intermediate_size, "head_vocab": len(head.head_ids),
             "own_head": head.lm_head is not None}  # fmt: skip
+    return same | {"mask_token_id": head.mask_token_id} if head.public else same
+
+
+def unused_token(corpus: Corpus, vocab_size: int) -> int:
+    """The last token that no row of a corpus has; the last of all, if there is none."""
+    unused = (corpus.tokens.flatten().bincount(minlength=vocab_size) == 0).nonzero()
+    return int(unused[-1]) if len(unused) else vocab_size - 1
 
 
 def run(args, target: Model) -> None:
+    if args.start and args.public:
+        raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
     lessons, unseen = split_rows(Corpus.load(*args.corpus))
     if args.start:
         head = load_head(target, args.start)
@@ -247,8 +273,10 @@ def run(args, target: Model) -> None:
     else:
         size = min(args.head_vocab or 8192, target.config.vocab_size)
         ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
+        unused = unused_token(lessons, target.config.vocab_size) if args.mask_token is None else args.mask_token
         head = head_from(target.transformer, ids, layers=args.layers, hidden_layers=args.hidden_layers,
-                         block=args.block or 8, mlp=args.mlp, own_head=bool(args.own_head))  # fmt: skip
+                         block=args.block or 8, mlp=args.mlp, own_head=bool(args.own_head),
+                         mask_token=unused if args.public else None)  # fmt: skip
     train(target.transformer, head, lessons, steps=args.steps, folder=args.out, lr=args.lr, every=args.every,
           batch_tokens=args.batch_tokens, decay=args.decay, hard=args.hard, keep=args.keep,
           keep_bits=args.keep_bits, seed=args.seed, stop_after=args.stop_after)  # fmt: skip

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..drafters.eagle import EagleHead
+from ..drafters.eagle_head import EagleHead, Form
 from ..files import options
 from ..files.handle import Model
-from ..model import MLP
+from ..model import MLP, RMSNorm
 from .corpus import Corpus
 from .draft import largest_neurons
 from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
@@ -28,6 +28,7 @@ from .loop import fit
 
 DECAY = 0.8
 UNROLL = 5
+FORMS = {"ours": Form(), "eagle3": Form.eagle3(), "eagle3.1": Form.eagle3(stream_norm="each", norm_output=True)}
 
 
 @torch.no_grad()
@@ -43,6 +44,9 @@ def new_head(target: Model, head_ids: Tensor, *, seed: int = 0, **options) -> Ea
             weight.copy_(0.01 * torch.randn(weight.shape, generator=generator))  # faint: it only breaks symmetries
     head.fc.weight[:, -d:] += torch.eye(d, device=target.device)
     head.embed_norm.weight.fill_(1.0)
+    for norm in [] if head.stream_norms is None else head.stream_norms.modules():
+        if isinstance(norm, RMSNorm):
+            norm.weight.fill_(1.0)
     head.feature_norm.load_state_dict(last.input_layernorm.state_dict())
     head.mlp_norm.load_state_dict(last.post_attention_layernorm.state_dict())
     head.norm.load_state_dict(target.transformer.norm.state_dict())
@@ -197,6 +201,8 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--hidden-layers", type=options.natural, nargs="+", help="streams of the target that the head reads"
     )
+    parser.add_argument("--form", choices=FORMS, help="ours has a path of the token around attention (embed_proj); "
+                        "eagle3 and eagle3.1 are as published (default: ours)")  # fmt: skip
     parser.add_argument("--layers", type=options.count, help="decoder layers of the head (default: 1)")
     parser.add_argument(
         "--mlp", type=options.count, help="neurons of each layer's MLP (default: as many as the target's)"
@@ -218,13 +224,17 @@ def add_arguments(parser) -> None:
 
 
 def run(args, target: Model) -> None:
+    if args.start and args.form:
+        raise ValueError(
+            f"--form {args.form}: the head in --start {args.start} has its own form; leave one of them out"
+        )
     corpus = Corpus.load(*args.corpus)
     head_vocab = args.head_vocab or (None if args.start else 8192)
     head, _ = train_head(
         target, corpus, steps=args.steps, folder=args.out, lr=args.lr, batch_tokens=args.batch_tokens,
         head_vocab=head_vocab, unroll=args.unroll, start=args.start, keep=args.keep, keep_bits=args.keep_bits,
         seed=args.seed, hidden_layers=args.hidden_layers, layers=args.layers, mlp=args.mlp, own_head=args.own_head,
-        stop_after=args.stop_after,
+        stop_after=args.stop_after, **({"form": FORMS[args.form]} if args.form else {}),
     )  # fmt: skip
     folder = args.out / "model"
     head.save(target, folder)

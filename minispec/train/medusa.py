@@ -40,7 +40,8 @@ def heads_loss(heads: MedusaHeads, lessons: Lessons, batch: Batch) -> Tensor:
     loss = torch.zeros((), device=h.device)
     for k in range(1, heads.count + 1):
         same_row = row[k:] == row[:-k]  # [m − k], else k positions on is another text
-        log_q = (z[:-k, k - 1] @ heads.head.T).float().log_softmax(-1)  # [m − k, v]
+        rows = heads.head if heads.head.ndim == 2 else heads.head[k - 1]  # [v, d]
+        log_q = (z[:-k, k - 1] @ rows.T).float().log_softmax(-1)  # [m − k, v]
         cross_entropy = -(p[k:] * log_q).sum(-1) * same_row
         loss = loss + DECAY**k * cross_entropy.sum() / same_row.sum().clamp(min=1)
     return loss
@@ -81,7 +82,7 @@ def train_heads(
     batch_tokens: int = 512,
     count: int | None = None,
     head_vocab: int | None = None,
-    own_head: bool | None = None,
+    own_head: bool | str | None = None,
     start: str | Path | None = None,
     keep: bool = True,
     folder: str | Path | None = None,
@@ -99,13 +100,13 @@ def train_heads(
     learnt, held_out = split_rows(corpus)
     if start:
         heads = MedusaHeads.load(target, start)
-        stored = {"count": heads.count, "head_vocab": len(heads.head), "own_head": heads.own_head}
+        stored = {"count": heads.count, "head_vocab": heads.head.shape[-2], "own_head": heads.own_head}
         go_on(heads, start, stored, {"count": count, "head_vocab": head_vocab, "own_head": own_head})
     else:
         V, ids = target.config.vocab_size, None
         if (size := head_vocab or 768) < V:
             ids = frequent_tokens(corpus, V, size, always=sorted(target.end_tokens))
-        heads = MedusaHeads(target, count or 4, ids, bool(own_head)).float()
+        heads = MedusaHeads(target, count or 4, ids, own_head or False).float()
     lessons = Lessons(target.transformer, learnt, keep=keep)
     with tempfile.TemporaryDirectory() as scratch:
         curve = fit(heads, lambda step: heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens)),
@@ -145,8 +146,8 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--head-vocab", type=options.count, help="how many tokens the heads can propose (default: 8192)"
     )
-    parser.add_argument("--own-head", action="store_true", default=None,
-                        help="also train a copy of the LM head, one for all heads")  # fmt: skip
+    parser.add_argument("--own-head", nargs="?", const=True, choices=["each"],
+                        help="also train a copy of the LM head, one for all heads; each: one for each")  # fmt: skip
     parser.add_argument("--start", type=Path, metavar="FOLDER", help="stored heads to go on from, with their own shape")
     parser.add_argument("--steps", type=options.count, default=3000)
     parser.add_argument("--batch-tokens", type=options.count, default=20_000)

@@ -9,6 +9,7 @@ from itertools import chain
 
 import pytest
 import torch
+from all_drafters import random_medusa
 from fakes import Given, continuation, scripted, whole_text, wrong_at
 
 import minispec as ms
@@ -252,10 +253,22 @@ def test_what_cannot_be_had_is_left_out_unless_asked_for(run, traces, tiny_folde
     assert {type(drafter).__name__: k for drafter, k, _, _ in traces} == {"Heads": 2, "EarlyExit": 4}
 
 
+def test_heads_by_folder(run, traces, tiny_folder, tmp_path):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    random_medusa(target, count=2).save(target, tmp_path / "heads")
+    write_prompts(tmp_path / "p.jsonl", [(1, ("qa", "The fox"))])
+    code, _, err = run("bench", "acceptance", "--model", tiny_folder, "--prompts", tmp_path / "p.jsonl", "--tokens", 4,
+                       "--drafters", "medusa", "ngram", "--heads", tmp_path / "heads")  # fmt: skip
+    assert (code, err) == (0, "") and {drafter.heads.count for drafter, *_ in traces if hasattr(drafter, "heads")} == {
+        2
+    }
+
+
 @pytest.mark.parametrize(
     "options",
     [("--drafters", "ngrams"), ("--drafters", "ngram:x"), ("--drafters", "ngram:0"), ("--drafters", "ngram:"),
-     ("--k", 0), ("--batch", 0), ("--per-group", 0), ("--tokens", 0)],
+     ("--k", 0), ("--batch", 0), ("--per-group", 0), ("--tokens", 0), ("--heads", "some/heads"),
+     ("--heads", "some/heads", "--drafters", "ngram"), ("--heads", "some/heads", "--drafters", "eagle", "medusa")],
     ids=lambda options: " ".join(map(str, options)),
 )  # fmt: skip
 def test_mistakes_cost_no_time(run, monkeypatch, options):

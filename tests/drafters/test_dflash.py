@@ -18,6 +18,8 @@ import minispec as ms
 from minispec.cli import main, parser
 from minispec.drafters import Context, DFlash, DFlashHead
 from minispec.drafters.dflash import load_head
+from minispec.drafters.read_dflash import read_dflash
+from minispec.drafters.write_heads import write_dflash
 from minispec.files.heads import heads_for, save_heads
 from minispec.generate import pad
 from minispec.model import rope_at, rotate
@@ -436,6 +438,31 @@ def test_options_of_the_command(target, stored, folder, tmp_path):
     heads = load_head(ms.load(stored, device="cpu", dtype=torch.float32), tmp_path / "model")
     assert heads.hidden_layers == (0, 2) and len(heads.layers) == 1 and heads.lm_head.weight.shape == (48, 32)
     assert heads.layers[0].mlp.gate_proj.weight.shape == (16, 32)
+
+
+def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, folder, tmp_path):
+    """Training computes what the drafter does, and what is stored is what is handed over."""
+    run(stored, folder, tmp_path, "--public", "--stop-after", "3")
+    given = ms.load(stored, device="cpu", dtype=torch.float32)
+    heads = load_head(given, tmp_path / "model")
+    assert heads.public and heads.config.qk_norm and not given.config.qk_norm
+    assert heads.mask_token_id not in Corpus.load(folder).tokens
+    assert torch.equal(heads.mask, given.transformer.embed_tokens.weight[heads.mask_token_id])
+    again = read_dflash(given, write_dflash(heads, given, tmp_path / "public"))
+    assert all(torch.equal(again.state_dict()[key], value) for key, value in heads.state_dict().items())
+    assert torch.equal(again.lm_head.weight, heads.head_rows(given.transformer))  # rows of some tokens go along
+    rows = Corpus.load(folder)[:3]
+    tokens = rows.tokens.long()
+    hidden = given.transformer.body(tokens, hidden_layers=heads.hidden_layers)[1]
+    states = training.read_blocks(heads, given.transformer, tokens, hidden, torch.full((3, 1), 5))  # [3, 1, B, d]
+    expected = states[:, 0, 1:] @ heads.head_rows(given.transformer).T
+    contexts = [Context(i, row[:6].tolist(), None, None, {n: h[i, :5] for n, h in hidden.items()})
+                for i, row in enumerate(tokens)]  # fmt: skip
+    assert torch.allclose(DFlash(given, again).score(contexts), expected, atol=1e-4)
+    places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu"]
+    args = parser().parse_args(["train", "dflash", *map(str, places), "--public", "--start", str(tmp_path / "model")])
+    with pytest.raises(ValueError, match="--public"):
+        training.run(args, given)
 
 
 def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):

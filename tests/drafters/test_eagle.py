@@ -15,6 +15,8 @@ from minispec import tree as trees
 from minispec.cpu import fused
 from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
 from minispec.drafters.eagle import spread
+from minispec.drafters.read_eagle import read_eagle
+from minispec.drafters.write_heads import write_eagle
 from minispec.model import rope_at, rotate
 from minispec.train import corpus as writing
 from minispec.train import eagle as training
@@ -397,6 +399,21 @@ def test_a_head_for_micro_is_worth_its_while(tmp_path):
     tree, chain = (len(out.tokens) / out.trace.target_passes for out in outs)
     assert tree > 1.5 and tree > chain > 1.0
     assert outs[0].tokens == outs[1].tokens
+
+
+@pytest.mark.parametrize("form", ["eagle3", "eagle3.1"])
+def test_a_head_in_a_published_form_learns_and_is_written(lesson, tmp_path, form):
+    target, corpus = lesson
+    options = OPTIONS | dict(steps=12, form=training.FORMS[form])
+    head, curve = training.train_head(target, corpus, folder=tmp_path, **options)
+    assert head.form.public and curve[-1]["loss"] < curve[0]["loss"]
+    head.save(target, tmp_path / "ours", bits=None)
+    stored = EagleHead.load(target, tmp_path / "ours")
+    read = read_eagle(target, write_eagle(stored, target, tmp_path / "theirs"))
+    assert stored.form == read.form == head.form
+    tokens, streams = corpus.tokens[:2].long(), [torch.randn(2, corpus.tokens.shape[1], 32) for _ in range(3)]
+    ours, theirs = ([each.logits(f) for f in training.unroll(each, tokens, streams, 2)] for each in (head, read))
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(lesson, tmp_path):

@@ -79,7 +79,7 @@ def test_a_borrowed_head_is_neither_trained_nor_stored(tiny):
     assert MedusaHeads(tiny).head.data_ptr() == tiny.transformer.lm_head.weight.data_ptr()  # all rows: no copy at all
 
 
-@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("own", [False, True, "each"])
 @pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
 def test_stored_heads_come_back(tiny32, tmp_path, own, head_ids):
     heads = random_medusa(tiny32, head_ids=head_ids, own_head=own)

@@ -17,6 +17,7 @@ import huggingface_hub.constants
 import pytest
 import tiny_gguf
 import torch
+from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.files import fetch as module
@@ -215,6 +216,29 @@ def test_any_hub_id(world, tiny_folder, tiny_text):
     assert world.seen("pytorch_model.bin") == []
     kept = {p.name for p in (home() / "somebody--tiny-1.0").iterdir()}
     assert kept == {p.name for p in tiny_folder.iterdir()} | {"source.json"}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_heads_by_hub_id(world, tiny, tmp_path, both):
+    """A pickle comes only where there is nothing better."""
+    d, V = tiny.config.hidden_size, tiny.config.vocab_size
+    tensors = {
+        "0.0.linear.weight": torch.randn(d, d),
+        "0.0.linear.bias": torch.randn(d),
+        "0.1.weight": torch.randn(V, d),
+    }
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    for file in tmp_path.iterdir():
+        if file.is_file() and (both or file.suffix != ".safetensors"):
+            world.files[f"/somebody/heads/resolve/{SHA}/{file.name}"] = file.read_bytes()
+    heads = ms.drafters.Medusa(tiny, "somebody/heads").heads
+    assert heads.count == 1 and torch.equal(heads.head[0], tensors["0.1.weight"].double())
+    assert bool(world.seen("medusa_lm_head.pt")) is not both
+    asked = len(world.requests)
+    ms.drafters.Medusa(tiny, "somebody/heads")
+    assert len(world.requests) == asked  # it is in the cache folder now
 
 
 def test_wheel_put_there_by_hand(by_hand):

@@ -74,3 +74,9 @@ def test_a_broken_template_names_the_model_and_its_complaint(make_model, tokeniz
     model.name, model.chat_template = "some-model", template
     with pytest.raises(ValueError, match=f"chat template of some-model .*{words}"):
         model.encode([{"role": "user", "content": "fox"}])
+
+
+def test_a_template_may_ask_for_the_date(make_model, tokenizer):
+    model = make_model(vocab_size=tokenizer.get_vocab_size(), tokenizer=tokenizer)
+    model.chat_template = "{{ strftime_now('%Y') | length }}"
+    assert model.chat([{"role": "user", "content": "fox"}]) == "4"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
+import weakref
 
 import pytest
 import torch
@@ -101,6 +102,24 @@ def test_the_default_is_for_loading_without_a_dtype(tiny_folder, monkeypatch):
 def test_shards_equal_one_file(folder, tiny_text):
     assert len(shard(folder)) == 3
     assert same(load(folder, dtype=torch.float64), tiny_text)
+
+
+def test_no_more_than_one_shard_is_held_beside_the_model(folder, tiny_text, monkeypatch):
+    """When a shard is read, nothing is left of what was read before, apart from its copy in the wanted precision."""
+    read, alive, read_file = [], [], folders._read_file
+
+    def counted(*arguments):
+        alive.append(sum(tensor() is not None for tensor in read))
+        found = read_file(*arguments)
+        read.extend(map(weakref.ref, found.values()))
+        return found
+
+    monkeypatch.setattr(folders, "_read_file", counted)
+    shard(folder)
+    model = load(folder, dtype=torch.float16)  # stored in float32
+    assert alive == [0, 0, 0] and len(read) > 9
+    assert sum(tensor() is not None for tensor in read) == 0
+    assert model.dtype == torch.float16
 
 
 def test_without_tokenizer_files_token_ids_are_the_prompt(folder, tiny_text):
@@ -255,6 +274,9 @@ def test_a_config_that_lacks_a_number(folder):
     "keys, named",
     [
         (dict(model_type="mamba"), "mamba"),
+        (dict(model_type="gemma2"), "gemma2"),
+        (dict(model_type="mixtral", num_local_experts=8), "num_local_experts=8"),
+        (dict(model_type="qwen3", num_experts=64), "num_experts=64"),
         (dict(hidden_act="relu"), "relu"),
         (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "yarn"),
     ],

@@ -17,6 +17,7 @@ from all_drafters import random_dflash, random_eagle, random_medusa
 from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
 
 import minispec as ms
+from minispec.drafters.eagle_head import Form
 from minispec.gpu.backend import RecordedSpeculator
 from minispec.gpu.fused import FastTransformer, RecordedPrompt
 from minispec.gpu.hosted import Hosted
@@ -24,6 +25,8 @@ from minispec.trace import Cycle
 from minispec.tree import Draft
 
 D = ms.drafters
+PUBLISHED = Form.eagle3(norm_before_residual=True)
+EAGLE31 = Form.eagle3(stream_norm="each", norm_output=True)
 GREEDY, WARM = dict(), dict(temperature=0.8, seed=3)
 WAYS = (GREEDY, WARM, dict(temperature=1.3, top_p=0.8, seed=5), dict(temperature=1.0, top_k=9, min_p=0.02, seed=6))
 
@@ -44,7 +47,10 @@ def trees(device="cpu") -> dict[str, D.Drafter]:
         "medusa, chain": D.Medusa(target, random_medusa(target), tree="chain"),
         "eagle": D.Eagle(target, random_eagle(target), width=3, nodes=8),
         "eagle, wide": D.Eagle(target, random_eagle(target, noise=0.1), width=5, nodes=3),
+        "eagle, published": D.Eagle(target, random_eagle(target, form=PUBLISHED), width=3, nodes=8),
+        "eagle 3.1": D.Eagle(target, random_eagle(target, form=EAGLE31), width=3, nodes=8),
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
+        "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
         "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
     }
 

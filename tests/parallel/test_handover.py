@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 import minispec as ms
 from minispec.drafters.medusa import MedusaHeads
-from minispec.parallel import handover
+from minispec.parallel import export, handover
 from minispec.parallel.handover import ENGINES, Order
 
 HUB = "meta-llama/Llama-3.1-8B-Instruct"
@@ -23,12 +23,12 @@ HUB = "meta-llama/Llama-3.1-8B-Instruct"
 VLLM_FIELDS = {
     "method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method",
 }  # fmt: skip
-VLLM_METHODS = {"ngram", "suffix", "draft_model", "medusa", "eagle3"}
+VLLM_METHODS = {"ngram", "suffix", "draft_model", "medusa", "eagle3", "dflash"}
 SGLANG_OPTIONS = {
     "--model-path", "--tp-size", "--speculative-algorithm", "--speculative-draft-model-path",
     "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens",
     "--speculative-use-rejection-sampling", "--speculative-ngram-max-bfs-breadth",
-    "--speculative-ngram-max-trie-depth",
+    "--speculative-ngram-max-trie-depth", "--speculative-dflash-block-size",
 }  # fmt: skip
 
 
@@ -52,18 +52,19 @@ def test_vllms_ngram_knows_both_lengths():
     assert '"prompt_lookup_max": 4' in command and '"prompt_lookup_min": 2' in command
 
 
-@pytest.mark.parametrize("drafter", ["ngram", "model", "eagle"])
+@pytest.mark.parametrize("drafter", ["ngram", "model", "eagle", "dflash"])
 def test_sglang_gets_known_options(drafter):
     words = shlex.split(handover.sglang(order(drafter, k=5, ranks=2)).replace("\\\n", " "))
     assert {word for word in words if word.startswith("--")} <= SGLANG_OPTIONS
-    assert words[words.index("--speculative-num-draft-tokens") + 1] == "6"  # with the last token
+    counts = "--speculative-dflash-block-size" if drafter == "dflash" else "--speculative-num-draft-tokens"
+    assert words[words.index(counts) + 1] == "6"  # with the last token
     assert words[words.index("--tp-size") + 1] == "2"
 
 
 @pytest.mark.parametrize(
     ("engine", "drafter"),
     [("sglang", "suffix"), ("sglang", "medusa"), ("transformers", "suffix"), ("transformers", "medusa"),
-     ("transformers", "eagle")],
+     ("transformers", "eagle"), ("transformers", "dflash")],
 )  # fmt: skip
 def test_what_an_engine_lacks_is_refused(engine, drafter):
     with pytest.raises(ValueError, match=f"{drafter}.* no such .*; take "):
@@ -120,17 +121,40 @@ def test_medusa_heads_are_exported_and_all_of_them_draft(run, tmp_path, tiny_fol
     assert (tmp_path / "x" / "medusa" / "model.safetensors").is_file()
 
 
-def test_our_eagle_heads_are_refused_honestly(run, tmp_path, tiny_folder):
+def test_our_eagle_heads_are_rewritten(run, tmp_path, tiny_folder):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     ms.drafters.EagleHead(target, torch.arange(8)).save(target, tmp_path / "heads")
-    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", "--model", HUB, "--heads",
-                       tmp_path / "heads")  # fmt: skip
-    assert code == 2 and "speculators" in err
+    options = ["--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads", tmp_path / "heads"]
+    code, _, err = run("handover", *options)
+    assert code == 2 and "--export" in err  # ours, so that it has to be exported
+    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
+    assert code == 0 and str(tmp_path / "x" / "eagle") in out
+    config = json.loads((tmp_path / "x" / "eagle" / "config.json").read_text())
+    assert config["speculators_model_type"] == "eagle3" and config["transformer_layer_config"]["attention_bias"]
 
 
-def test_a_reduced_vocabulary_is_refused(make_model, tmp_path):
-    with pytest.raises(ValueError, match="32 of its 64 tokens"):
-        handover.export_model(make_model(head_vocab=32), tmp_path)
+def test_our_dflash_is_refused_and_other_kinds_are_named(run, tmp_path, tiny_folder):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    MedusaHeads(target, 3).save(target, tmp_path / "medusa")
+    shipped = ["--model", "micro", "--heads", "micro-dflash", "--export", tmp_path / "x"]
+    code, _, err = run("handover", "--engine", "vllm", "--drafter", "dflash", *shipped)
+    assert code == 2 and "--public" in err and not (tmp_path / "x" / "dflash").exists()
+    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads",
+                       tmp_path / "medusa", "--export", tmp_path / "x")  # fmt: skip
+    assert code == 2 and "--drafter medusa" in err
+
+
+def test_a_reduced_vocabulary_is_padded(make_model, tmp_path):
+    """Every other token gets the mean of the logits that there are, which is never the largest."""
+    model = make_model(head_vocab=32, dtype=torch.float32)
+    whole = ms.load(export.export_model(model, tmp_path), device="cpu", dtype=torch.float32)
+    assert whole.config.head_vocab is None and whole.transformer.lm_head.weight.shape == (64, 32)
+    tokens, ids = torch.randint(64, (3, 20), generator=torch.Generator().manual_seed(0)), model.transformer.head_ids
+    ours, theirs = model.transformer(tokens).logits, whole.transformer(tokens).logits  # [3, 20, 64]
+    others = [i for i in range(64) if i not in ids.tolist()]
+    assert torch.allclose(theirs[..., ids], ours[..., ids], atol=1e-5)
+    assert torch.allclose(theirs[..., others], ours[..., ids].mean(-1, keepdim=True).expand(-1, -1, 32), atol=1e-5)
+    assert torch.equal(theirs.argmax(-1), ours.argmax(-1))
 
 
 # ---------------------------------------------------------------- what the engines will read
@@ -143,7 +167,7 @@ def test_exported_medusa_heads_compute_the_same_by_vllms_formula(make_model, tmp
     with torch.no_grad():
         for part in (heads.weight, heads.bias):
             part.copy_(0.3 * torch.randn(part.shape, generator=generator))
-    handover.export_medusa(heads, target, tmp_path)
+    export.export_medusa(heads, target, tmp_path)
     tensors, config = load_file(tmp_path / "model.safetensors"), json.loads((tmp_path / "config.json").read_text())
     assert config["model_type"] == "medusa" and config["num_heads"] == 3 and config["vocab_size"] == 64
     assert config["truncated_vocab_size"] == (64 if head_ids is None else 5) and config["medusa_fc_bias"]
@@ -188,3 +212,22 @@ def test_the_transformers_script_writes_minispecs_tokens(run, tmp_path):
     with_draft, with_ngrams = ([int(n) for n in line.split()[1:]] for line in lines if line.startswith("passes"))
     assert abs(with_draft[0] - ours) <= 1  # its first pass reads the prompt, too
     assert with_draft[1] > 0 == with_ngrams[1] and with_ngrams[0] <= 40
+
+
+def test_an_eagle_head_in_the_published_form_is_exported(run, tmp_path, tiny_folder):
+    """And what was written is read back as it was."""
+    from minispec.drafters.eagle_head import EagleHead, Form
+
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    head = EagleHead(target, torch.arange(3, 11), (0, 1, 2), own_head=True, form=Form.eagle3(stream_norm="each"))
+    generator = torch.Generator().manual_seed(0)
+    for weight in head.parameters():
+        weight.data.copy_(torch.randn(weight.shape, generator=generator))
+    head.save(target, tmp_path / "heads", bits=None)
+    options = ["--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads", tmp_path / "heads"]
+    assert run("handover", *options)[0] == 2  # ours, so that it has to be exported
+    code, out, _ = run("handover", *options, "--export", tmp_path / "x")
+    assert code == 0 and str(tmp_path / "x" / "eagle") in out
+    again = ms.drafters.Eagle(target, tmp_path / "x" / "eagle").head
+    assert again.form == head.form and again.hidden_layers == head.hidden_layers
+    assert all(torch.equal(value, again.state_dict()[key]) for key, value in head.state_dict().items())

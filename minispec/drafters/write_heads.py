@@ -1,0 +1,131 @@
+"""Write heads in published layouts: EAGLE-3 and DFlash as speculators (0.9.0) stores them, Medusa as its authors do.
+
+Only what is computed there is written. The EAGLE heads that ship are rewritten first (rewrite.py). The DFlash drafters
+that ship cannot be: they norm each stream before fc, norm the context once more in every layer and have no norms on
+queries and keys, and none of that is a change of weights.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..files.handle import Model
+from ..files.hf_config import to_hf
+from ..files.write import in_place_of, write_whole
+from ..model import Config
+from .dflash_head import DFlashHead
+from .eagle_head import EagleHead
+from .medusa_heads import MedusaHeads, chosen_rows
+from .read_eagle import names_in
+from .rewrite import published_eagle
+
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+
+
+def write_eagle(head: EagleHead, target: Model, folder: str | Path, verifier: str | None = None, k: int = 5) -> Path:
+    """Write an EAGLE-3 or EAGLE-3.1 head. `verifier` is where an engine finds the target, k how deep to draft."""
+    if not isinstance(head, EagleHead):
+        raise ValueError("this is an EAGLE-1 head, which speculators does not compute: hand over the folder that it "
+                         "was read from")  # fmt: skip
+    head = published_eagle(head, target)
+    names = {"fc.weight": "fc.weight", "norm.weight": "norm.weight"} | names_in(head, "layers.0")
+    names |= {name: f"layers.{int(name.split('.')[1]) + 1}.{name.split('.', 2)[2]}"
+              for name, _ in head.named_parameters() if name.startswith("more.")}  # fmt: skip
+    names |= {f"stream_norms.{n}.weight": f"fc_norm.{n}.weight"
+              for n in range(len(head.hidden_layers)) if head.form.stream_norm == "each"}  # fmt: skip
+    if head.form.stream_norm == "joint":
+        names["stream_norms.weight"] = "input_norm.weight"
+    tensors = {theirs: head.get_parameter(ours) for ours, theirs in names.items()}
+    if head.form.stream_norm == "plain":  # no gain is a gain of one
+        ones = torch.ones_like(head.norm.weight)
+        tensors |= {f"fc_norm.{n}.weight": ones.clone() for n in range(len(head.hidden_layers))}
+    tensors["lm_head.weight"] = head.head
+    # speculators stores the embedding, too, and fills in a missing one only where it finds NaN in its place.
+    tensors["embed_tokens.weight"] = head.embed.keywords["weight"].to(head.dtype)
+    form = head.form
+    settings = {"norm_before_residual": form.norm_before_residual, "norm_before_fc": form.stream_norm == "joint",
+                "fc_norm": form.stream_norm in ("plain", "each"), "norm_output": form.norm_output,
+                "eagle_aux_hidden_state_layer_ids": list(head.hidden_layers)}  # fmt: skip
+    return write(folder, "eagle3", settings, tensors, head.head_ids, head.config, target, verifier, k)
+
+
+def write_dflash(head: DFlashHead, target: Model, folder: str | Path, verifier: str | None = None) -> Path:
+    """Write a DFlash drafter. `verifier` is where an engine finds the target."""
+    if not head.public:
+        raise ValueError("this DFlash drafter norms streams before fc and learned its blank, which no engine computes: "
+                         "train one with `minispec train dflash --public`")  # fmt: skip
+    tensors = dict(head.named_parameters())
+    tensors["hidden_norm.weight"] = tensors.pop("context_norm.weight")
+    if len(head.head_ids) < target.config.vocab_size:  # only a whole vocabulary is borrowed there
+        tensors["lm_head.weight"] = head.head_rows(target.transformer)
+    settings = {"block_size": head.block, "mask_token_id": head.mask_token_id, "sample_from_anchor": False,
+                "aux_hidden_state_layer_ids": list(head.hidden_layers)}  # fmt: skip
+    k = head.block - 1
+    return write(folder, "dflash", settings, tensors, head.head_ids, head.config, target, verifier, k)
+
+
+def write_medusa(heads: MedusaHeads, target: Model, folder: str | Path, base: str | None = None) -> Path:
+    """Write Medusa heads as their authors do: every head with an LM head of its own. `base` is the target's name.
+
+    Heads that borrow rows of the target's get all of its rows, so that tokens outside a reduced vocabulary can be
+    proposed, too; logits of the others stay what they are. Rows of their own for a part of the tokens are refused,
+    because this layout has no way to say that a token is not scored.
+    """
+    folder, (V, d) = Path(folder), target.transformer.lm_head.weight.shape
+    if heads.own_head and heads.head_ids is not None:
+        raise ValueError(f"these Medusa heads have rows of their own for {len(heads.head_ids)} of {V} tokens, which "
+                         "their authors' layout cannot express: train them with the whole vocabulary")  # fmt: skip
+    rows = heads.head if heads.own_head else chosen_rows(target, None)
+    rows = rows.expand(heads.count, V, d)
+    blocks = 1 + len(heads.more) // 2
+    tensors = {}
+    for k, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
+        tensors |= {f"{k}.0.linear.weight": weight, f"{k}.0.linear.bias": bias, f"{k}.{blocks}.weight": rows[k]}
+        for n in range(1, blocks):
+            more = heads.more[2 * n - 2][k], heads.more[2 * n - 1][k]
+            tensors |= dict(zip((f"{k}.{n}.linear.weight", f"{k}.{n}.linear.bias"), more, strict=True))
+    with in_place_of(folder / "medusa_lm_head.safetensors") as file:
+        save_file({key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}, file)
+    settings = {"medusa_num_heads": heads.count, "medusa_num_layers": blocks,
+                "base_model_name_or_path": base or target.name}  # fmt: skip
+    write_whole(folder / "config.json", json.dumps(settings, indent=1) + "\n")
+    return folder.resolve()
+
+
+def write(folder: str | Path, kind: str, settings: dict, tensors: dict[str, Tensor], head_ids: Tensor, config: Config,
+          target: Model, verifier: str | None, k: int) -> Path:  # fmt: skip
+    folder, layer = Path(folder), to_hf(config)
+    if layer["model_type"] not in ("llama", "qwen3"):
+        raise ValueError(f"model_type={layer['model_type']!r}: speculators has {kind} with the layers of llama and "
+                         "qwen3 alone; train a head with one of these")  # fmt: skip
+    vocab, ids = target.config.vocab_size, head_ids.cpu()
+    if len(ids) < vocab:
+        chosen = torch.zeros(vocab, dtype=torch.bool)
+        chosen[ids] = True
+        tensors = tensors | {"d2t": ids - torch.arange(len(ids)), "t2d": chosen}
+    with in_place_of(folder / "model.safetensors") as file:
+        plain = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+        save_file(plain, file, metadata={"format": "pt"})
+    target_type = to_hf(target.config)["model_type"]
+    proposal = {"proposal_type": "greedy", "speculative_tokens": k}
+    whole = {
+        "architectures": [{"eagle3": "Eagle3Speculator", "dflash": "DFlashSpeculator"}[kind]],
+        "speculators_model_type": kind,
+        "speculators_version": "0.9.0",
+        "draft_vocab_size": len(ids),
+        "transformer_layer_config": layer | {"tie_word_embeddings": False},
+        "speculators_config": {
+            "algorithm": kind,
+            "proposal_methods": [proposal],
+            "default_proposal_method": "greedy",
+            "verifier": {"name_or_path": verifier or target.name, "architectures": [ARCHITECTURES[target_type]]},
+        },
+        "dtype": str(tensors["fc.weight"].dtype).removeprefix("torch."),
+    } | settings
+    write_whole(folder / "config.json", json.dumps(whole, indent=1) + "\n")
+    return folder.resolve()

@@ -1,0 +1,157 @@
+"""What engines can read: models and heads of minispec's own storage (int8 with scales, borrowed embeddings) as folders
+in published layouts.
+
+    a model       Hugging Face's layout; a draft model that scores a part of the vocabulary gets a full-size head
+    Medusa        as vLLM's MedusaModel loads it, or as its authors store it (drafters/write_heads.py)
+    EAGLE         as speculators stores EAGLE-3; the heads that ship are rewritten first (drafters/rewrite.py)
+    DFlash        as speculators stores it, if it was trained in the published form
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import save_file
+
+from ..drafters.dflash import load_head as load_dflash
+from ..drafters.eagle_head import EagleHead
+from ..drafters.medusa import MedusaHeads
+from ..drafters.write_heads import ARCHITECTURES, write_dflash, write_eagle
+from ..files.fetch import SMOLLM2_REPO
+from ..files.folder import load, read_json, save_folder
+from ..files.handle import Model
+from ..files.registry import KNOWN, locate
+from ..files.write import in_place_of, write_whole
+from ..model import Transformer
+
+if TYPE_CHECKING:
+    from .handover import Order
+
+
+def plain_name(name: str) -> str | None:
+    """How an engine finds this model as it is; None where it could not read it."""
+    if name == "smollm2":
+        return SMOLLM2_REPO
+    if name in KNOWN:
+        return None
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        return name  # a hub id
+    config = read_json(folder / "config.json")
+    ours = config.get("embeddings_from") or config.get("head_vocab") or "architectures" not in config
+    return None if ours else str(folder.resolve())
+
+
+def export_model(model: Model, folder: str | Path) -> Path:
+    """Write a model in plain Hugging Face layout, float32, with what engines ask for beyond what minispec needs."""
+    folder = Path(folder)
+    save_folder(with_full_head(model), folder, bits=None)
+    config = read_json(folder / "config.json")
+    config |= {"architectures": [ARCHITECTURES[config["model_type"]]],
+               "dtype": str(model.dtype).removeprefix("torch.")}  # fmt: skip
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    if model.tokenizer is not None:
+        file = folder / "tokenizer_config.json"
+        settings = read_json(file) if file.is_file() else {}
+        settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+        write_whole(file, json.dumps(settings) + "\n")
+    return folder.resolve()
+
+
+@torch.no_grad()
+def with_full_head(model: Model) -> Model:
+    """A draft model that scores v of V tokens as one that scores all: engines have no reduced heads for draft models.
+
+    A LM head has no way to say "never". So every other token gets the mean of the v rows: its logit is the mean of the
+    v logits, which is never above the largest of them. The likeliest token is the same as before. Sampled drafts may
+    be one of the padding; they are then rejected, or accepted, by the usual rule.
+    """
+    c, old = model.config, model.transformer
+    if c.head_vocab is None:
+        return model
+    with torch.device("meta"):
+        new = Transformer(replace(c, head_vocab=None, tie_embeddings=False))
+    state = old.state_dict()
+    ids, rows = state.pop("head_ids"), state["lm_head.weight"]  # [v], [v, d]
+    state["lm_head.weight"] = rows.mean(0).repeat(c.vocab_size, 1).index_copy_(0, ids, rows)
+    new.load_state_dict(state, assign=True)
+    return Model(model.name, new.requires_grad_(False).eval(), model.tokenizer, model.end_tokens, model.chat_template)
+
+
+def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
+    """Write Medusa heads as vLLM's MedusaModel loads them.
+
+    Block i is x + SiLU(W x + b), which is our head i + 1; one LM head serves all of them. A reduced vocabulary is
+    vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
+    """
+    folder = Path(folder)
+    if heads.head.ndim == 3 or len(heads.more):
+        raise ValueError("these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
+                         "store them (minispec.drafters.write_heads.write_medusa)")  # fmt: skip
+    d, V = target.config.hidden_size, target.config.vocab_size
+    tensors = {"lm_head.weight": heads.head}
+    for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
+        tensors |= {f"blocks.{i}.layers.0.weight": weight, f"blocks.{i}.layers.0.bias": bias}
+    if heads.head_ids is not None:
+        tensors["token_map"] = heads.head_ids
+    with in_place_of(folder / "model.safetensors") as file:
+        save_file({key: value.detach().cpu().clone() for key, value in tensors.items()}, file, {"format": "pt"})
+    config = {
+        "model_type": "medusa",
+        "architectures": ["MedusaModel"],
+        "hidden_size": d,
+        "vocab_size": V,
+        "truncated_vocab_size": len(heads.head),
+        "num_heads": heads.count,
+        "num_hidden_layers": 1,
+        "medusa_fc_bias": True,
+        "original_lm_head": True,
+        "dtype": str(heads.weight.dtype).removeprefix("torch."),
+    }
+    write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
+    return folder.resolve()
+
+
+# ---- for the command ---------------------------------------------------------------------------------------------
+
+
+def readable(name: str, role: str, export: Path | None) -> str:
+    """The model as the engine will find it, written to `export` first where it has to be."""
+    if plain := plain_name(name):
+        return plain
+    if export is None:
+        raise ValueError(f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
+                         "that engines can read")  # fmt: skip
+    return str(export_model(load(name, device="cpu"), export / role))
+
+
+def kind_of_heads(name: str) -> tuple[str, str | None]:
+    """Where heads are, and what of ours they are: "medusa", "eagle", …; None for somebody else's."""
+    folder = locate(name) if name in KNOWN else Path(name)
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    return str(folder), config.get("kind")
+
+
+def our_heads(order: Order, export: Path | None) -> tuple[str, int]:
+    """Heads as the engine will find them, and the draft length; somebody else's stay where they are."""
+    folder, kind = kind_of_heads(order.heads)
+    if kind is None:
+        return order.heads, order.k
+    if kind != order.drafter:
+        raise ValueError(f"heads={order.heads!r} are for {kind}, and drafter={order.drafter!r}: give --drafter {kind}")
+    if export is None:
+        raise ValueError(f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
+                         "them as engines read them")  # fmt: skip
+    target = load(order.model, device="cpu")
+    verifier = plain_name(order.model) or str((export / "model").resolve())
+    if kind == "medusa":
+        heads = MedusaHeads.load(target, folder)
+        return str(export_medusa(heads, target, export / kind)), heads.count  # vLLM drafts with all of them
+    if kind == "dflash":
+        drafter = load_dflash(target, folder)
+        return str(write_dflash(drafter, target, export / kind, verifier)), min(order.k, drafter.block - 1)
+    return str(write_eagle(EagleHead.load(target, folder), target, export / kind, verifier, order.k)), order.k

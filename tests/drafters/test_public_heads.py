@@ -1,0 +1,364 @@
+"""Published heads, in the layouts of their authors: what is computed, that output stays the target's, what is refused.
+
+The tensors are random and carry the authors' names. Expected values are computed here, position by position and without
+a cache, from the formulas of the published code: FasterDecoding/Medusa at 11af0aa (medusa/model/medusa_model.py),
+SafeAILab/EAGLE at 148042c (eagle/model/cnets.py) and 2174a79 (eagle/model/cnets1.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from loop_checks import check_distribution, check_greedy, greedy_pair, law_pair
+from safetensors.torch import save_file
+
+import minispec as ms
+from minispec.cache import KVCache
+from minispec.cpu import fused
+from minispec.drafters.read_dflash import evenly
+from minispec.sampling import Sampling
+
+D = ms.drafters
+FORMATS = ("medusa", "medusa, two blocks", "eagle1", "eagle1, no bias", "eagle3", "eagle3.1", "speculators", "dflash")
+
+
+def random_tensors(shapes: dict[str, tuple[int, ...]], seed: int = 0) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {}
+    for key, shape in shapes.items():
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64)
+        tensors[key] = 1 + 0.2 * noise if "norm" in key else noise / shape[-1] ** 0.5
+    return tensors
+
+
+def layer(c, prefix: str, inputs: int, norms: tuple[str, ...], qk_norm: bool = False) -> dict[str, tuple[int, ...]]:
+    d, q, kv, m = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim, c.intermediate_size
+    shapes = {
+        "self_attn.q_proj": (q, inputs),
+        "self_attn.k_proj": (kv, inputs),
+        "self_attn.v_proj": (kv, inputs),
+        "self_attn.o_proj": (d, q),
+        "mlp.gate_proj": (m, d),
+        "mlp.up_proj": (m, d),
+        "mlp.down_proj": (d, m),
+    }
+    shapes |= dict.fromkeys(norms, (d,))
+    shapes |= {"self_attn.q_norm": (c.head_dim,), "self_attn.k_norm": (c.head_dim,)} if qk_norm else {}
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}  # fmt: skip
+
+
+def published(target: ms.Model, name: str) -> tuple[dict, dict[str, torch.Tensor]]:
+    """config.json and tensors of a format."""
+    c = target.config
+    V, d, L = c.vocab_size, c.hidden_size, c.num_layers
+    llama = dict(model_type="llama", vocab_size=V, hidden_size=d, intermediate_size=c.intermediate_size,
+                 num_hidden_layers=1, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
+                 head_dim=c.head_dim, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta)  # fmt: skip
+    after = "post_attention_layernorm"
+    if name.startswith("medusa"):
+        blocks = 2 if "two" in name else 1
+        shapes = {}
+        for k in range(3):
+            for block in range(blocks):
+                shapes |= {f"{k}.{block}.linear.weight": (d, d), f"{k}.{block}.linear.bias": (d,)}
+            shapes[f"{k}.{blocks}.weight"] = (V, d)
+        return dict(medusa_num_heads=2, medusa_num_layers=blocks, base_model_name_or_path="x"), random_tensors(shapes)
+    if name.startswith("eagle1"):
+        shapes = {"embed_tokens.weight": (V, d), "fc.weight": (d, 2 * d)} | layer(c, "layers.0", d, (after,))
+        if "no bias" in name:
+            return llama | {"bias": False}, random_tensors(shapes)
+        return llama, random_tensors(shapes | {"fc.bias": (d,)})
+    if name == "dflash":
+        config = llama | dict(model_type="qwen3", num_hidden_layers=2, block_size=4, num_target_layers=L)
+        config["dflash_config"] = dict(mask_token_id=V - 1, target_layer_ids=[0, 1])
+        shapes = {"fc.weight": (d, 2 * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
+        for n in range(2):
+            shapes |= layer(c, f"layers.{n}", d, ("input_layernorm", after), qk_norm=True)
+        return config, random_tensors(shapes)
+    v = V - 2
+    shapes = {"fc.weight": (d, 3 * d), "norm.weight": (d,), "lm_head.weight": (v, d)}
+    shapes |= layer(c, "layers.0" if name == "speculators" else "midlayer", 2 * d,
+                    ("hidden_norm", "input_layernorm", after))  # fmt: skip
+    if name == "eagle3.1":
+        shapes |= {f"fc_norm.{n}.weight": (d,) for n in range(3)}
+    ids = torch.tensor([i for i in range(V) if i not in (0, V - 2)])
+    tensors = random_tensors(shapes) | {"d2t": ids - torch.arange(v), "t2d": torch.isin(torch.arange(V), ids)}
+    if name == "speculators":
+        config = dict(speculators_model_type="eagle3", transformer_layer_config=llama, norm_before_residual=True,
+                      draft_vocab_size=v, eagle_aux_hidden_state_layer_ids=[0, 1, L])  # fmt: skip
+        return config, tensors
+    config = llama | dict(draft_vocab_size=v, eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, L - 1]))
+    return config | ({"norm_output": True} if name == "eagle3.1" else {}), tensors
+
+
+def write(folder, target: ms.Model, name: str, as_pickle: bool = False):
+    config, tensors = published(target, name)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    medusa = name.startswith("medusa")
+    if as_pickle:
+        torch.save(tensors, folder / ("medusa_lm_head.pt" if medusa else "pytorch_model.bin"))
+    else:
+        save_file(tensors, folder / ("medusa_lm_head.safetensors" if medusa else "model.safetensors"))
+    return folder
+
+
+def drafter_of(target: ms.Model, folder, name: str, **options) -> D.Drafter:
+    kind = D.Medusa if name.startswith("medusa") else D.DFlash if name == "dflash" else D.Eagle
+    return kind(target, folder, **options)
+
+
+# ---------------------------------------------------------------- what is computed
+
+
+@pytest.mark.parametrize("as_pickle", [False, True])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_medusa_is_the_authors_formula(tiny, tmp_path, blocks, as_pickle):
+    name = "medusa" if blocks == 1 else "medusa, two blocks"
+    heads = D.Medusa(tiny, write(tmp_path, tiny, name, as_pickle)).heads
+    assert heads.count == 3  # config.json says 2
+    tensors = published(tiny, name)[1]
+    h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    for k in range(3):
+        z = h
+        for block in range(blocks):
+            z = z + F.silu(z @ tensors[f"{k}.{block}.linear.weight"].T + tensors[f"{k}.{block}.linear.bias"])
+        assert torch.allclose(heads(h)[:, k], z @ tensors[f"{k}.{blocks}.weight"].T, rtol=0, atol=1e-12)
+
+
+def eagle_by_hand(target, name, tokens, at, follow) -> list[torch.Tensor]:
+    """Logits of every step of the draft that starts at position `at` and follows these tokens."""
+    (raw, t), c = published(target, name), target.config
+    first = name.startswith("eagle1")
+    prefix = "layers.0" if first or name == "speculators" else "midlayer"
+    w = {key.removeprefix(f"{prefix}.").removesuffix(".weight"): value for key, value in t.items()}
+
+    def norm(x, key):
+        return x / (x.pow(2).mean() + c.norm_eps).sqrt() * w[key]
+
+    layers = [c.num_layers] if first else [0, 1, c.num_layers] if name == "speculators" else [1, 2, c.num_layers]
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=layers)[1]
+    embedding = t.get("embed_tokens.weight", target.transformer.embed_tokens.weight)
+    freq = c.rope_theta ** -(torch.arange(0, c.head_dim, 2) / c.head_dim)
+
+    def turn(x, position):  # [H, D]
+        a, b = x.chunk(2, -1)
+        cos, sin = torch.cos(position * freq), torch.sin(position * freq)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+    keys, values, found, f = [], [], [], None
+    for position, token in enumerate([*tokens[1 : at + 2], *follow]):
+        if position <= at and first:
+            g = target.transformer.norm(hidden[c.num_layers][0, position])
+        elif position <= at:
+            streams = [hidden[n][0, position] for n in layers]
+            if name == "eagle3.1":
+                streams = [norm(h, f"fc_norm.{n}") for n, h in enumerate(streams)]
+            g = w["fc"] @ torch.cat(streams)
+        else:
+            g = f
+        e = embedding[token]
+        if first:
+            x = both = w["fc"] @ torch.cat([e, g]) + t.get("fc.bias", 0)
+        else:
+            normed = norm(g, "hidden_norm")
+            x, both = (normed if name == "speculators" else g), torch.cat([norm(e, "input_layernorm"), normed])
+        q, k, v = (((w[f"self_attn.{n}_proj"] @ both).view(-1, c.head_dim)) for n in "qkv")
+        keys.append(turn(k, position))
+        values.append(v)
+        out = []
+        for h, query in enumerate(turn(q, position)):
+            kv = h // (c.num_heads // c.num_kv_heads)
+            share = torch.stack([key[kv] @ query for key in keys]) / c.head_dim**0.5
+            out.append(share.softmax(0) @ torch.stack([value[kv] for value in values]))
+        x = x + w["self_attn.o_proj"] @ torch.cat(out)
+        y = norm(x, "post_attention_layernorm")
+        x = x + w["mlp.down_proj"] @ (F.silu(w["mlp.gate_proj"] @ y) * (w["mlp.up_proj"] @ y))
+        f = norm(x, "norm") if raw.get("norm_output") else x
+        if position >= at:
+            final = x if first else norm(x, "norm")
+            found.append((target.transformer.lm_head.weight if first else t["lm_head.weight"]) @ final)
+    return found
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle1, no bias", "eagle3", "eagle3.1", "speculators"])
+def test_eagle_is_the_authors_formula(make_model, tmp_path, name):
+    target, text, follow = make_model(num_layers=3), [3, 1, 4, 1, 5, 9], [2, 6, 5]
+    head = D.Eagle(target, write(tmp_path, target, name)).head
+    at = len(text) - 2
+    expected = eagle_by_hand(target, name, text, at, follow)
+    hidden = target.transformer.body(torch.tensor([text]), hidden_layers=head.hidden_layers)[1]
+    feature, read = head.fuse([hidden[n][:, : at + 1] for n in head.hidden_layers]), text[1:]
+    cache = KVCache(head.config, 1, 16, dtype=head.dtype)
+    for step in range(len(expected)):
+        slots, attend = cache.begin(len(read))
+        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
+        cache.advance(len(read))
+        assert torch.allclose(head.logits(feature)[0, 0], expected[step], rtol=0, atol=1e-6)
+        read = follow[step : step + 1]
+    V = target.config.vocab_size
+    assert head.head_ids.tolist() == [i for i in range(V) if name.startswith("eagle1") or i not in (0, V - 2)]
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3.1", "speculators"])
+def test_the_compiled_pass_drafts_the_same(make_model, tmp_path, monkeypatch, name):
+    """cpu/fused.py runs all layers of these heads by one call, too."""
+    pytest.importorskip("numba")
+    target = make_model(num_layers=3, head_dim=16, dtype=torch.float32)
+    head, text = D.Eagle(target, write(tmp_path, target, name)).head, [3, 1, 4, 1, 5, 9]
+    hidden = target.transformer.body(torch.tensor([text]), hidden_layers=head.hidden_layers)[1]
+    hidden, drafts, calls, group = {n: h[0, :-1] for n, h in hidden.items()}, [], [], fused.Plan.group
+    monkeypatch.setattr(fused.Plan, "group", lambda self, x, *rest: (calls.append(len(x)), group(self, x, *rest)))
+    for wish in ("torch", "numba"):
+        monkeypatch.setenv("MINISPEC_LINEAR", wish)
+        drafter = D.Eagle(target, head, width=3, nodes=12)
+        (draft,) = drafter.propose([D.Context(0, text, Sampling(temperature=0), None, hidden)], 4)
+        drafts.append((draft.tokens, draft.parents, drafter.cache.keys))
+        assert bool(calls) == (wish == "numba")
+    assert drafts[0][:2] == drafts[1][:2]
+    assert torch.allclose(drafts[0][2], drafts[1][2], rtol=1e-4, atol=1e-4)
+
+
+# ---------------------------------------------------------------- output stays the target's
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_greedy_output_is_plain_decoding(tmp_path, name):
+    target = greedy_pair()[0]
+    check_greedy(drafter_of(target, write(tmp_path, target, name), name), ks=(3, "auto"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
+def test_sampled_output_follows_the_target(tmp_path, name):
+    target = law_pair()[0]
+    folder = write(tmp_path, target, name)
+    check_distribution(drafter_of(target, folder, name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3.1"])
+def test_sampled_chains_follow_the_target(tmp_path, name):
+    target = law_pair()[0]
+    check_distribution(D.Eagle(target, write(tmp_path, target, name), tree=False))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class Code:
+    """A pickle with code in it."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+@pytest.mark.parametrize("name", ["medusa", "eagle3"])
+def test_nothing_in_a_pickle_is_executed(tiny, tmp_path, name):
+    folder = write(tmp_path / "heads", tiny, name, as_pickle=True)
+    (file,) = [*folder.glob("*.pt"), *folder.glob("*.bin")]
+    file.write_bytes(pickle.dumps({"x": Code(tmp_path / "was here")}, protocol=2))
+    with pytest.raises(ValueError, match=file.name):
+        drafter_of(tiny, folder, name)
+    assert not (tmp_path / "was here").exists()
+    pickle.loads(file.read_bytes())  # which would have
+    assert (tmp_path / "was here").exists()
+
+
+@pytest.mark.parametrize("as_pickle", [False, True])
+def test_a_truncated_file(tiny, tmp_path, as_pickle):
+    folder = write(tmp_path, tiny, "eagle1", as_pickle)
+    (file,) = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=file.name):
+        D.Eagle(tiny, folder)
+
+
+def change(folder, tensors: dict | None = None, **config) -> None:
+    raw = json.loads((folder / "config.json").read_text()) | config
+    (folder / "config.json").write_text(json.dumps(raw))
+    if tensors is not None:
+        save_file(tensors, next(folder.glob("*.safetensors")))
+
+
+MISSING = {"medusa": "1.0.linear.bias", "eagle1": "fc.bias", "eagle3": "midlayer.mlp.up_proj.weight",
+           "speculators": "layers.0.hidden_norm.weight", "dflash": "layers.1.self_attn.k_norm.weight"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_missing_tensor_and_one_too_many(make_model, tmp_path, name):
+    target = make_model(num_layers=3)
+    folder, (_, tensors) = write(tmp_path, target, name), published(target, name)
+    change(folder, {key: value for key, value in tensors.items() if key != MISSING[name]})
+    with pytest.raises(ValueError, match=MISSING[name].replace(".", r"\.")):
+        drafter_of(target, folder, name)
+    change(folder, tensors | {"layers.9.surprise": torch.zeros(2)})
+    with pytest.raises(ValueError, match="surprise"):
+        drafter_of(target, folder, name)
+
+
+@pytest.mark.parametrize("name", MISSING)
+def test_a_shape_that_does_not_fit(make_model, tmp_path, name):
+    target = make_model(num_layers=3)
+    folder, (_, tensors) = write(tmp_path, target, name), published(target, name)
+    key = {"medusa": "2.1.weight", "dflash": "fc.weight"}.get(name, "fc.weight")
+    change(folder, tensors | {key: tensors[key][:-1]})
+    with pytest.raises(ValueError, match=key.replace(".", r"\.")):
+        drafter_of(target, folder, name)
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "dflash"])
+def test_the_wrong_vocabulary(make_model, tmp_path, name):
+    target = make_model(num_layers=3)
+    folder = write(tmp_path, target, name)
+    with pytest.raises(ValueError, match="vocab_size"):
+        drafter_of(make_model(num_layers=3, vocab_size=80), folder, name)
+
+
+def test_draft_tokens_outside_the_vocabulary(make_model, tmp_path):
+    target = make_model(num_layers=3)
+    folder, (_, tensors) = write(tmp_path, target, "eagle3"), published(target, "eagle3")
+    change(folder, tensors | {"d2t": tensors["d2t"] + 5})
+    with pytest.raises(ValueError, match="d2t"):
+        D.Eagle(target, folder)
+    change(folder, tensors | {"t2d": ~tensors["t2d"]})
+    with pytest.raises(ValueError, match="t2d"):
+        D.Eagle(target, folder)
+
+
+def test_streams_that_dflash_takes_by_default(make_model, tmp_path):
+    """As dflash/model.py of z-lab/dflash at 44947fb chooses them; an id i is the stream after i + 1 layers."""
+    target = make_model(num_layers=12)
+    folder = write(tmp_path, target, "dflash")
+    change(folder, dflash_config={"mask_token_id": 3})
+    assert D.DFlash(target, folder).hidden_layers == (2, 10)
+    assert (evenly(36, 5), evenly(36, 1)) == ([1, 9, 17, 25, 33], [18])
+
+
+SETTINGS = {
+    "speculators_model_type": ("speculators", "mtp"),
+    "layer_types": ("eagle3", ["sliding_attention"]),
+    "model_type": ("eagle3", "gemma"),
+    "target_hidden_size": ("eagle3", 99),
+    "medusa_num_layers": ("medusa", 4),
+    "dflash_config": ("dflash", {"mask_token_id": 3, "target_layer_ids": [2]}),  # the last layer
+    "sample_from_anchor": ("dflash", True),
+}
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_settings_that_would_be_computed_wrongly(make_model, tmp_path, key):
+    name, value = SETTINGS[key]
+    target = make_model(num_layers=3)
+    folder = write(tmp_path, target, name)
+    change(folder, **{key: value})
+    with pytest.raises(ValueError, match="target_layer_ids" if key == "dflash_config" else key):
+        drafter_of(target, folder, name)

@@ -1,0 +1,123 @@
+"""Our heads in published forms without training: other weights, the same logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from all_drafters import random_eagle, random_medusa
+
+import minispec as ms
+from minispec.cache import KVCache
+from minispec.drafters.base import Context
+from minispec.drafters.eagle_head import Form
+from minispec.drafters.read_eagle import read_eagle
+from minispec.drafters.read_medusa import read_medusa
+from minispec.drafters.rewrite import own_position, published_eagle
+from minispec.drafters.write_heads import write_dflash, write_eagle, write_medusa
+from minispec.model import rope_at, rotate
+from minispec.sampling import Sampling
+
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
+D = ms.drafters
+
+
+def features(target: ms.Model, head, tokens: list[int], follow: list[int]) -> torch.Tensor:
+    """Logits after the text, and after every token that follows it: [1 + len(follow), v], step by step."""
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
+    feature, read = head.fuse([hidden[n][:, :-1] for n in head.hidden_layers]), tokens[1:]
+    cache, found = KVCache(head.config, 1, len(tokens) + len(follow), dtype=head.dtype), []
+    for token in [*follow, None]:
+        slots, attend = cache.begin(len(read))
+        feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
+        cache.advance(len(read))
+        found.append(head.logits(feature)[0, 0])
+        read = [token]
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("shape", [dict(), dict(layers=2), dict(own_head=True, vocab=64)])
+@pytest.mark.parametrize("kv", [1, 2, 4])
+def test_a_rewritten_eagle_head_says_the_same(make_model, shape, kv):
+    target = make_model(num_layers=3, num_heads=4, num_kv_heads=kv)
+    head = random_eagle(target, noise=0.5, **shape)
+    new = published_eagle(head, target)
+    assert new.form.public and not head.form.public and new.embed_proj is None
+    assert new.config.num_heads == new.config.num_kv_heads == 4 + target.config.hidden_size // target.config.head_dim
+    ours, theirs = (features(target, each, TEXT, [11, 7, 11, 2]) for each in (head, new))
+    assert torch.allclose(theirs, ours, rtol=0, atol=1e-9) and ours.std() > 0.1
+    head.embed_proj.weight.zero_()  # it does take part
+    assert (features(target, head, TEXT, [11, 7, 11, 2]) - theirs).abs().max() > 0.01
+
+
+def test_a_width_that_is_no_multiple_of_the_heads(make_model):
+    target = make_model(num_layers=2, hidden_size=40, head_dim=16, num_heads=2, num_kv_heads=1)
+    head = random_eagle(target, noise=0.5)
+    new = published_eagle(head, target)
+    assert new.config.num_heads == 2 + 3
+    assert torch.allclose(features(target, new, TEXT, [5]), features(target, head, TEXT, [5]), rtol=0, atol=1e-9)
+
+
+@torch.inference_mode()
+def test_the_head_that_ships_and_its_trees():
+    target = ms.load("micro", device="cpu", dtype=torch.float32)
+    head = D.EagleHead.load(target)
+    new, tokens = published_eagle(head, target), target.encode("Once upon a time there was a little girl. One day she")
+    assert (features(target, new, tokens, tokens[:4]) - features(target, head, tokens, tokens[:4])).abs().max() < 1e-4
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
+    hidden = {n: states[0, :-1] for n, states in hidden.items()}
+    greedy = Sampling(temperature=0)
+    drafts = [D.Eagle(target, each, nodes=16).propose([Context(0, tokens, greedy, None, hidden)], 4)[0]
+              for each in (head, new)]  # fmt: skip
+    assert drafts[0].tokens == drafts[1].tokens and drafts[0].parents == drafts[1].parents
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_added_head_attends_to_its_own_position_alone(make_model, dtype):
+    config = replace(make_model(num_heads=2, head_dim=16).config, max_length=3000)
+    vector = own_position(config, 1).to(dtype)  # [D]
+    cos, sin = rope_at(config, torch.arange(3000)[None], dtype)
+    turned = rotate(vector.expand(1, 1, 3000, -1), cos, sin)[0, 0]  # [n, D]
+    for at in (0, 1, 710, 2999):
+        share = ((turned[: at + 1] @ turned[at]).float() / 16**0.5).softmax(0)
+        assert share[at] == 1 if dtype == torch.float32 else share[at] > 0.999
+
+
+def test_what_cannot_be_rewritten(make_model, tmp_path):
+    target = make_model(qk_norm=True)
+    with pytest.raises(ValueError, match=r"Form\.eagle3"):
+        published_eagle(random_eagle(target), target)
+    public = random_eagle(target, form=Form.eagle3())
+    assert published_eagle(public, target) is public
+    micro = ms.load("micro", device="cpu")
+    with pytest.raises(ValueError, match="--public"):
+        write_dflash(D.DFlash(micro).heads, micro, tmp_path)
+
+
+def test_what_was_written_is_read_back(make_model, tmp_path):
+    target = make_model(num_layers=3)
+    head = random_eagle(target, noise=0.5)
+    again = read_eagle(target, write_eagle(head, target, tmp_path))
+    assert again.form == Form.eagle3(stream_norm="each") and again.hidden_layers == head.hidden_layers
+    assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2),
+                                     dict(head_ids=[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31])])  # fmt: skip
+def test_medusa_in_the_authors_layout(tiny, tmp_path, options):
+    ids = options.pop("head_ids", None)
+    heads = random_medusa(tiny, head_ids=None if ids is None else torch.tensor(ids), **options)
+    for part in heads.more:
+        part.copy_(torch.randn(part.shape, generator=torch.Generator().manual_seed(1)) / 6)
+    again = read_medusa(tiny, write_medusa(heads, tiny, tmp_path))
+    h = torch.randn(5, tiny.config.hidden_size, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    assert again.own_head == "each" and again.head.shape == (3, *tiny.transformer.lm_head.weight.shape)
+    chosen = again(h) if ids is None else again(h)[..., ids]
+    assert torch.allclose(chosen, heads(h), rtol=0, atol=1e-12)
+
+
+def test_rows_of_their_own_for_some_tokens_have_no_public_form(tiny, tmp_path):
+    heads = random_medusa(tiny, head_ids=torch.arange(20), own_head=True)
+    with pytest.raises(ValueError, match="20 of 64"):
+        write_medusa(heads, tiny, tmp_path)

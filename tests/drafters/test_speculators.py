@@ -1,0 +1,224 @@
+"""Heads against code that nobody here wrote: speculators computes the same logits, from our folders and from its own.
+
+speculators is no dependency. It is compared where it is installed (0.9.0, beside our torch and transformers).
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+pytest.importorskip(
+    "speculators", reason="speculators is not installed here (pip install --no-deps speculators==0.9.0)"
+)
+
+from speculators import SpeculatorModel
+from speculators.models.attention import create_float_mask
+
+import minispec as ms
+from minispec.drafters.dflash import DFlashHead
+from minispec.drafters.eagle_head import EagleHead, Form
+from minispec.drafters.read_dflash import read_dflash
+from minispec.drafters.read_eagle import read_eagle
+from minispec.drafters.write_heads import write_dflash, write_eagle
+from minispec.parallel.export import export_model
+
+CLOSE = 1e-4  # float32
+TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
+STEPS = 4
+
+EAGLES = {
+    "eagle3": dict(form=Form.eagle3()),
+    "fc_norm": dict(form=Form.eagle3(stream_norm="each")),
+    "3.1": dict(form=Form.eagle3(stream_norm="each", norm_output=True)),
+    "norm before residual": dict(form=Form.eagle3(norm_before_residual=True)),
+    "one norm for all streams": dict(form=Form.eagle3(stream_norm="joint", norm_before_residual=True)),
+    "norms without a gain": dict(form=Form.eagle3(stream_norm="plain")),
+    "whole vocabulary": dict(form=Form.eagle3(), vocab=64),
+    "no GQA": dict(form=Form.eagle3(), kv=4),
+    "one key/value head, Qwen3": dict(form=Form.eagle3(), kv=1, qk_norm=True),
+    "two layers": dict(form=Form.eagle3(norm_output=True), layers=2),
+}
+
+
+@pytest.fixture(scope="module")
+def places(make_model, tmp_path_factory):
+    """Targets of every shape, and where speculators finds them."""
+    made = {}
+
+    def place(**shape):
+        key = tuple(sorted(shape.items()))
+        if key not in made:
+            target = make_model(num_layers=6, dtype=torch.float32, **shape)
+            made[key] = target, str(export_model(target, tmp_path_factory.mktemp("target")))
+        return made[key]
+
+    return place
+
+
+def shake(module: torch.nn.Module, seed: int = 0) -> None:
+    """Random weights, gains near one."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in module.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data.copy_(1 + 0.2 * noise if "norm" in name else noise / weight.shape[-1] ** 0.5)
+    module.requires_grad_(False).eval()
+
+
+def loaded(folder) -> SpeculatorModel:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = SpeculatorModel.from_pretrained(str(folder))
+    # By default attention is flex_attention, made for lengths that are multiples of 128 and a compiler.
+    model._attn_impl, model._create_mask_fn = "eager", create_float_mask
+    model.config.transformer_layer_config._attn_implementation = "eager"
+    return model.float().eval()
+
+
+def streams_of(target, tokens, layers):
+    hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=layers)[1]
+    return [hidden[n] for n in layers]  # [1, T, d] each
+
+
+# ---------------------------------------------------------------- EAGLE-3
+
+
+@torch.inference_mode()
+def our_steps(target, head, tokens) -> dict[tuple[int, int], torch.Tensor]:
+    """Logits of step s of the draft that starts at t, along the text: with a cache, step by step."""
+    from minispec.cache import KVCache
+
+    found, streams = {}, streams_of(target, tokens, head.hidden_layers)
+    for t in range(len(tokens) - 1):
+        cache = KVCache(head.config, 1, len(tokens) + STEPS, dtype=head.dtype)
+        feature, read = head.fuse([h[:, : t + 1] for h in streams]), tokens[1 : t + 2]
+        for step in range(min(STEPS, len(tokens) - 1 - t)):
+            slots, attend = cache.begin(len(read))
+            feature = head(torch.tensor([read]), feature, head.rope(slots), attend)[:, -1:]
+            cache.advance(len(read))
+            found[step, t] = head.logits(feature)[0, 0]
+            read = tokens[t + 2 + step : t + 3 + step]
+    return found
+
+
+@torch.inference_mode()
+def their_steps(model, target, head, tokens) -> list[torch.Tensor]:
+    """The same from speculators' training forward, which drafts from every position at once: [T, v] of each step."""
+    seen = []
+    hook = model.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits[0].float()))
+    streams = streams_of(target, tokens, head.hidden_layers)
+    shifted = torch.tensor([tokens[1:]])
+    model(torch.cat(streams, -1)[:, :-1], shifted, torch.zeros_like(shifted), ttt_steps=STEPS)
+    hook.remove()
+    return seen
+
+
+def assert_same_steps(model, target, head) -> None:
+    ours, theirs = our_steps(target, head, TEXT), their_steps(model, target, head, TEXT)
+    assert len(theirs) == STEPS and len({step for step, _ in ours}) == STEPS
+    worst = max((logits - theirs[step][t]).abs().max().item() for (step, t), logits in ours.items())
+    assert worst <= CLOSE
+    spread = torch.stack([logits for (_, t), logits in ours.items()]).std().item()
+    assert spread > 0.1  # logits that are all alike would agree with anything
+
+
+def new_eagle(place, form, vocab=40, kv=2, layers=1, qk_norm=False):
+    target, verifier = place(num_kv_heads=kv, num_heads=4, qk_norm=qk_norm)
+    ids = torch.arange(64) if vocab == 64 else torch.randperm(64, generator=torch.Generator().manual_seed(1))[:vocab]
+    head = EagleHead(target, ids.sort().values, (2, 3, 5), layers, 48, own_head=True, form=form)
+    shake(head)
+    return target, verifier, head
+
+
+@pytest.mark.parametrize("name", EAGLES)
+def test_eagle_logits_agree(places, tmp_path, name):
+    target, verifier, head = new_eagle(places, **EAGLES[name])
+    model = loaded(write_eagle(head, target, tmp_path / "ours", verifier))
+    assert_same_steps(model, target, head)
+    again = read_eagle(target, tmp_path / "ours")
+    assert torch.equal(again.head_ids, head.head_ids)
+    assert_same_steps(model, target, again)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "3.1", "one norm for all streams", "whole vocabulary", "two layers"])
+def test_an_eagle_head_that_speculators_saved(places, tmp_path, name):
+    target, verifier, head = new_eagle(places, **EAGLES[name])
+    model = loaded(write_eagle(head, target, tmp_path / "ours", verifier))
+    model.save_pretrained(tmp_path / "theirs")
+    assert_same_steps(model, target, read_eagle(target, tmp_path / "theirs"))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_a_rewritten_head_agrees(places, tmp_path, layers):
+    """A head of our own form, whose embed_proj goes through attention there."""
+    target, verifier, head = new_eagle(places, form=Form(), layers=layers)
+    assert head.embed_proj.weight.abs().max() > 0.1
+    assert_same_steps(loaded(write_eagle(head, target, tmp_path, verifier)), target, head)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["micro", "smollm2"])
+def test_the_heads_that_ship_agree(tmp_path, name):
+    target = ms.load(name, device="cpu", dtype=torch.float32)
+    head, verifier = EagleHead.load(target), str(export_model(target, tmp_path / "model"))
+    model = loaded(write_eagle(head, target, tmp_path / "eagle", verifier))
+    assert_same_steps(model, target, head)
+
+
+# ---------------------------------------------------------------- DFlash
+
+DFLASHES = {
+    "two layers": dict(),
+    "one layer": dict(layers=1),
+    "draft vocabulary": dict(vocab=40),
+    "the target's rows for some tokens": dict(vocab=40, own_head=False),
+    "no GQA": dict(kv=4),
+    "one key/value head": dict(kv=1, streams=(1, 2, 4, 5)),
+    "one stream, long block": dict(streams=(3,), block=7),
+}
+
+
+def new_dflash(place, vocab=64, kv=2, layers=2, streams=(2, 3, 5), block=4, own_head=True):
+    from dataclasses import replace
+
+    target, verifier = place(num_kv_heads=kv, num_heads=4, qk_norm=True)
+    config = replace(target.config, num_layers=layers, intermediate_size=48)
+    head = DFlashHead(config, torch.arange(vocab), streams, block, own_head=own_head and vocab != 64, public=True)
+    shake(head)
+    head.blank_is(60, target.transformer)
+    return target, verifier, head
+
+
+@torch.inference_mode()
+def assert_same_blocks(model, target, head) -> None:
+    """The block after every beginning of the text: ours as the drafter computes it."""
+    from minispec.drafters import DFlash
+    from minispec.drafters.base import Context
+
+    n, block = len(TEXT), head.block
+    mask = torch.zeros(1, n, dtype=torch.bool)
+    mask[0, 1 : n - block] = True  # anchors: each has something before it
+    anchors = mask[0].nonzero()[:, 0].tolist()
+    streams = streams_of(target, TEXT, head.hidden_layers)
+    last = target.transformer.body(torch.tensor([TEXT]))[0]
+    _, logits, *_ = model._backbone_forward(torch.cat(streams, -1), torch.tensor([TEXT]), mask, last,
+                                            torch.zeros(1, n, dtype=torch.long), max_anchors=len(anchors))  # fmt: skip
+    theirs = logits[0].float().view(len(anchors), block, -1)[:, 1:]
+    for row, anchor in enumerate(anchors):
+        hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}
+        context = Context(row, TEXT[: anchor + 1], None, None, hidden)
+        ours = DFlash(target, head).score([context])[0]
+        assert (ours - theirs[row]).abs().max().item() <= CLOSE
+        assert ours.std().item() > 0.1
+
+
+@pytest.mark.parametrize("name", DFLASHES)
+def test_dflash_logits_agree(places, tmp_path, name):
+    target, verifier, head = new_dflash(places, **DFLASHES[name])
+    model = loaded(write_dflash(head, target, tmp_path / "ours", verifier))
+    assert_same_blocks(model, target, head)
+    assert_same_blocks(model, target, read_dflash(target, tmp_path / "ours"))
+    model.save_pretrained(tmp_path / "theirs")
+    assert_same_blocks(model, target, read_dflash(target, tmp_path / "theirs"))
