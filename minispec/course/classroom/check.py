@@ -282,16 +282,16 @@ def where(error: BaseException, answer: Callable) -> str:
 @contextmanager
 def repeatable(seed: int = 0):
     """An answer that draws random numbers of its own gets the same ones every time, and nobody else notices."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        random.seed(seed)
-        np.random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(state)
-            np.random.set_state(numpy_state)
+    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also look for GPUs, which takes longer
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(torch_state)
 
 
 def report(exercise: Exercise, diagnosis: str, case: dict | None = None, found: list[str] | None = None) -> str:

@@ -43,6 +43,13 @@ class Draw(Random):
     def chance(self, p: float) -> bool:
         return self.random() < p
 
+    def until(self, make: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
+        """Draw again and again until the case is of the kind that is wanted."""
+        for _ in range(2000):
+            if fits(found := make()):
+                return found
+        raise RuntimeError("no case of this kind was found in 2000 draws")
+
     def parts(self, n: int, total: int, least: int = 0) -> list[int]:
         """n whole numbers ≥ least that add up to total."""
         cuts = sorted(self.randint(0, total - n * least) for _ in range(n - 1))
