@@ -10,7 +10,8 @@ A set of exercises is one file, sets/eNN.py. It says of each exercise
         '''You accept every draft. …'''
         return 1.0
 
-A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown. The
+A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown.
+Fresh cases, which nobody has seen, come from generators (fresh.py). The
 docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
 
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
@@ -29,11 +30,14 @@ from importlib import import_module
 from inspect import cleandoc
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ...exact import Undecided, exact_distribution
+from .show import kind
 
+MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
 
@@ -140,9 +144,23 @@ class Number:
 
 def distribution_of(program: Callable) -> dict:
     """The exact distribution of what program(random) returns, which is run down every branch of its random numbers."""
-    before = torch.random.get_rng_state(), random.getstate()
-    law = exact_distribution(lambda world: program(lambda: Number(world())))
-    if not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate():
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1:3]
+    runs = 0
+
+    def once(world):
+        nonlocal runs
+        runs += 1
+        if runs > MOST_RUNS:
+            raise Complaint(
+                f"your function was stopped after {MOST_RUNS} different ways in which the random numbers can fall, and "
+                "there are more. Does it ask for random numbers that it does not need?"
+            )
+        return program(lambda: Number(world()))
+
+    law = exact_distribution(once)
+    after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
+    own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
+    if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
         raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
     return law
 
@@ -170,3 +188,12 @@ def pair(value, what: str) -> tuple:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise Complaint(f"return two things, {what}; yours returns {type(value).__name__}.")
     return tuple(value)
+
+
+def mask_of(value, shape: tuple[int, ...]) -> Tensor:
+    """The same for a mask: a tensor of True and False of this shape."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        raise Complaint(f"the mask should be a tensor of shape {shape}; yours is {kind(value)}.")
+    if value.dtype != torch.bool:
+        raise Complaint(f"the mask should hold True and False (torch.bool); yours holds numbers, {value.dtype}.")
+    return value
