@@ -25,6 +25,7 @@ from .pupil import plain
 
 MOST_BYTES = 4 * 2**20  # of one message from a student's process
 MOST_ELEMENTS, MOST_PAIRS = 10**6, 10**8  # of the arguments to something that stays here
+MOST_QUESTIONS, MOST_KEPT = 5_000, 5_000  # in one call: what is asked, and what is remembered for it; honest: 203, 7
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 ERRORS = {
@@ -170,7 +171,7 @@ class Pupil:
 
     def _forget(self) -> None:
         """What an earlier call was handed is out of reach for the next."""
-        self.objects, self.numbers = list(self.functions), {}
+        self.objects, self.numbers, self.questions = list(self.functions), {}, 0
 
     def _offer(self, value) -> dict:
         """A number for an object that does not travel, and what can be done with it."""
@@ -199,6 +200,9 @@ class Pupil:
 
     def _serve(self, request: dict) -> dict:
         """One use of an object that stays here. There are few, and each object has its own."""
+        self.questions += 1
+        if self.questions > MOST_QUESTIONS or len(self.objects) > MOST_KEPT:
+            raise self._lost(f"Your function asked for more than {MOST_QUESTIONS} things. Is there a loop without end?")
         value, args = self._decode({"remote": request.get("of")}), self._decode(request.get("args"))
         try:
             return {"value": plain.encode(use(value, request.get("ask"), args), self._offer)}

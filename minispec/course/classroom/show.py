@@ -63,7 +63,7 @@ def show(value: Any) -> str:
     """A value in a few characters, the same on every run."""
     value = plain(value)
     if isinstance(value, Tensor):
-        return show(value.tolist()) if value.numel() <= 48 else kind(value)
+        return show(value.tolist()) if math.prod(max(n, 1) for n in value.shape) <= 48 else kind(value)
     if isinstance(value, float):
         return f"{value + 0.0:.4g}" if value else "0"  # no −0
     if isinstance(value, (list, tuple)):
