@@ -1,12 +1,12 @@
 """A seccomp filter: the system calls that no answer to an exercise needs are refused by the kernel itself.
 
 The filter is a short program for the kernel's packet-filter machine, made here and handed over once; after that no
-process can take it off. It looks at the number of the call (and of kill, at its first argument):
+process can take it off. It looks at the number of the call (and where that is a process, at its first argument):
 
     another architecture's calls, by which the same number means something else     the process is killed
     a call of the table below                                                       refused: EPERM
     a new process or thread                                                         refused: EAGAIN, as if at the limit
-    a signal to anybody but itself                                                  refused: EPERM
+    a signal to anybody but itself, or a limit for anybody else                     refused: EPERM
     a call newer than this file                                                     refused: ENOSYS, as on an old kernel
     everything else                                                                 allowed
 """
@@ -47,6 +47,13 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "msgsnd": (69, 189), "semget": (64, 190), "semctl": (66, 191), "semop": (65, 193), "semtimedop": (220, 192),
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mbind": (237, 235), "set_mempolicy": (238, 237),
     "migrate_pages": (256, 238), "move_pages": (279, 239),
+    # owners, rights and times of files, which Landlock does not guard; and who gets the processor
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452), "chown": (92, None),
+    "lchown": (94, None), "fchown": (93, 55), "fchownat": (260, 54), "setxattr": (188, 5), "lsetxattr": (189, 6),
+    "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
+    "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+    "sched_setparam": (142, 118), "sched_setscheduler": (144, 119), "sched_setaffinity": (203, 122),
+    "sched_setattr": (314, 274), "setpriority": (141, 140), "ioprio_set": (251, 30),
     # the machine
     "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225), "acct": (163, 89), "syslog": (103, 116),
     "settimeofday": (164, 170), "clock_settime": (227, 112), "adjtimex": (159, 171), "clock_adjtime": (305, 266),
@@ -56,7 +63,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "pidfd_send_signal": (424, 424),
 }  # fmt: skip
 NEW_PROCESS = {"clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None)}
-OWN_SIGNALS = {"kill": (62, 129), "tgkill": (234, 131)}
+OWN = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}  # allowed, if it is about this process
 NEWEST = 463  # the calls up to here were looked at (Linux 6.12); landlock and others that only restrict are among them
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}  # column, AUDIT_ARCH
@@ -92,12 +99,12 @@ def program(machine: str, pid: int) -> list[tuple[int, int, int, int]]:
         for numbers in table.values():
             if numbers[column] is not None:
                 steps += [(JUMP_EQUAL, 0, 1, numbers[column]), (RETURN, 0, 0, ERRNO | refusal)]
-    for numbers in OWN_SIGNALS.values():
+    for name, numbers in OWN.items():
+        itself = [pid, 0] if name == "prlimit64" else [pid]  # kill(0) would mean the whole group
         steps += [
-            (JUMP_EQUAL, 0, 4, numbers[column]),
+            (JUMP_EQUAL, 0, 2 + 2 * len(itself), numbers[column]),
             (LOAD, 0, 0, FIRST_ARGUMENT),  # its lower half, which is all that the kernel looks at
-            (JUMP_EQUAL, 0, 1, pid),
-            (RETURN, 0, 0, ALLOW),
+            *(step for one in itself for step in ((JUMP_EQUAL, 0, 1, one), (RETURN, 0, 0, ALLOW))),
             (RETURN, 0, 0, ERRNO | errno.EPERM),
         ]
     return [*steps, (RETURN, 0, 0, ALLOW)]
