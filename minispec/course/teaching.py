@@ -36,6 +36,7 @@ def commands_for_teachers(command: Callable) -> None:
     sub.add_argument(
         "--secret", type=Path, metavar="FILE", help="for hidden cases (default: beside the CSV, made once)"
     )
+    sub.add_argument("--all-or-nothing", action="store_true", help="no points for parts of an answer")
     sub.add_argument("--again", nargs="+", default=[], metavar="NAME", help="judge this student or exercise once more")
     sub.add_argument(
         "--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)"
@@ -76,7 +77,8 @@ def grade(args) -> int:
     require_writable("html", args.html and args.html / "index.html")
     secret = read_secret(args.secret) if args.secret else None
     limits = Limits(seconds=args.seconds)
-    chosen = Options(args.workers, limits, args.require_sandbox, args.seed, args.per_student, secret, tuple(args.again))
+    chosen = Options(args.workers, limits, args.require_sandbox, args.seed, args.per_student, secret,
+                     not args.all_or_nothing, tuple(args.again))  # fmt: skip
     results = grade(args.folder, args.out, args.sets, chosen)
     print(gradebook.summary(results))
     if args.html:

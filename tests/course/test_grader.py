@@ -484,7 +484,19 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
     size, early = 36, 45  # students with five exercises each, and the answers that are graded before the interruption
     (tmp_path / "in").mkdir()
     expected = make_class(tmp_path / "in", size)
-    options = ["--sets", "06", "--workers", "2", "--seconds", "4", "--out", "grades.csv", "--html", "report"]
+    options = [
+        "--all-or-nothing",
+        "--sets",
+        "06",
+        "--workers",
+        "2",
+        "--seconds",
+        "4",
+        "--out",
+        "grades.csv",
+        "--html",
+        "report",
+    ]
     command = [
         sys.executable,
         "-c",

@@ -91,12 +91,17 @@ class Pupil:
         if self.gone:
             raise Gone(self.gone)
         self._forget()
-        done = self._converse({"call": [plain.encode(arg, self._offer) for arg in args]})
+        seed = torch.initial_seed() % 2**31  # a check that asks twice, with other random numbers, sees what they change
+        done = self._converse({"call": [plain.encode(arg, self._offer) for arg in args], "seed": seed})
         if "error" in done:
             raise self._error(done)
         changed, drew = done.get("changed"), done.get("drew")
         if type(changed) is not list or type(drew) is not bool or "value" not in done:
             raise self._lost("Your function's process does not answer as it should.")
+        if done.get("stale"):
+            raise Complaint(
+                "a later call of your function changes what an earlier one returned. Make a new result each time."
+            )
         self.changed += [args[i] for i in changed if type(i) is int and 0 <= i < len(args)]
         if drew:
             random.random()  # as the function would have done here: a check that watches for it sees it

@@ -61,8 +61,18 @@ def student_body(student: str, own: Sequence[Result]) -> str:
         lines.append(f"<h2>{r.id} {escape(find(r.id).title)}</h2>")
         facts = f"{mark(r)} of {r.possible} points, {r.seconds:.1f} s, sandbox: {r.level or 'nothing ran'}"
         lines.append(f'<p><span class="{shade(r)}">{r.outcome}</span> · {facts}</p>')
-        lines.append(f"<p>{escape(r.note)}</p>" * bool(r.note) + f"<pre>{escape(r.text)}</pre>")
+        lines.append(f"<p>{escape(r.note)}</p>" * bool(r.note) + properties(r) + f"<pre>{escape(r.text)}</pre>")
     return "\n".join(lines)
+
+
+def properties(result: Result) -> str:
+    """What the answer has, and what it has not."""
+    rows = [
+        f'<tr><td class="{"right" if part["passed"] else "wrong"}">{"✓" if part["passed"] else "✗"}'
+        f'<td>{escape(name)}<td class="n">{number(part["points"])}</tr>'
+        for name, part in result.properties.items()
+    ]
+    return f"<table>{''.join(rows)}</table>" if rows else ""
 
 
 def mark(result: Result) -> str:

@@ -10,7 +10,8 @@ A set of exercises is one file, sets/eNN.py. It says of each exercise
         '''You accept every draft. …'''
         return 1.0
 
-A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown. The
+A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown.
+Fresh cases, which nobody has seen, come from generators (fresh.py). The
 docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
 
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
@@ -29,6 +30,7 @@ from importlib import import_module
 from inspect import cleandoc
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -140,9 +142,11 @@ class Number:
 
 def distribution_of(program: Callable) -> dict:
     """The exact distribution of what program(random) returns, which is run down every branch of its random numbers."""
-    before = torch.random.get_rng_state(), random.getstate()
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1:3]
     law = exact_distribution(lambda world: program(lambda: Number(world())))
-    if not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate():
+    after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
+    own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
+    if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
         raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
     return law
 

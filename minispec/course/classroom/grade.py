@@ -24,7 +24,7 @@ from tqdm import tqdm
 
 from . import builder
 from .bridge import Failed, Gone, printable
-from .check import NOT_ATTEMPTED, RIGHT, WRONG, judge, report
+from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
 from .crew import judged
 from .exercise import Exercise, everything
 from .gradebook import UNGRADED, Result, write_csv, write_details
@@ -50,6 +50,7 @@ class Task:
     seed: int | None = None
     own: bool = False  # a variant of the student's own, not of the class
     secret: bytes | None = field(default=None, repr=False)  # for cases that no student has seen
+    partial: bool = False  # a wrong answer gets the points of the properties that it has
 
     @property
     def exercise(self) -> Exercise:
@@ -64,6 +65,7 @@ class Options:
     seed: int | None = None
     per_student: bool = False
     secret: bytes | None = field(default=None, repr=False)  # None: the one in the file beside the CSV
+    partial: bool = True
     again: tuple[str, ...] = ()  # students and exercises that are judged again, whatever the journal says
 
 
@@ -84,20 +86,21 @@ def grade_one(nursery: Nursery, task: Task) -> Result:
     exercise = replace(exercise, seconds=nursery.limits.seconds or exercise.seconds)
     if task.problem is not None:
         return Result(task.student, task.id, NOT_ATTEMPTED, 0, exercise.points, f"{task.id}: {task.problem}.")
-    outcome, mutant = WRONG, None
+    outcome, mutant, properties, points = WRONG, None, {}, 0
     try:
         around = course(task.id.split(".")[0])
         with nursery.pupil(exercise, around, [without_magic(source) for source in task.answers]) as answer:
-            judgement = judge(exercise, answer)
+            judgement = judge(exercise, answer, task.secret)
         outcome, text, mutant = judgement.outcome, judgement.text, judgement.mutant
+        properties, points = judgement.properties, earned(exercise, judgement, task.partial)
     except (Failed, Gone) as error:
         text = report(exercise, str(error))
     except TimeUp:
         text = report(exercise, f"Your cell was stopped after {exercise.seconds:g} seconds, before it was finished.")
-    points = exercise.points if outcome == RIGHT else 0
     text = "\n".join(printable(line, 2000) for line in text.splitlines()[:60])
     seconds = round(monotonic() - start, 3)
-    return Result(task.student, task.id, outcome, points, exercise.points, text, mutant, seconds, nursery.level)
+    facts = mutant, seconds, nursery.level, properties
+    return Result(task.student, task.id, outcome, points, exercise.points, text, *facts)
 
 
 def without_magic(source: str) -> str:
@@ -126,7 +129,7 @@ def tasks_of(submissions: Sequence[Submission], names: Sequence[str], options: O
                 before = [o for o in known if o.split(".")[0] == id.split(".")[0] and o != id] if exercise.joins else []
                 sources = [submission.answers[o] for o in (*before, id) if o in submission.answers]
                 problem = None if id in submission.answers else missing(submission, id)
-                kind = options.seed, options.per_student, options.secret
+                kind = options.seed, options.per_student, options.secret, options.partial
                 tasks.append(Task(submission.student, id, tuple(sources), problem, *kind))
     return tasks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
@@ -28,6 +28,7 @@ class Result:
     mutant: str | None = None
     seconds: float = 0.0
     level: str = ""  # of the sandbox; nothing ran where it is empty
+    properties: dict[str, dict] = field(default_factory=dict)  # name → {"passed": bool, "points": float}
     note: str = ""  # about how it was handed in
 
 
@@ -45,13 +46,19 @@ def write_csv(file: Path, results: Sequence[Result]) -> None:
 
 def write_details(file: Path, results: Sequence[Result]) -> None:
     """One line an answer, with all that is known about it."""
-    heading = "student exercise points possible outcome mistake seconds sandbox note diagnosis".split()
+    heading = "student exercise points possible outcome mistake properties seconds sandbox note diagnosis".split()
     rows = [
         [harmless(r.student), r.id, number(r.points) if r.outcome != UNGRADED else "", r.possible, r.outcome,
-         r.mutant or "", r.seconds, r.level, harmless(r.note), r.text]
+         r.mutant or "", parts(r), r.seconds, r.level, harmless(r.note), r.text]
         for r in results
     ]  # fmt: skip
     write_rows(file, [heading, *rows])
+
+
+def parts(result: Result) -> str:
+    """What the points of an answer are made of: "edge cases 0 of 0.5, one row 0.5 of 0.5"."""
+    said = [(name, number(part["points"]), part["passed"]) for name, part in result.properties.items()]
+    return ", ".join(f"{name} {possible if passed else 0} of {possible}" for name, possible, passed in said)
 
 
 def number(points: float) -> str:

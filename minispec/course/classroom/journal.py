@@ -44,7 +44,7 @@ class Journal:
     def key(self, task) -> str:
         """Everything that a mark depends on."""
         secret = hashlib.sha256(task.secret).hexdigest() if task.secret else None
-        about = [task.student, task.id, task.answers, task.problem, task.seed, task.own, secret]
+        about = [task.student, task.id, task.answers, task.problem, task.seed, task.own, secret, task.partial]
         return hashlib.sha256(
             json.dumps([*about, asdict(self.options.limits), fingerprint(task.id)]).encode()
         ).hexdigest()
@@ -66,6 +66,11 @@ def is_sound(result: Result) -> bool:
         and result.points <= result.possible
         and result.outcome in (RIGHT, WRONG, NOT_ATTEMPTED)
         and (result.mutant is None or type(result.mutant) is str)
+        and type(result.properties) is dict
+        and all(
+            type(name) is str and type(part["passed"]) is bool and type(part["points"]) in (int, float)
+            for name, part in result.properties.items()
+        )
     )
 
 
@@ -74,5 +79,14 @@ def fingerprint(id: str) -> str:
     """Of all that defines an exercise: where it changes, its marks are out of date."""
     number, here = id.split(".")[0], Path(__file__).parent
     sources = [job.source for job in builder.jobs([number]) if job.kind == "exercise"]
-    files = [here / f"sets/e{number}.py", here / "variants.py", *sources]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+    rules = (
+        "variants.py",
+        "fresh.py",
+        "check.py",
+        "diagnosis.py",
+        "show.py",
+        f"sets/e{number}.py",
+        f"cases/c{number}.py",
+    )
+    files = [*(here / name for name in rules), *sources]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files if file.exists())).hexdigest()

@@ -64,7 +64,7 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 }  # fmt: skip
 NEW_PROCESS = {"clone": (56, 220), "clone3": (435, 435), "fork": (57, None), "vfork": (58, None)}
 OWN = {"kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261)}  # allowed, if it is about this process
-NEWEST = 463  # the calls up to here were looked at (Linux 6.12); landlock and others that only restrict are among them
+NEWEST = 462  # the calls up to here were looked at (Linux 6.10); landlock and others that only restrict are among them
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7), "arm64": (1, 0xC00000B7)}  # column, AUDIT_ARCH
 LOAD, JUMP_EQUAL, JUMP_GREATER, RETURN = 0x20, 0x15, 0x25, 0x06

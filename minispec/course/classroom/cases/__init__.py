@@ -1,0 +1,1 @@
+"""Generators of fresh cases, one file for each set of exercises (see fresh.py)."""
