@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> Parser:
     from . import bench, server, train
+    from .course.teaching import commands_for_teachers
     from .drafters.by_name import DRAFTERS
     from .parallel import handover
 
@@ -93,26 +94,7 @@ def parser() -> Parser:
     _add_bank(sub)
     sub.add_argument("--out", type=Path, metavar="FILE", help="the report to write (default: exams/mock-N.md)")
 
-    sub = command("release", release, "student copies of sets of exercises, for a class")
-    sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
-    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where to put them")
-    options.add_seed(sub, None, "a version of the numeric exercises that no published solution knows")
-    sub.add_argument("--students", type=Path, metavar="FILE", help="a name a line: a folder and a version for each")
-    sub.add_argument("--without-checks", action="store_true", help="without checks, hints and pictures, as for an exam")
-    sub.add_argument("--nbgrader", action="store_true", help="sources for nbgrader instead, below FOLDER/source")
-    sub = command("collect", collect, "sort what a class handed in by student")
-    sub.add_argument("source", type=Path, metavar="FOLDER", help="a folder or a zip archive of notebooks")
-    sub.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="a folder a student goes here")
-    sub = command("grade", grade, "grade the submissions of a class, each answer in a sandbox")
-    sub.add_argument("folder", type=Path, metavar="SUBMISSIONS", help="NAME.ipynb, or folders NAME with notebooks")
-    sub.add_argument("--out", type=Path, required=True, metavar="FILE", help="the CSV to write, a journal beside it")
-    sub.add_argument("--html", type=Path, metavar="FOLDER", help="also pages: the class, and one for each student")
-    sub.add_argument("--sets", nargs="+", default=[], metavar="NAME", help="such as 05 06 (default: all handed in)")
-    sub.add_argument("--workers", type=options.count, default=1, metavar="N", help="processes (default: %(default)s)")
-    options.add_seed(sub, None, "that of minispec release, if it had one")
-    sub.add_argument("--per-student", action="store_true", help="it had --students, too")
-    sub.add_argument("--seconds", type=options.positive, metavar="S", help="for one answer (default: its own limit)")
-    sub.add_argument("--require-sandbox", action="store_true", help="refuse to grade without namespaces")
+    commands_for_teachers(command)
 
     sub = command("models", models, "list the models that minispec knows by name")
     actions = sub.add_subparsers(title="actions", metavar="ACTION")
@@ -260,43 +242,6 @@ def mock(args) -> int:
 
     require_writable("out", args.out)  # now, not after 45 minutes
     return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
-
-
-def release(args) -> None:
-    from .course.classroom import release
-
-    if args.nbgrader:
-        written = release.nbgrader_sources(args.names, args.out)
-    else:
-        students = release.read_students(args.students) if args.students else None
-        written = release.release(args.names, args.out, args.seed, students, not args.without_checks)
-    print("\n".join(map(str, written)))
-    if args.seed is not None:
-        own = " --per-student" * (args.students is not None)
-        print(f"to grade them: minispec grade SUBMISSIONS --out grades.csv --seed {args.seed}{own}")
-
-
-def collect(args) -> None:
-    from .course.classroom import release
-
-    written, left_out = release.collect(args.source, args.out)
-    print("\n".join([*map(str, written), *(f"left out: {line}" for line in left_out)]))
-
-
-def grade(args) -> None:
-    from .course.classroom import grade, gradebook
-    from .course.classroom.sandbox import Limits
-
-    require_writable("out", args.out)
-    require_writable("html", args.html and args.html / "index.html")
-    options = grade.Options(args.workers, Limits(seconds=args.seconds), args.require_sandbox, args.seed,
-                            args.per_student)  # fmt: skip
-    results = grade.grade(args.folder, args.out, args.sets, options)
-    print(gradebook.summary(results))
-    if args.html:
-        from .course.classroom import classreport
-
-        print(f"see {classreport.write(args.html, results)}")
 
 
 def models(args) -> None:

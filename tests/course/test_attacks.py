@@ -18,9 +18,9 @@ import pytest
 from graders import HONEST, ROOT, answers_in, cell_of, judge_file, judge_source, notebook
 
 from minispec.course.classroom.check import NOT_ATTEMPTED, RIGHT, WRONG
+from minispec.course.classroom.collect import collect
 from minispec.course.classroom.exercise import find
 from minispec.course.classroom.gradebook import write_csv
-from minispec.course.classroom.release import collect
 from minispec.course.classroom.sandbox import NAMESPACES, Limits, Nursery
 
 pytestmark = pytest.mark.slow
@@ -44,7 +44,7 @@ def sheltered(nursery: Nursery):
 
 @pytest.fixture
 def confined(sheltered: Nursery):
-    if sheltered.level != NAMESPACES:
+    if NAMESPACES not in sheltered.level:
         pytest.skip("this machine has no namespaces")
     return sheltered
 
@@ -392,12 +392,8 @@ def sampler(p, q, drafted, random):
 
 
 def test_attack_endless_questions(sheltered):
-    fails(
-        sheltered,
-        "def sampler(p, q, drafted, random):\n    while True: random()",
-        "06.sampler",
-        "stopped after 2 seconds",
-    )
+    """They end with the time, or with the number of questions, whichever comes first on this machine."""
+    fails(sheltered, "def sampler(p, q, drafted, random):\n    while True: random()", "06.sampler")
 
 
 def test_attack_work_for_the_grader(sheltered):
@@ -492,7 +488,7 @@ import gc, sys
 shelf = "minispec", "minispec.verify", "minispec.course", "minispec.course.classroom"
 ours = [n for n in sys.modules if n.startswith("minispec") and n not in shelf]
 code = [f.__name__ for f in gc.get_objects() if type(f).__name__ == "function" and "minispec" in f.__code__.co_filename
-        and not f.__code__.co_filename.endswith(("plain.py", "confine.py", "worker.py", "_finder.py"))]
+        and not f.__code__.co_filename.endswith("_finder.py") and "/pupil/" not in f.__code__.co_filename]
 assert not ours and not code, (ours, code)
 frame, names = sys._getframe(), []
 while frame:
@@ -573,7 +569,7 @@ def test_attack_network(confined):
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0.1)
         before = f"import socket\nsocket.create_connection(('127.0.0.1', {server.getsockname()[1]}), 1).send(b'q?')\n"
-        fails(confined, accept("return 0.9", before=before), words="OSError")
+        fails(confined, accept("return 0.9", before=before), words="Your cell raised")
         with pytest.raises(TimeoutError):
             server.accept()
     fails(confined, accept("import urllib.request as u", "return u.urlopen('http://example.com', timeout=2)"))

@@ -25,6 +25,7 @@ from .pupil import plain
 
 MOST_BYTES = 4 * 2**20  # of one message from a student's process
 MOST_ELEMENTS, MOST_PAIRS = 10**6, 10**8  # of the arguments to something that stays here
+MOST_QUESTIONS, MOST_KEPT = 5_000, 5_000  # in one call: what is asked, and what is remembered for it; honest: 203, 7
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 ERRORS = {
@@ -90,12 +91,17 @@ class Pupil:
         if self.gone:
             raise Gone(self.gone)
         self._forget()
-        done = self._converse({"call": [plain.encode(arg, self._offer) for arg in args]})
+        seed = torch.initial_seed() % 2**31  # a check that asks twice, with other random numbers, sees what they change
+        done = self._converse({"call": [plain.encode(arg, self._offer) for arg in args], "seed": seed})
         if "error" in done:
             raise self._error(done)
         changed, drew = done.get("changed"), done.get("drew")
         if type(changed) is not list or type(drew) is not bool or "value" not in done:
             raise self._lost("Your function's process does not answer as it should.")
+        if done.get("stale"):
+            raise Complaint(
+                "a later call of your function changes what an earlier one returned. Make a new result each time."
+            )
         self.changed += [args[i] for i in changed if type(i) is int and 0 <= i < len(args)]
         if drew:
             random.random()  # as the function would have done here: a check that watches for it sees it
@@ -170,7 +176,7 @@ class Pupil:
 
     def _forget(self) -> None:
         """What an earlier call was handed is out of reach for the next."""
-        self.objects, self.numbers = list(self.functions), {}
+        self.objects, self.numbers, self.questions = list(self.functions), {}, 0
 
     def _offer(self, value) -> dict:
         """A number for an object that does not travel, and what can be done with it."""
@@ -199,6 +205,9 @@ class Pupil:
 
     def _serve(self, request: dict) -> dict:
         """One use of an object that stays here. There are few, and each object has its own."""
+        self.questions += 1
+        if self.questions > MOST_QUESTIONS or len(self.objects) > MOST_KEPT:
+            raise self._lost(f"Your function asked for more than {MOST_QUESTIONS} things. Is there a loop without end?")
         value, args = self._decode({"remote": request.get("of")}), self._decode(request.get("args"))
         try:
             return {"value": plain.encode(use(value, request.get("ask"), args), self._offer)}

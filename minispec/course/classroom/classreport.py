@@ -13,7 +13,7 @@ from ...files.write import write_whole
 from ..viz.style import GREY, KINDS, TEMPLATE
 from .check import RIGHT, WRONG
 from .exercise import find
-from .gradebook import Result, by_student, mistakes, summary
+from .gradebook import UNGRADED, Result, by_student, mistakes, number, summary
 from .variants import VARIANTS
 
 MOST_BARS = 15
@@ -47,21 +47,36 @@ def class_body(students: dict[str, list[Result]], pages: dict[str, str], results
         lines.append(figure(results).to_html(full_html=False, include_plotlyjs=True, div_id="mistakes"))
     lines.append(f"<table><tr><th>student{''.join(f'<th>{id}' for id in ids)}<th>total</tr>")
     for student, own in students.items():
-        marks = {result.id: f'<td class="n {shade(result)}">{result.points}' for result in own}
+        marks = {result.id: f'<td class="n {shade(result)}">{mark(result)}' for result in own}
         total = sum(result.points for result in own)
         name = f'<a href="{pages[student]}">{escape(student)}</a>'
-        lines.append(f'<tr><td>{name}{"".join(marks[id] for id in ids)}<td class="n">{total}</tr>')
+        lines.append(f'<tr><td>{name}{"".join(marks[id] for id in ids)}<td class="n">{number(total)}</tr>')
     return "\n".join([*lines, "</table>"])
 
 
 def student_body(student: str, own: Sequence[Result]) -> str:
     reached, possible = sum(r.points for r in own), sum(r.possible for r in own)
-    lines = [f"<h1>{escape(student)}: {reached} of {possible} points</h1>"]
+    lines = [f"<h1>{escape(student)}: {number(reached)} of {possible} points</h1>"]
     for r in own:
         lines.append(f"<h2>{r.id} {escape(find(r.id).title)}</h2>")
-        facts = f"{r.points} of {r.possible} points, {r.seconds:.1f} s, sandbox: {r.level or 'nothing ran'}"
-        lines.append(f'<p><span class="{shade(r)}">{r.outcome}</span> · {facts}</p><pre>{escape(r.text)}</pre>')
+        facts = f"{mark(r)} of {r.possible} points, {r.seconds:.1f} s, sandbox: {r.level or 'nothing ran'}"
+        lines.append(f'<p><span class="{shade(r)}">{r.outcome}</span> · {facts}</p>')
+        lines.append(f"<p>{escape(r.note)}</p>" * bool(r.note) + properties(r) + f"<pre>{escape(r.text)}</pre>")
     return "\n".join(lines)
+
+
+def properties(result: Result) -> str:
+    """What the answer has, and what it has not."""
+    rows = [
+        f'<tr><td class="{"right" if part["passed"] else "wrong"}">{"✓" if part["passed"] else "✗"}'
+        f'<td>{escape(name)}<td class="n">{number(part["points"])}</tr>'
+        for name, part in result.properties.items()
+    ]
+    return f"<table>{''.join(rows)}</table>" if rows else ""
+
+
+def mark(result: Result) -> str:
+    return "–" if result.outcome == UNGRADED else number(result.points)
 
 
 def shade(result: Result) -> str:

@@ -4,23 +4,18 @@ Every answer is judged by the same `judge` that the student's own check calls, w
 student's function runs in a process of its own (sandbox.py), and only plain data come back from it. Of a submission
 nothing is used but the sources of its answer cells (submission.py); all other cells come from the course.
 
-Results go into a journal beside the CSV as they come. What stands in it is not graded again, as long as neither the
-answer nor the exercise has changed: after Ctrl-C the same command goes on where it stopped.
+Results go into a journal beside the CSV as they come (journal.py): after Ctrl-C the same command goes on where it
+stopped. Processes of the grader's own do the judging (crew.py). What is hidden from students follows from a secret in a
+file of the teacher's (secret.py).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
-import signal
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from multiprocessing import connection, get_context
 from pathlib import Path
 from time import monotonic
 
@@ -29,11 +24,15 @@ from tqdm import tqdm
 
 from . import builder
 from .bridge import Failed, Gone, printable
-from .check import NOT_ATTEMPTED, RIGHT, WRONG, judge, report
-from .exercise import Exercise, everything, find
-from .gradebook import Result, write_csv, write_details
+from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
+from .crew import judged
+from .exercise import Exercise, everything
+from .gradebook import UNGRADED, Result, write_csv, write_details
 from .guard import TimeUp
+from .journal import Journal
+from .pupil.process import unreadable
 from .sandbox import Limits, Nursery, Surroundings, surroundings
+from .secret import read_secret
 from .submission import Submission, read_folder
 from .variants import graded
 
@@ -50,10 +49,12 @@ class Task:
     problem: str | None = None  # why there is no source
     seed: int | None = None
     own: bool = False  # a variant of the student's own, not of the class
+    secret: bytes | None = field(default=None, repr=False)  # for cases that no student has seen
+    partial: bool = False  # a wrong answer gets the points of the properties that it has
 
     @property
     def exercise(self) -> Exercise:
-        return graded(self.id, self.seed, self.student if self.own else None)
+        return graded(self.id, self.seed, self.student if self.own else None, self.secret)
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,9 @@ class Options:
     require_sandbox: bool = False
     seed: int | None = None
     per_student: bool = False
+    secret: bytes | None = field(default=None, repr=False)  # None: the one in the file beside the CSV
+    partial: bool = True
+    again: tuple[str, ...] = ()  # students and exercises that are judged again, whatever the journal says
 
 
 # ---- one answer -----------------------------------------------------------------------------------------------------
@@ -82,20 +86,21 @@ def grade_one(nursery: Nursery, task: Task) -> Result:
     exercise = replace(exercise, seconds=nursery.limits.seconds or exercise.seconds)
     if task.problem is not None:
         return Result(task.student, task.id, NOT_ATTEMPTED, 0, exercise.points, f"{task.id}: {task.problem}.")
-    outcome, mutant = WRONG, None
+    outcome, mutant, properties, points = WRONG, None, {}, 0
     try:
         around = course(task.id.split(".")[0])
         with nursery.pupil(exercise, around, [without_magic(source) for source in task.answers]) as answer:
-            judgement = judge(exercise, answer)
+            judgement = judge(exercise, answer, task.secret)
         outcome, text, mutant = judgement.outcome, judgement.text, judgement.mutant
+        properties, points = judgement.properties, earned(exercise, judgement, task.partial)
     except (Failed, Gone) as error:
         text = report(exercise, str(error))
     except TimeUp:
         text = report(exercise, f"Your cell was stopped after {exercise.seconds:g} seconds, before it was finished.")
-    points = exercise.points if outcome == RIGHT else 0
     text = "\n".join(printable(line, 2000) for line in text.splitlines()[:60])
     seconds = round(monotonic() - start, 3)
-    return Result(task.student, task.id, outcome, points, exercise.points, text, mutant, seconds, nursery.level)
+    facts = mutant, seconds, nursery.level, properties
+    return Result(task.student, task.id, outcome, points, exercise.points, text, *facts)
 
 
 def without_magic(source: str) -> str:
@@ -124,7 +129,8 @@ def tasks_of(submissions: Sequence[Submission], names: Sequence[str], options: O
                 before = [o for o in known if o.split(".")[0] == id.split(".")[0] and o != id] if exercise.joins else []
                 sources = [submission.answers[o] for o in (*before, id) if o in submission.answers]
                 problem = None if id in submission.answers else missing(submission, id)
-                tasks.append(Task(submission.student, id, tuple(sources), problem, options.seed, options.per_student))
+                kind = options.seed, options.per_student, options.secret, options.partial
+                tasks.append(Task(submission.student, id, tuple(sources), problem, *kind))
     return tasks
 
 
@@ -142,145 +148,38 @@ def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | 
         raise ValueError(f"out={str(out)!r}: give a file that ends in .csv")
     if options.workers < 1:
         raise ValueError(f"workers={options.workers}: give a whole number ≥ 1")
-    tasks = tasks_of(read_folder(folder), sets, options)
+    if options.secret is None:
+        options = replace(options, secret=read_secret(out.with_suffix(".secret")))
+    submissions = read_folder(folder)
+    tasks = tasks_of(submissions, sets, options)
+    again = chosen(tasks, options.again)
     out.parent.mkdir(parents=True, exist_ok=True)
     journal = Journal(out.with_suffix(".journal.jsonl"), options)
-    done = {task: journal.known[key] for task in tasks if (key := journal.key(task)) in journal.known}
+    done = {task: found for task in tasks if task not in again and (found := journal.find(task))}
     left = [task for task in tasks if task not in done]
     try:
-        with tqdm(total=len(tasks), initial=len(done), unit="answer", disable=None, file=sys.stderr) as bar:
-            for task, result in judged(left, options):
-                journal.add(task, result)
+        bar = tqdm(total=len(tasks), initial=len(done), unit="answer", disable=None, file=sys.stderr)
+        with bar, unreadable():  # this process knows the secret
+            for task, result in judged(left, options, grade_one):
+                if result.outcome != UNGRADED:
+                    journal.add(task, result)
                 done[task] = result
                 bar.update()
     except KeyboardInterrupt:
         print(f"{len(done)} of {len(tasks)} answers are graded: the same command goes on from there", file=sys.stderr)
         raise
-    results = [done[task] for task in tasks]
+    notes = {(s.student, id): note for s in submissions for id, note in s.notes.items()}
+    results = [replace(done[task], note=notes.get((task.student, task.id), "")) for task in tasks]
     write_csv(out, results)
     write_details(out.with_name(f"{out.stem}.details.csv"), results)
     return results
 
 
-class Journal:
-    """One line a result. A line that was cut off is no line."""
-
-    def __init__(self, file: Path, options: Options):
-        self.file, self.options, self.known = file, options, {}
-        if file.is_file():
-            for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-                try:
-                    entry = json.loads(line)
-                    key = entry.pop("key")
-                    self.known[key] = Result(**entry)
-                except (ValueError, TypeError, KeyError, AttributeError):
-                    continue
-            if not file.read_bytes().endswith(b"\n"):
-                with file.open("a") as stream:  # the next one begins on a line of its own
-                    stream.write("\n")
-
-    def key(self, task: Task) -> str:
-        """Everything that a mark depends on."""
-        about = [task.student, task.id, task.answers, task.problem, task.seed, task.own, asdict(self.options.limits)]
-        return hashlib.sha256(json.dumps([*about, fingerprint(task.id)]).encode()).hexdigest()
-
-    def add(self, task: Task, result: Result) -> None:
-        with self.file.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"key": self.key(task), **asdict(result)}) + "\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-
-
-@cache
-def fingerprint(id: str) -> str:
-    """Of all that defines an exercise: where it changes, its marks are out of date."""
-    number, here = id.split(".")[0], Path(__file__).parent
-    sources = [job.source for job in builder.jobs([number]) if job.kind == "exercise"]
-    files = [here / f"sets/e{number}.py", here / "variants.py", *sources]
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
-
-
-# ---- workers --------------------------------------------------------------------------------------------------------
-
-
-def judged(tasks: Sequence[Task], options: Options) -> Iterator[tuple[Task, Result]]:
-    """Results, as they come, from so many processes. One that gets stuck is replaced; its task has failed."""
-    waiting, context = list(reversed(tasks)), get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="minispec-grade-") as folder:
-        os.chmod(folder, 0o755)
-        crew = [Worker(context, options, folder) for _ in range(min(options.workers, len(tasks)))]
-        try:
-            while waiting or any(worker.task for worker in crew):
-                for worker in crew:
-                    if waiting and worker.task is None:
-                        worker.give(waiting.pop())
-                connection.wait([worker.link for worker in crew], timeout=1.0)
-                for i, worker in enumerate(crew):
-                    if worker.task is not None and (result := worker.look()) is not None:
-                        yield worker.task, result
-                        worker.task = None
-                        if not worker.is_well():
-                            worker.end()
-                            crew[i] = Worker(context, options, folder)
-        finally:
-            for worker in crew:
-                worker.end()
-
-
-class Worker:
-    """A process of the grader's own, with a nursery: it judges, and runs no student's code itself."""
-
-    def __init__(self, context, options: Options, folder: str):
-        self.task: Task | None = None
-        self.link, theirs = context.Pipe()
-        self.process = context.Process(target=serve, args=(theirs, options, folder), daemon=True)
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started them all
-        try:
-            self.process.start()
-        finally:
-            signal.signal(signal.SIGINT, handler)
-        theirs.close()
-
-    def give(self, task: Task) -> None:
-        limit = 4 * task.exercise.seconds + 240  # ours is the most: a model may have to be loaded
-        self.task, self.end_of_patience = task, monotonic() + limit
-        self.link.send(task)
-
-    def look(self) -> Result | None:
-        """The result, if there is one; a failure, if there will be none."""
-        try:
-            while self.link.poll():
-                found = self.link.recv()
-                if isinstance(found, str):  # it cannot work at all, and says why
-                    raise ValueError(found)
-                return found
-        except (EOFError, OSError):
-            return self._failure("the grader's own process ended")
-        if monotonic() > self.end_of_patience:
-            self.process.kill()
-            return self._failure("the grader gave up waiting")
-        return None
-
-    def _failure(self, why: str) -> Result:
-        points, text = find(self.task.id).points, f"{self.task.id}: {why}. Look at this answer yourself."
-        return Result(self.task.student, self.task.id, WRONG, 0, points, text)
-
-    def is_well(self) -> bool:
-        return self.process.is_alive()
-
-    def end(self) -> None:
-        self.link.close()
-        self.process.kill()  # its nursery ends with it, and takes its pupils along
-        self.process.join()
-
-
-def serve(link, options: Options, folder: str) -> None:
-    """The life of a worker."""
-    try:
-        with Nursery(options.limits, options.require_sandbox, folder=folder) as nursery:
-            while True:
-                link.send(grade_one(nursery, link.recv()))
-    except ValueError as error:
-        link.send(str(error))
-    except (EOFError, OSError):
-        pass  # nobody is there any more
+def chosen(tasks: Sequence[Task], names: Sequence[str]) -> set[Task]:
+    """The tasks of these students and exercises; of both, where both are named."""
+    students, exercises = {task.student for task in tasks}, {task.id for task in tasks}
+    for name in names:
+        if name not in students | exercises:
+            raise ValueError(f"again={name!r} is neither a student nor an exercise of this class")
+    of, only = students & {*names} or students, exercises & {*names} or exercises
+    return {task for task in tasks if task.student in of and task.id in only} if names else set()

@@ -1,23 +1,16 @@
-"""Hand a set out, and take it in again.
+"""Hand a set out. (To take it in again: collect.py.)
 
     minispec release 03 05 --out handout/                    one copy of each, for everybody
     minispec release 02 07 --out handout/ --seed 7           with a twist that the published solutions do not know
     minispec release 02 07 --out handout/ --seed 7 --students names.txt      a twist for each, in a folder for each
     minispec release 06 --out course/ --nbgrader             sources for nbgrader's own pipeline
-    minispec collect downloads/ --out submissions/           one folder per student, ready for minispec grade
 
 What a copy withholds: the solutions, the seed, and the cases that the grader draws from it.
 """
 
 from __future__ import annotations
 
-import io
-import os
-import shutil
-import stat
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jupytext
@@ -25,11 +18,10 @@ import nbformat
 from nbformat import NotebookNode
 
 from ...files.write import write_whole
-from . import builder, submission, variants
+from . import builder, variants
 
 STRICT = '### BEGIN HIDDEN TESTS\nimport os\n\nos.environ["MINISPEC_STRICT"] = "1"\n### END HIDDEN TESTS\n'
 LATER = "# This one is checked after you have handed it in."
-MOST_ZIPPED = 2000  # files in an archive
 NO_NAME = "/\\:\0"
 
 
@@ -68,7 +60,7 @@ def release(
 def read_students(file: Path) -> list[str]:
     """The names of a class, one per line; empty lines do not count."""
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise ValueError(f"students={str(file)!r} is not UTF-8 text: save it as UTF-8, a name per line") from None
     if not (names := [line.strip() for line in lines if line.strip()]):
@@ -139,90 +131,3 @@ def nbgrader_sources(names: Sequence[str], to: Path) -> list[Path]:
 
 def save(notebook: NotebookNode, place: Path) -> None:
     write_whole(place, nbformat.writes(notebook) + "\n")
-
-
-# ---- in -------------------------------------------------------------------------------------------------------------
-
-
-def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
-    """Sort what was handed in by student: to/STUDENT/NAME.ipynb. Returns what was written, and what was left out.
-
-    source is a folder or a zip archive, as a learning platform makes it: NAME/….ipynb, NAME_…/….ipynb or NAME_….ipynb.
-    A later file of the same name takes a number. Contents are neither believed nor changed; links are left out.
-    """
-    if not source.exists():
-        raise ValueError(f"source={str(source)!r}: there is no such folder or archive")
-    written, left_out = [], []
-    for name, data in handed_in(source, left_out):
-        parts = Path(name).parts
-        student = owner(parts)
-        if student is None:
-            left_out.append(f"{name}: does not say whose it is; put it into a folder with the student's name")
-            continue
-        place, number = to / student / parts[-1], 2
-        while place.exists() and place.read_bytes() != data:
-            place, number = place.with_name(f"{Path(parts[-1]).stem}-{number}.ipynb"), number + 1
-        written.append(write_whole(place, data))
-    return written, left_out
-
-
-def owner(parts: Sequence[str]) -> str | None:
-    """Whose file it is: "alice/06.ipynb", "Alice Ng_123_assignsubmission_file_/06.ipynb", "alice_06.ipynb"."""
-    first = parts[0]
-    if len(parts) > 1:
-        name = first.partition("_")[0] if "_assignsubmission_" in first else first
-    else:
-        name = first.removesuffix(".ipynb").partition("_")[0]
-    name = name.strip()
-    return None if not name or name.isdigit() or name.startswith(".") or set(name) & set(NO_NAME) else name
-
-
-def handed_in(source: Path, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-    """(path inside, content) of every notebook that is not too large."""
-    if source.is_dir():
-        for file in sorted(source.rglob("*.ipynb")):
-            name = file.relative_to(source).as_posix()
-            if any(part.startswith(".") for part in file.relative_to(source).parts):
-                continue
-            facts = os.lstat(file)
-            if not stat.S_ISREG(facts.st_mode) or facts.st_size > submission.MOST_BYTES:
-                left_out.append(f"{name}: a link, or larger than {submission.MOST_BYTES // 2**20} MiB")
-            else:
-                yield name, file.read_bytes()
-    else:
-        try:
-            yield from zipped(source, left_out)
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError) as error:
-            # damaged, encrypted, or compressed in a way that Python does not know
-            raise ValueError(
-                f"source={str(source)!r} cannot be unpacked ({error}): give a folder, or a zip archive"
-            ) from None
-
-
-def zipped(source: Path, left_out: list[str]) -> Iterator[tuple[str, bytes]]:
-    """The same for an archive."""
-    with zipfile.ZipFile(source) as archive:
-        entries = [e for e in archive.infolist() if e.filename.endswith(".ipynb")]
-        if len(entries) > MOST_ZIPPED:
-            raise ValueError(f"source={str(source)!r} holds {len(entries)} notebooks: unpack it yourself")
-        for entry in sorted(entries, key=lambda e: e.filename):
-            content = io.BytesIO()
-            with archive.open(entry) as stream:  # what the archive says about its size may be a lie
-                shutil.copyfileobj(_AtMost(stream, submission.MOST_BYTES + 1), content)
-            parts = Path(entry.filename).parts
-            if ".." in parts or entry.filename.startswith("/") or content.tell() > submission.MOST_BYTES:
-                left_out.append(f"{entry.filename}: larger than {submission.MOST_BYTES // 2**20} MiB, or misnamed")
-            else:
-                yield entry.filename, content.getvalue()
-
-
-class _AtMost:
-    """A stream that ends after so many bytes."""
-
-    def __init__(self, stream, left: int):
-        self.stream, self.left = stream, left
-
-    def read(self, size: int) -> bytes:
-        data = self.stream.read(min(size, self.left))
-        self.left -= len(data)
-        return data

@@ -7,9 +7,11 @@
 `answer` is called by the check like any function. Each call travels to a process of its own (pupil/worker.py) and comes
 back as plain data (bridge.py).
 
-There are two levels. `namespaces` (Linux): its own file system with Python and nothing else in it, no network, no other
-process to be seen, and the rights of nobody. `rlimits` (wherever there are no namespaces): limits on time, memory,
-files and processes, but the code can read what the teacher can read.
+There are three levels, and the best that works is taken. `namespaces` (Linux): its own file system with Python and
+nothing else in it, no network, no other process to be seen, and the rights of nobody. `landlock` (Linux, where those
+are switched off): all files but Python's are closed, and so is TCP. `rlimits` (everywhere else): limits on time,
+memory, files and processes, but the code can read what the teacher can read. Each is joined by `seccomp` where the
+kernel has it, as in "namespaces+seccomp": a filter for system calls. docs/teaching.md says what each of them holds.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ from .bridge import START_SECONDS, Pupil
 from .exercise import Exercise, find
 from .guard import TimeUp, time_limit
 
-NAMESPACES, RLIMITS = "namespaces", "rlimits"
-STRANGER = 1_000_000_000  # root takes user ids from here on for students: nobody's, and no two workers' the same
+NAMESPACES, LANDLOCK, RLIMITS, SECCOMP = "namespaces", "landlock", "rlimits", "seccomp"
+LEVELS = (NAMESPACES, LANDLOCK, RLIMITS)  # the best first
+STRANGER = 1_000_000_000  # root takes user ids from here on for students: nobody's, and no two students' the same
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(__file__).resolve().parent / "pupil/worker.py"
@@ -48,6 +51,7 @@ class Limits:
     file_bytes: int = 16 * 2**20
     open_files: int = 64
     seconds: float | None = None  # for all code of one exercise; None: what the exercise allows
+    grader_bytes: int = 3 * 2**30  # of the process that judges, beyond what it starts with
 
 
 # ---- what a set offers to the code in it ----------------------------------------------------------------------------
@@ -108,7 +112,7 @@ class Nursery:
     ):
         if not hasattr(os, "fork"):
             raise ValueError("minispec grade needs Linux or macOS; on Windows, run it in WSL")
-        self.limits = limits or Limits()
+        self.limits, self.pupils = limits or Limits(), 0
         self.folder = tempfile.mkdtemp(prefix="minispec-grade-", dir=folder)
         os.chmod(self.folder, 0o755)
         self.control, theirs = socket.socketpair()
@@ -124,21 +128,21 @@ class Nursery:
         )
         theirs.close()
         try:
-            self.level, self.user = self._find_level(most, require_sandbox)
+            self.level = self._find_level(most, require_sandbox)
         except BaseException:
             self.close()
             raise
 
-    def _find_level(self, most: str, require_sandbox: bool) -> tuple[str, int | None]:
+    def _find_level(self, most: str, require_sandbox: bool) -> str:
         """The best level that works, tried out: a pupil that is shut in and runs a line. Never with root's rights."""
-        user = STRANGER + os.getpid() if os.getuid() == 0 else None
-        for level in (NAMESPACES,) * (most == NAMESPACES) + (RLIMITS,) * (not require_sandbox):
+        levels = [level + filter for level in LEVELS[LEVELS.index(most) :] for filter in (f"+{SECCOMP}", "")]
+        for level in [f"{NAMESPACES}+{SECCOMP}"] * (most == NAMESPACES) if require_sandbox else levels:
             pupil = None
             try:
-                pupil = Pupil(self, level, user, START_SECONDS)
+                pupil = Pupil(self, level, self.stranger(), START_SECONDS)
                 pupil.load(["import torch, colorsys\ndef f(): return 1"], "f", {}, [])
                 if pupil() == 1:
-                    return level, user
+                    return level
             except (Exception, TimeUp):
                 if self.process.poll() is not None:
                     raise ValueError("the grader's worker does not start: try python -c 'import torch'") from None
@@ -147,12 +151,17 @@ class Nursery:
                     pupil.close()
         if require_sandbox:
             raise ValueError(
-                "require_sandbox=True: this machine has no namespaces for us (Linux with user namespaces, or root with "
-                "CAP_SYS_ADMIN, is needed); grade there, or without --require-sandbox"
+                "require_sandbox=True: this machine has no namespaces and seccomp for us (Linux with user namespaces, "
+                "or root with CAP_SYS_ADMIN, is needed); grade there, or without --require-sandbox"
             )
         raise ValueError(
             "the grader cannot run code with fewer rights than root's: without namespaces, grade as an ordinary user"
         )
+
+    def stranger(self) -> int | None:
+        """Another user's number for every student, so that none finds what the last one left; None: we are not root."""
+        self.pupils += 1
+        return STRANGER + os.getpid() % 10**6 * 1000 + self.pupils % 1000 if os.getuid() == 0 else None
 
     def order(self, level: str, user: int | None, home: str, seconds: float) -> dict:
         limits = {**asdict(self.limits), "cpu_seconds": int(seconds) + 5}
@@ -170,7 +179,7 @@ class Nursery:
     @contextmanager
     def pupil(self, exercise: Exercise, around: Surroundings, answers: Sequence[str]):
         """A student's function in a process of its own. `answers`: the student's cells, the one asked for last."""
-        pupil = Pupil(self, self.level, self.user, self.limits.seconds or exercise.seconds)
+        pupil = Pupil(self, self.level, self.stranger(), self.limits.seconds or exercise.seconds)
         try:
             function = around.functions[exercise.id]
             shelf = [*around.shelf, exercise.code]

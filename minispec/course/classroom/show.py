@@ -68,7 +68,8 @@ def show(value: Any, digits: int = 4) -> str:
     """A value in a few characters, the same on every run."""
     value = plain(value)
     if isinstance(value, Tensor):
-        return show(value.tolist(), digits) if value.numel() <= MOST_ELEMENTS else kind(value)
+        few = math.prod(max(n, 1) for n in value.shape) <= MOST_ELEMENTS  # (2**40, 0) has no elements, but 2**40 lists
+        return show(value.tolist(), digits) if few else kind(value)
     if isinstance(value, float):
         return f"{value + 0.0:.{digits}g}" if value else "0"  # no −0
     if isinstance(value, (list, tuple)):

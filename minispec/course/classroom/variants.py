@@ -2,7 +2,8 @@
 
 The solutions are public. A class, or each of its students, can get a version of its own: a parameter that the published
 answer does not know. The text says what it is, the check in the notebook is given its values, and the grader draws them
-again from the seed, together with cases that nobody has seen.
+again from the seed. Whoever guesses the seed knows nothing but those values: the cases that no student has seen follow
+from the teacher's secret.
 
 A twist changes what goes into the formula. So the right answer is ours, with changed arguments, and so are the known
 mistakes. One is added: to have handed in the published answer.
@@ -15,6 +16,8 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from .exercise import Exercise, Mutant, find
+from .identity import person
+from .secret import generator
 
 HIDDEN_CASES = 4
 
@@ -96,7 +99,7 @@ VARIANTS = {
 
 def parameters(id: str, seed: int, student: str | None = None) -> dict:
     """The values of a class, or of one student in it. The same seed gives the same ones, on every machine."""
-    return VARIANTS[id].draw(Random(f"{seed}/{id}/{student or ''}"))
+    return VARIANTS[id].draw(Random(f"{seed}/{id}/{person(student).name if student else ''}"))
 
 
 def words(id: str, own: dict) -> str:
@@ -132,8 +135,8 @@ def varied(id: str, own: dict, hidden: Random | None = None) -> Exercise:
     )
 
 
-def graded(id: str, seed: int | None, student: str | None = None) -> Exercise:
-    """The exercise as the grader judges it."""
+def graded(id: str, seed: int | None, student: str | None = None, secret: bytes | None = None) -> Exercise:
+    """The exercise as the grader judges it: the twist follows from the seed, the hidden cases from the secret."""
     if seed is None or id not in VARIANTS:
         return find(id)
-    return varied(id, parameters(id, seed, student), hidden=Random(f"{seed}/{id}/{student or ''}/hidden"))
+    return varied(id, parameters(id, seed, student), generator(secret, id, "hidden") if secret else None)

@@ -1,20 +1,32 @@
 """Shut this process in, for good: a file system with nothing in it but Python, no network, nobody's rights, limits.
 
 `namespaces` are Linux's. Root makes them at once; other users make a user namespace with them, where that is allowed.
-Without them there remain the kernel's limits on memory, time, files and processes.
+Where it is not, `landlock` closes all files but Python's, and all TCP. `seccomp` refuses the system calls that no
+answer needs, on top of either. Without all of these there remain the kernel's limits on memory, time, files and
+processes.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import platform
 import resource
 import sys
+
+import landlock
+import seccomp
+from process import address_space, make_unreadable
 
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 RDONLY, NOSUID, NODEV, NOEXEC, REMOUNT, BIND, REC, PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18
 DETACH = 2
+MOUNT_SETATTR, AT_RECURSIVE = 442, 0x8000
+KEYCTL = {"x86_64": 250, "aarch64": 219}
+JOIN_SESSION_KEYRING = 1
 HOME = "/home/student"
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 
 
 def libc(name: str, *args) -> None:
@@ -32,9 +44,11 @@ def unshare() -> None:
     flags, user, group = NEWNS | NEWUTS | NEWIPC | NEWPID | NEWNET, os.getuid(), os.getgid()
     libc("unshare", flags | (0 if user == 0 else NEWUSER))
     if user != 0:
+        make_unreadable(False)  # /proc/self/uid_map could not be written otherwise
         for file, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
             with open(f"/proc/self/{file}", "w") as stream:
                 stream.write(text)
+        make_unreadable()
 
 
 def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
@@ -50,7 +64,7 @@ def show_only(root: str, visible: list[str], hidden: list[str]) -> None:
     for place in hidden:
         if os.path.isdir(root + place):
             mount("tmpfs", root + place, "tmpfs", RDONLY | NOSUID | NODEV, "size=4k,mode=755")
-    for place in ("/dev/null", "/dev/zero", "/dev/urandom"):
+    for place in DEVICES:
         os.makedirs(root + "/dev", exist_ok=True)
         open(root + place, "w").close()
         mount(place, root + place, None, BIND)
@@ -74,8 +88,35 @@ def _show(place: str, target: str) -> None:
         os.makedirs(os.path.dirname(target), exist_ok=True)
         open(target, "w").close()
     mount(place, target, None, BIND | REC)
-    kept = os.statvfs(target).f_flag & (NOSUID | NODEV | NOEXEC)  # what the mount has may not be taken from it
-    mount("none", target, None, BIND | REMOUNT | RDONLY | NOSUID | kept)
+    make_read_only(target)
+
+
+class Attributes(ctypes.Structure):
+    """The kernel's struct mount_attr."""
+
+    _fields_ = [(name, ctypes.c_uint64) for name in ("set", "clear", "propagation", "user_namespace")]
+
+
+def make_read_only(target: str) -> None:
+    """A mount and all mounts below it: a remount alone would leave those as they are."""
+    wanted = Attributes(RDONLY | NOSUID)
+    try:
+        size = ctypes.c_size_t(ctypes.sizeof(wanted))
+        libc("syscall", MOUNT_SETATTR, -1, target, AT_RECURSIVE, ctypes.byref(wanted), size)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        for place in mounts_below(target):  # a kernel before 5.12
+            kept = os.statvfs(place).f_flag & (NOSUID | NODEV | NOEXEC)  # what a mount has may not be taken from it
+            mount("none", place, None, BIND | REMOUNT | RDONLY | NOSUID | kept)
+
+
+def mounts_below(target: str) -> list[str]:
+    """Where something is mounted: there, and in folders inside."""
+    with open("/proc/self/mountinfo", "rb") as stream:
+        raw = [line.split()[4] for line in stream]
+    places = [os.fsdecode(place.decode("unicode_escape").encode("latin-1")) for place in raw]  # a blank is \\040
+    return [place for place in dict.fromkeys(places) if place == target or place.startswith(f"{target}/")]
 
 
 def give_up_rights(user: int | None) -> None:
@@ -88,6 +129,12 @@ def give_up_rights(user: int | None) -> None:
         libc("prctl", 38, 1, 0, 0, 0)  # PR_SET_NO_NEW_PRIVS
         header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
         libc("capset", header, none)
+
+
+def forget_keys() -> None:
+    """A session keyring of its own, and empty: the one that it was born with is the teacher's."""
+    if platform.machine() in KEYCTL:  # without one of its own, if the kernel or a container has no key rings
+        ctypes.CDLL(None).syscall(ctypes.c_long(KEYCTL[platform.machine()]), JOIN_SESSION_KEYRING, None)
 
 
 def set_limits(limits: dict, held: int) -> None:
@@ -106,21 +153,14 @@ def set_limits(limits: dict, held: int) -> None:
     limit("FSIZE", limits["file_bytes"])
     limit("NOFILE", limits["open_files"])
     limit("NPROC", 0)  # neither processes nor threads
-
-
-def address_space() -> int:
-    """The bytes of memory that this process has mapped."""
-    try:
-        with open("/proc/self/statm") as stream:
-            return int(stream.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 2**40  # no /proc, no limit worth the name
+    limit("MEMLOCK", 0)
+    limit("MSGQUEUE", 0)
 
 
 def shut_in(order: dict) -> None:
-    """The pupil's own first steps. From here on it can only talk to the grader."""
-    held, home = address_space(), order["home"]
-    if order["level"] == "namespaces":
+    """The pupil's own first steps. From here on it can only talk to the grader. OSError: this level cannot be had."""
+    level, held, home = order["level"].split("+"), address_space(), order["home"]
+    if "namespaces" in level:
         show_only(order["home"], order["visible"], order["hidden"])
         home = HOME
     os.chdir(home)
@@ -129,3 +169,8 @@ def shut_in(order: dict) -> None:
     sys.argv[:] = [""]
     set_limits(order["limits"], held)
     give_up_rights(order["user"])
+    forget_keys()
+    if "landlock" in level:
+        landlock.restrict(order["visible"], [home], [place for place in DEVICES if os.path.exists(place)])
+    if "seccomp" in level:
+        seccomp.install()

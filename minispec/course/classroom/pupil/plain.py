@@ -21,6 +21,7 @@ DTYPES = {
 }
 WHOLE = 2**63  # no honest answer has a greater whole number, and arithmetic with one could take for ever
 MOST_DIMENSIONS = 16
+MOST_LISTS = 2**23  # an empty array of shape (2**40, 0) has no bytes, but its tolist() would be 2**40 empty lists
 
 
 class NoPlainData(ValueError):
@@ -109,6 +110,8 @@ def decode(message, remote=None):
 def _as_array(array: str, dtype: str, shape: list, numpy: bool):
     if not all(type(n) is int and 0 <= n < WHOLE for n in shape) or len(shape) > MOST_DIMENSIONS:
         raise NoPlainData("a shape that is none")
+    if math.prod(max(n, 1) for n in shape) > MOST_LISTS:
+        raise NoPlainData("an array of an enormous shape")
     data, kind = base64.b64decode(array, validate=True), DTYPES[dtype]
     if len(data) != math.prod(shape) * kind.itemsize:
         raise NoPlainData("an array whose bytes do not fill its shape")
