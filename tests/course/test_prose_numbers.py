@@ -44,6 +44,7 @@ def over_bound(batch: int, tokens: int) -> float:
 QUOTED: dict[str, dict[float, object]] = {
     "00": {200: GIVEN, 50: GIVEN},
     "01": {
+        1.2: weights_read(SHAPES["Llama-3.2-1B"]) / 1e9,
         188: theory.balance_point(theory.H200),
         187: theory.balance_point(theory.H200) - 1,
         38: theory.balance_point(theory.H200) / 5,
