@@ -25,8 +25,8 @@ import os
 import torch
 import torch.nn.functional as F
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: it then acts kernels out on the CPU
+# Before Triton is imported: without a GPU it acts kernels out on the CPU.
+os.environ["TRITON_INTERPRET"] = "0" if torch.cuda.is_available() else "1"
 
 import minispec as ms
 from minispec.bench import ladder, measure, tiles
@@ -70,7 +70,7 @@ if device == "cuda":
         ms.load("smollm2", device=device)
         name = "smollm2"
     except ValueError as error:
-        print(f"SmolLM2 is not to be had ({error}): micro takes its place")
+        print(f"SmolLM2 is not to be had ({error}), so micro is used")
 target, draft = ms.load(name, device=device), ms.load(f"{name}-draft", device=device)
 here = torch.cuda.get_device_name() if device == "cuda" else measure.place(measure.machine())
 print(f"{target.label} in {target.dtype} on {here}")
@@ -229,7 +229,7 @@ for model, climbed in recorded["models"].items():
 # What remains are the products, four per layer once q, k, v and gate, up have been joined. For one token, $y = x W^\top$ is a
 # read of $W$ with two FLOPs per parameter. Matrix libraries are made for large matrices on both sides, and such a **skinny**
 # product is not what they are best at. So we write one. In **Triton** a kernel is a Python function that describes *one
-# program*; the grid says how many of them run. Here a program owns `ROWS` rows of $W$ and goes along them in strips of
+# program*; the grid says how many of them run. Here a program owns `ROWS` rows of the matrix $W$ and goes along them in strips of
 # `WIDE` numbers:
 
 
@@ -237,7 +237,7 @@ for model, climbed in recorded["models"].items():
 @jit
 def skinny_kernel(x, w, y, n, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
     """ROWS numbers of y = x Wᵀ for one token: x [K], W [N, K], y [N]."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # which rows of W are ours
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # which rows of the matrix are ours
     inside = row < n
     total = tl.zeros([ROWS], tl.float32)
     for start in range(0, width, WIDE):  # one strip after the other
@@ -250,7 +250,7 @@ def skinny_kernel(x, w, y, n, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
 
 
 def skinny(x, w, rows=16, wide=64):
-    """y = x Wᵀ, one program per `rows` rows."""
+    """y = x Wᵀ, one program per `rows` rows of the matrix."""
     n, width = w.shape
     y = torch.empty(n, dtype=x.dtype, device=x.device)
     skinny_kernel[(-(-n // rows),)](x, w, y, n, width, ROWS=rows, WIDE=wide)
@@ -270,7 +270,7 @@ generator = torch.Generator().manual_seed(0)
 x = torch.randn(200, generator=generator).to(device)
 w = torch.randn(100, 200, generator=generator).to(device)
 if triton is None:
-    y, how = torch.stack([(row * x).sum() for row in w]), "without Triton: one row at a time"
+    y, how = torch.stack([(row * x).sum() for row in w]), "without Triton: one number of y after the other"
 else:
     y, how = skinny(x, w), "by our kernel"
 close = torch.allclose(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
@@ -284,7 +284,9 @@ print("as torch's own product:", close)
 # Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors.
 
 # %% tags=["nbval-ignore-output"]
-guess_idle = viz.predict("With 128 rows per program, how many of the 132 multiprocessors have nothing to do?", "of 132")
+guess_idle = viz.predict(
+    "With 128 rows of the matrix per program, how many of the 132 multiprocessors have nothing to do?", "of 132"
+)
 guess_idle
 
 # %% [markdown]
@@ -294,7 +296,7 @@ guess_idle
 for rows in (16, 32, 64, 128):
     programs = 4096 // rows
     print(
-        f"{rows:3d} rows per program: {programs:3d} programs, {max(0, 132 - programs):3d} multiprocessors without one"
+        f"{rows:3d} matrix rows per program: {programs:3d} programs, {max(0, 132 - programs):3d} multiprocessors without one"
     )
 chosen = products.default_tiles(torch.bfloat16, torch.bfloat16, (4096, 4096), False, 227 * 1024)
 print("the package takes", chosen)
@@ -316,17 +318,13 @@ guess_idle.reveal(132 - 4096 // 128)
 # The dashed line is torch's own product, the dotted one the read bandwidth of that machine.
 
 # %% tags=["nbval-ignore-output"]
-measured = None
-if device == "cuda":
-    measured = {"bandwidth": {"median": measure.read_bandwidth(device).median},
-                "tiles": tiles.sweep_product(device, torch.bfloat16, repeat=3),
-                "splits": tiles.sweep_splits(device, torch.bfloat16, repeat=3)}  # fmt: skip
+measured = tiles.sweep_both(device, repeat=3) if device == "cuda" else None
 viz.tile_sizes(measured)
 
 # %% [markdown]
 # Two tasks:
 #
-# 1. Go through the rows per program. How many programs are there when the bandwidth drops, and how many multiprocessors?
+# 1. Go through the matrix rows per program. How many programs are there when the bandwidth drops, and how many multiprocessors?
 # 2. Choose the attention kernel, which is the subject of the next step, and find the number of splits from which on more
 #    of them do not help.
 
@@ -375,12 +373,12 @@ else:
 # the acceptance rule and the rewind are one recorded launch. Look at what `step` had to give up:
 #
 # - The accepted number is a tensor. The rewind is `lengths.copy_(n + accepted)`: slots after it are overwritten later.
-# - All $k + 1$ positions are always computed, and a `scatter` puts the emitted token behind the accepted ones.
+# - All $k + 1$ positions are always computed, and a `scatter` puts the emitted token after the accepted ones.
 # - The draft model always processes two tokens first, because it has not seen the last draft token if all were accepted.
 #   The second one is padding otherwise. One shape serves both cases.
 # - Random numbers are taken in advance from the generator of each sequence, so the result is that of the slow loop.
 #
-# Without a GPU the same code runs, unrecorded. So everybody can check that it generates what `generate` does:
+# Without a GPU the same code runs, unrecorded. So you can check anywhere that it generates what `generate` does:
 
 # %%
 plain = ms.generate(ms.load("micro", device="cpu"), "Once upon a time", 24)
@@ -487,7 +485,7 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 # %% [markdown]
 # ## Read the papers
 #
-# - Williams, Waterman, Patterson, 2009: *Roofline*
+# - Williams, Waterman, Patterson, 2009: *Roofline: an insightful visual performance model for multicore architectures*
 #   ([CACM 52(4)](https://doi.org/10.1145/1498765.1498785)): the limit that all of this is measured against.
 # - Tillet, Kung, Cox, 2019: *Triton: an intermediate language and compiler for tiled neural network computations*
 #   ([MAPL 2019](https://doi.org/10.1145/3315508.3329973)): why a kernel is written for a tile and not for a thread.
