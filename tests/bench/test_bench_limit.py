@@ -136,6 +136,11 @@ def test_packing_loses_nothing(launches):
         ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)", "add"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(X)>(int)", "direct_copy"),
         ("void cublasLt::splitKreduce_kernel<32, 16>(int)", "splitKreduce_kernel"),
+        (
+            "void at::native::elementwise_kernel<4, at::native::gpu_kernel_impl<at::native::BinaryFunctor<X>>>()",
+            "Binary",
+        ),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<X>(int)", "CatArrayBatchedCopy"),
         ("_product", "_product"),
         ("aten::bmm", "bmm"),
     ],

@@ -77,7 +77,7 @@ def tile_sizes(live: Mapping | None = None, recorded: Mapping | None = None) -> 
     recorded = stored_limit() if recorded is None else recorded
     runs = {machine_of(recorded): recorded} | ({} if live is None else {"this machine, measured now": live})
 
-    def draw(machine: str, kernel: str, rows: int):
+    def draw(kernel: str, rows: int, machine: str):
         result = runs[machine]
         bandwidth = result["bandwidth"]["median"]
         sweep = result["tiles" if kernel == PRODUCT else "splits"]
@@ -110,8 +110,8 @@ def tile_sizes(live: Mapping | None = None, recorded: Mapping | None = None) -> 
         return tile_sizes_figure(sweep, bandwidth, top["rows"]), words
 
     controls = {
-        "machine": choice("machine", list(runs)),
         "kernel": choice("kernel", [PRODUCT, ATTENTION]),
         "rows": choice("matrix rows per program", [16, 32, 64, 128]),
+        "machine": choice("machine", list(runs)),
     }
     return Panel(draw, controls)
