@@ -17,13 +17,13 @@ from minispec.course.classroom import check, draw, hint
 # bytes does a pass read from memory?
 #
 # The model is a Llama: in each layer q, k, v and o, and a SwiGLU with gate, up and down; after the last layer the LM head.
-# Leave out the norms, which are small, and the embedding, of which a token looks up one row.
+# Leave out the norms, which are small, and the embedding, a table of which a token looks up one row.
 #
 # | | | |
 # |---|---|---|
 # | `layers`, `hidden`, `intermediate` | whole numbers | the MLP's matrices have `hidden` × `intermediate` parameters |
 # | `heads`, `kv_heads`, `head_dim` | whole numbers | several query heads share a key/value head |
-# | `vocab` | whole number | rows of the LM head |
+# | `vocab` | whole number | rows of the LM head's matrix |
 # | `tokens` | whole number | new tokens in this pass |
 # | `context` | whole number | cached tokens that attention reads |
 # | `size` | number | bytes per parameter, and per number in the cache |

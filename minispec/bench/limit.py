@@ -68,7 +68,7 @@ def text(result: dict) -> str:
     lines += ["", f"one token through W {product['shape'][0]} × {product['shape'][1]}, GB/s (torch: "
               f"{product['torch']['bytes_per_second'] / 1e9:,.3g})"]  # fmt: skip
     for row in product["results"]:
-        lines.append(f"{row['rows']:>4} rows × {row['wide']:<4} {row['stages']} stages, {row['programs']:>4} programs"
+        lines.append(f"{row['rows']:>4} × {row['wide']:<4} tile, {row['stages']} stages, {row['programs']:>4} programs"
                      f"{row['bytes_per_second'] / 1e9:>14,.3g}")  # fmt: skip
     lines += ["", f"attention over {splits['context']} tokens, GB/s (torch: "
               f"{splits['torch']['bytes_per_second'] / 1e9:,.3g})"]  # fmt: skip

@@ -13,11 +13,12 @@ from dataclasses import asdict
 import torch
 import torch.nn.functional as F
 
+from ..files.folder import default_dtype
 from ..gpu.attention import INTERPRETED, card, flash_decode, unavailable
 from ..gpu.fused import two_products
 from ..gpu.products import Tiles, shared_bytes, skinny
 from ..gpu.record import Recorded
-from .measure import interleaved_times
+from .measure import interleaved_times, read_bandwidth
 
 COLD = 2**29  # bytes that all copies hold at least: ten times the L2 of an H200
 TORCH = "torch"
@@ -126,3 +127,13 @@ def sweep_splits(
         "unavailable": reason,
         "torch": {"seconds": times[TORCH], "bytes_per_second": size / times[TORCH]["median"]}, "results": rows,
     }  # fmt: skip
+
+
+def sweep_both(device, dtype: torch.dtype | None = None, repeat: int = 7, product=(4096, 4096), attention=None) -> dict:
+    """Both sweeps and the bandwidth that they are held against, as a result of `minispec bench limit` has them."""
+    dtype = default_dtype(torch.device(device)) if dtype is None else dtype
+    return {
+        "bandwidth": asdict(read_bandwidth(device)),
+        "tiles": sweep_product(device, dtype, product, repeat),
+        "splits": sweep_splits(device, dtype, *(attention or ((32, 8, 128), 8192)), repeat),
+    }

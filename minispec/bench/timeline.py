@@ -137,8 +137,10 @@ def read(events: list[dict], on_gpu: bool) -> Timeline:
 
 def short(name: str) -> str:
     """A kernel's name without types and template arguments; of torch's elementwise kernels, what they compute."""
-    name = name.removeprefix("void ")
-    inner = re.search(r"elementwise.*?(?:CUDAFunctor(?:OnSelf)?_(\w+)|(\w+?)_kernel_(?:cuda|impl)|(\w+)Functor)", name)
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    inner = re.search(
+        r"elementwise.*?(?:CUDAFunctor(?:OnSelf)?_(\w+)|(?!gpu_)\b(\w+?)_kernel_(?:cuda|impl)|(\w+)Functor)", name
+    )
     plain = re.split(r"[<(]", name)[0].split("::")[-1].strip() or name
     if inner:
         plain = next(group for group in inner.groups() if group)

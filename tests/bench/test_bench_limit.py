@@ -136,6 +136,11 @@ def test_packing_loses_nothing(launches):
         ("void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<c10::BFloat16>>(int)", "add"),
         ("void at::native::unrolled_elementwise_kernel<at::native::direct_copy_kernel_cuda(X)>(int)", "direct_copy"),
         ("void cublasLt::splitKreduce_kernel<32, 16>(int)", "splitKreduce_kernel"),
+        (
+            "void at::native::elementwise_kernel<4, at::native::gpu_kernel_impl<at::native::BinaryFunctor<X>>>()",
+            "Binary",
+        ),
+        ("void at::native::(anonymous namespace)::CatArrayBatchedCopy<X>(int)", "CatArrayBatchedCopy"),
         ("_product", "_product"),
         ("aten::bmm", "bmm"),
     ],
@@ -164,12 +169,15 @@ def test_what_a_gpu_refuses_is_named_and_left_out():
     assert list(fine) == ["a"] and "out of resource" in refused["b"]
 
 
-def test_sweeps_measure_torch_and_say_why_not_more():
+def test_sweeps_measure_torch_and_say_why_not_more(monkeypatch):
+    monkeypatch.setattr(tiles, "read_bandwidth", lambda device: Rate(1e10, 9e9, 1.1e10, 3))
     product = tiles.sweep_product("cpu", torch.float32, (32, 64), repeat=1)
     assert product["bytes"] == 32 * 64 * 4
     assert product["torch"]["bytes_per_second"] == product["bytes"] / product["torch"]["seconds"]["median"]
     splits = tiles.sweep_splits("cpu", torch.float32, (4, 2, 8), 32, repeat=1)
     assert splits["bytes"] == 2 * 2 * 32 * 8 * 4
+    both = tiles.sweep_both("cpu", torch.float32, 1, (32, 64), ((4, 2, 8), 32))
+    assert both["tiles"]["bytes"] == product["bytes"] and both["splits"]["bytes"] == splits["bytes"]
     for sweep in (product, splits):
         assert bool(sweep["results"]) == (sweep["unavailable"] is None)
 

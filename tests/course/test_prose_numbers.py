@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from minispec import theory
+from minispec.bench.timeline import unpacked
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
 from minispec.course.viz.presets import SHAPES, weights_read, work
@@ -31,6 +32,12 @@ GIVEN = None
 MEASURED = json.loads((BENCHMARKS / "speculation.json").read_text(encoding="utf-8"))["speculation"]["results"]
 V = {result["batch"]: result["v"] for result in MEASURED}  # t(5)/t(1) of our engine on an H200, after 500 tokens
 LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attention_width=2**17)
+
+
+LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
+SMALL, LARGE = (LIMIT["models"][name] for name in ("smollm2", "8b"))
+EAGER_MS = 1e3 * SMALL["steps"]["eager"]["seconds_per_token"]["median"]
+TILES = {(row["rows"], row["wide"]): row["bytes_per_second"] / 1e12 for row in LIMIT["tiles"]["results"]}
 
 
 def over_bound(batch: int, tokens: int) -> float:
@@ -87,6 +94,23 @@ QUOTED: dict[str, dict[float, object]] = {
         2.1: over_bound(128, 5),
     },
     "12": {0.9: GIVEN},
+    "13": {
+        60: GIVEN,  # lines of a class, about
+        23: EAGER_MS,
+        25: 1e3 * EAGER_MS / SMALL["steps"]["eager"]["kernels_per_token"],
+        2.69: TILES[64, 256],
+        2.73: TILES[16, 256],
+        1.96: TILES[128, 256],
+        1.68: TILES[16, 64],
+        95: 100 * LARGE["steps"]["split-K"]["fraction_of_bandwidth"],
+        2.6: LARGE["cycle"]["tokens_per_cycle"],
+        3.64: LIMIT["bandwidth"]["median"] / 1e12,
+        0.8: unpacked(SMALL["timelines"]["split-K"]).busy / 1e3,
+        0.9: unpacked(SMALL["timelines"]["split-K"]).span / 1e3,
+        700: GIVEN,
+        4.9: 700 * (2 + 5) / 1e3,
+        1.4: 700 * 2 / 1e3,
+    },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
     "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla

@@ -114,7 +114,7 @@ def test_the_tile_widget_says_programs_and_share():
     assert panel.controls["kernel"].value == PRODUCT
     assert "256 programs for 132 multiprocessors" in panel.words and "75%" in panel.words
     panel.controls["rows"].value = 128
-    assert "32 programs" in panel.words and "25%" in panel.words and "16 rows × 64" in panel.words
+    assert "32 programs" in panel.words and "25%" in panel.words and "16 × 64" in panel.words
     panel.controls["kernel"].value = ATTENTION
     assert f"{RESULT['splits']['context']:,}" in panel.words
 

@@ -36,7 +36,7 @@ from .expressions import evaluate, last_digit, literals, quantities
 FOLDER = Path(__file__).parent
 LEVELS = ("L4", "L5", "L6")
 KINDS = ("concept", "derivation", "design", "debug")
-LESSONS = (*(f"{n:02}" for n in (*range(13), 14, 16, 17)), "appendix")  # as the files of course/lessons begin
+LESSONS = (*(f"{n:02}" for n in (*range(15), 16, 17)), "appendix")  # as the files of course/lessons begin
 
 
 class BankError(ValueError):

@@ -66,7 +66,7 @@ def live_timelines(model: Model, prompt: Sequence[int], steps: Sequence[str] = l
 
 def kernel_timeline_figure(timeline: Timeline, start: float = 0.0, width: float | None = None) -> go.Figure:
     """Two lanes over µs: the host's launches above the device's kernels, in colours by what they are for. Only events
-    between `start` and `start + width` are drawn."""
+    between `start` and `start + width` are shown."""
     end = max((e.end for lane in timeline for e in lane), default=0.0)
     left, right = start, end if width is None else start + width
     figure = go.Figure(layout=dict(template=TEMPLATE))

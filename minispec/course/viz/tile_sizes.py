@@ -15,7 +15,7 @@ PRODUCT, ATTENTION = "skinny product, by tile", "attention, by splits"
 
 
 def tile_sizes_figure(sweep: Mapping, bandwidth: float | None = None, rows: int | None = None) -> go.Figure:
-    """Bytes/s of one skinny product against the rows of W per program, a line per strip width.
+    """Bytes/s of one skinny product against the matrix rows per program, a line per strip width.
 
     `sweep` is what tiles.sweep_product measured, `bandwidth` the machine's; `rows` marks a choice.
     """
@@ -30,11 +30,11 @@ def tile_sizes_figure(sweep: Mapping, bandwidth: float | None = None, rows: int 
                 customdata=[[row["programs"], row["stages"]] for row in of_it], mode="lines+markers",
                 name=f"strips of {wide}", line=dict(color=colour),
                 marker=dict(size=[14 if mark else 8 for mark in chosen], color=colour),
-                hovertemplate="%{x} rows: %{y:,.3g} GB/s<br>%{customdata[0]} programs, %{customdata[1]} stages",
+                hovertemplate="%{x} matrix rows: %{y:,.3g} GB/s<br>%{customdata[0]} programs, %{customdata[1]} stages",
             )
         )  # fmt: skip
     _lines(figure, sweep, bandwidth)
-    figure.update_layout(xaxis=dict(title="rows of W per program", type="log", tickvals=[16, 32, 64, 128]))
+    figure.update_layout(xaxis=dict(title="matrix rows per program", type="log", tickvals=[16, 32, 64, 128]))
     return figure
 
 
@@ -77,7 +77,7 @@ def tile_sizes(live: Mapping | None = None, recorded: Mapping | None = None) -> 
     recorded = stored_limit() if recorded is None else recorded
     runs = {machine_of(recorded): recorded} | ({} if live is None else {"this machine, measured now": live})
 
-    def draw(machine: str, kernel: str, rows: int):
+    def draw(kernel: str, rows: int, machine: str):
         result = runs[machine]
         bandwidth = result["bandwidth"]["median"]
         sweep = result["tiles" if kernel == PRODUCT else "splits"]
@@ -102,16 +102,16 @@ def tile_sizes(live: Mapping | None = None, recorded: Mapping | None = None) -> 
         shared = f" for {units} multiprocessors" if units else ""
         words = (
             f"{machine}: W is {sweep['shape'][0]:,} × {sweep['shape'][1]:,}, {presets.si(sweep['bytes'], 'B')}. With "
-            f"{top['rows']} rows per program there are {top['programs']} programs{shared}, and the best strip, "
+            f"{top['rows']} matrix rows per program there are {top['programs']} programs{shared}, and the best strip, "
             f"{top['wide']} wide, reads {presets.si(top['bytes_per_second'], 'B/s')}, "
-            f"{top['bytes_per_second'] / bandwidth:.0%} of the read bandwidth. The best tile of all has {best['rows']} "
-            f"rows × {best['wide']}.{doubt}"
+            f"{top['bytes_per_second'] / bandwidth:.0%} of the read bandwidth. The best tile of all is "
+            f"{best['rows']} × {best['wide']}.{doubt}"
         )
         return tile_sizes_figure(sweep, bandwidth, top["rows"]), words
 
     controls = {
-        "machine": choice("machine", list(runs)),
         "kernel": choice("kernel", [PRODUCT, ATTENTION]),
-        "rows": choice("rows per program", [16, 32, 64, 128]),
+        "rows": choice("matrix rows per program", [16, 32, 64, 128]),
+        "machine": choice("machine", list(runs)),
     }
     return Panel(draw, controls)

@@ -104,8 +104,8 @@ def cache_of_all_heads(layers, hidden, intermediate, heads, kv_heads, head_dim, 
 
 @PASS_BYTES.mutant
 def wide_k_and_v(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
-    """You give k and v as many rows as q. They project to kv_heads · head_dim numbers only, so their matrices are
-    smaller."""
+    """You give the matrices of k and v as many rows as that of q. They project to kv_heads · head_dim numbers only, so
+    they are smaller."""
     return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, projected=heads)
 
 
@@ -124,8 +124,8 @@ def forgets_the_lm_head(layers, hidden, intermediate, heads, kv_heads, head_dim,
 
 @PASS_BYTES.mutant
 def reads_the_embedding(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, tokens, context, size):
-    """You count the embedding table as well as the LM head. A token looks up one row of the embedding, which is next
-    to nothing. Count vocab × hidden once, for the LM head."""
+    """You count the embedding table as well as the LM head. A token looks up one row of that table, which is next to
+    nothing. Count vocab × hidden once, for the LM head."""
     return counted(layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, context, size, tables=2)
 
 
@@ -361,8 +361,8 @@ def no_common_maximum(m, ell, o):
 
 @MERGE_SPLITS.mutant
 def reads_the_empty_split(m, ell, o):
-    """You multiply the o of an empty split by 0. Nobody wrote it, so it may hold NaN, and 0 · NaN is NaN. Leave out
-    splits with ℓ = 0 before you multiply (our kernel masks the load)."""
+    """You multiply the o of an empty split by 0. It was never written, so it may hold NaN, and 0 · NaN is NaN. Leave
+    out splits with ℓ = 0 before you multiply (our kernel masks the load)."""
     return flawed_merge(m, ell, o, skip=False)
 
 
@@ -558,7 +558,7 @@ def advances_first(gpu, count):
 
 @CAPTURED.mutant
 def reads_the_next_position(gpu, count):
-    """You read the token at gpu.count, where none has been written yet. The last token of n has the position n − 1."""
+    """You take the token at gpu.count, where there is none yet. The last token of n has the position n − 1."""
     gpu.write(gpu.count, gpu.next(gpu.token(gpu.count), gpu.count))
     gpu.advance()
 
