@@ -14,6 +14,7 @@ from pathlib import Path
 from minispec import theory
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
+from minispec.course.viz.control_room import REQUESTS
 from minispec.course.viz.presets import SHAPES, weights_read, work
 from minispec.files.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
@@ -84,6 +85,10 @@ QUOTED: dict[str, dict[float, object]] = {
         3.7: theory.expected_tokens(0.85, 4),
         2.4: over_bound(128, 1),
         2.1: over_bound(128, 5),
+        24: REQUESTS,  # of the control room
+        30: GIVEN,  # minutes
+        429: GIVEN,  # statuses of HTTP
+        503: GIVEN,
     },
     "12": {0.9: GIVEN},
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
