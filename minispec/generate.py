@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .logprobs import TokenLogprob, token_logprobs
-from .sampling import SamplingParams, argmax, pick, uniforms
+from .sampling import SamplingParams, TokenLogprob, argmax, pick, token_logprobs, uniforms
 from .trace import Trace
 
 if TYPE_CHECKING:

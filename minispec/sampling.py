@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from random import Random
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -231,3 +232,29 @@ def pick(probs: Tensor, u) -> int | Tensor:
 def widest(device) -> torch.dtype:
     """The most precise float there is: Apple's GPUs have no float64."""
     return torch.float32 if torch.device(device).type == "mps" else torch.float64
+
+
+# ---- log-probabilities ---------------------------------------------------------------------------------------------
+# How sure the target was of what it emitted: log softmax of its own logits, before temperature and truncation. Which
+# drafter proposed a token does not show: a verify pass has the target's logits at every position it emits from.
+
+
+class TokenLogprob(NamedTuple):
+    token: int
+    logprob: float
+    top: list[tuple[int, float]]  # the most likely tokens at its position, (token, logprob), best first
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Of `tokens` [n], emitted from logits [n, V], each with the `top` most likely ones beside it."""
+    log_p = logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)  # [n, V]
+    own = log_p.gather(-1, torch.tensor(tokens, device=log_p.device)[:, None])[:, 0].tolist()
+    best = log_p.topk(min(top, log_p.shape[-1]))
+    beside = [list(zip(*pair, strict=True)) for pair in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return [TokenLogprob(*each) for each in zip(tokens, own, beside, strict=True)]
+
+
+def emitting_positions(path: Sequence[int]) -> list[int]:
+    """Where in a pass over [last token, draft …] the tokens of a cycle were emitted from: after the last token the
+    first of them, and after each accepted node i, in slot i + 1, the next."""
+    return [0, *(node + 1 for node in path)]

@@ -24,9 +24,8 @@ from .cache import KVCache
 from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
-from .logprobs import emitting_positions
 from .model import Pass
-from .sampling import SamplingParams
+from .sampling import SamplingParams, emitting_positions
 from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft, cut, view
 from .verify import Verdict, check_draft, check_q_shape, judge

@@ -219,7 +219,7 @@ check("11.goodput", goodput)
 # $$\text{TPOT}(b) = \frac{\text{seconds}[b - 1]}{\text{tokens\_per\_step}}$$
 #
 # Admit requests from the front of the queue as long as each next one finds its blocks, the batch has room, and TPOT with it
-# is within the target. The first one that has to wait holds up those after it, so that nobody starves. A server without any
+# is within the target. The first one that has to wait holds up those after it, so that no request starves. A server without any
 # request admits one even if it misses the target alone, provided that its blocks are there.
 #
 # | | | |
@@ -260,7 +260,7 @@ check("11.admission", admission)
 #
 # | | | |
 # |---|---|---|
-# | `id` | name | the request that nobody waits for any more |
+# | `id` | name | the request whose client has gone |
 # | `waiting` | list of names | the queue, the oldest first |
 # | `tables` | dict: name → list of blocks | the block tables of the running requests |
 # | `refcount` | list of counts | in how many tables each block of the pool is |

@@ -467,11 +467,11 @@ burst_tpot.reveal(round(1000 * latencies(in_bursts)["tpot"], 1))
 # need a bound on ITL.
 #
 # Percentiles say for how many users a number holds. A service promises something like "TTFT below 200 ms and TPOT below 18
-# ms" (its service-level objective, SLO), and **goodput** counts the requests per second that got both. Throughput and
-# goodput part exactly where it matters, when a server is busy:
+# ms" (its service-level objective, SLO), and **goodput** counts the requests per second that got both (Zhong et al., 2024,
+# DistServe, arXiv:2401.09670). Throughput and goodput differ where it matters, when a server is busy:
 
 # %%
-queued = Answer(sent=0.0, arrivals=[0.6 + 0.05 * i for i in range(9)], tokens=25)  # it waited half a second
+queued = Answer(sent=0.0, arrivals=[0.7 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
 load = summary([one_by_one, in_bursts, queued], seconds=1.0, targets={"ttft": 0.2, "tpot": 0.018})
 print(f"throughput {load['requests_per_second']:.0f} requests/s, goodput {load['goodput']:.0f}")
 
@@ -494,11 +494,11 @@ for load in (0.5, 0.8, 0.9, 0.95):
         start = max(moment, free)
         waits.append(start - moment)
         free = start + 1.0
-    print(f"{load:4.2f} {sum(waits) / len(waits):39.1f} {load / (2 * (1 - load)):9.1f}")
+    print(f"{load:4.2f} {sum(waits) / len(waits):38.1f}  {load / (2 * (1 - load)):9.1f}")
 
 # %% [markdown]
 # At half load a request waits for half a service time, at 95 % for about ten. So the rate that a server can *just* sustain
-# is not the rate at which anybody wants to use it, and a faster step pays twice: each request is shorter, and the load
+# is not a rate to plan with, and a faster step pays twice: each request is shorter, and the load
 # $\rho$ at the same rate is lower.
 #
 # A continuous-batching server serves many requests at once, which softens the queue and moves the waiting into the steps:
@@ -530,7 +530,7 @@ viz.control_room(target, drafter)
 # - Find the rate at which speculation stops paying for the p99 of TPOT. The table does both runs for you, with fewer
 #   requests:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["spoiler", "nbval-ignore-output"]
 print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
 
 # %% [markdown]
@@ -538,7 +538,7 @@ print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
 # the throughput of full batches?</summary>
 #
 # The number is that of your machine: read it off the two columns, and mind that the p99 of a few requests is nearly their
-# maximum. The reason is Little's law. The first half of this lesson compared batches of *equal size*, and found a size
+# maximum. (On a busy CPU it may be that drafts pay at no rate at all.) The reason is Little's law. The first half of this lesson compared batches of *equal size*, and found a size
 # from which drafts cost throughput. But at equal *rate* the sizes differ. With speculation requests leave earlier, so the
 # batch is smaller, and in a smaller batch speculation still pays. Only when the rate is so high that the batch is full
 # with and without drafts does the comparison of equal sizes apply. From there on drafts make every step longer, the queue
@@ -550,7 +550,7 @@ print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
 #
 # A closed browser tab is the most frequent end of a long answer. A server that goes on generating for it wastes its steps,
 # and worse, its blocks. [`Service`](../minispec/server/service.py) therefore aborts a request as soon as its connection is
-# closed. The engine does that between two steps: what was computed for the request counts for nobody, and its blocks go
+# closed. The engine does that between two steps: what was computed for the request is dropped, and its blocks go
 # back to the pool.
 
 # %%
@@ -630,12 +630,6 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 # finds is known only after it has run. Slots that were reserved in vain are returned after the pass.
 # </details>
 #
-# <details><summary>With speculation the p99 of ITL is higher and TPOT is lower. How can both be?</summary>
-#
-# ITL is per event and TPOT per token. A step with a draft takes longer than a plain one, so events are further apart, but
-# each brings several tokens.
-# </details>
-#
 # <details><summary>A batch is so large that the pass is compute-bound with and without draft tokens. What is v, and for
 # which α does speculation gain?</summary>
 #
@@ -648,6 +642,8 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 #
 # - Liu et al., 2024: *Optimizing speculative decoding for serving large language models using goodput*
 #   ([arXiv:2406.14066](https://arxiv.org/abs/2406.14066)): draft lengths that follow the load.
+# - Zhong et al., 2024: *DistServe: disaggregating prefill and decoding for goodput-optimized large language model serving*
+#   ([arXiv:2401.09670](https://arxiv.org/abs/2401.09670)): goodput under targets for TTFT and TPOT.
 # - Su, Giannoula, Pekhimenko, 2023: *The synergy of speculative decoding and batching in serving large language models*
 #   ([arXiv:2310.18813](https://arxiv.org/abs/2310.18813)): the best draft length measured against batch size.
 # - Chen et al., 2024: *MagicDec: breaking the latency-throughput tradeoff for long context generation with speculative

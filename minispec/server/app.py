@@ -166,8 +166,8 @@ class Reply(Response):
         self.service.abort(self.ticket)
 
     async def send_events(self, event: Event, send) -> None:
-        """Server-sent events, one for each step that emitted text. `send` waits while the client reads too slowly: that
-        holds up nothing but this."""
+        """Server-sent events, one for each step that emitted tokens. `send` waits while the client reads too slowly:
+        that holds up nothing but this."""
 
         async def write(data: bytes, more: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more})

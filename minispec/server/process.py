@@ -30,7 +30,7 @@ def serve(args) -> None:
     app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
     print(f"{engine!r}\nlistening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
     if key is None and not is_loopback(args.host):
-        print("everybody who reaches this port may use it: give --api-key", flush=True)
+        print("whoever reaches this port may use it: give --api-key", flush=True)
     make_server(app, args.drain).run([listener])
 
 

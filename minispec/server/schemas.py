@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as shortened
 
-from ..logprobs import TokenLogprob
-from ..sampling import SamplingParams
+from ..sampling import SamplingParams, TokenLogprob
 
 STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
 MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM

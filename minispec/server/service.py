@@ -20,8 +20,7 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from ..generate import Output
-from ..logprobs import TokenLogprob
-from ..sampling import SamplingParams
+from ..sampling import SamplingParams, TokenLogprob
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
 from .metrics import Metrics

@@ -11,8 +11,7 @@ from torch import Tensor
 from ..drafters.base import Context
 from ..files.handle import Model
 from ..generate import Output, prepare
-from ..logprobs import emitting_positions
-from ..sampling import Sampling, SamplingParams, pick
+from ..sampling import Sampling, SamplingParams, emitting_positions, pick
 from ..speculate import Completion
 from ..trace import Cycle
 from ..tree import Draft

@@ -15,6 +15,7 @@ from minispec import theory
 from minispec.bench.timeline import unpacked
 from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
+from minispec.course.viz.control_room import REQUESTS
 from minispec.course.viz.presets import SHAPES, weights_read, work
 from minispec.files.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
@@ -92,6 +93,10 @@ QUOTED: dict[str, dict[float, object]] = {
         3.7: theory.expected_tokens(0.85, 4),
         2.4: over_bound(128, 1),
         2.1: over_bound(128, 5),
+        24: REQUESTS,  # of the control room
+        30: GIVEN,  # minutes
+        429: GIVEN,  # statuses of HTTP
+        503: GIVEN,
     },
     "12": {0.9: GIVEN},
     "13": {

@@ -20,7 +20,7 @@ def serve(result: dict) -> Section:
              if row["completed"] < row["requests"]]  # fmt: skip
     return Section(
         f"Requests over time, {', '.join(dict.fromkeys(server['model'] for server in servers))} on {machine}",
-        f"Requests arrive over HTTP at a given mean rate (gamma-distributed gaps, burstiness "
+        f"Requests arrive over HTTP at a given mean rate (burstiness "
         f"{result['burstiness']:g}), whether or not earlier ones have been answered; each wants {low} to {high} "
         "tokens. Offered is the rate times the mean length of these outputs: a server that keeps up "
         "emits as much, and one that does not has a queue "

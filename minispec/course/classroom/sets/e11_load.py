@@ -67,7 +67,7 @@ LATENCIES = exercise(
 @LATENCIES.mutant
 def tokens_as_parts(sent, log):
     """You divide by the number of events, so your TPOT is the mean ITL. An event of a speculative step brings several
-    tokens, and the user reads tokens: divide by the number of tokens minus one."""
+    tokens, and the user counts tokens: divide by the number of tokens minus one."""
     return flawed_latencies(sent, log, tpot=lambda first, last, tokens, parts: (last - first) / max(parts - 1, 1))
 
 
@@ -204,8 +204,8 @@ def a_single_token_misses(requests, seconds, ttft_target, tpot_target):
 
 @GOODPUT.mutant
 def failures_are_fast(requests, seconds, ttft_target, tpot_target):
-    """You count requests that failed: None is not a short time. A server that refuses everybody would have the best
-    goodput of all."""
+    """You count requests that failed: None is not a short time. A server that refuses all of them would have the
+    best goodput of all."""
     return flawed_goodput(requests, seconds, ttft_target, tpot_target, failed=True)
 
 
@@ -315,7 +315,7 @@ def a_step_for_a_token(*case):
 
 @ADMISSION.mutant
 def nobody_at_all(*case):
-    """If even a single request misses the target, you admit nobody, for ever. An idle server keeps no promise by
+    """If even a single request misses the target, you admit none, for ever. An idle server keeps no promise by
     staying idle: admit one."""
     return flawed_admission(*case, idle=False)
 
@@ -336,8 +336,8 @@ def one_too_many(*case):
 
 @ADMISSION.mutant
 def a_batch_without_end(*case):
-    """You admit more requests than max_num_seqs, the length of `seconds`. Nobody has measured such a batch, and the
-    engine has no rows for it: stop there."""
+    """You admit more requests than max_num_seqs, the length of `seconds`. There is no measurement of such a
+    batch: stop there."""
     return flawed_admission(*case, most=False)
 
 
@@ -387,10 +387,10 @@ ABORT = exercise(
     minutes=15,
     points=2,
     hints=(
-        "A request is in one of three places when its client goes away: in the queue, in the batch, or nowhere, "
+        "A request is in one of three states when its client goes away: in the queue, in the batch, or nowhere, "
         "because it has just ended. What has to happen in each case?",
-        "In the queue it holds no blocks, but it has to leave, or it will run for nobody. In the batch its table goes, "
-        "each of its blocks loses one count, and those that nobody else holds are free.",
+        "In the queue it holds no blocks, but it has to leave, or it will run in vain. In the batch its table goes, "
+        "each of its blocks loses one count, and those that no other table holds are free.",
         "if id in waiting: waiting.remove(id); for block in reversed(tables.pop(id, [])): refcount[block] −= 1; if "
         "refcount[block] == 0: freed.append(block).",
     ),
@@ -411,7 +411,7 @@ ABORT = exercise(
 
 @ABORT.mutant
 def stays_in_the_queue(*case):
-    """You leave a waiting request in the queue. It will be admitted later and generate an output that nobody reads.
+    """You leave a waiting request in the queue. It will be admitted later and generate an output without a reader.
     Remove it there, too."""
     return flawed_abort(*case, leaves=False)
 
@@ -452,6 +452,6 @@ def first_block_first(*case):
 
 @ABORT.mutant
 def the_next_in_line(id, waiting, tables, refcount):
-    """You remove the first request of the queue instead of the one that was aborted. Somebody else loses a place:
-    remove the id that was given."""
+    """You remove the first request of the queue instead of the one that was aborted. Another request
+    is lost: remove the id that was given."""
     return flawed_abort(id, waiting[1:] if id in waiting else waiting, tables, refcount, leaves=False)
