@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 from all_drafters import random_dflash, random_eagle, random_medusa
+from cycle_checks import EAGLE31, rewritten
 from tiny_models import random_model
 
 import minispec as ms
@@ -37,14 +38,23 @@ def by_kernels(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("name", "sampling"),
-    [("medusa", GREEDY), ("eagle", GREEDY), ("eagle", ms.Sampling(0.8, 5)), ("dflash", GREEDY)],
-    ids=["medusa", "eagle", "eagle, sampled", "dflash"],
+    [
+        ("medusa", GREEDY),
+        ("eagle", GREEDY),
+        ("eagle", ms.Sampling(0.8, 5)),
+        ("eagle 3.1", GREEDY),
+        ("eagle, rewritten", GREEDY),
+        ("dflash", GREEDY),
+    ],
+    ids=["medusa", "eagle", "eagle, sampled", "eagle 3.1", "eagle, rewritten", "dflash"],
 )
 def test_cycles_by_kernels_are_those_in_torch(name, sampling, monkeypatch):
     target = random_model(num_layers=2, vocab_size=8, dtype=torch.float32)  # few tokens, so that some are accepted
     drafter = {
         "medusa": lambda: D.Medusa(target, random_medusa(target), nodes=6),
         "eagle": lambda: D.Eagle(target, random_eagle(target), width=3, nodes=8),
+        "eagle 3.1": lambda: D.Eagle(target, random_eagle(target, form=EAGLE31), width=3, nodes=8),
+        "eagle, rewritten": lambda: D.Eagle(target, rewritten(target), width=3, nodes=8),
         "dflash": lambda: D.DFlash(target, random_dflash(target), nodes=6),
     }[name]()
     in_torch = decoder(target, drafter, 3, sampling, lean=False)

@@ -10,14 +10,16 @@ replays a recording:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 
 import torch
+import torch.nn.functional as F
 from all_drafters import random_dflash, random_eagle, random_medusa
 from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
 
 import minispec as ms
 from minispec.drafters.eagle_head import Form
+from minispec.drafters.rewrite import published_eagle
 from minispec.gpu.backend import RecordedSpeculator
 from minispec.gpu.fused import FastTransformer, RecordedPrompt
 from minispec.gpu.hosted import Hosted
@@ -49,10 +51,18 @@ def trees(device="cpu") -> dict[str, D.Drafter]:
         "eagle, wide": D.Eagle(target, random_eagle(target, noise=0.1), width=5, nodes=3),
         "eagle, published": D.Eagle(target, random_eagle(target, form=PUBLISHED), width=3, nodes=8),
         "eagle 3.1": D.Eagle(target, random_eagle(target, form=EAGLE31), width=3, nodes=8),
+        "eagle, rewritten": D.Eagle(target, rewritten(target), width=3, nodes=8),
         "dflash": D.DFlash(target, random_dflash(target), nodes=8),
         "dflash, published": D.DFlash(target, random_dflash(target, public=True), nodes=8),
         "dflash, short block": D.DFlash(target, random_dflash(target), block=2, nodes=5),
     }
+
+
+def rewritten(target: ms.Model) -> D.EagleHead:
+    """A head with biases and more attention heads than its target, and with an embedding of its own."""
+    head = published_eagle(random_eagle(target), target)
+    head.embed = partial(F.embedding, weight=target.transformer.embed_tokens.weight.roll(1, 0))
+    return head
 
 
 @cache
