@@ -234,7 +234,8 @@ class Watched:
         result = self.answer(*args, **named)
         if len(self.kept) < 8 and not any(result is arg for arg in args):
             with suppress(Exception):
-                self.kept.append((result, deepcopy(result)))
+                copy = deepcopy(result)
+                self.kept += [(result, copy)] * same(result, copy)  # an object that equals nothing says nothing
         return result
 
     def trouble(self) -> Trouble | None:
