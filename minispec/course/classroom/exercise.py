@@ -35,7 +35,9 @@ import torch
 from torch import Tensor
 
 from ...exact import Undecided, exact_distribution
+from .show import kind
 
+MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
 LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
 
 
@@ -143,7 +145,19 @@ class Number:
 def distribution_of(program: Callable) -> dict:
     """The exact distribution of what program(random) returns, which is run down every branch of its random numbers."""
     before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1:3]
-    law = exact_distribution(lambda world: program(lambda: Number(world())))
+    runs = 0
+
+    def once(world):
+        nonlocal runs
+        runs += 1
+        if runs > MOST_RUNS:
+            raise Complaint(
+                f"your function was stopped after {MOST_RUNS} different ways in which the random numbers can fall, and "
+                "there are more. Does it ask for random numbers that it does not need?"
+            )
+        return program(lambda: Number(world()))
+
+    law = exact_distribution(once)
     after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
     own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
     if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
@@ -174,3 +188,12 @@ def pair(value, what: str) -> tuple:
     if not isinstance(value, (list, tuple)) or len(value) != 2:
         raise Complaint(f"return two things, {what}; yours returns {type(value).__name__}.")
     return tuple(value)
+
+
+def mask_of(value, shape: tuple[int, ...]) -> Tensor:
+    """The same for a mask: a tensor of True and False of this shape."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        raise Complaint(f"the mask should be a tensor of shape {shape}; yours is {kind(value)}.")
+    if value.dtype != torch.bool:
+        raise Complaint(f"the mask should hold True and False (torch.bool); yours holds numbers, {value.dtype}.")
+    return value

@@ -129,7 +129,7 @@ def largest_difference(expected: Any, got: Any) -> list[str]:
         return []
     gap = (expected.detach().double() - got.detach().double()).abs()
     gap = torch.where(gap.isnan(), torch.inf, gap)
-    index = [int(i) for i in torch.unravel_index(gap.argmax(), gap.shape)]
+    index = [int(i) for i in np.unravel_index(int(gap.argmax()), tuple(gap.shape))]
     e, g = beside(expected[tuple(index)], got[tuple(index)])
     count = int((gap > TOLERANCE).sum())
     return [f"{count} of {gap.numel()} numbers differ, most of all at {index}: expected {e}, got {g}"]

@@ -11,7 +11,7 @@ from torch import Tensor
 from ....exact import best, distinct, iid
 from ....tree import best_tree, depths, expected_tokens, path_to, positions, verify_mask
 from ....verify import accept_probability, pick, residual
-from ..exercise import Complaint, distribution_of, exercise, law, pair, token
+from ..exercise import Complaint, distribution_of, exercise, law, mask_of, pair, token
 from ..show import is_number, kind, plain
 from .e02 import numbers
 from .e03 import numbers as whole_numbers
@@ -180,9 +180,7 @@ def tree_mask(parents, prefix):
 
 def observe_mask(answer, parents, prefix):
     mask, places = pair(answer(parents, prefix), "the mask and the positions")
-    wanted = (len(parents) + 1, prefix + len(parents) + 1)
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != wanted:
-        raise Complaint(f"the mask should be a tensor of shape {wanted}; yours is {kind(mask)}.")
+    mask = mask_of(mask, (len(parents) + 1, prefix + len(parents) + 1))
     places = places.tolist() if isinstance(places, Tensor) else places
     seen = {f"{who(i)} attends to": "".join("#" if x else "." for x in row) for i, row in enumerate(mask.tolist())}
     return {**seen, "positions": whole_numbers(places, "the positions")}

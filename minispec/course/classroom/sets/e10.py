@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....drafters.growth import grow
 from ....tree import path_to
-from ..exercise import Complaint, exercise, pair
+from ..exercise import Complaint, exercise, mask_of, pair
 from ..show import kind, show
 from .e02 import numbers
 from .e03 import numbers as whole_numbers
@@ -168,8 +168,7 @@ def flawed_block(anchors, length, block, *, context=lambda t, n: t < n, within=l
 def observe_block(answer, anchors, length, block):
     mask, places = pair(answer(anchors, length, block), "the mask and the positions")
     count = len(anchors) * block
-    if not isinstance(mask, Tensor) or tuple(mask.shape) != (count, length + count):
-        raise Complaint(f"the mask should be a tensor of shape {(count, length + count)}; yours is {kind(mask)}.")
+    mask = mask_of(mask, (count, length + count))
     places = places.tolist() if isinstance(places, Tensor) else places
     seen = {
         f"block {i // block}, position {i % block} attends to": "".join("#" if x else "." for x in row)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import Tensor
 
@@ -170,6 +172,9 @@ def scale_upside_down(weight, bits, group):
 # ---- 12.online_softmax ----------------------------------------------------------------------------------------------
 
 
+MANY = 16  # tiles
+
+
 class Tiles:
     """Scores [t] and values [t, D], tile by tile, once: every tile comes in the same small buffer."""
 
@@ -184,10 +189,22 @@ class Tiles:
             )
         self.read = True
         scores, values = torch.empty(self.size).double(), torch.empty(self.size, self.values.shape[1]).double()
+        counts = len(self.scores) >= MANY * self.size  # with many tiles one can see whether they are all kept
+        before = numbers_kept() if counts else 0
         for start in range(0, len(self.scores), self.size):
             n = min(self.size, len(self.scores) - start)
             scores[:n], values[:n] = self.scores[start : start + n], self.values[start : start + n]
             yield scores[:n], values[:n]
+        if counts and numbers_kept() - before > 0.7 * (self.scores.numel() + self.values.numel()):
+            raise Complaint(
+                "after the last tile you still have all the others: you collect them, and compute the softmax of all "
+                "scores at once. The cache may be too large for that: keep m, ℓ and o, and let every tile go."
+            )
+
+
+def numbers_kept() -> int:
+    """How many numbers all living tensors of this process hold."""
+    return sum(x.numel() for x in gc.get_objects() if type(x) is Tensor)
 
 
 def online_softmax(tiles):
