@@ -463,6 +463,15 @@ CASCADE_LAW = exercise(
 
 
 @CASCADE_LAW.mutant
+def residual_exchanged(middle, tiny, guess, random):
+    """The two distributions are exchanged in your residual. [tiny − middle]₊ is what the tiny model proposes too often,
+    and the rejected guess is among it. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
+    if random() < accept_probability(middle, tiny, guess):
+        return guess, middle
+    return pick(residual(tiny, middle), random()), middle
+
+
+@CASCADE_LAW.mutant
 def q_of_the_tiny_model(middle, tiny, guess, random):
     """You report the tiny model's distribution as q. The guess came from it, but the draft token did not, since the
     middle model has replaced some guesses. With the wrong q the target's ratio p/q is wrong, and so is the distribution
