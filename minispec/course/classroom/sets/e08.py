@@ -227,6 +227,13 @@ def follows_the_latest(text, k, floor):
 
 
 @SUFFIX_WALK.mutant
+def smallest_of_equals(text, k, floor):
+    """Among equally frequent tokens you take the one with the smallest number. A token's number says nothing about it;
+    take the one that was seen last."""
+    return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -x))
+
+
+@SUFFIX_WALK.mutant
 def earliest_of_equals(text, k, floor):
     """Among equally frequent tokens you take the one that was seen first. Take the one that was seen last, because a
     sequence tends to return to what it was about last."""
