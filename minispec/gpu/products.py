@@ -11,7 +11,9 @@ along, while the weights stream past:
     residual    what the product is added to is read when the sum is done
 
 A program owns ROWS rows of W and goes along them in strips of WIDE numbers. The matrix units take 16 tokens at least,
-so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way.
+so one token costs what sixteen do: a verify pass is as fast as a plain one, and rounds in the same way. More tokens
+than a program takes are divided among several, side by side, so that all but the first find the weights in the GPU's
+cache. With narrow matrices that pays for longer, for the steps that are taken along weigh more beside them.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from torch import Tensor
 
 from .attention import DTYPES, INTERPRETED, KIB, card, jit, precision, tl, triton, unavailable
 
-MOST_TOKENS = 64
+NARROW = 1024  # W with fewer rows or columns than this is narrow
 
 
 class Tiles(NamedTuple):
@@ -101,7 +103,7 @@ def half_normed(x: Tensor, gain: Tensor) -> HalfNormed:
 
 @jit
 def _strip(w, at, usable, xs, total, PRECISION: tl.constexpr):
-    """One strip of some rows of W [ROWS, WIDE] with all tokens [TOKENS, WIDE], added to total [ROWS, TOKENS]."""
+    """One strip of some rows of W [ROWS, WIDE] with some tokens [TOKENS, WIDE], added to total [ROWS, TOKENS]."""
     weights = tl.load(w + at, mask=usable, other=0.0, eviction_policy="evict_first")  # nobody reads them again
     return tl.dot(weights, tl.trans(xs), total, input_precision=PRECISION)
 
@@ -122,9 +124,9 @@ def _product(
     HAS_GAIN: tl.constexpr, DIVIDE_FIRST: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     WIDE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """ROWS numbers of the result, for all tokens. n counts the result's: with SWIGLU W has twice as many rows."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token, wide = tl.arange(0, TOKENS), tl.arange(0, WIDE)
+    """ROWS numbers of the result, for TOKENS tokens. n counts the result's: with SWIGLU W has twice as many rows."""
+    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    token, wide = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDE)
     inside, asked = row < n, token < m
     first = row.to(tl.int64) * width  # where each row of W begins
     second = tl.cast(n, tl.int64) * width  # from gate to up
@@ -162,7 +164,7 @@ def _product(
         exact = tl.where(kept, rounded.to(tl.float32), 0.0)
         g = tl.load(gain + row, mask=inside, other=0.0).to(tl.float32)[:, None]
         tl.store(scaled + at, (exact * g).to(scaled.dtype.element_ty), mask=kept)
-        tl.store(sums + tl.program_id(0) * m + token, tl.sum(exact * exact, 0), mask=asked)
+        tl.store(sums + tl.program_id(1) * m + token, tl.sum(exact * exact, 0), mask=asked)
 
 
 def skinny(
@@ -176,7 +178,7 @@ def skinny(
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
-    together = max(16, triton.next_power_of_2(M))  # tokens that a program takes: a matrix unit wants 16 at least
+    together = tokens_together(M, weight)
     rows, wide, warps, stages = tiles or default_tiles(weight.dtype, x.dtype, weight.shape, swiglu, shared, together)
     programs = -(-N // rows)
     y, scaled, sums = weight.new_empty(M, N), None, None
@@ -187,7 +189,7 @@ def skinny(
     # A tensor that is not there is never read or written, but the kernel wants an address.
     given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
     with torch.cuda.device_of(x):  # Triton launches on the current device
-        _product[(programs,)](
+        _product[(-(-M // together), programs)](
             x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
             eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
             HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
@@ -237,17 +239,33 @@ def default_tiles(
     return tiles
 
 
+def narrow(weight: Tensor) -> bool:
+    return min(weight.shape) < NARROW
+
+
+def tokens_together(tokens: int, weight: Tensor) -> int:
+    """Tokens that one program takes: a power of two, and as many as a matrix unit wants at least. A narrow matrix has
+    too few programs for all multiprocessors, so there the tokens are divided, too."""
+    most = (16 if tokens <= 64 else 32) if narrow(weight) else 64
+    return min(max(16, triton.next_power_of_2(tokens)), most)
+
+
+def most_tokens(weight: Tensor) -> int:
+    """Beyond this torch's own product, with the small steps as kernels of their own, was faster on an H200."""
+    return 128 if narrow(weight) else 64
+
+
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Whether `skinny` may compute this product: few tokens, in a type it takes, on a GPU that runs the kernels."""
-    few = 1 <= math.prod(x.shape[:-1]) <= MOST_TOKENS
+    few = 1 <= math.prod(x.shape[:-1]) <= most_tokens(weight)
     return few and x.dtype in DTYPES and weight.is_contiguous() and unavailable(x.device) is None
 
 
 def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
     if reason := unavailable(x.device):
         raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
-    if not 1 <= tokens <= MOST_TOKENS:
-        raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {MOST_TOKENS}, for others call F.linear")
+    if not 1 <= tokens <= (most := most_tokens(weight)):
+        raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {most}, for others call F.linear")
     if INTERPRETED and x.dtype == torch.bfloat16:
         raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
     if weight.dtype not in DTYPES or x.dtype != (weight.dtype if squares is None else half_normed_dtype(weight.dtype)):

@@ -10,6 +10,7 @@ import torch
 
 from minispec.gpu import attention as fd
 from minispec.gpu.products import (
+    NARROW,
     HalfNormed,
     Tiles,
     default_tiles,
@@ -72,7 +73,7 @@ def close(found: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> No
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [(1,), (1, 1), (5,), (2, 8), (17,), (3, 11), (64,)])
+@pytest.mark.parametrize("tokens", [(1,), (1, 1), (5,), (2, 8), (17,), (3, 11), (64,), (3, 27), (128,)])
 def test_the_product(tokens, dtype):
     check(tokens, 48, 128, dtype, tiles=SMALL)
 
@@ -86,7 +87,13 @@ def test_the_product(tokens, dtype):
     ids=lambda given: "+".join(given),
 )  # fmt: skip
 def test_what_comes_along(given, dtype):
-    check((1, 5), 64, 192, dtype, tiles=SMALL, **given)
+    for tokens in ((1, 5), (3, 13)):  # the second are divided among two programs
+        check(tokens, 64, 192, dtype, tiles=SMALL, **given)
+
+
+@pytest.mark.parametrize("tokens", [63, 64])
+def test_wide_matrices_take_more_tokens_at_once(tokens):
+    check((tokens,), NARROW, NARROW, norm=True, residual=True, gain=True, tiles=SMALL._replace(rows=128, wide=256))
 
 
 @pytest.mark.parametrize("rows, width", [(16, 64), (17, 64), (40, 100), (33, 31), (6, 8)])

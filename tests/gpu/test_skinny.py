@@ -96,14 +96,16 @@ def test_the_kernel_compiles_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
 def test_the_multiprocessors_get_programs(launch):
     """132 of them on an H200, and most of them get a program for every product of the 8B shape."""
     for rows, width, swiglu in ((6144, 4096, False), (4096, 4096, False), (28672, 4096, True), (4096, 14336, False)):
-        (programs,), _, options = launch(rows, width, swiglu)
+        (_, programs), _, options = launch(rows, width, swiglu)
         assert programs >= 96 and programs * options["ROWS"] >= rows // (2 if swiglu else 1)
 
 
 def test_what_fits(monkeypatch):
     monkeypatch.setattr(sk, "unavailable", lambda device: None)
     w = torch.zeros(32, 16)
-    assert sk.fits(torch.zeros(4, 16, 16), w) and not sk.fits(torch.zeros(65, 16), w)
+    assert sk.fits(torch.zeros(8, 16, 16), w) and not sk.fits(torch.zeros(129, 16), w)
+    wide = torch.zeros(sk.NARROW, sk.NARROW)
+    assert sk.fits(torch.zeros(64, sk.NARROW), wide) and not sk.fits(torch.zeros(65, sk.NARROW), wide)
     assert not sk.fits(torch.zeros(1, 16, dtype=torch.float64), w) and not sk.fits(torch.zeros(1, 32), w.T)
     monkeypatch.undo()
     if not fd.INTERPRETED:
@@ -113,7 +115,7 @@ def test_what_fits(monkeypatch):
 @pytest.mark.parametrize(
     "change, phrase",
     [
-        (dict(x=torch.zeros(65, 16)), "65 tokens"),
+        (dict(x=torch.zeros(129, 16)), "129 tokens"),
         (dict(x=torch.zeros(0, 16)), "0 tokens"),
         (dict(x=torch.zeros(2, 16, dtype=torch.float64)), "bfloat16, float16 or float32"),
         (dict(weight=torch.zeros(31, 8)), "weight is"),
