@@ -152,7 +152,7 @@ def explained(exercise, answer, secret, expected, got, properties, end) -> Judge
         text = exercise.mutants[mutant].diagnosis
     elif unused := unused_arguments(answer, exercise.reference):
         text = f"Your function never uses {' and '.join(f'`{name}`' for name in unused)}, but the result depends on it."
-    elif kind(wanted) != kind(came):
+    elif kind(wanted) != kind(came) and not (isinstance(wanted, (list, tuple)) and isinstance(came, (list, tuple))):
         text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
     else:
         text = "Not the right answer, and none of the usual mistakes."
@@ -263,11 +263,17 @@ def run(program: Callable, answer: Callable, seconds: float, allowed: float | No
     except NotImplementedError as error:
         return Trouble(f"Part of your function still raises NotImplementedError{where(error, answer)}.", is_stub=True)
     except Complaint as complaint:
-        return Trouble(str(complaint)[:1].upper() + str(complaint)[1:], sort=str(complaint))
+        return Trouble(sentence(str(complaint)), sort=str(complaint))
     except (Exception, SystemExit) as error:
         said = " ".join(str(error).split())[:300]
         text = f"Your function raised {type(error).__name__}{': ' * bool(said)}{said}{where(error, answer)}."
         return Trouble(text, sort=type(error).__name__)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with a name of the code: all_reduce, rewind(5), q."""
+    first = text.split(" ")[0]
+    return text if (len(first) == 1 and first != "a") or not first.isalpha() else text[:1].upper() + text[1:]
 
 
 def where(error: BaseException, answer: Callable) -> str:
