@@ -264,7 +264,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
     if reason := unavailable(x.device):
         raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
-    if not 1 <= tokens <= (most := most_tokens(weight)):
+    if not 1 <= tokens <= most_tokens(weight):
+        most = most_tokens(weight)
         raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {most}, for others call F.linear")
     if INTERPRETED and x.dtype == torch.bfloat16:
         raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
