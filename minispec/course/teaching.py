@@ -41,6 +41,21 @@ def commands_for_teachers(command: Callable) -> None:
     sub.add_argument(
         "--seconds", type=options.positive, metavar="S", help="for one answer (default: the exercise's own)"
     )
+    sub.add_argument("--anonymous", action="store_true", help="pseudonyms instead of names; a file says who is who")
+    sub.add_argument("--due", metavar="TIME", help="such as 2026-11-20T23:59: what is newer is late")
+    sub.add_argument(
+        "--late", type=float, default=0.0, metavar="PERCENT", help="of the points, lost with each day begun"
+    )
+    sub.add_argument("--grace", type=float, default=0.0, metavar="MINUTES", help="after --due that do not count")
+    sub.add_argument("--times", type=Path, metavar="FILE", help="a CSV, student,submitted, if files do not know it")
+    sub.add_argument(
+        "--similar", type=float, metavar="SHARE", help="list pairs of answers that share at least this, such as 0.8"
+    )
+    sub.add_argument("--canvas", type=Path, metavar="FILE", help="also a CSV for the gradebook of Canvas")
+    sub.add_argument("--moodle", type=Path, metavar="FILE", help="also a grading worksheet for Moodle")
+    sub.add_argument("--gradescope", type=Path, metavar="FOLDER", help="also a results.json for each student")
+    sub.add_argument("--roster", type=Path, metavar="FILE", help="the class list as Canvas or Moodle exports it")
+    sub.add_argument("--assignment", default="minispec", metavar="NAME", help="its column in Canvas")
     sub.add_argument("--require-sandbox", action="store_true", help="refuse to grade without namespaces and seccomp")
 
 
@@ -68,19 +83,45 @@ def collect(args) -> None:
 
 def grade(args) -> int:
     """0: everybody has a mark. 1: some answers could not be graded, by no fault of their authors."""
-    from .classroom import gradebook
+    from .classroom import gradebook, late, platforms
     from .classroom.grade import Options, grade
     from .classroom.sandbox import Limits
     from .classroom.secret import read_secret
 
-    require_writable("out", args.out)
-    require_writable("html", args.html and args.html / "index.html")
-    secret = read_secret(args.secret) if args.secret else None
-    limits = Limits(seconds=args.seconds)
-    chosen = Options(args.workers, limits, args.require_sandbox, args.seed, args.per_student, secret,
-                     not args.all_or_nothing, tuple(args.again))  # fmt: skip
+    for name in ("out", "canvas", "moodle"):
+        require_writable(name, getattr(args, name))
+    for name in ("html", "gradescope"):
+        require_writable(name, getattr(args, name) and getattr(args, name) / "index.html")
+    if args.anonymous and (args.canvas or args.moodle):
+        raise ValueError("anonymous: Canvas and Moodle need to know whose marks they are; give one or the other")
+    if args.late and not args.due:
+        raise ValueError(f"late={args.late:g}: give --due, too")
+    roster = platforms.read_roster(args.roster) if args.roster else None
+    chosen = Options(
+        args.workers,
+        Limits(seconds=args.seconds),
+        args.require_sandbox,
+        args.seed,
+        args.per_student,
+        read_secret(args.secret) if args.secret else None,
+        partial=not args.all_or_nothing,
+        again=tuple(args.again),
+        anonymous=args.anonymous,
+        policy=late.Policy(late.moment(args.due), args.late, args.grace) if args.due else None,
+        times=late.read_times(args.times) if args.times else {},
+        similar=args.similar,
+    )
     results = grade(args.folder, args.out, args.sets, chosen)
     print(gradebook.summary(results))
+    missing = []
+    if args.canvas:
+        missing += platforms.write_canvas(args.canvas, results, args.assignment, roster)
+    if args.moodle:
+        missing += platforms.write_moodle(args.moodle, results, roster)
+    for student in dict.fromkeys(missing):
+        print(f"not in the roster, or twice: {student}")
+    if args.gradescope:
+        platforms.write_gradescope(args.gradescope, results)
     if args.html:
         from .classroom import classreport
 

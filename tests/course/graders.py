@@ -53,5 +53,5 @@ def judge_source(nursery: Nursery, source: str, id: str = "06.accept") -> Result
 
 def judge_file(nursery: Nursery, file: Path, ids: Sequence[str] = ("06.accept",)) -> dict[str, Result]:
     """exercise → result, of a file that somebody handed in."""
-    tasks = tasks_of([read("somebody", [file])], [id.split(".")[0] for id in ids], Options())
+    tasks = tasks_of([read("somebody", [file])], [id.split(".")[0] for id in ids], Options(partial=False))
     return {task.id: grade_one(nursery, task) for task in tasks if task.id in ids}

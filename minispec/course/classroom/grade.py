@@ -22,7 +22,8 @@ from time import monotonic
 import jupytext
 from tqdm import tqdm
 
-from . import builder
+from . import builder, late, similarity
+from .anonymous import pseudonyms, without_names
 from .bridge import Failed, Gone, printable
 from .check import NOT_ATTEMPTED, WRONG, earned, judge, report
 from .crew import judged
@@ -67,6 +68,10 @@ class Options:
     secret: bytes | None = field(default=None, repr=False)  # None: the one in the file beside the CSV
     partial: bool = True
     again: tuple[str, ...] = ()  # students and exercises that are judged again, whatever the journal says
+    anonymous: bool = False
+    policy: late.Policy | None = None  # for late submissions
+    times: dict[str, float] = field(default_factory=dict)  # student → when it was handed in, if the files do not know
+    similar: float | None = None  # list pairs of answers that share at least so much of them
 
 
 # ---- one answer -----------------------------------------------------------------------------------------------------
@@ -168,8 +173,24 @@ def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | 
     except KeyboardInterrupt:
         print(f"{len(done)} of {len(tasks)} answers are graded: the same command goes on from there", file=sys.stderr)
         raise
+    return finished(tasks, done, submissions, out, options)
+
+
+def finished(tasks, done: dict, submissions: Sequence[Submission], out: Path, options: Options) -> list[Result]:
+    """The results with all that is not the judge's business: notes, deductions, pseudonyms; and the files of them."""
     notes = {(s.student, id): note for s in submissions for id, note in s.notes.items()}
     results = [replace(done[task], note=notes.get((task.student, task.id), "")) for task in tasks]
+    if options.policy is not None:
+        files = {(s.student, id): time for s in submissions for id, time in s.times.items()}
+        results = late.apply(results, options.policy, files, options.times)
+    if options.similar is not None:
+        found = similarity.pairs(submissions, dict.fromkeys(task.id for task in tasks), options.similar)
+        if options.anonymous:
+            names = pseudonyms([s.student for s in submissions], options.secret)
+            found = [replace(pair, one=names[pair.one], other=names[pair.other]) for pair in found]
+        similarity.write_pairs(out.with_name(f"{out.stem}.similar.csv"), found)
+    if options.anonymous:
+        results = without_names(results, options.secret, out.with_name(f"{out.stem}.key.csv"))
     write_csv(out, results)
     write_details(out.with_name(f"{out.stem}.details.csv"), results)
     return results

@@ -66,9 +66,9 @@ def number(points: float) -> str:
     return f"{points:.2f}".rstrip("0").rstrip(".")
 
 
-def harmless(name: str) -> str:
+def harmless(name: str, most: int = 200) -> str:
     """A name that no spreadsheet takes for a formula, whichever character it splits lines at."""
-    return FORMULA.sub(r"\1'", printable(name, 200))
+    return FORMULA.sub(r"\1'", printable(name, most))
 
 
 def write_rows(file: Path, rows: Sequence[Sequence]) -> None:

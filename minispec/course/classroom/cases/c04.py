@@ -100,15 +100,26 @@ def _(draw):
 
 @fresh("04.preemption", "all blocks of a victim become free")
 def _(draw):
-    """A victim that gave back one block only would not be enough."""
+    """One block fewer would make a difference: the last one, which may be partly filled, counts as well."""
 
-    def one_block_is_not_enough(case):
-        tokens = [p + o for p, o in zip(case["prompt"], case["output"], strict=True)]
-        needy = sum(n % case["block_size"] == 1 or case["block_size"] == 1 for n in tokens)
-        return needy >= 3 and 0 < len(preempted(case)) < needy - 1
+    def every_block_counts(case):
+        return giving_back(case, lambda blocks: blocks) != giving_back(case, lambda blocks: max(1, blocks - 1))
 
     draw.size = max(draw.size, 2)
-    return draw.until(lambda: crowd(draw), one_block_is_not_enough)
+    return draw.until(lambda: crowd(draw), every_block_counts)
+
+
+def giving_back(case: dict, returned) -> list[int]:
+    """Who gives way if a victim with so many blocks gives back so many."""
+    size, free, out = case["block_size"], case["free"], []
+    tokens = [p + o for p, o in zip(case["prompt"], case["output"], strict=True)]
+    running = list(range(len(tokens)))
+    for i, n in enumerate(tokens):
+        while i in running and (n - 1) % size == 0 and free == 0:
+            out.append(running.pop())
+            free += returned(ceil_div(tokens[out[-1]] - 1, size))
+        free -= i in running and (n - 1) % size == 0
+    return out
 
 
 @fresh("04.preemption", "the asking request itself gives way")

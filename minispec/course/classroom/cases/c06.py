@@ -147,6 +147,15 @@ def _(draw):
     return nucleus_case(draw, lambda kept, n: kept >= 2)
 
 
+@fresh("06.top_p", "the mass is exactly top_p", weight=0.5)
+def _(draw):
+    """In parts of 16 or 32, whose sums are exact: the set ends with the token that reaches top_p."""
+    total, n = draw.choice([16, 32]), draw.whole(2, 4)
+    parts = draw.until(lambda: draw.parts(n, total, least=1), lambda found: len(set(found)) == n)
+    kept = sum(sorted(parts, reverse=True)[: draw.whole(1, n - 1)])
+    return dict(probs=torch.tensor(parts, dtype=torch.float64) / total, top_p=kept / total)
+
+
 @fresh("06.top_p", "one token, or all", weight=0.5)
 def _(draw):
     return nucleus_case(draw, lambda kept, n: kept in (1, n))

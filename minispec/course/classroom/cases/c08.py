@@ -10,8 +10,8 @@ from ..sets.e08 import lookup, places_after, suffix_walk
 
 def repeating(draw: Draw, least: int = 1) -> list[int]:
     """A sequence of few different tokens, so that much of it occurs more than once."""
-    tokens = draw.whole(2, 3)
-    return [draw.randrange(tokens) for _ in range(draw.whole(least, 4 + 3 * draw.size))]
+    tokens = draw.choice([[0, 1], [0, 1, 2], [1, 12, 2], [1, 11, 111]])  # 1, 12 is not 11, 2
+    return [draw.choice(tokens) for _ in range(draw.whole(least, 4 + 3 * draw.size))]
 
 
 def lookup_case(draw: Draw) -> dict:
@@ -24,6 +24,15 @@ def _(draw):
         return any(len(places_after(case["text"], n)) > 1 for n in range(1, case["n_max"] + 1))
 
     return draw.until(lambda: lookup_case(draw), has_a_choice)
+
+
+@fresh("08.ngram", "tokens of several digits", weight=0.5, count=6)
+def _(draw):
+    """12 and then 3 is not 1 and then 23, whatever it looks like side by side."""
+    a, b, c = draw.sample(range(1, 10), 3)
+    before = [draw.whole(30, 40) for _ in range(draw.whole(0, 2))]
+    text = [*before, a, 10 * b + c, draw.whole(30, 40), 10 * a + b, c]
+    return dict(text=text, n_max=draw.whole(2, 4), k=draw.whole(1, 3))
 
 
 @fresh("08.ngram", "fewer tokens follow than are wanted")
@@ -70,6 +79,18 @@ def _(draw):
     return draw.until(lambda: walk_case(draw, [0.13, 0.23, 0.31, 0.37, 0.47, 0.57, 0.71, 0.97]), stopped)
 
 
+@fresh("08.suffix_walk", "exactly at the floor", weight=0.5, count=6)
+def _(draw):
+    """P does not fall below the floor where it equals it. Only halves and quarters, which are exact."""
+
+    def on_the_edge(case):
+        whole = suffix_walk(case["text"], case["k"], 0.0)[1]
+        drafted, above = suffix_walk(**case)[0], suffix_walk(case["text"], case["k"], case["floor"] + 1e-9)[0]
+        return (64 * whole).is_integer() and drafted != above
+
+    return draw.until(lambda: walk_case(draw, [0.25, 0.5, 1.0]), on_the_edge)
+
+
 @fresh("08.suffix_walk", "nothing to draft", weight=0.5, count=6)
 def _(draw):
     text = draw.choice([draw.sample(range(20), draw.whole(1, 6)), [3] * draw.whole(1, 5)])
@@ -110,12 +131,12 @@ def three(draw: Draw, n: int) -> dict:
 
 @fresh("08.cascade_distribution", "in general", weight=2, count=8)
 def _(draw):
-    return three(draw, 2 if draw.size < 3 else 3)
+    return three(draw, 2 if draw.size < 2 else 3)
 
 
 @fresh("08.cascade_distribution", "all positive", count=8)
 def _(draw):
-    n = 2 if draw.size < 3 else 3
+    n = 2 if draw.size < 2 else 3
     return dict(p=draw.probs(n, positive=True), middle=draw.probs(n, positive=True), tiny=draw.probs(n, positive=True))
 
 

@@ -169,6 +169,22 @@ def _(draw):
     return typical_case(draw, lambda case: bool(((case["p"] == 0) & (case["q"] > 0)).any()))
 
 
+@fresh("09.typical", "exactly at the threshold", weight=0.5, count=6)
+def _(draw):
+    """A probability that equals ε is not above it."""
+
+    def make():
+        case = typical_case(draw, lambda case: True)
+        return {**case, "epsilon": draw.choice([x for x in case["p"].tolist() if x > 0])}
+
+    def first_is_smaller(case):
+        epsilon, other = threshold(case)
+        at = int((case["p"] == epsilon).nonzero()[0])
+        return epsilon < other - 1e-4 and float(case["q"][at]) > 0 and epsilon < 1
+
+    return draw.until(make, first_is_smaller)
+
+
 @fresh("09.typical", "some pass and some do not")
 def _(draw):
     def both(case):

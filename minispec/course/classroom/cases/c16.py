@@ -39,7 +39,7 @@ def _(draw):
 def ranks_case(draw: Draw, kv_heads: int, ranks: int, fits) -> dict:
     def make():
         sizes = dict(layers=draw.whole(1, 8), heads=kv_heads * ranks * draw.whole(1, 2), kv_heads=kv_heads)
-        more = dict(head_dim=draw.choice([4, 8, 16]), bits=draw.choice([8, 16, 32]))
+        more = dict(head_dim=draw.choice([4, 8, 16]), bits=draw.choice([4, 8, 16, 32]))
         memory = dict(weight_bytes=draw.whole(500, 9000), ranks=ranks, memory=draw.whole(500, 9000))
         return {**sizes, **more, **memory}
 

@@ -205,6 +205,13 @@ def compares_amounts(bytes_read, flops, bandwidth, peak):
 
 
 @ROOFLINE.mutant
+def amounts_decide_the_time(bytes_read, flops, bandwidth, peak):
+    """You decide by the intensity, FLOPs per byte, and take 1 as its limit: more FLOPs than bytes count as compute. The
+    limit is the machine's own ratio, peak / bandwidth. Or compute both times and take the longer one."""
+    return (flops / peak, "compute") if flops > bytes_read else (bytes_read / bandwidth, "memory")
+
+
+@ROOFLINE.mutant
 def always_memory(bytes_read, flops, bandwidth, peak):
     """You call every pass limited by memory. That is usually right for decoding one token, but FLOPs grow with the
     tokens of a pass and bytes hardly do, so a long prefill or a large batch reaches the other limit. Compare the two

@@ -234,6 +234,14 @@ def takes_what_there_is(table, free, block_size, length, drafts, accepted):
 
 
 @ALLOCATOR.mutant
+def one_list_for_both(table, free, block_size, length, drafts, accepted):
+    """You return one list as the table during the pass and as the table after it. When you cut the second, the first is
+    cut as well, because both names stand for the same list. Make a copy for one of them: list(table), or a slice."""
+    found = flawed_allocator(table, free, block_size, length, drafts, accepted)
+    return found and (found[1], found[1], found[2])
+
+
+@ALLOCATOR.mutant
 def never_gives_back(table, free, block_size, length, drafts, accepted):
     """You keep the blocks of draft tokens that were rejected. They hold nothing that is needed, and other requests wait
     for them. After the pass, cut the table to the blocks of length + 1 + accepted tokens."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ....sampling import Sampling
 from ....verify import accept_probability, chain, one_hot, pick, residual
 from ..exercise import Complaint, distribution_of, exercise, law, pair, rows, token, tokens
 
@@ -35,6 +34,13 @@ ACCEPT = exercise(
         dict(p=law(0.2, 0.3, 0.5), q=law(0.6, 0.3, 0.1), token=2),
     ],
 )
+
+
+@ACCEPT.mutant
+def larger_instead_of_smaller(p, q, token):
+    """You take the larger of 1 and p(d)/q(d), so your answer is never below 1 and nothing is ever rejected. The smaller
+    of the two is the probability: min instead of max."""
+    return max(1.0, float(p[token] / q[token]))
 
 
 @ACCEPT.mutant
@@ -412,7 +418,11 @@ def uniform_rest(p, token, random):
 
 def nucleus(probs, top_p):
     """The smallest set of likeliest tokens with at least top_p of the mass, renormalised."""
-    return Sampling(temperature=1.0, top_p=top_p).probs(probs.log())
+    ordered, order = probs.sort(descending=True)
+    kept = order[ordered.cumsum(0) - ordered < top_p]  # those that find less than top_p before them
+    q = torch.zeros_like(probs)
+    q[kept] = probs[kept]
+    return q / q.sum()
 
 
 def draft_top_p(probs, top_p, random):

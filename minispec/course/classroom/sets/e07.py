@@ -223,6 +223,13 @@ SPEEDUP = exercise(
 
 
 @SPEEDUP.mutant
+def both_at_once(alpha, k, c, v):
+    """You take the longer of drafting and verifying, as if they ran at the same time. The target can only verify what
+    has been drafted, so one follows the other: add the two."""
+    return theory.expected_tokens(alpha, k) / max(k * c, v)
+
+
+@SPEEDUP.mutant
 def v_is_one(alpha, k, c, v):
     """You take verification to cost one plain pass (v = 1). A pass over k + 1 tokens can cost more, and the argument v
     says how much, so use it in the denominator."""

@@ -227,6 +227,13 @@ def follows_the_latest(text, k, floor):
 
 
 @SUFFIX_WALK.mutant
+def smallest_of_equals(text, k, floor):
+    """Among equally frequent tokens you take the one with the smallest number. A token's number says nothing about it;
+    take the one that was seen last."""
+    return flawed_walk(text, k, floor, best=lambda x, counts, latest, first: (counts[x], -x))
+
+
+@SUFFIX_WALK.mutant
 def earliest_of_equals(text, k, floor):
     """Among equally frequent tokens you take the one that was seen first. Take the one that was seen last, because a
     sequence tends to return to what it was about last."""
@@ -460,6 +467,15 @@ CASCADE_LAW = exercise(
         dict(p=law(0.1, 0.6, 0.3), middle=law(0.2, 0.7, 0.1), tiny=law(0.6, 0.3, 0.1)),
     ],
 )
+
+
+@CASCADE_LAW.mutant
+def residual_exchanged(middle, tiny, guess, random):
+    """The two distributions are exchanged in your residual. [tiny − middle]₊ is what the tiny model proposes too often,
+    and the rejected guess is among it. What is missing is [middle − tiny]₊: residual(middle, tiny)."""
+    if random() < accept_probability(middle, tiny, guess):
+        return guess, middle
+    return pick(residual(tiny, middle), random()), middle
 
 
 @CASCADE_LAW.mutant

@@ -173,6 +173,8 @@ def observe_drafts(answer, text, held, k, temperature):
             raise Complaint(
                 f"q should hold one distribution per draft token, here {(len(drafted), 2)}; yours: {kind(q)}."
             )
+        if not drafted and q is not None:
+            raise Complaint(f"where nothing is drafted, q should be None; yours is {kind(q)}.")
         if drafted:
             reported[drafted] = q.detach().double()
         reads[drafted] = [read for _, read in model.passes]
