@@ -24,8 +24,9 @@ from mutants.exercises import WRONG_ANSWERS, WrongAnswer
 
 from minispec.course.classroom import builder, cells
 from minispec.course.classroom.check import NOT_ATTEMPTED, RIGHT, WRONG, judge
+from minispec.course.classroom.diagnosis import agree, outcome
 from minispec.course.classroom.exercise import Exercise, everything, find
-from minispec.course.classroom.show import same
+from minispec.course.classroom.fresh import trials
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
@@ -105,11 +106,11 @@ def test_every_mutant_is_caught_and_named(id: str, name: str):
 @each_exercise
 def test_the_cases_tell_every_two_mutants_apart(exercise: Exercise):
     seen = {
-        name: [exercise.observe(mutant.function, **case) for case in exercise.cases]
+        name: [outcome(exercise, mutant.function, trial.case) for trial in trials(exercise)]
         for name, mutant in exercise.mutants.items()
     }
     for a, b in combinations(seen, 2):
-        assert not same(seen[a], seen[b]), f"{a} and {b} do the same"
+        assert not all(map(agree, seen[a], seen[b])), f"{a} and {b} do the same"
 
 
 # ---- wrong answers, as learners write them --------------------------------------------------------------------------

@@ -150,9 +150,11 @@ def explained(exercise, answer, secret, expected, got, properties, end) -> Judge
     mutant = diagnose(exercise, drawn, secret, expected, got)
     if mutant:
         text = exercise.mutants[mutant].diagnosis
+    elif type(wanted) is not type(came) and kind(wanted) != kind(came):
+        text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
     elif unused := unused_arguments(answer, exercise.reference):
         text = f"Your function never uses {' and '.join(f'`{name}`' for name in unused)}, but the result depends on it."
-    elif kind(wanted) != kind(came) and not (isinstance(wanted, (list, tuple)) and isinstance(came, (list, tuple))):
+    elif kind(wanted) != kind(came) and not isinstance(came, (list, tuple)):
         text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
     else:
         text = "Not the right answer, and none of the usual mistakes."

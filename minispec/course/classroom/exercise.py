@@ -11,7 +11,7 @@ A set of exercises is one file, sets/eNN.py. It says of each exercise
         return 1.0
 
 A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown.
-Fresh cases, which nobody has seen, come from generators (fresh.py). The
+Fresh cases, which are not in any notebook, come from generators (fresh.py). The
 docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
 
 What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.

@@ -1,16 +1,16 @@
-"""Fresh cases: drawn from a seed, so that no table of answers and no lucky choice of examples can pass.
+"""Fresh cases: made from a seed, so that no table of answers and no lucky choice of examples can pass.
 
 Beside its examples an exercise has generators, in cases/cNN.py, one for each property that a right answer has:
 
     @fresh("06.residual", "p and q are equal")
-    def _(draw):
-        p = draw.probs()
+    def _(part):
+        p = part.probs()
         return dict(p=p, q=p.clone())
 
-A generator makes one valid case; the exercise's own reference says what is right. `draw` is a seeded `random.Random`
-with a few more methods and a `size`: the first cases of a property are drawn small, later ones larger, and a case that
-fails is looked for again at the smallest sizes before it is shown. The exercise's points are divided over its
-properties by their `weight`. A check draws from a seed that everybody knows, the grader from the teacher's secret.
+A generator makes one valid case; the exercise's own reference says what is right. Its argument is a seeded
+`random.Random` with a few more methods and a `size`: the first cases of a property are small, later ones larger, and a
+case that fails is looked for again at the smallest sizes before it is shown. The exercise's points are divided over its
+properties by their `weight`. The seed of a check is public, that of the grader is the teacher's secret.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Draw(Random):
         return self.random() < p
 
     def until(self, make: Callable[[], Any], fits: Callable[[Any], bool]) -> Any:
-        """Draw again and again until the case is of the kind that is wanted."""
+        """Try again and again until the case is of the kind that is wanted."""
         for _ in range(2000):
             if fits(found := make()):
                 return found
-        raise RuntimeError("no case of this kind was found in 2000 draws")
+        raise RuntimeError("no case of this kind was found in 2000 attempts")
 
     def parts(self, n: int, total: int, least: int = 0) -> list[int]:
         """n whole numbers ≥ least that add up to total."""

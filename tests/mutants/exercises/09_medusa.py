@@ -447,6 +447,14 @@ def typical_distribution(p, q, epsilon, delta):
 # %% 09.typical: nan_entropy
 def typical_distribution(p, q, epsilon, delta):
     H = -(p * p.log()).sum()
+    ok = p > min(delta * math.exp(-H), epsilon)
+    law = q * ok + (q * ~ok).sum() * p
+    return law, (law - p).abs().sum() / 2
+
+
+# %% 09.typical: nan_entropy_ignored
+def typical_distribution(p, q, epsilon, delta):
+    H = -(p * p.log()).sum()
     ok = p > min(epsilon, delta * math.exp(-H))
     law = q * ok + (q * ~ok).sum() * p
     return law, (law - p).abs().sum() / 2

@@ -46,12 +46,12 @@ def draft_case(draw: Draw, behind: int, temperature: float, k: int) -> dict:
     return dict(text=text, held=len(text) - behind, k=k, temperature=temperature)
 
 
-@fresh("18.drafter", "one token behind", count=6)
+@fresh("18.drafter", "one token is missing", count=6)
 def _(draw):
     return draft_case(draw, 1, draw.choice(TEMPERATURES), draw.whole(1, 3))
 
 
-@fresh("18.drafter", "two tokens behind", count=6)
+@fresh("18.drafter", "two tokens are missing", count=6)
 def _(draw):
     return draft_case(draw, 2, draw.choice(TEMPERATURES), draw.whole(1, 3))
 

@@ -739,6 +739,15 @@ def distance_without_half(p, q, epsilon, delta):
 
 
 @TYPICAL.mutant
+def nan_entropy_ignored(p, q, epsilon, delta):
+    """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Python's min(ε, NaN) is then
+    ε, so the entropy silently stops to count. Leave such tokens out of the sum, or use torch.special.entr."""
+    if bool((p > 0).all()):
+        return typical_distribution(p, q, epsilon, delta)
+    return flawed_typical(p, q, epsilon, delta, threshold=epsilon)
+
+
+@TYPICAL.mutant
 def nan_entropy(p, q, epsilon, delta):
     """Your entropy is NaN where p contains a 0, since 0 · ln 0 is computed as 0 times −∞. Leave such tokens out, or use
     torch.special.entr. A comparison with NaN is false, so nothing passes and no error is raised."""
