@@ -38,7 +38,7 @@ from ..kernels import linear
 from ..model import MLP, Attention, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..sampling import Sampling, distributions, pick, uniforms
 from .base import Context, Draft, Drafter
-from .growth import LEAST, grow_batch, likeliest_tokens, tree_size
+from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
 
 
 def spread(layers: int) -> tuple[int, int, int]:  # a low, a middle and a high residual stream of so many layers
@@ -158,7 +158,7 @@ class Eagle(Drafter):
     With `tree` (the default) it drafts a dynamic tree: at each of k depths the `width` likeliest nodes are expanded,
     `width` children each, and the `nodes` likeliest of all go to the target. Nothing is sampled, so q is one-hot even
     where the target samples. A depth costs one pass of the head over `width` tokens. With more nodes slightly more
-    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.NODES). On a CPU, None
+    tokens are accepted, and the target's pass is wider: None is what suits the device (growth.py). On a CPU, None
     also leaves out nodes that are reached with a probability below `least`.
 
     Without, it drafts a chain of k tokens: the likeliest ones if the target is greedy, otherwise sampled from the
@@ -169,7 +169,7 @@ class Eagle(Drafter):
                  width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
                  least: float = LEAST):  # fmt: skip
         self.least = least if nodes is None and target.device.type == "cpu" else 0.0
-        nodes = tree_size(nodes, target.device, 32)
+        nodes = tree_size(nodes, target.device, 32, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
         for name, value in (("width", width), ("nodes", nodes)):
             if not (isinstance(value, int) and value >= 1):

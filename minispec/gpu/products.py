@@ -178,7 +178,7 @@ def skinny(
     _check(x, squares, weight, bias, swiglu, residual, gain, M)
     x, shared = x.reshape(M, K), card(x.device).shared
     added = None if residual is None else residual.reshape(M, N)
-    together = min(max(16, triton.next_power_of_2(M)), tokens_together(weight))  # a matrix unit wants 16 at least
+    together = tokens_together(M, weight)
     rows, wide, warps, stages = tiles or default_tiles(weight.dtype, x.dtype, weight.shape, swiglu, shared, together)
     programs = -(-N // rows)
     y, scaled, sums = weight.new_empty(M, N), None, None
@@ -243,9 +243,11 @@ def narrow(weight: Tensor) -> bool:
     return min(weight.shape) < NARROW
 
 
-def tokens_together(weight: Tensor) -> int:
-    """Tokens that one program takes. A narrow matrix alone does not have a program for every multiprocessor."""
-    return 32 if narrow(weight) else 64
+def tokens_together(tokens: int, weight: Tensor) -> int:
+    """Tokens that one program takes: a power of two, and as many as a matrix unit wants at least. A narrow matrix has
+    too few programs for all multiprocessors, so there the tokens are divided, too."""
+    most = (16 if tokens <= 64 else 32) if narrow(weight) else 64
+    return min(max(16, triton.next_power_of_2(tokens)), most)
 
 
 def most_tokens(weight: Tensor) -> int:
@@ -262,7 +264,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) -> None:
     if reason := unavailable(x.device):
         raise ValueError(f"x is on {x.device}: {reason}; call the twin, skinny_torch")
-    if not 1 <= tokens <= (most := most_tokens(weight)):
+    if not 1 <= tokens <= most_tokens(weight):
+        most = most_tokens(weight)
         raise ValueError(f"x holds {tokens} tokens: this product takes 1 to {most}, for others call F.linear")
     if INTERPRETED and x.dtype == torch.bfloat16:
         raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
