@@ -457,7 +457,7 @@ claim("p before top-p, where plain decoding truncates", exact.emitted_distributi
 #
 # - Write the sampler from its parts: [exercises 06](../exercises/06_rejection_sampling.ipynb). The checks compute the exact
 #   distribution of what your function emits.
-# - Interview questions (`minispec drill`): `prove-lossless`, `exact-or-approximate`, `residual-not-p`, `acceptance-by-hand`,
+# - Interview questions (`minispec drill`): `prove-lossless`, `exact-or-approximate`, `residual-not-p`,
 #   `accepted-tokens-law`, `acceptance-is-overlap`, `greedy-draft`, `sampling-parameters`, `residual-edge-cases`,
 #   `drop-unlikely-drafts`, `temperature-and-acceptance`.
 # - [07 How fast](07_how_fast.ipynb): what a given acceptance is worth in seconds.

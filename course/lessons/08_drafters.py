@@ -481,6 +481,5 @@ print("from 0 to 1.5, a higher target temperature lowers the best acceptance:", 
 #
 # - Practice: [exercises 08](../exercises/08_drafters.ipynb), in which you write four of these drafters.
 # - `minispec drill`: `proposers`, `choose-draft-model`, `distillation`, `ngram`, `suffix-decoding`, `early-exit`,
-#   `quantised-draft`, `staged-speculation`, `lookahead`, `reduced-vocabulary`, `draft-cache-memory`,
-#   `draft-ten-times-faster`.
+#   `quantised-draft`, `staged-speculation`, `lookahead`, `reduced-vocabulary`, `draft-cache-memory`.
 # - Next lesson: [09 Medusa](09_medusa.ipynb), where extra heads on the target do the drafting.

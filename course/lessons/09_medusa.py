@@ -470,6 +470,6 @@ for lossless in (True, False):
 # - [Exercises 09](../exercises/09_medusa.ipynb): the heads, the mask, the acceptance rule, the best tree, and what typical
 #   acceptance changes.
 # - `minispec drill` asks `medusa`, `medusa-cost`, `medusa-training`, `tree-attention`, `tree-verification`,
-#   `tree-or-chain`, `typical-acceptance`, `two-models-or-heads`.
+#   `tree-or-chain`, `typical-acceptance`.
 # - [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb): a drafter whose tokens depend on one another, and one that drafts a
 #   whole block at once.

@@ -98,9 +98,10 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # ## Grade them
 #
 # For each candidate, tick the points of the rubric that you heard. The lengths of the answers give the levels away, so do not
-# grade by level: for each point find the words that earn it, and tick it only then. A level is reached with two thirds of its
-# points, provided that the levels below are reached too, and each point that sinks a candidate costs a level
-# ([`Said`](../minispec/course/interview/drill.py) counts this way). A real interviewer does not count like this. We do, because
+# grade by level: for each point find the words that earn it, and tick it only then. A level is reached with two thirds as
+# many points as it has, where points of higher levels count too, because depth shows the basics. L6 also wants half of all
+# points, and each point that sinks a candidate costs a level ([`reached`](../minispec/course/interview/questions.py) counts
+# this way). A real interviewer does not count like this. We do, because
 # counting keeps you honest when you grade yourself.
 
 # %% tags=["nbval-ignore-output"]
@@ -280,7 +281,8 @@ Markdown(topics_table(bank))
 # <details><summary>Your answer makes two thirds of the L4 points, one third of the L5 points and all L6 points. Which level is
 # that?</summary>
 #
-# It is L4, because a level counts only if those below it are reached.
+# It is L6, if these are at least half of all points: points of a higher level count for the lower ones as well, so the L6 points
+# also reach L5. The L6 points alone would be L5 only.
 # </details>
 #
 # <details><summary>The interviewer says: "We measured a speed-up of 2 at batch 1 and 0.8 in production." What do you

@@ -172,5 +172,5 @@ for name, parameters, seen in (("Chinchilla", 70e9, 1.4e12), ("Llama-3-8B", 8e9,
 # ## Next
 #
 # - [Exercises of the appendix](../exercises/appendix_scaling_laws.ipynb): compute the optimum yourself.
-# - `minispec drill` asks `compute-optimal`, `gpt3-compute`.
+# - `minispec drill` asks `compute-optimal`, `train-past-optimal`.
 # - Back to the course: [16 beyond one GPU](16_beyond_one_gpu.ipynb).

@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from minispec.course.interview import load
+from minispec.course.interview.drill import Talk
 
 
 @pytest.mark.browser
@@ -26,21 +27,19 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     drill = page.locator(".minispec-drill")
     asked = drill.locator(".drill-ask").inner_text()
     [question] = [q for q in load().values() if q.question == asked]
-    for spoken in (question, *question.follow_ups):
-        drill.locator(".drill-ask", has_text=spoken.question).wait_for()
+    asks = Talk(question).asks
+    for asked in asks:
+        drill.locator(".drill-ask", has_text=asked).wait_for()
         drill.locator("textarea").click()
         page.keyboard.type("a b dd x")  # in a notebook's command mode these would be commands
         page.keyboard.press("Tab")  # to the button, and press it
         page.keyboard.press("Enter")
 
-    drill.get_by_text(f"In short: {question.short[:40]}").wait_for()
-    assert drill.get_by_text("You wrote: a b dd x", exact=True).count() == 1 + len(
-        question.follow_ups
-    )  # to the last letter
+    drill.get_by_text(f"In short: {question.spoken[:40]}").wait_for()
+    assert drill.get_by_text("You wrote: a b dd x", exact=True).count() == len(asks)  # to the last letter
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
     boxes = drill.get_by_role("checkbox")
-    lines = [*question.L4, *question.L5, *question.L6, *question.follow_ups, *question.raises, *question.sinks]
-    assert boxes.count() == len(lines)
+    assert boxes.count() == len(Talk(question).rubric)
     for place in range(len(question.L4)):
         boxes.nth(place).press("Space")
     for point in (*question.L6, *question.raises, *question.sinks):

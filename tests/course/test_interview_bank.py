@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,18 @@ import yaml
 from minispec import theory
 from minispec.course.interview import BankError, cheatsheet, evaluate, levels, load, problems, topics, wording
 from minispec.course.interview.expressions import quantities
-from minispec.course.interview.questions import FOLDER, LESSONS, Fact, Number, Question, resolve, unexplained
+from minispec.course.interview.questions import (
+    FOLDER,
+    KINDS,
+    LESSONS,
+    LEVELS,
+    Fact,
+    Number,
+    Question,
+    reached,
+    resolve,
+    unexplained,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()
@@ -23,14 +35,18 @@ ITEMS = {item: entry for guide in COVERAGE.values() for item, entry in guide.ite
 GOOD = {
     "id": "my-question",
     "topic": "my-topic",
-    "question": "How many tokens a cycle at α = 0.7 and K = 4?",
-    "short": "2.77.",
-    "L4": ["Quotes it"],
-    "L5": ["Derives it"],
-    "L6": ["Measures it"],
+    "question": "How many tokens per cycle at α = 0.7 and k = 4?",
+    "spoken": "I would say 2.77." + " Then I would go on." * 10,
+    "L4": ["Quotes it", "Rounds it", "Names α"],
+    "L5": ["Derives it", "Sums the tails", "Names the bonus"],
+    "L6": ["Measures it", "Doubts it", "Says by position"],
     "raises": ["Checks the limits"],
-    "sinks": ["Says α·K"],
-    "follow_ups": [{"question": "And K = 0?", "short": "One."}],
+    "sinks": ["Says α·k"],
+    "push_backs": [
+        {"says": "We measured 3.", "reply": "Clusters."},
+        {"says": "And at k = 64?", "reply": "The ceiling."},
+    ],
+    "follow_ups": [{"question": "And k = 0?", "short": "One."}],
     "numbers": [{"name": "the tokens a cycle", "expression": "expected_tokens(0.7, 4)", "value": 2.77}],
     "lesson": "07",
     "function": "minispec.theory.expected_tokens",
@@ -46,11 +62,11 @@ def write(file: Path, *entries) -> Path:
 
 
 def test_the_bank_is_large_and_reaches_every_lesson():
-    assert len(BANK) >= 80
+    assert len(BANK) >= 100
     by_lesson = {lesson: [q for q in BANK.values() if q.lesson == lesson] for lesson in LESSONS[1:]}
     assert all(len(questions) >= 2 for questions in by_lesson.values()), {k: len(v) for k, v in by_lesson.items()}
     assert len(topics(BANK)) >= 10 and levels() == ("L4", "L5", "L6")
-    assert {q.kind for q in BANK.values()} == {"concept", "derivation", "design", "debug"}
+    assert {q.kind for q in BANK.values()} <= set(KINDS)
 
 
 def test_every_number_is_what_its_expression_says():
@@ -72,6 +88,7 @@ def test_a_number_in_the_list_is_in_the_text():
     """What a reader of the list is asked must be what the answer says."""
     for question in BANK.values():
         texts = [*question.answers(), *(follow_up.question for follow_up in question.follow_ups)]
+        texts += [push_back.says for push_back in question.push_backs]
         said = {float(n.replace(",", "")) for text in texts for n in re.findall(r"\d(?:[\d,]*\d)?(?:\.\d+)?", text)}
         for number in question.numbers:
             assert number.value in said, number.name
@@ -79,11 +96,45 @@ def test_a_number_in_the_list_is_in_the_text():
 
 def test_every_question_can_be_examined():
     for question in BANK.values():
-        assert question.follow_ups and question.question[-1] in "?.", question.id
-        points = [*question.L4, *question.L5, *question.L6]  # tick boxes
-        assert len(points) == len(set(points)) >= 4, question.id
+        assert question.question[-1] in "?.", question.id
+        points = [point for _, point in question.points]  # tick boxes
+        assert len(points) == len(set(points)), question.id
         assert all(len(point) < 200 for point in points), question.id
-        assert 80 < len(question.short) < 700, question.id
+        says = [push_back.says for push_back in question.push_backs]
+        assert len(set(says)) == len(says) >= 2 and all(text[-1] in "?." for text in says), question.id
+        assert all(20 <= len(push_back.reply.split()) <= 80 for push_back in question.push_backs), question.id
+
+
+def test_levels_are_monotone():
+    """Every way to tick a question's points: a higher level is never easier, and saying more never lowers the level."""
+    shapes = {tuple(len(question.level(level)) for level in LEVELS) for question in BANK.values()}
+    assert shapes <= set(product((3, 4), repeat=3))
+    for shape in product((3, 4), repeat=3):
+        points = dict(zip(LEVELS, shape, strict=True))
+        level = {
+            counts: reached(dict(zip(LEVELS, counts, strict=True)), points)
+            for counts in product(*(range(n + 1) for n in shape))
+        }
+        n4, n5, n6 = shape
+        assert level[0, 0, 0] == 0 and level[n4, 0, 0] == 1 and level[n4, n5, n6] == 3
+        assert level[0, n5, 0] == 2 and level[n4, n5, 0] == 2  # only the L5 points: never L6
+        assert level[0, 0, n6] >= 2  # all L6 points: always L5
+        for counts, found in level.items():
+            for i, n in enumerate(shape):
+                more = tuple(count + (i == j) for j, count in enumerate(counts))
+                assert counts[i] == n or level[more] >= found  # one more point
+            assert found < 3 or (2 * sum(counts) >= sum(shape) and 3 * counts[2] >= 2 * n6)
+        need = [min(sum(counts) for counts, found in level.items() if found >= wanted) for wanted in (1, 2, 3)]
+        assert need == sorted(need) and need[2] > need[1]
+
+
+def test_a_case_can_be_held():
+    """A design of 35 minutes: something to ask, something to fill in, numbers to produce, a change half-way."""
+    for question in BANK.values():
+        if question.case:
+            assert question.kind == "design" and question.case.minutes == 35, question.id
+            assert len(question.case.requirements) >= 4 and len(question.case.whiteboard) >= 5, question.id
+            assert len(question.case.changes) >= 2 and len(question.numbers) >= 5, question.id
 
 
 def test_numbers_can_be_asked_by_name():
@@ -137,12 +188,13 @@ def test_questions_beyond_the_guides():
         ("kv-size", "320 KiB"), ("medusa", "t+1+k"), ("medusa-cost", "0.74 B"), ("compute-optimal", "0.091"),
         ("quantisation-speed", "2.5 ×"), ("accepted-tokens-law", "min(p, q)/β"), ("total-flops", "3.0 ×"),
         ("quantised-draft", "1.4 ×"), ("draft-cache-memory", "512 KiB"), ("break-even", "α > c"),
-        ("gpt3-compute", "51 B"), ("sampling-parameters", "Not for exactness"), ("staged-speculation", "unchanged"),
+        ("train-past-optimal", "51 B"), ("sampling-parameters", "Not for exactness"),
+        ("staged-speculation", "unchanged"),
         ("prefill-and-decode", "not because attention"), ("block-waste", "180"), ("published-speedups", "4 B"),
     ],
 )  # fmt: skip
 def test_wrong_claims_are_set_right(id, says):
-    assert says in BANK[id].short
+    assert says in BANK[id].spoken
 
 
 def test_no_eight_words_in_a_row_are_a_guides():
@@ -218,7 +270,7 @@ def test_numbers_that_need_a_reason(text, found):
 
 
 def test_a_number_without_a_reason_is_reported():
-    good = Question(**{**vars(BANK["expected-tokens"]), "short": "About 2.77, or 17 %."})
+    good = Question(**{**vars(BANK["expected-tokens"]), "spoken": "About 2.77, or 17 %."})
     assert unexplained(good) == [17]
     assert unexplained(Question(**{**vars(good), "facts": (Fact((17, 2.4), "so they say"),)})) == []
     assert "17" in problems([good])[0] and "expected-tokens" in problems([good])[0]
@@ -236,7 +288,9 @@ def test_own_questions_join_the_bank(tmp_path):
     assert set(bank) - set(BANK) == {"my-question", "another"}
     assert topics(bank) == [*topics(BANK), "my-topic"]
     question = bank["my-question"]
-    assert question.level("L5") == ("Derives it",) and question.file.endswith("mine.yaml")
+    assert question.level("L5") == ("Derives it", "Sums the tails", "Names the bonus") and question.file.endswith(
+        "mine.yaml"
+    )
     assert question.kind == "concept" and question.source == () and problems([question]) == []
     assert set(load(tmp_path / "mine.yaml")) - set(BANK) == {"my-question"}
     with pytest.raises(ValueError, match="L7.*L4, L5, L6"):
@@ -249,13 +303,20 @@ WITHOUT = object()
 @pytest.mark.parametrize(
     ("field", "value", "named"),
     [
-        ("short", WITHOUT, "short: missing"),
+        ("spoken", WITHOUT, "spoken: missing"),
+        ("spoken", "Two words.", "spoken: 2 words; an answer that is spoken has 40 to 90"),
+        ("push_backs", WITHOUT, "push_backs: missing"),
+        ("push_backs", [{"says": "No.", "reply": "Yes."}], "push_backs: [{"),
+        ("push_backs", [{"says": "No."}, {"says": "So?", "reply": "Yes."}], "push_backs[0].reply: missing"),
+        ("L6", ["one", "two"], "L6: ['one', 'two'] should be a list with 3 to 4 entries"),
+        ("L4", list("abcde"), "L4: ['a', 'b', 'c', 'd', 'e'] should be a list with 3 to 4 entries"),
+        ("case", dict(minutes="35", requirements=["a"], whiteboard=["b"], changes=["c"]), "case.minutes: '35'"),
         ("L6", WITHOUT, "L6: missing"),
         ("id", "My Question", "id: 'My Question'"),
         ("topic", 3, "topic: 3"),
         ("L4", "one point", "L4: 'one point' should be a list"),
         ("L4", [], "L4: []"),
-        ("L5", ["fine", 7], "L5[1]: 7 should be a text"),
+        ("L5", ["fine", 7, "too"], "L5[1]: 7 should be a text"),
         ("sinks", [""], "sinks[0]: ''"),
         ("lesson", 7, "lesson: 7 should be one of 00"),
         ("lesson", "99", "lesson: '99'"),
@@ -313,8 +374,8 @@ def test_files_that_are_no_list_of_questions(tmp_path, content):
 
 def test_a_field_given_twice_is_not_silently_overwritten(tmp_path):
     file = write(tmp_path / "mine.yaml", GOOD)
-    file.write_text(file.read_text(encoding="utf-8") + "  short: again\n", encoding="utf-8")
-    with pytest.raises(BankError, match="mine.yaml.*'short' is given twice"):
+    file.write_text(file.read_text(encoding="utf-8") + "  spoken: again\n", encoding="utf-8")
+    with pytest.raises(BankError, match="mine.yaml.*'spoken' is given twice"):
         load(tmp_path)
 
 
@@ -348,7 +409,7 @@ def test_the_cheat_sheet_is_one_page_and_its_names_exist():
 def test_the_cheat_sheet_follows_the_bank(tmp_path):
     marked = {**GOOD["numbers"][0], "name": "the tokens of a teacher", "remember": True, "expression": "1 + 0.5 * 3"}
     about = {**marked, "value": 2.4, "tolerance": 0.2}  # the text rounds, the sheet computes
-    write(tmp_path / "mine.yaml", {**GOOD, "short": "2.4", "numbers": [about]})
+    write(tmp_path / "mine.yaml", {**GOOD, "spoken": "So I say 2.4. " * 12, "numbers": [about]})
     assert "| tokens of a teacher | **2.5** |" in cheatsheet.page(load(tmp_path))
     file = tmp_path / "sheet.md"
     cheatsheet.main([str(file)])

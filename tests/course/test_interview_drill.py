@@ -18,6 +18,7 @@ import minispec as ms
 from minispec.course.interview import LEVELS, load, start
 from minispec.course.interview.drill import (
     FOLLOW_UP,
+    PUSH_BACK,
     RAISES,
     SINKS,
     Computed,
@@ -61,13 +62,15 @@ def kept(tmp_path, monkeypatch) -> Path:
     [
         ((), "below L4", Rating.Again),
         (("L4",), "L4", Rating.Hard),
-        (("L5", "L6"), "below L4", Rating.Again),  # a house without a ground floor
-        (("L4", "L6"), "L4", Rating.Hard),
+        (("L5",), "L5", Rating.Hard),  # depth shows the basics
+        (("L6",), "L5", Rating.Hard),  # but three deep remarks are not half of the rubric
+        (("L4", "L6"), "L6", Rating.Good),
         (("L4", "L5"), "L5", Rating.Hard),
         (("L4", "L5", "L6"), "L6", Rating.Good),
-        (("L4", "L5", "L6", FOLLOW_UP, RAISES), "L6", Rating.Easy),
+        (("L4", "L5", "L6", FOLLOW_UP, PUSH_BACK, RAISES), "L6", Rating.Easy),
+        (("L4", "L5", "L6", FOLLOW_UP, RAISES), "L6", Rating.Good),  # a push-back was not answered
         (("L4", "L5", "L6", RAISES), "L6", Rating.Good),
-        (("L4", "L5", "L6", FOLLOW_UP, RAISES, SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
+        (("L4", "L5", "L6", FOLLOW_UP, PUSH_BACK, RAISES, SINKS), "L4", Rating.Hard),  # two sinking tells, two levels
         (("L4", SINKS), "below L4", Rating.Again),
     ],
 )
@@ -86,10 +89,10 @@ def test_two_thirds_of_a_level_are_enough():
 
 def test_only_the_levels_asked_for_are_on_the_rubric():
     talk = Talk(KV, ("L5",))
-    assert {box.group for box in talk.rubric} == {"L5", FOLLOW_UP, RAISES, SINKS}
+    assert {box.group for box in talk.rubric} == {"L5", FOLLOW_UP, PUSH_BACK, RAISES, SINKS}
     assert Said(talk, frozenset(ticks(talk, "L5"))).rating == Rating.Good  # what is below is taken as known
     assert Said(talk, frozenset()).level == "below L5"
-    assert talk.asks == [KV.question, *(f.question for f in KV.follow_ups)]
+    assert talk.asks == [KV.question, *(f.question for f in KV.follow_ups), *(p.says for p in KV.push_backs)]
 
 
 def test_a_box_knows_whether_it_was_ticked():
@@ -411,7 +414,7 @@ def test_the_name_of_the_drill_stays_a_function():
 
 def test_a_question_without_follow_ups_can_be_drilled():
     session = Session([Talk(replace(KV, follow_ups=()))], 4)
-    assert session.current.asks == [KV.question] and session.ticked(()).level == "below L4"
+    assert session.current.asks[0] == KV.question and session.ticked(()).level == "below L4"
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ def test_two_conversations_a_derivation_an_exercise():
         mock = interview(seed)
         one, two, *steps, task = mock.items
         assert one.question.topic != two.question.topic
-        assert all(talk.question.kind == "concept" and talk.question.follow_ups for talk in (one, two))
+        assert all(talk.question.kind == "concept" and talk.question.push_backs for talk in (one, two))
         assert len(steps) == 6 and all(isinstance(step, Figure) and step.key is None for step in steps)
         assert isinstance(task, Task) and find(task.exercise).minutes == task.minutes <= CODING
         assert mock.minutes == 45

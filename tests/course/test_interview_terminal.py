@@ -40,15 +40,15 @@ def test_ticks(text, ticked):
 
 
 def test_a_question_is_followed_up_before_the_rubric_is_shown():
-    script = Script("my answer", "its size", "", "1 2 3 4")
+    script = Script("my answer", "its size", "", "FP8", "", "1 2 3 4 5")
     session = Session([Talk(KV)], 4, Schedule(None))
     assert terminal.drill(session, script.console) == 0
-    places = [script.words.index(text[:40]) for text in (KV.question, *(f.question for f in KV.follow_ups), KV.short)]
+    places = [script.words.index(text[:40]) for text in (*Talk(KV).asks, KV.spoken)]
     assert places == sorted(places)
-    for point in (*KV.L4, *KV.L6, *KV.raises, *KV.sinks, KV.follow_ups[0].short):
+    for point in (*KV.L4, *KV.L6, *KV.raises, *KV.sinks, KV.follow_ups[0].short, KV.push_backs[1].reply):
         assert point in script.words
     [said] = session.results
-    assert said.ticked == {0, 1, 2, 3} and said.level == "L5" and said.texts == ("my answer", "its size")
+    assert said.ticked == {0, 1, 2, 3, 4} and said.level == "L5" and said.texts == ("my answer", "its size", "FP8")
     assert "kv-cache: L5" in script.text and KV.function in script.words
     assert max(map(len, script.lines)) <= 80
 
@@ -63,7 +63,7 @@ def test_a_number_is_graded_and_explained():
 
 
 def test_wrong_ticks_are_asked_again():
-    script = Script("", "", "", "99", "all of it", "1")
+    script = Script(*[""] * len(Talk(KV).asks), "99", "all of it", "1")
     session = Session([Talk(KV)], 4, Schedule(None))
     terminal.drill(session, script.console)
     assert session.results[0].ticked == {0} and script.text.count("Give numbers from 1 to") == 2
@@ -78,7 +78,7 @@ def test_s_skips_and_q_ends():
 
 @pytest.mark.parametrize("end", [EOFError(), KeyboardInterrupt()])
 def test_what_was_answered_is_kept_whatever_happens(kept, end):
-    script = Script("", "", "", "1 2", end)
+    script = Script(*[""] * len(Talk(KV).asks), "1 2", end)
     session = Session([Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
     assert terminal.drill(session, script.console) == (130 if isinstance(end, KeyboardInterrupt) else 0)
     assert list(json.loads(kept.read_text())["cards"]) == ["kv-size"]
@@ -89,7 +89,7 @@ def test_every_question_and_number_fits_80_columns():
     script = Script()
     for question in BANK.values():
         session = Session([Talk(question), *(Figure(n, question) for n in question.numbers)], 1000, Schedule(None))
-        script.replies = [""] * (len(question.follow_ups) + 2 + len(question.numbers))
+        script.replies = [""] * (len(question.follow_ups) + len(question.push_backs) + 2 + len(question.numbers))
         terminal.drill(session, script.console)
         assert session.current is None
     assert max(map(len, script.lines)) <= 80 and len(script.lines) > 3000
@@ -98,7 +98,7 @@ def test_every_question_and_number_fits_80_columns():
 @pytest.mark.parametrize(("columns", "widest"), [(40, 40), (200, 80)])
 def test_a_narrow_terminal_is_kept_to_and_a_wide_one_not_filled(monkeypatch, columns, widest):
     monkeypatch.setenv("COLUMNS", str(columns))
-    script = Script("", "", "", "1")
+    script = Script(*[""] * len(Talk(KV).asks), "1")
     terminal.drill(Session([Talk(KV)], 4, Schedule(None)), script.console)
     assert widest - 5 < max(map(len, script.lines)) <= widest
 
@@ -140,8 +140,9 @@ def test_a_users_mistake_is_one_line(run, options, says):
 
 def teachers_question(folder: Path, **changes) -> None:
     entry = {
-        "id": "my-question", "topic": "my-topic", "question": "Which colour is the bike shed?", "short": "Green.",
-        "L4": ["Says green"], "L5": ["Says why"], "L6": ["Does not care"], "raises": ["Paints it"], "sinks": ["Red"],
+        "id": "my-question", "topic": "my-topic", "question": "Which colour is the bike shed?",
+        "spoken": "Green. " * 40, "L4": ["Says green"] * 3, "L5": ["Says why"] * 3, "L6": ["Does not care"] * 3,
+        "raises": ["Paints it"], "sinks": ["Red"], "push_backs": [{"says": "It is red.", "reply": "Paint it."}] * 2,
         "lesson": "07", "function": "minispec.theory.speedup", **changes,
     }  # fmt: skip
     (folder / "mine.yaml").write_text(yaml.safe_dump([entry]), encoding="utf-8")
@@ -150,7 +151,7 @@ def teachers_question(folder: Path, **changes) -> None:
 def test_a_teachers_questions_are_asked(run, monkeypatch, tmp_path):
     (tmp_path / "bank").mkdir()
     teachers_question(tmp_path / "bank")
-    monkeypatch.setattr("sys.stdin", io.StringIO("green\n1 2\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("green\nno\nno\n1 2 4 5\n"))
     code, out, _ = run("drill", "--bank", tmp_path / "bank", "--topics", "my-topic")
     assert code == 0 and "Which colour is the bike shed?" in out and "- my-topic: L5" in out
 

@@ -20,7 +20,7 @@ from .drill import (  # loads the module of that name, before the function below
 )
 from .expressions import evaluate
 from .mock_interview import Mock, start_mock
-from .questions import LEVELS, BankError, FollowUp, Number, Question, levels, load, problems, topics
+from .questions import LEVELS, BankError, FollowUp, Number, PushBack, Question, levels, load, problems, topics
 
 __all__ = [
     "LEVELS",
@@ -28,6 +28,7 @@ __all__ = [
     "FollowUp",
     "Mock",
     "Number",
+    "PushBack",
     "Question",
     "Session",
     "drill",

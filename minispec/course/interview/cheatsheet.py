@@ -108,9 +108,9 @@ def page(bank: dict[str, Question] | None = None) -> str:
         "Made from theory.py and the question bank by `python -m minispec.course.interview.cheatsheet`; "
         "not for editing.",
         "",
-        f"**In one breath.** {bank['walk-me-through'].short}",
+        f"**In one breath.** {bank['walk-me-through'].spoken}",
         "",
-        f"**The proof.** {bank['prove-lossless'].short}",
+        f"**The proof.** {bank['prove-lossless'].spoken}",
         "",
         "## Formulas",
         "",

@@ -4,8 +4,8 @@
     while (item := session.current) is not None:
         session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
 
-A Talk is a question with follow-ups: the candidate speaks, then sees the rubric and ticks what was said. A Figure is a
-number of its answer and is graded by itself. A Task, in a mock interview, is an exercise.
+A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
+A Figure is a number of its answer and is graded by itself. A Task, in a mock interview, is an exercise.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from dataclasses import dataclass
 from fsrs import Rating
 
 from .expressions import evaluate
-from .questions import LEVELS, Number, Question, topics
+from .questions import LEVELS, Number, Question, reached, topics
 from .schedule import Schedule, place
 
 MINUTES = 20  # of a drill, unless you want others
-ENOUGH = 2 / 3  # of a level's points, to have reached it
-FOLLOW_UP, RAISES, SINKS = "follow-up", "raises", "sinks"
+FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
 
 
 @dataclass(frozen=True)
 class Box:
     """One line of a rubric, to be ticked."""
 
-    group: str  # a level, FOLLOW_UP, RAISES or SINKS
+    group: str  # a level, FOLLOW_UP, PUSH_BACK, RAISES or SINKS
     text: str
 
 
@@ -50,7 +49,9 @@ class Talk:
 
     @property
     def asks(self) -> list[str]:
-        return [self.question.question, *(follow_up.question for follow_up in self.question.follow_ups)]
+        question = self.question
+        asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
+        return asked + [push_back.says for push_back in question.push_backs]
 
     @property
     def rubric(self) -> list[Box]:
@@ -58,6 +59,7 @@ class Talk:
         question = self.question
         boxes = [Box(level, point) for level in self.levels for point in question.level(level)]
         boxes += [Box(FOLLOW_UP, f"{asked.question} → {asked.short}") for asked in question.follow_ups]
+        boxes += [Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}") for push_back in question.push_backs]
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
 
@@ -109,17 +111,10 @@ class Said:
 
     @property
     def reached(self) -> int:
-        """How many levels, from the lowest asked for: each wants two thirds of its points, each sinking tell costs one.
-
-        A higher level counts only on top of those below it.
-        """
-        count = 0
-        for level in self.item.levels:
-            said, missed = len(self.boxes(level)), len(self.boxes(level, ticked=False))
-            if said < ENOUGH * (said + missed):
-                break
-            count += 1
-        return max(0, count - len(self.boxes(SINKS)))
+        """How many levels, from the lowest asked for (see questions.reached); each sinking tell costs one."""
+        said = {level: len(self.boxes(level)) for level in self.item.levels}
+        points = {level: len(self.item.question.level(level)) for level in self.item.levels}
+        return max(0, reached(said, points) - len(self.boxes(SINKS)))
 
     @property
     def level(self) -> str:
@@ -131,7 +126,7 @@ class Said:
             return Rating.Again
         if self.reached < len(self.item.levels):
             return Rating.Hard
-        complete = not self.boxes(*self.item.levels, FOLLOW_UP, ticked=False) and self.boxes(RAISES)
+        complete = not self.boxes(*self.item.levels, FOLLOW_UP, PUSH_BACK, ticked=False) and self.boxes(RAISES)
         return Rating.Easy if complete else Rating.Good
 
 

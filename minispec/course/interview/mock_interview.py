@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ...files.write import write_whole
 from .derivations import DERIVATIONS, Derivation
-from .drill import FOLLOW_UP, RAISES, SINKS, Coded, Computed, Figure, Item, Said, Session, Talk, Task
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Coded, Computed, Figure, Item, Said, Session, Talk, Task
 from .questions import LEVELS, Question
 from .schedule import Schedule, place
 from .summary import ROOT, count, digits, explained, reading, with_unit
@@ -117,7 +117,7 @@ class Mock(Session):
 def _talks(bank: dict[str, Question], dice: random.Random) -> list[Talk]:
     """Two conceptual questions of different topics, with something to ask on."""
     first, second = None, None
-    possible = [question for question in bank.values() if question.kind == "concept" and question.follow_ups]
+    possible = [question for question in bank.values() if question.kind == "concept"]
     while second is None or first.topic == second.topic:
         first, second = dice.sample(possible, 2)
     return [Talk(first, LEVELS), Talk(second, LEVELS)]
@@ -154,6 +154,7 @@ def _about_talk(talk: Talk, said: Said | None) -> list[str]:
         ("Said", said.boxes(*talk.levels)),
         ("Not said", said.boxes(*talk.levels, ticked=False)),
         ("Follow-ups missed", said.boxes(FOLLOW_UP, ticked=False)),
+        ("Push-backs missed", said.boxes(PUSH_BACK, ticked=False)),
     ):
         lines += ["", f"{title}:", "", *(f"- {tell}" for tell in tells)] if tells else []
     return lines

@@ -1,41 +1,43 @@
-"""The question bank: YAML files with one list of questions each, read, checked and computed.
+"""The question bank: what a question holds, which level an answer reaches, and the loader.
 
     - id: expected-tokens            # unique; letters, digits, hyphens
       topic: speed
-      kind: derivation               # concept (the default), derivation, design or debug
+      kind: derivation               # concept (the default), or another of KINDS
       question: How many tokens …?
-      short: Accepted drafts plus one: …
-      L4: [a point that a candidate of this level makes, another]    # L5 and L6: what comes on top of it
+      spoken: I would sum the tails. A cycle emits …     # 40 to 90 words, as a strong candidate says it
+      L4: [three or four points that a candidate of this level makes, to be ticked]     # L5 and L6: what comes on top
       raises: [what makes an interviewer write "strong hire"]
       sinks: [what makes one write "no"]
+      push_backs: [{says: We measured the opposite., reply: what a good reply contains}]     # at least two
       follow_ups: [{question: And if …?, short: Then …}]
       numbers:                       # every number in the answer, as a formula of theory.py
-        - {name: "tokens a cycle at α = 0.7, K = 4", expression: "expected_tokens(0.7, 4)", value: 2.77}
+        - {name: "tokens per cycle at α = 0.7, k = 4", expression: "expected_tokens(0.7, 4)", value: 2.77}
       facts: [{values: [4], note: where a number comes from that no formula gives}]
+      case: {minutes: 35, requirements: […], whiteboard: […], changes: […]}     # a design to work out, see Case
       lesson: "07"
       function: minispec.theory.expected_tokens
       source: [C.k-formula]          # items of coverage.yaml; none for a question of our own
 
-`load` refuses a bank with a mistake in it and names every one by file, entry and field. A teacher's own files follow
-the same rules.
+`load` refuses a bank with a mistake in it and names every one by file, entry and field (bank_file.py reads the files).
+A teacher's own files follow the same rules.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-
-import yaml
 
 from .expressions import evaluate, last_digit, literals, quantities
 
 FOLDER = Path(__file__).parent
 LEVELS = ("L4", "L5", "L6")
-KINDS = ("concept", "derivation", "design", "debug")
+KINDS = ("concept", "derivation", "estimation", "design", "debugging", "coding", "behavioural")
+POINTS = (3, 4)  # the fewest and the most points of a level
+WORDS = (40, 90)  # of a spoken answer
+PUSH_BACKS = 2  # at least
 LESSONS = (*(f"{n:02}" for n in (*range(15), 16, 17)), "appendix")  # as the files of course/lessons begin
 
 
@@ -74,6 +76,24 @@ class FollowUp:
 
 
 @dataclass(frozen=True)
+class PushBack:
+    """What an interviewer objects or changes half-way, and what a good reply contains."""
+
+    says: str
+    reply: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A design to be worked out aloud: the question's numbers are those to produce, its points are the rubric."""
+
+    minutes: int
+    requirements: tuple[str, ...]  # given at the start, or when asked for
+    whiteboard: tuple[str, ...]  # boxes for the candidate to fill
+    changes: tuple[str, ...]  # requirements that the interviewer changes half-way
+
+
+@dataclass(frozen=True)
 class Fact:
     """Numbers that no formula gives, and where they come from."""
 
@@ -86,18 +106,20 @@ class Question:
     id: str
     topic: str
     question: str
-    short: str
+    spoken: str
     L4: tuple[str, ...]
     L5: tuple[str, ...]
     L6: tuple[str, ...]
     raises: tuple[str, ...]
     sinks: tuple[str, ...]
+    push_backs: tuple[PushBack, ...]
     lesson: str
     function: str
     kind: str = "concept"
     follow_ups: tuple[FollowUp, ...] = ()
     numbers: tuple[Number, ...] = ()
     facts: tuple[Fact, ...] = ()
+    case: Case | None = None
     source: tuple[str, ...] = ()
     file: str = ""
 
@@ -107,12 +129,41 @@ class Question:
             raise ValueError(f"level={name!r}: give one of {', '.join(LEVELS)}")
         return getattr(self, name)
 
+    @property
+    def points(self) -> tuple[tuple[str, str], ...]:
+        """All that an interviewer ticks: (level, point), from the lowest level up."""
+        return tuple((level, point) for level in LEVELS for point in self.level(level))
+
     def answers(self) -> Iterator[str]:
         """Every text in which a number needs a reason."""
-        yield self.short
+        yield self.spoken
         for points in (self.L4, self.L5, self.L6, self.raises, self.sinks):
             yield from points
         yield from (follow_up.short for follow_up in self.follow_ups)
+        yield from (push_back.reply for push_back in self.push_backs)
+        if self.case:
+            yield from self.case.whiteboard
+
+
+# ---- levels ---------------------------------------------------------------------------------------------------------
+
+
+def reached(said: Mapping[str, int], points: Mapping[str, int]) -> int:
+    """How many levels an answer reaches, from the lowest, if it makes said[level] of points[level] points.
+
+    Each level wants two thirds as many points as it has, and a point of a higher level counts as well: depth shows the
+    basics. A level counts only on top of those below it. The highest level also wants half of all points, so that two
+    deep remarks alone are not enough.
+    """
+    count = 0
+    for level in points:
+        above = [name for name in points if name >= level]
+        if 3 * sum(said[name] for name in above) < 2 * points[level]:
+            break
+        if level == LEVELS[-1] and 2 * sum(said.values()) < sum(points.values()):
+            break
+        count += 1
+    return count
 
 
 # ---- numbers in the text --------------------------------------------------------------------------------------------
@@ -121,6 +172,8 @@ class Question:
 def unexplained(question: Question) -> list[float]:
     """Numbers of the answer that are neither computed, nor given, nor a fact with a note."""
     asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
+    asked += [push_back.says for push_back in question.push_backs]
+    asked += [*question.case.requirements, *question.case.changes] if question.case else []
     known = {value for text in asked for value in quantities(text)}
     for number in question.numbers:
         known |= {float(number.value)} | literals(number.expression)
@@ -129,163 +182,7 @@ def unexplained(question: Question) -> list[float]:
     return sorted({value for value in said if value not in known and value / 100 not in known})
 
 
-# ---- reading --------------------------------------------------------------------------------------------------------
-
-
-def _text(value) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise ValueError(f": {value!r} should be a text (put it in quotes if it looks like something else)")
-    return value.strip()
-
-
-def _slug(value) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", value):
-        raise ValueError(f": {value!r} should be small letters and digits, joined by hyphens")
-    return value
-
-
-def _real(value) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise ValueError(f": {value!r} should be a number")
-    return value
-
-
-def _flag(value) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError(f": {value!r} should be true or false")
-    return value
-
-
-def _one_of(*allowed: str):
-    def read(value) -> str:
-        if value not in allowed:
-            raise ValueError(f": {value!r} should be one of {', '.join(allowed)} (a text, in quotes)")
-        return value
-
-    return read
-
-
-def _dotted(value) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"minispec(\.\w+)+", value):
-        raise ValueError(f": {value!r} should be a name in the package, as in minispec.theory.speedup")
-    return value
-
-
-def _list_of(read, least: int = 1):
-    def read_all(value) -> tuple:
-        if not isinstance(value, list) or len(value) < least:
-            raise ValueError(f": {value!r} should be a list with at least {least} entries")
-        return tuple(_indexed(read, item, i) for i, item in enumerate(value))
-
-    return read_all
-
-
-def _indexed(read, item, i: int):
-    try:
-        return read(item)
-    except ValueError as error:
-        raise ValueError("\n".join(f"[{i}]{line}" for line in str(error).splitlines())) from None
-
-
-def _record(cls, rules: dict):
-    """A reader for a mapping with the fields of a dataclass."""
-    required = {field.name for field in fields(cls) if field.default is MISSING}
-
-    def read(value):
-        if not isinstance(value, dict):
-            raise ValueError(f": {value!r} should be a mapping with {', '.join(rules)}")
-        mistakes, values = [], {}
-        for name in value.keys() - rules.keys():
-            mistakes.append(f".{name}: unknown field; there are {', '.join(rules)}")
-        for name, rule in rules.items():
-            if name not in value:
-                if name in required:
-                    mistakes.append(f".{name}: missing")
-                continue
-            try:
-                values[name] = rule(value[name])
-            except ValueError as error:
-                mistakes += [f".{name}{line}" for line in str(error).splitlines()]
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return cls(**values)
-
-    return read
-
-
-NUMBER = _record(
-    Number,
-    {"name": _text, "expression": _text, "value": _real, "tolerance": _real, "remember": _flag, "unit": _text},
-)
-POINTS = _list_of(_text)
-
-
-def _checked_number(value) -> Number:
-    number = NUMBER(value)
-    try:
-        computed = number.computed
-    except ValueError as error:
-        raise ValueError(f".expression: {error}") from None
-    if not abs(computed - number.value) <= number.within:
-        raise ValueError(f".value: {number.value}, but {number.expression} is {computed:.6g}")
-    return number
-
-
-QUESTION = _record(
-    Question,
-    {
-        "id": _slug,
-        "topic": _slug,
-        "kind": _one_of(*KINDS),
-        "question": _text,
-        "short": _text,
-        **dict.fromkeys(LEVELS, POINTS),
-        "raises": POINTS,
-        "sinks": POINTS,
-        "follow_ups": _list_of(_record(FollowUp, {"question": _text, "short": _text}), least=0),
-        "numbers": _list_of(_checked_number, least=0),
-        "facts": _list_of(_record(Fact, {"values": _list_of(_real), "note": _text}), least=0),
-        "lesson": _one_of(*LESSONS),
-        "function": _dotted,
-        "source": _list_of(_text, least=0),
-    },
-)
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-    """YAML that refuses a key given twice, where the standard one silently keeps the last."""
-
-    def construct_mapping(self, node, deep=False):
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def read_yaml(file: Path):
-    try:
-        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BankError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
-def read_file(file: Path) -> list[Question]:
-    """The questions of one file. Raises BankError with all its mistakes."""
-    entries = read_yaml(file)
-    if not isinstance(entries, list) or not entries:
-        raise BankError(f"{file}: should be a list of questions, each beginning with '- id:'")
-    questions, mistakes = [], []
-    for i, entry in enumerate(entries):
-        name = entry.get("id", f"number {i + 1}") if isinstance(entry, dict) else f"number {i + 1}"
-        try:
-            questions.append(QUESTION(entry))
-        except ValueError as error:
-            mistakes += [f"{file}: entry {name}, {line.lstrip('.: ')}" for line in str(error).splitlines()]
-    if mistakes:
-        raise BankError("\n".join(mistakes))
-    return [Question(**{**vars(question), "file": str(file)}) for question in questions]
+# ---- the bank --------------------------------------------------------------------------------------------------------
 
 
 def load(extra: str | Path | None = None) -> dict[str, Question]:
@@ -305,6 +202,8 @@ def _shipped() -> dict[str, Question]:
 
 
 def _join(bank: dict[str, Question], files: Iterable[Path]) -> dict[str, Question]:
+    from .bank_file import read_file  # it reads into the classes above
+
     mistakes = []
     for file in files:
         try:

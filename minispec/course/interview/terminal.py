@@ -14,11 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import wrap
 
-from .drill import FOLLOW_UP, RAISES, SINKS, Figure, Said, Session, Talk, Task, read_number
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, Task, read_number
 from .mock_interview import Mock
 from .summary import count, explained, grade_of, summary
 
-TITLES = {FOLLOW_UP: "follow-ups answered", RAISES: "raises you", SINKS: "sinks you (tick what you did say)"}
+TITLES = {FOLLOW_UP: "follow-ups answered", PUSH_BACK: "push-backs answered", RAISES: "raises you",
+          SINKS: "sinks you (tick what you did say)"}  # fmt: skip
 WIDEST = 80
 
 
@@ -91,7 +92,7 @@ def talk(console: Console, session: Session, item: Talk) -> None:
         console.say(asked, "Follow-up: " * bool(number), "")
         texts.append(console.ask())
     console.say()
-    console.say(item.question.short, "In short: ", "  ")
+    console.say(item.question.spoken, "In short: ", "  ")
     boxes, group = item.rubric, None
     for number, box in enumerate(boxes, start=1):
         if box.group != group:

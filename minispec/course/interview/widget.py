@@ -115,7 +115,7 @@ class Sitting(ipywidgets.VBox):
         item, parts, group = self.session.current, [], None
         parts.append(html(item.asks[0], "drill-ask"))
         parts += [html(f"You wrote: {text}") for text in self._texts if text.strip()]
-        parts.append(html(f"In short: {item.question.short}", "drill-short", status=True))
+        parts.append(html(f"In short: {item.question.spoken}", "drill-short", status=True))
         self._boxes = []
         for box in item.rubric:
             if box.group != group:
