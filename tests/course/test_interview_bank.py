@@ -14,18 +14,8 @@ import yaml
 from minispec import theory
 from minispec.course.interview import BankError, cheatsheet, evaluate, levels, load, problems, topics, wording
 from minispec.course.interview.expressions import quantities
-from minispec.course.interview.questions import (
-    FOLDER,
-    KINDS,
-    LESSONS,
-    LEVELS,
-    Fact,
-    Number,
-    Question,
-    reached,
-    resolve,
-    unexplained,
-)
+from minispec.course.interview.question import KINDS, LESSONS, LEVELS, Fact, Number, Question, reached, unexplained
+from minispec.course.interview.questions import FOLDER, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()

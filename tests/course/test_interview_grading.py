@@ -6,7 +6,7 @@ import pytest
 
 from minispec.course import interview
 from minispec.course.interview.grading import OURS, Grading
-from minispec.course.interview.questions import LEVELS
+from minispec.course.interview.question import LEVELS
 
 QUESTION = interview.load()["walk-me-through"]
 

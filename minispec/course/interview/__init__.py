@@ -20,7 +20,8 @@ from .drill import (  # loads the module of that name, before the function below
 )
 from .expressions import evaluate
 from .mock_interview import Mock, start_mock
-from .questions import LEVELS, BankError, FollowUp, Number, PushBack, Question, levels, load, problems, topics
+from .question import LEVELS, BankError, FollowUp, Number, PushBack, Question
+from .questions import levels, load, problems, topics
 
 __all__ = [
     "LEVELS",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from .questions import (
+from .question import (
     KINDS,
     LESSONS,
     LEVELS,

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from ... import theory
 from ...files.write import write_whole
-from .questions import Number, Question, load
+from .question import Number, Question
+from .questions import load
 
 PAGE = Path(__file__).parents[3] / "docs" / "cheatsheet.md"
 PRINT = """@page { size: A4; margin: 9mm } body { font: 6.6pt/1.15 sans-serif; margin: 0 } p { margin: 2pt 0 }

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...theory import acceptance
 from .expressions import evaluate
-from .questions import Number
+from .question import Number
 
 TOKENS = "abc"
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from fsrs import Rating
 
 from .expressions import evaluate
-from .questions import LEVELS, Number, Question, reached, topics
+from .question import LEVELS, Number, Question, reached
+from .questions import topics
 from .schedule import Schedule, place
 
 MINUTES = 20  # of a drill, unless you want others
@@ -111,7 +112,7 @@ class Said:
 
     @property
     def reached(self) -> int:
-        """How many levels, from the lowest asked for (see questions.reached); each sinking tell costs one."""
+        """How many levels, from the lowest asked for (see question.reached); each sinking tell costs one."""
         said = {level: len(self.boxes(level)) for level in self.item.levels}
         points = {level: len(self.item.question.level(level)) for level in self.item.levels}
         return max(0, reached(said, points) - len(self.boxes(SINKS)))

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 import ipywidgets
 
 from .drill import SINKS, Said, Talk
-from .questions import LEVELS, Question
+from .question import LEVELS, Question
 from .widget import STYLE, WIDE, html
 
 # The candidates of lesson 17, and of how many levels, from the lowest, each makes all points.

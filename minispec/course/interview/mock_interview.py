@@ -14,7 +14,7 @@ from pathlib import Path
 from ...files.write import write_whole
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Coded, Computed, Figure, Item, Said, Session, Talk, Task
-from .questions import LEVELS, Question
+from .question import LEVELS, Question
 from .schedule import Schedule, place
 from .summary import ROOT, count, digits, explained, reading, with_unit
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from ... import theory
 from .cheatsheet import formula, numbers_to_remember
 from .drill import RAISES, SINKS, Computed, Said, Session
-from .questions import Number, Question, topics
+from .question import Number, Question
+from .questions import topics
 
 ROOT = Path(__file__).resolve().parents[3]
 LINES = 6  # of a reading list: more is not read

@@ -13,7 +13,8 @@ import ipywidgets
 
 from .drill import MINUTES, Computed, Figure, Said, Session, Talk, choose, start
 from .mock_interview import Mock
-from .questions import LEVELS, Question, topics
+from .question import LEVELS, Question
+from .questions import topics
 from .schedule import Schedule, place
 from .summary import count, explained, grade_of, summary
 from .terminal import TITLES, shortest, when

@@ -1,0 +1,156 @@
+"""One question of the bank: what its fields are, which level an answer reaches, which of its numbers have a reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .expressions import evaluate, last_digit, literals, quantities
+
+LEVELS = ("L4", "L5", "L6")
+KINDS = ("concept", "derivation", "estimation", "design", "debugging", "coding", "behavioural")
+POINTS = (3, 4)  # the fewest and the most points of a level
+WORDS = (40, 90)  # of a spoken answer
+PUSH_BACKS = 2  # at least
+LESSONS = (*(f"{n:02}" for n in (*range(15), 16, 17)), "appendix")  # as the files of course/lessons begin
+
+
+class BankError(ValueError):
+    """One line for every mistake: file, entry, field, what would do."""
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of the answer. `name` holds all that is given, so "Give a number: {name}" can be asked alone."""
+
+    name: str
+    expression: str
+    value: float  # as the text quotes it
+    tolerance: float | None = None  # None: half a unit of the last digit quoted
+    remember: bool = False  # worth knowing by heart: it goes on the cheat sheet
+    unit: str = ""
+
+    @property
+    def within(self) -> float:
+        return last_digit(self.value) / 2 * (1 + 1e-9) if self.tolerance is None else self.tolerance
+
+    @property
+    def computed(self) -> float:
+        return evaluate(self.expression)
+
+    def matches(self, answer: float, relative: float = 0.05) -> bool:
+        """Whether an answer from the head is good enough: as near as the text, or within 5 %."""
+        return abs(answer - self.computed) <= max(self.within, relative * abs(self.computed))
+
+
+@dataclass(frozen=True)
+class FollowUp:
+    question: str
+    short: str
+
+
+@dataclass(frozen=True)
+class PushBack:
+    """What an interviewer objects or changes half-way, and what a good reply contains."""
+
+    says: str
+    reply: str
+
+
+@dataclass(frozen=True)
+class Case:
+    """A design to be worked out aloud: the question's numbers are those to produce, its points are the rubric."""
+
+    minutes: int
+    requirements: tuple[str, ...]  # given at the start, or when asked for
+    whiteboard: tuple[str, ...]  # boxes for the candidate to fill
+    changes: tuple[str, ...]  # requirements that the interviewer changes half-way
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Numbers that no formula gives, and where they come from."""
+
+    values: tuple[float, ...]
+    note: str
+
+
+@dataclass(frozen=True)
+class Question:
+    id: str
+    topic: str
+    question: str
+    spoken: str
+    L4: tuple[str, ...]
+    L5: tuple[str, ...]
+    L6: tuple[str, ...]
+    raises: tuple[str, ...]
+    sinks: tuple[str, ...]
+    push_backs: tuple[PushBack, ...]
+    lesson: str
+    function: str
+    kind: str = "concept"
+    follow_ups: tuple[FollowUp, ...] = ()
+    numbers: tuple[Number, ...] = ()
+    facts: tuple[Fact, ...] = ()
+    case: Case | None = None
+    source: tuple[str, ...] = ()
+    file: str = ""
+
+    def level(self, name: str) -> tuple[str, ...]:
+        """The points of one level, to be ticked. A level also expects those below it."""
+        if name not in LEVELS:
+            raise ValueError(f"level={name!r}: give one of {', '.join(LEVELS)}")
+        return getattr(self, name)
+
+    @property
+    def points(self) -> tuple[tuple[str, str], ...]:
+        """All that an interviewer ticks: (level, point), from the lowest level up."""
+        return tuple((level, point) for level in LEVELS for point in self.level(level))
+
+    def answers(self) -> Iterator[str]:
+        """Every text in which a number needs a reason."""
+        yield self.spoken
+        for points in (self.L4, self.L5, self.L6, self.raises, self.sinks):
+            yield from points
+        yield from (follow_up.short for follow_up in self.follow_ups)
+        yield from (push_back.reply for push_back in self.push_backs)
+        if self.case:
+            yield from self.case.whiteboard
+
+
+# ---- levels ---------------------------------------------------------------------------------------------------------
+
+
+def reached(said: Mapping[str, int], points: Mapping[str, int]) -> int:
+    """How many levels an answer reaches, from the lowest, if it makes said[level] of points[level] points.
+
+    Each level wants two thirds as many points as it has, and a point of a higher level counts as well: depth shows the
+    basics. A level counts only on top of those below it. The highest level also wants half of all points, so that two
+    deep remarks alone are not enough.
+    """
+    count = 0
+    for level in points:
+        above = [name for name in points if name >= level]
+        if 3 * sum(said[name] for name in above) < 2 * points[level]:
+            break
+        if level == LEVELS[-1] and 2 * sum(said.values()) < sum(points.values()):
+            break
+        count += 1
+    return count
+
+
+# ---- numbers in the text --------------------------------------------------------------------------------------------
+
+
+def unexplained(question: Question) -> list[float]:
+    """Numbers of the answer that are neither computed, nor given, nor a fact with a note."""
+    asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
+    asked += [push_back.says for push_back in question.push_backs]
+    asked += [*question.case.requirements, *question.case.changes] if question.case else []
+    known = {value for text in asked for value in quantities(text)}
+    for number in question.numbers:
+        known |= {float(number.value)} | literals(number.expression)
+    known |= {value for fact in question.facts for value in fact.values}
+    said = [value for text in question.answers() for value in quantities(text)]
+    return sorted({value for value in said if value not in known and value / 100 not in known})
