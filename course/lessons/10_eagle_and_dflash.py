@@ -47,7 +47,7 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
 # The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
-# ([`fuse`](../minispec/drafters/eagle.py)). EAGLE-3 as published has no hats (*Go deeper* says why they came). How
+# ([`fuse`](../minispec/drafters/eagle_head.py)). EAGLE-3 as published has no hats (*Go deeper* says why they came). How
 # different are the sizes of the streams?
 
 # %%

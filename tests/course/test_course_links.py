@@ -291,7 +291,7 @@ def needed() -> dict[str, set[str]]:
 
 
 def test_the_map_shows_every_lesson():
-    assert needed().keys() == set(interview.questions.LESSONS)
+    assert needed().keys() == set(interview.question.LESSONS)
 
 
 def test_what_comes_before_a_lesson_comes_before_it_on_the_map():
