@@ -100,7 +100,7 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # For each candidate, tick the points of the rubric that you heard. The lengths of the answers give the levels away, so do not
 # grade by level: for each point find the words that earn it, and tick it only then. A level is reached with two thirds as
 # many points as it has, where points of higher levels count too, because depth shows the basics. L6 also wants half of all
-# points, and each point that sinks a candidate costs a level ([`reached`](../minispec/course/interview/questions.py) counts
+# points, and each point that sinks a candidate costs a level ([`reached`](../minispec/course/interview/question.py) counts
 # this way). A real interviewer does not count like this. We do, because
 # counting keeps you honest when you grade yourself.
 
