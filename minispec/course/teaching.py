@@ -82,7 +82,7 @@ def collect(args) -> None:
 
 
 def grade(args) -> int:
-    """0: everybody has a mark. 1: some answers could not be graded, by no fault of their authors."""
+    """0: every student has a mark. 1: some answers could not be graded, by no fault of their authors."""
     from .classroom import gradebook, late, platforms
     from .classroom.grade import Options, grade
     from .classroom.sandbox import Limits

@@ -72,7 +72,7 @@ class Weights:
     def finish(self) -> None:
         """Whatever is left would be left out of the computation."""
         if self.tensors:
-            raise ValueError(f"{self.file}: {sorted(self.tensors)[0]!r} has no place in this architecture, so these "
+            raise ValueError(f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, so these "
                              "heads would be computed wrongly: give heads of a supported form")  # fmt: skip
 
 

@@ -56,7 +56,7 @@ def write_details(file: Path, results: Sequence[Result]) -> None:
 
 
 def parts(result: Result) -> str:
-    """What the points of an answer are made of: "edge cases 0 of 0.5, one row 0.5 of 0.5"."""
+    """What the points of an answer are made of: "edge cases 0 of 0.5, one token 0.5 of 0.5"."""
     said = [(name, number(part["points"]), part["passed"]) for name, part in result.properties.items()]
     return ", ".join(f"{name} {possible if passed else 0} of {possible}" for name, possible, passed in said)
 

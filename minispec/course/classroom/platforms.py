@@ -189,7 +189,7 @@ def gradescope(own: Sequence[Result]) -> dict:
 
 
 def write_gradescope(folder: Path, results: Sequence[Result]) -> list[Path]:
-    """FOLDER/STUDENT/results.json for everybody; names that cannot be folders become numbers."""
+    """FOLDER/STUDENT/results.json for every student; names that cannot be folders become numbers."""
     written = []
     for i, (student, own) in enumerate(by_student(results).items(), start=1):
         usable = not set(student) & set("/\\:\0") and not student.startswith(".")

@@ -35,7 +35,7 @@ def read_secret(file: Path) -> bytes:
 
 
 def seed(secret: bytes, *labels: str) -> bytes:
-    """32 bytes for one purpose. Nobody who knows them can tell those for another."""
+    """32 bytes for one purpose. They tell nothing about those for another purpose."""
     return hmac.new(secret, json.dumps(labels).encode(), hashlib.sha256).digest()
 
 

@@ -2,7 +2,7 @@
 
 Sources are compared as tokens: comments, blanks and line breaks do not count, names that an answer gives to its own
 variables are all the same name, and so are all texts. Every run of `RUN` tokens is a fingerprint (as in Schleimer,
-Wilkerson and Aiken, "Winnowing", 2003, without the thinning: answers are short). What everybody has does not count:
+Wilkerson and Aiken, "Winnowing", 2003, without the thinning: answers are short). What all answers share does not count:
 fingerprints of the stubs and of the published solutions are taken out first. The score of a pair is the share of the
 smaller answer's remaining fingerprints that the other one has, too.
 
@@ -90,7 +90,7 @@ def without_docstrings(tokens: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 @cache
 def common(id: str) -> frozenset:
-    """What an answer may share with everybody: the fingerprints of the stub and of the published solution."""
+    """What an answer may share with all others: the fingerprints of the stub and of the published solution."""
     [job] = [job for job in builder.jobs([id.split(".")[0]]) if job.kind == "exercise"]
     raw = jupytext.reads(job.source.read_text(encoding="utf-8"), fmt="py:percent")
     sources = [c.source for c in raw.cells if c.metadata.get("exercise") == id and cells.MARKER.search(c.source)]

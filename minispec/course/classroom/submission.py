@@ -3,7 +3,7 @@
 A notebook is a file that somebody else wrote. It is measured before it is read, and read without being believed: the
 only things taken from it are the texts of code cells whose nbgrader metadata name an exercise. Outputs, tags, other
 cells and all other metadata are never looked at. Whatever is wrong with it becomes a plain sentence, never an error, so
-that nobody's file stands in the way of another's. Of several files with the same exercise the newest counts.
+that no student's file stands in the way of another's. Of several files with the same exercise the newest counts.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def read(student: str, files: Sequence[Path], unread: Sequence[str] = ()) -> Sub
 
 
 def attempt(file: Path) -> int:
-    """The number that a platform, a browser or collect puts behind a name for another attempt: 06-2, 06 (2)."""
+    """The number that a platform, a browser or collect adds to a name for another attempt: 06-2, 06 (2)."""
     found = re.search(r"(?:-| \()(\d{1,4})\)?$", file.stem)
     return int(found[1]) if found else 0
 

@@ -6,7 +6,7 @@ process can take it off. It looks at the number of the call (and where that is a
     another architecture's calls, by which the same number means something else     the process is killed
     a call of the table below                                                       refused: EPERM
     a new process or thread                                                         refused: EAGAIN, as if at the limit
-    a signal to anybody but itself, or a limit for anybody else                     refused: EPERM
+    a signal to another process, or a limit for one                                 refused: EPERM
     a call newer than this file                                                     refused: ENOSYS, as on an old kernel
     everything else                                                                 allowed
 """
