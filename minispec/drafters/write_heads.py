@@ -78,8 +78,8 @@ def write_medusa(heads: MedusaHeads, target: Model, folder: str | Path, base: st
     """
     folder, (V, d) = Path(folder), target.transformer.lm_head.weight.shape
     if heads.own_head and heads.head_ids is not None:
-        raise ValueError(f"these Medusa heads score {len(heads.head_ids)} of {V} tokens with weights of their own, which "
-                         "Medusa's layout cannot express: train them with the whole vocabulary")  # fmt: skip
+        raise ValueError(f"these Medusa heads score {len(heads.head_ids)} of {V} tokens with weights of their own, and "
+                         "the published layout knows none: train them with the whole vocabulary")  # fmt: skip
     rows = heads.head if heads.own_head else chosen_rows(target, None)
     rows = rows.expand(heads.count, V, d)
     blocks = 1 + len(heads.more) // 2
