@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import linecache
 import os
 import subprocess
 import sys
@@ -93,7 +94,9 @@ def run(file: Path) -> dict:
     for number, cell in enumerate(cells, start=1):
         start = time.perf_counter()
         try:
-            exec(compile(cell, f"{file.stem}, code cell {number}", "exec"), space)
+            name = f"<{file.stem}, code cell {number}>"
+            linecache.cache[name] = len(cell), None, cell.splitlines(True), name  # Triton reads a kernel's source
+            exec(compile(cell, name, "exec"), space)
         except Exception:
             error = f"cell {number} of {len(cells)}: {traceback.format_exc(limit=-4)}"
             break
