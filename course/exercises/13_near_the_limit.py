@@ -67,9 +67,10 @@ draw("13.pass_bytes", pass_bytes)
 # | `read`, `flops` | numbers | what the kernel reads and computes |
 # | `seconds` | number | how long it took |
 # | `bandwidth`, `peak` | numbers | bytes/s and FLOP/s of the machine |
-# | returns | `(intensity, bound, share)` | FLOP per byte; `"memory"`, `"compute"` or `"overhead"`; $t_\text{best}$ / `seconds` |
+# | returns | `(intensity, bound, share)` | FLOP per byte; `"memory"`, `"compute"` or `"latency"`; $t_\text{best}$ / `seconds` |
 #
-# Call a kernel bound by `"overhead"` when its share is below one half. Otherwise it is bound by whatever takes longer.
+# Call a kernel bound by `"latency"` when its share is below one half: it waits for something that the roofline does not know,
+# its own start and end or too few bytes under way. Otherwise it is bound by whatever takes longer; by memory if both are equal.
 
 
 # %% exercise="13.roofline"
@@ -79,7 +80,7 @@ def place(read: float, flops: float, seconds: float, bandwidth: float, peak: flo
     reading, computing = read / bandwidth, flops / peak
     share = max(reading, computing) / seconds
     if share < 0.5:
-        bound = "overhead"
+        bound = "latency"
     elif reading >= computing:
         bound = "memory"
     else:

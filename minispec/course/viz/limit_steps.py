@@ -36,14 +36,13 @@ def machine_of(result: Mapping) -> str:
 
 def steps_table(climbed: Mapping, steps: Sequence[str] | None = None) -> str:
     """What ladder.climb measured, a line per step."""
-    lines = [f"{'step':<14}{'ms per token':>14}{'of the bandwidth':>18}{'kernels':>10}{'launches':>10}   per token"]
+    lines = [f"{'step':<14}{'ms/token':>10}{'of the bandwidth':>18}{'kernels/token':>15}{'launches/token':>16}"]
     for name in steps or climbed["steps"]:
         row = climbed["steps"][name]
         counts = [row.get(key) for key in ("kernels_per_token", "launches_per_token")]
-        shown = "".join(f"{'–' if count is None else format(count, ',.0f'):>10}" for count in counts)
-        lines.append(
-            f"{name:<14}{1e3 * row['seconds_per_token']['median']:>14.3f}{row['fraction_of_bandwidth']:>18.1%}{shown}"
-        )
+        kernels, launches = ("–" if n is None else format(n, ",.1f" if n < 1 else ",.0f") for n in counts)
+        seconds, share = row["seconds_per_token"]["median"], row["fraction_of_bandwidth"]
+        lines.append(f"{name:<14}{1e3 * seconds:>10.3f}{share:>18.1%}{kernels:>15}{launches:>16}")
     return "\n".join(lines)
 
 

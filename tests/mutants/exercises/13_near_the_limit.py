@@ -40,10 +40,10 @@ def place(read, flops, seconds, bandwidth, peak):
     reading, computing = read / bandwidth, flops / peak
     share = (reading + computing) / seconds
     bound = "memory" if reading >= computing else "compute"
-    return flops / read, "overhead" if share < 0.5 else bound, share
+    return flops / read, "latency" if share < 0.5 else bound, share
 
 
-# %% 13.roofline: never_overhead
+# %% 13.roofline: never_latency
 def place(read, flops, seconds, bandwidth, peak):
     ridge = peak / bandwidth
     intensity = flops / read
@@ -55,7 +55,7 @@ def place(read, flops, seconds, bandwidth, peak):
 def place(read, flops, seconds, bandwidth, peak):
     share = (read / seconds) / bandwidth
     if share < 0.5:
-        return flops / read, "overhead", share
+        return flops / read, "latency", share
     return flops / read, "memory" if flops / read <= peak / bandwidth else "compute", share
 
 
@@ -64,7 +64,7 @@ def place(read, flops, seconds, bandwidth, peak):
     best = max(read / bandwidth, flops / peak)
     share = seconds / best
     if share < 0.5:
-        return flops / read, "overhead", share
+        return flops / read, "latency", share
     return flops / read, "memory" if best == read / bandwidth else "compute", share
 
 

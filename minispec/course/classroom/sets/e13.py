@@ -131,7 +131,7 @@ def reads_the_embedding(layers, hidden, intermediate, heads, kv_heads, head_dim,
 
 # ---- 13.roofline ----------------------------------------------------------------------------------------------------
 
-MEMORY, COMPUTE, OVERHEAD = "memory", "compute", "overhead"
+MEMORY, COMPUTE, LATENCY = "memory", "compute", "latency"
 
 
 def place(read, flops, seconds, bandwidth, peak):
@@ -141,7 +141,7 @@ def place(read, flops, seconds, bandwidth, peak):
 
 def bound_of(read, flops, share, bandwidth, peak, least=0.5):
     if share < least:
-        return OVERHEAD
+        return LATENCY
     return MEMORY if read / bandwidth >= flops / peak else COMPUTE
 
 
@@ -150,9 +150,9 @@ def observe_place(answer, read, flops, seconds, bandwidth, peak):
     if not isinstance(found, (list, tuple)) or len(found) != 3:
         raise Complaint(f"return three things: intensity, what bounds it, and the share; yours returns {kind(found)}.")
     intensity, bound, share = (plain(x) for x in found)
-    if bound not in (MEMORY, COMPUTE, OVERHEAD):
+    if bound not in (MEMORY, COMPUTE, LATENCY):
         raise Complaint(
-            f"the second result should be one of {MEMORY!r}, {COMPUTE!r} and {OVERHEAD!r}; yours: {bound!r}."
+            f"the second result should be one of {MEMORY!r}, {COMPUTE!r} and {LATENCY!r}; yours: {bound!r}."
         )
     if not is_number(intensity) or not is_number(share):
         raise Complaint("the intensity and the share should be numbers.")
@@ -170,7 +170,7 @@ ROOFLINE = exercise(
         "the same time, so which of the two is the least time possible?",
         "best = max(read / bandwidth, flops / peak), and the share is best / seconds. If it is below a half, the "
         "kernel mostly waits for something else. Otherwise the larger of the two times names what bounds it.",
-        "best = max(read / bandwidth, flops / peak); share = best / seconds; bound = 'overhead' if share < 0.5 else "
+        "best = max(read / bandwidth, flops / peak); share = best / seconds; bound = 'latency' if share < 0.5 else "
         "'memory' if read / bandwidth >= flops / peak else 'compute'; return flops / read, bound, share.",
     ),
     code="minispec.theory.roofline_time",
@@ -228,8 +228,8 @@ def always_the_peak(read, flops, seconds, bandwidth, peak):
 
 
 @ROOFLINE.mutant
-def never_overhead(read, flops, seconds, bandwidth, peak):
-    """You never answer overhead. A kernel that takes more than twice the least time waits for something that the
+def never_latency(read, flops, seconds, bandwidth, peak):
+    """You never answer latency. A kernel that takes more than twice the least time waits for something that the
     roofline does not know, a launch for example: then neither fewer bytes nor fewer FLOPs would help it much."""
     intensity, _, share = place(read, flops, seconds, bandwidth, peak)
     return intensity, bound_of(read, flops, share, bandwidth, peak, least=0.0), share
@@ -240,7 +240,7 @@ def ridge_at_one(read, flops, seconds, bandwidth, peak):
     """You call a kernel compute-bound as soon as it does more than one FLOP per byte. The ridge point is
     peak / bandwidth, 188 for an H200: below it memory is the limit."""
     intensity, bound, share = place(read, flops, seconds, bandwidth, peak)
-    return intensity, bound if bound == OVERHEAD else COMPUTE if flops > read else MEMORY, share
+    return intensity, bound if bound == LATENCY else COMPUTE if flops > read else MEMORY, share
 
 
 # ---- 13.merge_splits ------------------------------------------------------------------------------------------------
