@@ -157,8 +157,8 @@ guess_kernels.reveal(len(eager.kernels))
 # A few dozen per layer add up. On the recorded H200 a token of SmolLM2 takes 928 kernels and 23 ms, which is 25 µs per
 # kernel, Python included, although the kernels themselves run for 2 ms only. Now multiply: kernels × launch is a time that
 # hardly depends on the size of the model, only on its number of layers (30 here, 32 in the 8B shape). That is why a small
-# model on a fast GPU is the worst case. SmolLM2 reads 0.29 GB per token, which that H200 does in 80 µs, and no host launches
-# hundreds of kernels in 80 µs.
+# model on a fast GPU is the worst case. SmolLM2 reads 0.29 GB per token, which that H200 does in 81 µs, and no host launches
+# hundreds of kernels in 81 µs.
 
 # %% [markdown]
 # ## Step 2: one launch for all of them
@@ -284,7 +284,7 @@ def skinny(x, w, rows=16, wide=64):
 # itself is installed with minispec on Linux, ARM included. On macOS and Windows it is missing; then the next cell says so and
 # does the same in torch, and so does the one with attention.)
 
-# %%
+# %% tags=["nbval-ignore-output"]
 generator = torch.Generator().manual_seed(0)
 x = torch.randn(200, generator=generator).to(device)
 w = torch.randn(100, 200, generator=generator).to(device)
@@ -348,7 +348,7 @@ viz.tile_sizes(measured)
 # Two tasks:
 #
 # 1. Go through the matrix rows per program and compare the three strips. With how few programs does even the widest strip
-#    fall behind, and why does the narrowest hardly change? (It always has too few bytes under way.)
+#    lose, and why does the narrowest hardly change? (It always has too few bytes under way.)
 # 2. Choose the attention kernel, which is the subject of the next step, and find the number of splits from which on more
 #    of them do not help.
 
@@ -379,7 +379,7 @@ for context in (500, 4000, 32_000):
 # of a tile and the multiprocessors. It aims at a few programs per multiprocessor, with a tile of 64 tokens each at least.)
 # Splitting changes the order of additions and nothing else:
 
-# %%
+# %% tags=["nbval-ignore-output"]
 q, k, v = (
     torch.randn(1, heads, slots, 16, generator=generator).to(device) for heads, slots in ((4, 1), (2, 100), (2, 100))
 )
@@ -459,7 +459,7 @@ if device == "cpu":
 guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
 
 # %% [markdown]
-# The row `cycle, eager` is the cycle without a graph, for comparison. On a CPU the plain steps do the same work in the same
+# The line `cycle, eager` is the cycle without a graph, for comparison. On a CPU the plain steps do the same work in the same
 # way: nothing is recorded, and torch stands in for our kernels. There the last line is the step that counts. (And `micro` is small enough to stay partly in the cache of a CPU, so its share of the
 # *memory* bandwidth is not the whole story.) Beside it, what was recorded, after about 1,000 tokens. The 8B shape has random
 # weights there, and its draft model is its own first layers. How often its draft tokens are accepted was set by construction
@@ -552,6 +552,6 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 # ## Next
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb).
-# - `minispec drill` asks `decode-memory-bound`, `roofline-free-tokens`, `flash-attention`.
+# - `minispec drill` asks `cuda-graphs`, `far-from-the-roofline`, `flash-attention`.
 # - On a GPU, `minispec bench limit` makes the recorded data of this lesson anew, on your own machine.
 # - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb).

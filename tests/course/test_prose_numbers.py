@@ -119,7 +119,7 @@ QUOTED: dict[str, dict[float, object]] = {
         0.9: unpacked(SMALL["timelines"]["split-K"]).span / 1e3,
         700: GIVEN,
         0.29: SMALL["bytes_per_token"] / 1e9,
-        80: 1e6 * SMALL["predicted_seconds"],
+        81: 1e6 * SMALL["predicted_seconds"],
         290: SPLITS[1],
         1.8: ms_of(LARGE, "split-K") / ms_of(LARGE, "cycle"),
         2.4: ms_of(SMALL, "split-K") / ms_of(SMALL, "cycle"),
