@@ -169,11 +169,14 @@ KERNEL = {
     "a device": "os.mknod('disk', 0o60600, os.makedev(8, 0))",
 }
 SOLUTIONS, TEACHER = str(ROOT / "solutions/06_rejection_sampling.ipynb"), "{teacher}"
+# The folders that lead to the Python that runs may be listed, for it has to be found: in a clone it lies in .venv.
+PYTHONS = [at(prefix) for prefix in (sys.prefix, sys.base_prefix) for at in (os.path.abspath, os.path.realpath)]
+WAY = sorted({name for python in PYTHONS for name in Path(python).parts})
 FILES = {
     "list of users": "open('/etc/passwd').read()",
     "solutions": f"open({SOLUTIONS!r}).read()",
     "minispec": f"open({str(ROOT / 'minispec/verify.py')!r}).read()",
-    "the course's folder": f"os.listdir({str(ROOT)!r})",
+    "the course's folder": f"[n for n in os.listdir({str(ROOT)!r}) if n not in {WAY!r}][0]",
     "the teacher's file": f"open('{TEACHER}/grades.csv').read()",
     "the teacher's file by a link": f"os.symlink('{TEACHER}/grades.csv', 'l1') or open('l1').read()",
     "the teacher's file by a hard link": f"os.link('{TEACHER}/grades.csv', 'l2') or open('l2').read()",
@@ -201,7 +204,7 @@ FILES = {
     "temporary files": "open('/tmp/minispec-attack', 'w')",
     "shared memory": "open('/dev/shm/minispec-attack', 'w')",
     "other temporary files": "open('/var/tmp/minispec-attack', 'w')",
-    "what is in /tmp": "len(os.listdir('/tmp')) or 1 / 0",
+    "what is in /tmp": f"[n for n in os.listdir('/tmp') if n not in {WAY!r}][0]",
     "processes": "[n for n in os.listdir('/proc') if n.isdigit() and int(n) != os.getpid()][0]",
     "command lines": f"open(f'/proc/{{{PARENT}}}/cmdline').read()",
     "devices": "[n for n in os.listdir('/dev') if n not in ('null', 'zero', 'urandom')][0]",
