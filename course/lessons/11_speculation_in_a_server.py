@@ -463,12 +463,14 @@ burst_tpot.reveal(round(1000 * latencies(in_bursts)["tpot"], 1))
 
 # %% [markdown]
 # Speculation made the answer complete earlier, and the user waits *longer* between two events. TPOT says the first and ITL
-# the second, so quote both. A reader of a chat notices little of 50 ms. A voice assistant that speaks every token may
-# need a bound on ITL.
+# the second, so quote both. A reader of a chat notices little of 50 ms. A client that acts on every token may need a bound on
+# ITL.
 #
-# Percentiles say for how many users a number holds. A service promises something like "TTFT below 200 ms and TPOT below 18
-# ms" (its service-level objective, SLO), and **goodput** counts the requests per second that got both (Zhong et al., 2024,
-# DistServe, arXiv:2401.09670). Throughput and goodput differ where it matters, when a server is busy:
+# Percentiles say for how many requests a number holds: the **p99** of TPOT is the value that all but one request in a hundred stay below. A service promises something like "TTFT below 200 ms and TPOT below 18
+# ms" (its service-level objective, SLO), and **goodput** counts the requests per second that got both, as vLLM's benchmark
+# does. (The word has other meanings: DistServe, Zhong et al., 2024, means the highest rate per GPU at which a given share of
+# requests meets the targets, and papers on speculation sometimes mean accepted tokens per second.) Throughput and goodput
+# differ where it matters, when a server is busy:
 
 # %%
 queued = Answer(sent=0.0, arrivals=[0.7 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
@@ -502,12 +504,12 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # $\rho$ at the same rate is lower.
 #
 # A continuous-batching server serves many requests at once, which softens the queue and moves the waiting into the steps:
-# with more requests in the batch every step takes longer. How many requests are in it follows from Little's law,
+# with more tokens in a pass, prompts above all, a step takes longer. How many requests are there follows from Little's law,
 #
 # $$\text{requests in the server} = \text{rate} \times \text{mean time in the server},$$
 #
-# which holds for every such system. If speculation shortens the time that a request spends in the server, then **at the same
-# rate the batch is smaller**, too.
+# which holds for every system whose load is steady, waiting requests included. While nothing waits, it is the batch. If
+# speculation shortens the time that a request spends in the server, then **at the same rate the batch is smaller**, too.
 
 # %% [markdown]
 # ## The control room
@@ -527,28 +529,30 @@ viz.control_room(target, drafter)
 # - Set `max_num_seqs` to 1 and then to 16 at a high rate: who pays for the short queue?
 # - Compare `max_chunk` 16 and 256. Whose ITL suffers from long prompts in one piece, and what do short pieces cost the long
 #   prompts themselves?
-# - Find the rate at which speculation stops paying for the p99 of TPOT. The table does both runs for you, with fewer
-#   requests:
+# - Up to which rate does speculation pay for TPOT? The table does both runs for you, at two rates and with fewer requests;
+#   add rates between them if the answers differ:
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
 
 # %% [markdown]
-# <details><summary>At which rate does speculation stop paying for p99 TPOT, and why is that later than one would expect from
-# the throughput of full batches?</summary>
+# <details><summary>Up to which rate does speculation pay for TPOT, and why can it pay although full batches lose
+# throughput?</summary>
 #
-# The number is that of your machine: read it off the two columns, and mind that the p99 of a few requests is nearly their
-# maximum. (On a busy CPU it may be that drafts pay at no rate at all.) The reason is Little's law. The first half of this lesson compared batches of *equal size*, and found a size
-# from which drafts cost throughput. But at equal *rate* the sizes differ. With speculation requests leave earlier, so the
-# batch is smaller, and in a smaller batch speculation still pays. Only when the rate is so high that the batch is full
-# with and without drafts does the comparison of equal sizes apply. From there on drafts make every step longer, the queue
-# grows sooner, and TTFT shows it first.
+# The number is that of your machine: read it off the two columns. (It may pay at every rate you try, or, on a busy CPU, at
+# none.) The first half of this lesson compared batches of *equal size* and found a size from which on drafts cost throughput.
+# A rate leads to some batch size. At the rate that leads to exactly that crossover size, both servers have equal batches and
+# are equally fast, so this is where TPOT crosses, too. Below it Little's law helps: requests leave earlier, so the batch is
+# smaller, and in a smaller batch drafts gain more. Above it the effect is reversed, the queue grows sooner, and TTFT
+# shows it first. Throughput is quoted for a *full* batch, which may be far above the crossover, while most rates a server
+# is run at lead to batches below it. The p99 belongs to the moments with the fullest batch, so it crosses somewhat earlier
+# than the mean, and with a dozen requests it is simply the slowest one.
 # </details>
 
 # %% [markdown]
 # ## What if the client goes away?
 #
-# A closed browser tab is the most frequent end of a long answer. A server that goes on generating for it wastes its steps,
+# Closing a browser tab is an everyday end of a long answer. A server that goes on generating for it wastes its steps,
 # and worse, its blocks. [`Service`](../minispec/server/service.py) therefore aborts a request as soon as its connection is
 # closed. The engine does that between two steps: what was computed for the request is dropped, and its blocks go
 # back to the pool.
@@ -577,18 +581,19 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 #
 # ```sh
 # pip install -c constraints.txt -e ".[serve]"
-# minispec serve --model smollm2 --drafter eagle                     # http://127.0.0.1:8000/v1
+# minispec serve --model smollm2 --drafter eagle                     # http://127.0.0.1:8000/v1; it stays in this terminal
+# # in a second terminal:
 # curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
 #      -d '{"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}'
 # curl http://127.0.0.1:8000/metrics                                 # vLLM's names: queue, batch, TTFT, accepted tokens
-# minispec bench serve --rate 1 2 4 8 --ttft-target 500 --tpot-target 100
+# minispec bench serve --rate 1 2 4 8 --ttft-target 500 --tpot-target 100   # milliseconds
 # minispec bench serve --sweep micro micro:model --rate 5 20 80      # starts both servers itself
 # ```
 #
 # ```python
 # from openai import OpenAI
 # client = OpenAI(base_url="http://127.0.0.1:8000/v1", api_key="none")
-# for part in client.chat.completions.create(model="smollm2", stream=True, logprobs=True,
+# for part in client.chat.completions.create(model="smollm2", stream=True,
 #                                            messages=[{"role": "user", "content": "Why is decoding slow?"}]):
 #     print(part.choices[0].delta.content or "", end="")
 # ```
