@@ -26,7 +26,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
 NEEDS = {"17": "jupytext"}  # lessons that need more: skipped where that is missing
-TIMED = ("00", "01", "02", "04", "07", "08", "10", "11", "12")  # these measure the learner's device
+TIMED = ("00", "01", "02", "04", "07", "08", "10", "11", "12", "13")  # these measure the learner's device
 
 
 def code_cells(source: str) -> list[str]:
