@@ -45,11 +45,11 @@ def _(draw):
 
 
 def kernel(draw: Draw, bound: str) -> dict:
-    """A kernel that is bound by this, and clearly so."""
+    """A kernel that is bound by this, and clearly so. It computes something: FLOPs per second may be divided by."""
 
     def make():
         machine = dict(bandwidth=float(draw.whole(2, 20)), peak=float(draw.whole(20, 400)))
-        read, flops = draw.whole(1, 200 * draw.size), draw.choice([0, *(draw.whole(1, 4000 * draw.size),) * 9])
+        read, flops = draw.whole(1, 200 * draw.size), draw.whole(1, 4000 * draw.size)
         best = max(read / machine["bandwidth"], flops / machine["peak"])
         slower = draw.whole(22, 160) if bound == LATENCY else draw.whole(10, 19)  # tenths of the least time
         return dict(read=read, flops=flops, seconds=round(best * slower / 10, 3), **machine)
