@@ -96,8 +96,9 @@ def test_the_reference_is_right_whatever_the_secret(exercise: Exercise):
 
 
 def key_of(args) -> str:
-    """The arguments that a table could be looked up by: all data, and what tiles and models hold."""
-    parts = [getattr(arg, "scores", getattr(arg, "cache", arg)) for arg in args]
+    """The arguments that a table could be looked up by: all data, and what tiles, models and devices hold."""
+    held = ("scores", "cache", "_text")
+    parts = [next((getattr(arg, name) for name in held if hasattr(arg, name)), arg) for arg in args]
     return repr([paste(part) for part in parts if not callable(part)])
 
 

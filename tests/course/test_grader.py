@@ -39,6 +39,7 @@ from minispec.course.classroom.gradebook import Result, mistakes, summary, write
 from minispec.course.classroom.journal import Journal
 from minispec.course.classroom.pupil import plain
 from minispec.course.classroom.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed
+from minispec.course.classroom.sets.e13 import Device
 from minispec.course.classroom.submission import read, read_folder
 
 EXERCISES = everything()
@@ -120,7 +121,12 @@ def test_no_message_breaks_the_decoder(message):
 def test_of_an_object_that_stays_here_only_few_things_can_be_asked():
     model = ScriptedModel("target", whole_text, [1], most_passes=9)
     assert use(model, "length", []) == 1 and use(model, "read", [[2]]).shape == (1, 16)
-    for value in (model, Number(None), len, str):
+    device = Device([3])
+    assert use(device, "look", [use(use(device, "count", []), "subtract", [1])]) == 0
+    for what, args in (("write", [0]), ("advance", []), ("_replay", []), ("_note", [len]), ([], [])):
+        with pytest.raises(TypeError):
+            use(device, what, args)
+    for value in (model, device, device.count, Number(None), len, str):
         for what in ("say", "cache", "__class__", "__globals__", "passes", None, 7):
             with pytest.raises(TypeError):
                 use(value, what, [])
@@ -317,9 +323,9 @@ def test_a_wrong_answer_gets_the_words_of_its_own_check(nursery, wrong, monkeypa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["05", "06", "10", "12", "16", "18"])
+@pytest.mark.parametrize("number", ["05", "06", "10", "12", "13", "16", "18"])
 def test_solutions_get_full_marks(nursery, number, monkeypatch):
-    """The sets whose answers drive models, draw random numbers, read tiles, call wires, or each other."""
+    """The sets whose answers drive models or devices, draw random numbers, read tiles, call wires, or each other."""
     monkeypatch.setenv("MINISPEC_TRIAL", "micro")
     for found in judge_file(nursery, set_file(number, "solutions"), list(solutions(number))).values():
         assert (found.outcome, found.points) == (RIGHT, found.possible), found.text

@@ -1,8 +1,8 @@
 """Call a student's function as if it were here, though it is in another process.
 
-The check calls a `Pupil` like any function. What it hands over and cannot be copied, a scripted model or a random
-number, stays here: the other side asks for every use of it, and `use` does what may be done to it. What comes back is
-decoded here. So all that is compared, and all that it is compared with, lives in this process.
+The check calls a `Pupil` like any function. What it hands over and cannot be copied, a scripted model, a device that
+captures or a random number, stays here: the other side asks for every use of it, and `use` does what may be done to it.
+What comes back is decoded here. So all that is compared, and all that it is compared with, lives in this process.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ import torch
 from .exercise import Complaint, Number
 from .guard import TimeUp
 from .pupil import plain
+from .sets.e13 import Device, Later
 
 MOST_BYTES = 4 * 2**20  # of one message from a student's process
 MOST_ELEMENTS, MOST_PAIRS = 10**6, 10**8  # of the arguments to something that stays here
 MOST_QUESTIONS, MOST_KEPT = 5_000, 5_000  # in one call: what is asked, and what is remembered for it; honest: 203, 7
+KERNELS = {"token": 1, "next": 2, "write": 2, "advance": 1, "look": 1}  # of a Device, with the number of arguments
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 ERRORS = {
@@ -182,6 +184,10 @@ class Pupil:
         """A number for an object that does not travel, and what can be done with it."""
         if isinstance(value, Number):
             kind = plain.NUMBER
+        elif isinstance(value, Device):
+            kind = plain.DEVICE
+        elif isinstance(value, Later):
+            kind = plain.LATER
         elif hasattr(value, "rewind"):
             kind = plain.MODEL
         elif hasattr(value, "__iter__"):
@@ -244,6 +250,18 @@ def use(value, what, args):
             return value < args[0]
         if what == "refuse":
             value.refuse()
+    elif isinstance(value, Device):
+        if what == "count" and not args:
+            return value.count
+        if len(args) == KERNELS.get(what):
+            return getattr(value, what)(*args)
+    elif isinstance(value, Later):
+        if what == "add" and len(args) == 1:
+            return value + args[0]
+        if what == "subtract" and len(args) == 1:
+            return value - args[0]
+        if what == "refuse":
+            bool(value)
     elif hasattr(value, "rewind"):
         if what in ("read", "rewind") and len(args) == 1:
             return getattr(value, what)(args[0])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..fresh import Draw, fresh
 from ..sets.e11 import blocks_for, speeds
+from . import c11_load  # noqa: F401 — the second half of the set
 
 
 def request(draw: Draw, *, room: int, decoding: bool = True) -> dict:

@@ -15,7 +15,8 @@ import socket
 import numpy as np
 import torch
 
-CALL, MODEL, NUMBER, TILES = "call", "model", "number", "tiles"  # what a remote object can do
+# what a remote object can do
+CALL, MODEL, NUMBER, TILES, DEVICE, LATER = "call", "model", "number", "tiles", "device", "later"
 DTYPES = {
     name: getattr(torch, name) for name in "bool uint8 int8 int16 int32 int64 float16 bfloat16 float32 float64".split()
 }

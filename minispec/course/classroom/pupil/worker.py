@@ -23,7 +23,7 @@ import types
 import numpy as np
 import torch
 from confine import shut_in, unshare
-from plain import CALL, MODEL, NUMBER, TILES, decode, encode, receive, send
+from plain import CALL, DEVICE, LATER, MODEL, NUMBER, TILES, decode, encode, receive, send
 from process import make_unreadable
 
 sys.path.pop(0)  # the folder of this file: nothing in it is for students
@@ -108,7 +108,51 @@ class RemoteTiles(Remote):
             yield parts
 
 
-KINDS = {CALL: RemoteFunction, MODEL: RemoteModel, NUMBER: RemoteNumber, TILES: RemoteTiles}
+class RemoteDevice(Remote):
+    """A device that captures a graph: every kernel is noted there."""
+
+    count = property(lambda self: self._ask("count"))
+
+    def token(self, position):
+        return self._ask("token", position)
+
+    def next(self, token, position):
+        return self._ask("next", token, position)
+
+    def write(self, position, token):
+        return self._ask("write", position, token)
+
+    def advance(self, number=1):
+        return self._ask("advance", number)
+
+    def look(self, number):
+        return self._ask("look", number)
+
+
+class RemoteLater(Remote):
+    """A number that the device will have: a whole number may be added, and nothing else is known of it."""
+
+    def __add__(self, number):
+        return self._ask("add", number)
+
+    def __sub__(self, number):
+        return self._ask("subtract", number)
+
+    def _refuse(self, *_):
+        return self._ask("refuse")
+
+    __bool__ = __int__ = __index__ = __float__ = __lt__ = __gt__ = __le__ = __ge__ = __eq__ = _refuse
+    __hash__ = None
+
+
+KINDS = {
+    CALL: RemoteFunction,
+    MODEL: RemoteModel,
+    NUMBER: RemoteNumber,
+    TILES: RemoteTiles,
+    DEVICE: RemoteDevice,
+    LATER: RemoteLater,
+}
 
 
 def _exception(name: str, text: str, number: int) -> Exception:
