@@ -44,12 +44,17 @@ def commands_for_teachers(command: Callable) -> None:
     sub.add_argument("--anonymous", action="store_true", help="pseudonyms instead of names; a file says who is who")
     sub.add_argument("--due", metavar="TIME", help="such as 2026-11-20T23:59: what is newer is late")
     sub.add_argument(
-        "--late", type=float, default=0.0, metavar="PERCENT", help="of the points, lost with each day begun"
+        "--late", type=options.not_negative, default=0.0, metavar="PERCENT", help="of the points, lost a day"
     )
-    sub.add_argument("--grace", type=float, default=0.0, metavar="MINUTES", help="after --due that do not count")
+    sub.add_argument(
+        "--grace", type=options.not_negative, default=0.0, metavar="MINUTES", help="after --due that are free"
+    )
     sub.add_argument("--times", type=Path, metavar="FILE", help="a CSV, student,submitted, if files do not know it")
     sub.add_argument(
-        "--similar", type=float, metavar="SHARE", help="list pairs of answers that share at least this, such as 0.8"
+        "--similar",
+        type=options.not_negative,
+        metavar="SHARE",
+        help="list pairs of answers that share at least this, such as 0.8",
     )
     sub.add_argument("--canvas", type=Path, metavar="FILE", help="also a CSV for the gradebook of Canvas")
     sub.add_argument("--moodle", type=Path, metavar="FILE", help="also a grading worksheet for Moodle")

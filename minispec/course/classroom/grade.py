@@ -153,9 +153,9 @@ def grade(folder: Path, out: Path, sets: Sequence[str] = (), options: Options | 
         raise ValueError(f"out={str(out)!r}: give a file that ends in .csv")
     if options.workers < 1:
         raise ValueError(f"workers={options.workers}: give a whole number ≥ 1")
+    submissions = read_folder(folder)
     if options.secret is None:
         options = replace(options, secret=read_secret(out.with_suffix(".secret")))
-    submissions = read_folder(folder)
     tasks = tasks_of(submissions, sets, options)
     again = chosen(tasks, options.again)
     out.parent.mkdir(parents=True, exist_ok=True)
