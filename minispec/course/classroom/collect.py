@@ -43,8 +43,6 @@ def collect(source: Path, to: Path) -> tuple[list[Path], list[str]]:
     """
     if not source.exists():
         raise ValueError(f"source={str(source)!r}: there is no such folder or archive")
-    if source.is_file() and not zipfile.is_zipfile(source):
-        raise ValueError(f"source={str(source)!r}: not a zip archive, or a damaged one; fetch it again")
     if to.exists() and not to.is_dir():
         raise ValueError(f"{to}: a file is there where a folder is needed")
     written, left_out = [], []
