@@ -122,6 +122,7 @@ PATHS = [
     ("release 06 --out new --students {names}", "seed"),
     ("collect nowhere --out new", "nowhere"),
     ("collect {file} --out new", "zip"),
+    ("collect {broken_zip} --out new", "zip"),
     ("collect {submissions} --out {file}", "a file is there where a folder is needed"),
     ("grade nowhere --out g.csv", "nowhere"),
     ("grade {folder} --out g.csv", "holds neither"),

@@ -83,6 +83,8 @@ def collect(args) -> None:
     from .classroom.identity import shown
 
     written, left_out = collect(args.source, args.out)
+    if left_out and not written:
+        raise ValueError(f"nothing of {args.source} could be collected: {left_out[0]}" + " …" * (len(left_out) > 1))
     print("\n".join([*(shown(str(file), 4000) for file in written), *(f"left out: {line}" for line in left_out)]))
 
 
