@@ -71,10 +71,13 @@ class Gate:
     def close(self) -> None:
         self.is_open = False
 
+    def wait(self) -> None:
+        until(self.waiting.is_set, "the engine is at the gate")
+
     def let_through(self, steps: int = 1) -> None:
-        """So many steps; returns when they are done and the next one is at the gate, or there is none."""
+        """So many steps; returns when they are done, though the engine may still be on its way to the next."""
         for _ in range(steps):
-            until(self.waiting.is_set, "the engine is at the gate")
+            self.wait()
             before = self.steps
             self.waiting.clear()
             self.permits.release()
@@ -224,6 +227,7 @@ def check_vanished_client() -> None:
         server.gate.let_through(3)
         assert client.recv(100).startswith(b"HTTP/1.1 200")
         assert server.engine.pool.num_used > 0
+        server.gate.wait()  # or it would take the abort out of its inbox before anybody has seen it there
         client.close()
         until(lambda: server.service.inbox.qsize() == 1, "the server has noticed")
         server.gate.let_through(1)
@@ -237,10 +241,13 @@ def check_vanished_before_the_first_token() -> None:
     with running(max_num_seqs=1) as server:
         server.gate.close()
         clients = [server.connect(ask(max_tokens=200)), server.connect(ask(max_tokens=200, stream=True))]
-        until(lambda: len(server.service.open) == 2, "both are there")
+        server.gate.wait()
+        inbox, jobs = server.service.inbox, server.engine.jobs
+        until(lambda: inbox.qsize() + len(jobs) == 2, "both are there")
+        known = inbox.qsize()  # the second may have come while the engine was on its way to the gate
         for client in clients:
             client.close()
-        until(lambda: server.service.inbox.qsize() >= 2, "the server has noticed")
+        until(lambda: inbox.qsize() == known + 2, "the server has noticed")
         server.gate.let_through(1)
         until(lambda: server.engine.pool.num_used == 0 and not server.engine.jobs, "their blocks are free")
         assert server.gate.steps == 1
