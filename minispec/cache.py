@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -82,6 +83,17 @@ def attention_of_pass(
     return partial(attention, mask=bias.masked_fill_(~visible, -math.inf))  # as numbers, converted once for all layers
 
 
+class Places(NamedTuple):
+    """Where keys and values lie: slot s of sequence b is slot s mod size of block table[b, s // size]."""
+
+    table: Tensor  # [B, W] blocks
+    size: int  # slots of a block
+    strides: tuple[int, int, int]  # numbers between two blocks, heads, slots
+    lengths: Sequence[int]  # tokens that each sequence has cached
+    counts: Sequence[int]  # how many more each brings
+    masks: Sequence[Tensor | None] | None  # [T, s]: which of the last s slots each of these attends to; None: causal
+
+
 class KVCache:
     """Keys and values of every layer for a batch of sequences of different lengths."""
 
@@ -114,6 +126,13 @@ class KVCache:
         slots, end = self.reserve(count)
         attend = attention_of_pass(slots, end, mask, self.groups, self.keys.dtype)
         return slots, lambda layer, q, k, v: attend(q, *self.extend(layer, slots, end, k, v))
+
+    def places(self, count: int, mask: Tensor | None) -> Places:
+        """Where the compiled pass of a CPU finds everything: each sequence has one block, as long as it may get."""
+        _, block, head, slot, _ = self.keys.stride()
+        masks = None if mask is None else list(mask.bool().expand(self.batch, *mask.shape[-2:]))
+        rows = torch.arange(self.batch)[:, None]
+        return Places(rows, self.capacity, (block, head, slot), self.lengths.tolist(), [count] * self.batch, masks)
 
     def reserve(self, count: int) -> tuple[Tensor, int]:
         """The slots of the next `count` tokens per sequence, [B, T], and how many leading slots are in use then."""

@@ -40,7 +40,8 @@ options = dict(nogil=True, fastmath={"contract", "reassoc", "nsz", "arcp"}, erro
 def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
     """y [M, 16] = x [K, P]ᵀ w [K, 16]: one panel times M tokens; P is M rounded up to 4 or 8. With "more" y is added
     to, and P is 8. Attention has two more kinds, whose last argument is a distance in bytes: with "keys" the M
-    tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, and P is 16.
+    tokens are rows of x, so far apart; with "values" it is the rows of w that are so far apart, P is 16, and y is
+    added to.
 
     A weight is float32, or of size 1: int8, which becomes float32 in registers, once for all M tokens.
 
@@ -77,7 +78,7 @@ def make_block(M: int, halves: int = 2, kind: str = "panel", size: int = 4):
         places = [pointer(lanes, y, 4 * (ROWS * m + HALF * half)) for half in range(halves) for m in range(M)]
         before, loop, after = b.block, b.append_basic_block("loop"), b.append_basic_block("after")
         zero = ir.Constant(lanes, [0.0] * HALF)
-        so_far = [b.load(place, align=4) if kind == "more" else zero for place in places]
+        so_far = [b.load(place, align=4) if kind in ("more", "values") else zero for place in places]
         b.branch(loop)
         b.position_at_end(loop)
         k = b.phi(i8)

@@ -1,4 +1,4 @@
-"""All layers of a model as one call of compiled code, for a pass of up to eight tokens over a contiguous cache.
+"""All layers of a model as one call of compiled code, for a pass of few tokens over a contiguous cache or over pages.
 
 Thirty layers of a dozen torch calls each cost three to six milliseconds in Python alone, and as many occasions for two
 threads to wait for each other. `fused` says whether a pass can be had in one call, and returns that call; model.py's
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..cache import KVCache
+from ..cache import Places
 from . import int8, machine, trials
 from .panels import filled, panels_of, pieces
 
@@ -32,7 +33,7 @@ Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
 def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
-        type(cache) is not KVCache
+        "places" not in vars(type(cache))  # a subclass may watch what its `begin` does
         or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
@@ -49,8 +50,8 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
 
 def most_tokens(transformer, tokens: Tensor) -> int:
     """Up to how many tokens the compiled pass is the faster one."""
-    if len(tokens) > 1 or tokens.numel() <= MOST_TOKENS:
-        return GROUP if len(tokens) > 1 else MOST_TOKENS
+    if tokens.numel() <= MOST_TOKENS:
+        return MOST_TOKENS
     return int8.MOST_TOKENS if isinstance(transformer.blocks[0][-1].down_proj, int8.Int8Linear) else MOST_TOKENS
 
 
@@ -106,32 +107,29 @@ class Plan:
             self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
 
     def run(
-        self, x: Tensor, cache: KVCache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
+        self, x: Tensor, cache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
         hidden_layers: Sequence[int] = (), given: Tensor | None = None,
     ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
         keys and values are stored in the cache; its lengths stay as they are. A mask [B, T, S] with S > T is about the
         last S slots. `given` [B, T, K] is what EAGLE's first layer attends with."""
         (B, T, d), hidden = x.shape, {0: x} if 0 in hidden_layers else {}
-        mask = torch.ones(T, T, dtype=torch.bool).tril() if mask is None else mask.bool()
-        seen = mask.expand(B, T, -1).reshape(B * T, -1)  # which of the new tokens (and some before) each attends to
-        older = seen.shape[1] - T
-        copies = sorted({n for n in hidden_layers if 0 < n <= len(order)})
+        places, copies = cache.places(T, mask), sorted({n for n in hidden_layers if 0 < n <= len(order)})
         x, rope = x.reshape(B * T, d).clone(), [part.reshape(B * T, -1) for part in rope]
-        kept = torch.empty(len(copies), B * T, d)
-        for at in range(0, B * T, GROUP):  # several of one sequence: a group's keys and values are cached for the next
-            part, end = slice(at, at + GROUP), older + (T if B > 1 else min(T, at + GROUP))
-            before = None if given is None else given.reshape(B * T, -1)[part]
-            self.group(x[part], kept[:, part], [r[part] for r in rope], seen[part, :end], cache, B, at, order, copies,
-                       before)  # fmt: skip
+        kept, given = torch.empty(len(copies), B * T, d), None if given is None else given.reshape(B * T, -1)
+        memory, at = Memory.of(cache, places), 0
+        for stretches in grouped(places.counts):
+            part = slice(at, at := at + sum(count for *_, count in stretches))
+            before = None if given is None else given[part]
+            self.group(x[part], kept[:, part], [r[part] for r in rope], layout(stretches, places), memory, order,
+                       copies, before)  # fmt: skip
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
     def group(
-        self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], seen: Tensor, cache: KVCache, B: int, at: int,
-        order: Sequence[int], copies: list[int], given: Tensor | None,
+        self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], sequences: tuple, memory: Memory, order: Sequence[int],
+        copies: list[int], given: Tensor | None,
     ) -> None:  # fmt: skip
-        """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`. Tokens
-        attend to the cache, `at` tokens beyond its length included, less the last slots that are not `seen` [M, s]."""
+        """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`."""
         M, c, code = len(x), self.config, machine.compiled()
         threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
         for i, n in enumerate(copies):
@@ -139,7 +137,7 @@ class Plan:
         step = 2 if threads > 1 else 2**40  # panels in a chunk
         size = (c.hidden_size, c.num_heads, c.num_kv_heads, c.head_dim, c.intermediate_size, step)
         with machine.team.alone:
-            between, own = self.buffers(M, threads, cache.capacity, code.QUERIES)
+            between, own = self.buffers(M, threads, memory.most, code.QUERIES)
             states = torch.empty(len(copies), M, c.hidden_size)
             columns = torch.zeros(0 if given is None else filled(given.shape[1]), 4 if M <= 4 else 8)  # [K, P]
             if given is not None:
@@ -147,16 +145,15 @@ class Plan:
             shared = (
                 np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
                 np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
-                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), (cache.lengths + at).numpy(),
-                M // B, seen.contiguous().numpy(), cache.keys.numpy(), cache.values.numpy(), *between,
-                columns.numpy(),
+                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), *sequences,
+                memory.keys, memory.values, memory.table, memory.strides, *between, columns.numpy(),
             )  # fmt: skip
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
 
     def buffers(self, M: int, threads: int, slots: int, queries: int) -> tuple[tuple, list[tuple]]:
         """Memory between the phases of a pass, and each thread's own: torch's, because it begins at a cache line."""
-        c, P = self.config, 4 if M <= 4 else 8
+        c, P, slots = self.config, 4 if M <= 4 else 8, -(-slots // 1024) * 1024  # in steps: sequences grow
         if self.memory.get("slots", 0) < slots or self.memory.get("threads") != threads:
             self.memory = {"slots": slots, "threads": threads}  # the longest cache so far: all that follows fits it
         if P not in self.memory:
@@ -172,6 +169,61 @@ class Plan:
             )  # fmt: skip
         between, own = self.memory[P]
         return tuple(between), own
+
+
+class Memory(NamedTuple):
+    """A cache as layers.run takes it."""
+
+    keys: np.ndarray
+    values: np.ndarray
+    table: np.ndarray  # [B, W]
+    strides: np.ndarray  # slots of a block; vectors between two layers, blocks, heads, slots
+    most: int  # slots that a sequence may have
+
+    @classmethod
+    def of(cls, cache, places: Places) -> Memory:
+        vector, width = cache.keys.shape[-1], places.table.shape[1]
+        strides = [stride // vector for stride in (cache.keys.stride(0), *places.strides)]
+        return cls(cache.keys.numpy(), cache.values.numpy(), places.table.numpy(), np.array([places.size, *strides]),
+                   width * places.size)  # fmt: skip
+
+
+def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
+    """Tokens of sequences that bring so many, eight at a time: stretches (sequence, its tokens before, how many). What
+    a group has stored is in the cache when the next one attends, so a sequence may be cut anywhere."""
+    groups: list[list[tuple[int, int, int]]] = []
+    room = 0
+    for sequence, count in enumerate(counts):
+        done = 0
+        while done < count:
+            if not room:
+                groups.append([])
+                room = GROUP
+            taken = min(room, count - done)
+            groups[-1].append((sequence, done, taken))
+            room, done = room - taken, done + taken
+    return groups
+
+
+def layout(stretches: list[tuple[int, int, int]], places: Places) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The sequences [B, 5] of a group as layers.FIRST … TABLE say, which of them each token is of [M], and what each
+    token sees of its sequence's last slots [M, s], those of a shorter sequence to the right."""
+    rows, owner, parts = [], [], []
+    for n, (sequence, before, count) in enumerate(stretches):
+        mask = places.masks[sequence] if places.masks else None
+        if mask is None:
+            seen = np.tri(count, dtype=bool)
+        else:  # [T, s]: without the columns of tokens that a later group will bring
+            seen = mask.numpy()[before : before + count, : mask.shape[1] - places.counts[sequence] + before + count]
+        rows.append((len(owner), count, places.lengths[sequence] + before, seen.shape[1], sequence))
+        owner += [n] * count
+        parts.append(seen)
+    if len(parts) == 1:
+        return np.array(rows), np.array(owner), np.ascontiguousarray(parts[0])
+    together = np.zeros((len(owner), max(part.shape[1] for part in parts)), dtype=bool)
+    for (first, count, _, last, _), part in zip(rows, parts, strict=True):
+        together[first : first + count, together.shape[1] - last :] = part
+    return np.array(rows), np.array(owner), together
 
 
 def _plain(weight: Tensor) -> bool:

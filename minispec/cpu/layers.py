@@ -15,6 +15,7 @@ from .code import (
     ONE,
     ROWS,
     ZERO,
+    clear,
     exp,
     first_chunk,
     floats_at,
@@ -37,6 +38,9 @@ FIELDS = (
 ).split()
 LN1, WQ, SQ, BQ, WK, SK, BK, WV, SV, BV, QN, KN = range(12)
 WO, SO, BO, LN2, WG, SG, BG, WU, SU, BU, WD, SD, BD = range(12, len(FIELDS))
+# What a sequence's row holds: its first token in the pass, how many it has, the slot of the first of them, how many of
+# its last slots `seen` is about (all before those are seen), and which row of the table of blocks is its own.
+FIRST, COUNT, START, LAST, TABLE = range(5)
 PHASES = 6  # of a layer
 QUERIES = ROWS  # that a thread attends for at once
 
@@ -95,15 +99,15 @@ def row(address, n, D):
 
 
 @njit(**options)
-def softmaxed(scores, width, seen, tokens, scale, most, total):
-    """exp(score − largest) of up to `width` queries side by side, scores [S, 16] in place, and their sums. Of the last
-    slots only those that a query's token has `seen` count: whatever lies in the others has no part in it."""
-    S, new = len(scores), len(scores) - seen.shape[1]
+def softmaxed(scores, width, seen, last, tokens, scale, most, total):
+    """exp(score − largest) of up to `width` queries side by side, scores [S, 16] in place, and their sums. Of the
+    `last` slots only those that a query's token has `seen` count: whatever lies in the others has no part in it."""
+    S, new, first = len(scores), len(scores) - last, seen.shape[1] - last
     for j in range(width):
         most[j], total[j] = NEVER, ZERO
     for j in range(tokens.size):
-        for t in range(seen.shape[1]):
-            if not seen[tokens[j], t]:
+        for t in range(last):
+            if not seen[tokens[j], first + t]:
                 scores[new + t, j] = NEVER
     for s in range(S):
         for j in range(width):
@@ -112,8 +116,8 @@ def softmaxed(scores, width, seen, tokens, scale, most, total):
         for j in range(width):
             scores[s, j] = exp((scores[s, j] - most[j]) * scale)
     for j in range(tokens.size):
-        for t in range(seen.shape[1]):
-            if not seen[tokens[j], t]:
+        for t in range(last):
+            if not seen[tokens[j], first + t]:
                 scores[new + t, j] = ZERO
     for s in range(S):
         for j in range(width):
@@ -121,31 +125,43 @@ def softmaxed(scores, width, seen, tokens, scale, most, total):
 
 
 @njit(**options)
-def attend(queries, keys, values, S, D, seen, tokens, scale, scores, contexts, most, total):
-    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over S keys and values [·, D], of which
-    the addresses are given: contexts [16, D]. Query j is that of token tokens[j], which attends to seen[token]."""
-    few, row_bytes = tokens.size <= 8, 4 * D
-    q, k, y, s = queries.ctypes.data, keys, scores.ctypes.data, 0
-    while s + 4 <= S:  # four keys at a time
-        if few:
-            keys4_few(q, k, y, D, row_bytes)
-        else:
-            keys4(q, k, y, D, row_bytes)
-        s, k, y = s + 4, k + 4 * row_bytes, y + 4 * 4 * ROWS
-    while s < S:
-        if few:
-            key1_few(q, k, y, D, row_bytes)
-        else:
-            key1(q, k, y, D, row_bytes)
-        s, k, y = s + 1, k + row_bytes, y + 4 * ROWS
-    softmaxed(scores[:S], 8 if few else 16, seen, tokens, scale, most, total)
+def attend(queries, keys, values, blocks, size, apart, S, D, seen, last, tokens, scale, scores, contexts, most, total):
+    """softmax(q Kᵀ · scale) V for up to 16 queries, side by side in [D, 16], over the first S slots of these blocks of
+    `size` slots: contexts [16, D]. Keys and values are addresses in block 0; blocks and slots are `apart` by so many
+    bytes. Query j is that of token tokens[j], which attends to seen[token]."""
+    few, block_bytes, row_bytes = tokens.size <= 8, apart[0], apart[1]
+    q, y = queries.ctypes.data, scores.ctypes.data
+    for block in range((S + size - 1) // size):
+        k, s, end = keys + blocks[block] * block_bytes, block * size, min(S, block * size + size)
+        while s + 4 <= end:  # four keys at a time
+            if few:
+                keys4_few(q, k, y, D, row_bytes)
+            else:
+                keys4(q, k, y, D, row_bytes)
+            s, k, y = s + 4, k + 4 * row_bytes, y + 4 * 4 * ROWS
+        while s < end:
+            if few:
+                key1_few(q, k, y, D, row_bytes)
+            else:
+                key1(q, k, y, D, row_bytes)
+            s, k, y = s + 1, k + row_bytes, y + 4 * ROWS
+    softmaxed(scores[:S], 8 if few else 16, seen, last, tokens, scale, most, total)
     for j in range(0, tokens.size, 4):  # four queries at a time, sixteen dimensions each
         for i in range(0, D, ROWS):
-            values4(values + 4 * i, scores.ctypes.data + 4 * j, most.ctypes.data, S, row_bytes)
+            clear(most.ctypes.data, 4 * ROWS)
+            for block in range((S + size - 1) // size):
+                v, y = values + blocks[block] * block_bytes + 4 * i, scores[block * size :].ctypes.data + 4 * j
+                values4(v, y, most.ctypes.data, min(size, S - block * size), row_bytes)
             for query in range(j, min(j + 4, tokens.size)):
                 over = ONE / total[query]
                 for r in range(ROWS):
                     contexts[query, i + r] = most[ROWS * (query - j) + r] * over
+
+
+@njit(**options)
+def groups_of(queries):
+    """How often a thread attends for so many queries."""
+    return (queries + QUERIES - 1) // QUERIES
 
 
 @njit(**options)
@@ -180,8 +196,8 @@ vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, 
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
 SIGNATURE = ", ".join([
-    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, numbers, "i8", flags,
-    memory, memory, *[matrix] * 7, vector, matrix, pairs, "i4[::1]",
+    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, pairs, numbers, flags,
+    memory, memory, pairs, numbers, *[matrix] * 7, vector, matrix, pairs, "i4[::1]",
 ])  # fmt: skip
 
 
@@ -189,8 +205,9 @@ SIGNATURE = ", ".join([
 def run(
     counters, table, order, size, constants,  # which addresses, which layers, how many of everything
     x, hidden, wanted,  # [M, d] residual stream, in place; [n, M, d] copies of it after `wanted` layers, or −1
-    cos, sin, start, T, seen,  # [M, D]; slot of each sequence's first new token [B]; [M, T] among the new tokens
-    keys, values,  # [L, B, Hkv, S, D]
+    cos, sin,  # [M, D]
+    sequences, owner, seen,  # [B, 5], see FIRST; each token's sequence [M]; what it sees of the last slots [M, s]
+    keys, values, blocks, strides,  # memory of five dimensions; the blocks of each sequence [·, W]; see below
     q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
     given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
     xn, y, own, picked, pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
@@ -200,7 +217,10 @@ def run(
     X, OUT, HIDDEN = xn.ctypes.data, o.ctypes.data, h.ctypes.data
     GIVEN, kg, PIECES = given.ctypes.data, given.shape[0], pieces.ctypes.data
     Q, K, V, COS, SIN = q.ctypes.data, k.ctypes.data, v.ctypes.data, cos.ctypes.data, sin.ctypes.data
-    KEYS, VALUES, capacity = keys.ctypes.data, values.ctypes.data, keys.shape[3]
+    KEYS, VALUES = keys.ctypes.data, values.ctypes.data
+    # A block has `slots` slots for D numbers each; so many of them lie between two layers, blocks, heads and slots.
+    slots, per_layer, per_block, per_head, per_slot = strides[0], strides[1], strides[2], strides[3], strides[4]
+    apart = 4 * D * per_block, 4 * D * per_slot  # bytes
     queries, contexts, scores = own[:D], carray(floats_at(own[D:].ctypes.data), (QUERIES, D)), own[2 * D + 5 :]
     most, total = carray(floats_at(own[2 * D :].ctypes.data), 4 * ROWS), own[2 * D + 4]
     heads, tokens = picked[0], picked[1]
@@ -236,7 +256,10 @@ def run(
         chunk = first_chunk(counters, phase, chunks)
         while chunk >= 0:
             m, head = chunk // Hkv, chunk % Hkv
-            slot = ((order[n] * (M // T) + m // T) * Hkv + head) * capacity + start[m // T] + m % T
+            its = sequences[owner[m]]
+            at = its[START] + m - its[FIRST]
+            slot = blocks[its[TABLE], at // slots] * per_block + at % slots * per_slot
+            slot += order[n] * per_layer + head * per_head
             one, new, its_value = row(K, m * Hkv + head, D), row(VALUES, slot, D), row(V, m * Hkv + head, D)
             head_normed(one, layer[KN], eps)
             rotated(one, row(COS, m, D), row(SIN, m, D), row(KEYS, slot, D))
@@ -245,24 +268,29 @@ def run(
             chunk = next_chunk(counters, phase, chunks)
 
         phase += 1
-        sharing = (H // Hkv) * T  # queries of a key/value head
-        groups = (sharing + QUERIES - 1) // QUERIES
-        chunks = (M // T) * Hkv * groups
+        chunks = 0
+        for sequence in sequences:
+            chunks += Hkv * groups_of(sequence[COUNT] * (H // Hkv))
         chunk = first_chunk(counters, phase, chunks)
         while chunk >= 0:
-            sequence, of, first = chunk // (Hkv * groups), chunk // groups % Hkv, QUERIES * (chunk % groups)
+            sequence, left, sharing = 0, chunk, sequences[0, COUNT] * (H // Hkv)  # queries of a key/value head
+            while left >= Hkv * groups_of(sharing):
+                left, sequence = left - Hkv * groups_of(sharing), sequence + 1
+                sharing = sequences[sequence, COUNT] * (H // Hkv)
+            its, T = sequences[sequence], sequences[sequence, COUNT]
+            of, first = left // groups_of(sharing), QUERIES * (left % groups_of(sharing))
             count = min(QUERIES, sharing - first)
             for i in range(count):
                 query = first + i
-                heads[i], tokens[i] = of * (H // Hkv) + query // T, sequence * T + query % T
+                heads[i], tokens[i] = of * (H // Hkv) + query // T, its[FIRST] + query % T
                 one, other = row(Q, tokens[i] * H + heads[i], D), contexts[i, :D]
                 head_normed(one, layer[QN], eps)
                 rotated(one, row(COS, tokens[i], D), row(SIN, tokens[i], D), other)
                 for j in range(D):
                     queries[j, i] = other[j]
-            cached = 4 * D * capacity * ((order[n] * (M // T) + sequence) * Hkv + of)  # bytes before it
-            attend(queries, KEYS + cached, VALUES + cached, start[sequence] + T, D, seen, tokens[:count], scale,
-                   scores, contexts, most, total)  # fmt: skip
+            before = 4 * D * (order[n] * per_layer + of * per_head)  # bytes
+            attend(queries, KEYS + before, VALUES + before, blocks[its[TABLE]], slots, apart, its[START] + T, D, seen,
+                   its[LAST], tokens[:count], scale, scores, contexts, most, total)  # fmt: skip
             for i in range(count):
                 for j in range(D):
                     o[heads[i] * D + j, tokens[i]] = contexts[i, j]

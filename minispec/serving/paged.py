@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..cache import TILE, Attend, attention_of_pass
+from ..cache import TILE, Attend, Places, attention_of_pass
 from ..files.handle import Model
 from .blocks import at_least
 
@@ -152,22 +152,52 @@ class Group(NamedTuple):
 
 class PagedPass:
     """One forward pass over a ragged batch, given to the model as its cache: `transformer.body(flat_tokens, this)`. All
-    that depends on the block tables is computed here, once. Each layer then stores, gathers and attends."""
+    that depends on the block tables is computed once, by `begin`. Each layer then stores, gathers and attends."""
 
     def __init__(self, cache: PagedKVCache, table: Tensor, lengths, counts, masks):
-        self.cache, self.device = cache, table.device
+        self.cache, self.device, self.table = cache, table.device, table
+        self.lengths, self.counts, self.masks = lengths, counts, masks
         firsts = [0, *accumulate(counts)]  # where each sequence begins among the N tokens, and N
         self.count = firsts.pop()
         start, count, first = torch.tensor([list(lengths), list(counts), firsts], device=self.device)  # [B] each
         rows = torch.repeat_interleave(count, output_size=self.count)  # [N]
         positions = (start - first)[rows] + torch.arange(self.count, device=self.device)  # [N]
         self.positions = positions[None]  # [1, N]
-        self.slots = cache.slots(table, rows, positions)  # [N]
+        self.slots, self.firsts = cache.slots(table, rows, positions), firsts  # [N]
+
+    @property
+    def keys(self) -> Tensor:
+        return self.cache.keys
+
+    @property
+    def values(self) -> Tensor:
+        return self.cache.values
+
+    def places(self, count: int, mask: Tensor | None) -> Places:
+        """For the compiled pass of a CPU, which follows the tables itself; as KVCache.places."""
+        self.reserve(count, mask)
+        _, block, slot, head, _ = self.keys.stride()
+        masks = None if all(mask is None for mask in self.masks) else self.masks
+        return Places(self.table, self.cache.block_size, (block, head, slot), self.lengths, self.counts, masks)
+
+    def reserve(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, int]:
+        """The positions [1, N] of the new tokens, and how many there are."""
+        if count != self.count:
+            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all sequences end to end")
+        if mask is not None:
+            raise ValueError("mask: a paged pass takes one mask per sequence, when it is opened")
+        return self.positions, self.count
+
+    def _prepare(self) -> None:
+        """What storing, gathering and attending need: once for all layers."""
+        cache, table, firsts = self.cache, self.table, self.firsts
         members: dict[tuple[int, int | None], list[int]] = {}
-        for row, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        for row, (length, count) in enumerate(zip(self.lengths, self.counts, strict=True)):
             # Long chunks share a call only after pasts of one length, because then it needs no mask.
             members.setdefault((count, length if count > TILE else None), []).append(row)
-        self.groups = [self._group(table, rows, lengths, T, firsts, masks) for (T, _), rows in members.items()]
+        self.groups = [
+            self._group(table, rows, self.lengths, T, firsts, self.masks) for (T, _), rows in members.items()
+        ]
         # Room for what is gathered, the same for all layers and groups: new memory costs a CPU more than the copying.
         most = max(len(group.blocks) for group in self.groups)
         self.room = cache.keys.new_empty(2, most, *cache.keys.shape[2:])  # [2, n·W, block_size, Hkv, D]
@@ -197,10 +227,8 @@ class PagedPass:
 
     def begin(self, count: int, mask: Tensor | None = None) -> tuple[Tensor, Attend]:
         """The positions [1, N] of the new tokens, and the attention of the layers; as KVCache.begin."""
-        if count != self.count:
-            raise ValueError(f"{count} tokens in a pass that was opened for {self.count}; lay all sequences end to end")
-        if mask is not None:
-            raise ValueError("mask: a paged pass takes one mask per sequence, when it is opened")
+        self.reserve(count, mask)
+        self._prepare()
         return self.positions, self._attend
 
     def advance(self, counts: int | Tensor) -> None:
