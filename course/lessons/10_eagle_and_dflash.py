@@ -214,7 +214,7 @@ print("nodes at depth 1 to 5, in the tree with fewest nodes at depth 1:", min(sh
 blocks = load_head(target)
 print("positions in a block:", blocks.block, "· streams:", list(blocks.hidden_layers))
 for name, drafter, layer, layers in (
-    ("EAGLE", D.Eagle(target, head, nodes=32), head.self_attn, 1),
+    ("EAGLE", D.Eagle(target, head, tree=False), head.self_attn, 1),
     ("DFlash", D.DFlash(target, blocks, tree=False), blocks.layers[0].self_attn, len(blocks.layers)),
 ):
     with drafting.counted(layer) as passes:
