@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,6 +12,14 @@ from ..cpu.others import NOTICEABLE, Watch
 
 __all__ = ["Watch", "busy_core", "warning"]
 
+# Busy until whoever started it is gone, however that happened: a benchmark may be killed, too.
+NEIGHBOUR = """
+import os
+parent = {parent}
+while os.getppid() == parent:
+    for _ in range(1_000_000):
+        pass
+"""
 WIDE = 0.5  # distance of the quartiles from each other, relative to the median
 
 
@@ -30,7 +39,7 @@ def warning(others: float | None, spreads: dict[str, float]) -> str | None:
 @contextmanager
 def busy_core() -> Iterator[None]:
     """Meanwhile another process keeps one core busy, as a browser tab may."""
-    neighbour = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    neighbour = subprocess.Popen([sys.executable, "-c", NEIGHBOUR.format(parent=os.getpid())])
     try:
         yield
     finally:

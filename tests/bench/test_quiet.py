@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+
 from minispec.bench import quiet
 from minispec.cpu import others
 
@@ -41,3 +45,18 @@ def test_a_busy_neighbour_comes_and_goes(monkeypatch):
     with quiet.busy_core():
         assert made[0].poll() is None
     assert made[0].poll() is not None
+
+
+def test_a_busy_neighbour_does_not_outlive_a_benchmark_that_is_killed():
+    """Its own parent is killed while it is busy; it ends by itself, and closes the pipe that it has inherited."""
+    script = ("from minispec.bench.quiet import busy_core\n"
+              "with busy_core():\n    print('busy', flush=True)\n    input()")  # fmt: skip
+    bench = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert bench.stdout.readline() == b"busy\n"
+    bench.kill()
+    reader = threading.Thread(target=bench.stdout.read, daemon=True)  # ends when nobody can write any more
+    reader.start()
+    reader.join(60)
+    assert not reader.is_alive()
+    bench.stdin.close()
+    bench.wait()
