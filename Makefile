@@ -4,6 +4,7 @@
 #   make test    set up, then everything: lint, tests, notebooks, browser
 #   make quick   the tests of a minute or two: no notebooks, no browser, no download
 #   make demo    watch a draft and its target tell a story in the terminal
+#   make site    set up, then build the course as web pages: site/index.html
 #   make lint    ruff, both as linter and as formatter
 #   make clean   remove .venv and all caches
 #
@@ -16,13 +17,16 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab demo test quick lint clean
+.PHONY: lab demo site test quick lint clean
 
 lab: $(VENV)/.installed-course
 	@$(BIN)/minispec lab
 
 demo: $(VENV)/.installed
 	@$(BIN)/minispec demo
+
+site: $(VENV)/.installed-site
+	@$(BIN)/python -m minispec.course.site
 
 # One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
 # whatever the environment says: tests start dozens of processes, and each would compile the package again.
@@ -40,7 +44,7 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 	find . -name .ipynb_checkpoints -prune -exec rm -rf {} +
 
@@ -56,6 +60,10 @@ $(VENV)/.installed-course: pyproject.toml constraints.txt | $(BIN)/pip
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/pip
 	$(PIP) -e ".[dev]"
+	@touch $(VENV)/.installed $(VENV)/.installed-course $(VENV)/.installed-site $@
+
+$(VENV)/.installed-site: pyproject.toml constraints.txt | $(BIN)/pip
+	$(PIP) -e ".[course,site]"
 	@touch $(VENV)/.installed $(VENV)/.installed-course $@
 
 $(BIN)/pip:

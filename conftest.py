@@ -1,5 +1,9 @@
 """For `pytest --nbval notebooks/…`: cells that answer a prediction are stored covered, and compared uncovered."""
 
+import os
+
+os.environ.pop("MINISPEC_LAB", None)  # in a terminal of the lab too: no test waits for a guess
+
 
 def pytest_collection_modifyitems(items):
     cells = [item for item in items if hasattr(item, "cell_num")]  # cells of notebooks: nbval's IPyNbCell

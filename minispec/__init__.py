@@ -8,14 +8,17 @@ The reading order, one idea a file:
 
     model       a decoder-only transformer, with its cache as an explicit argument
     kernels     the product x Wᵀ that a CPU computes fastest
+    moe/        mixtures of experts: the layer, and what a pass reads of it
     cache       keys and values, preallocated and rewindable
+    processors/ penalties, biases and constraints: what depends on the prefix
     sampling    from logits to a distribution, and from a distribution to a token
     generate    plain decoding: one forward pass for every token
     tree        token trees: several guesses for one position
     verify      the rejection sampler: draft tokens in, tokens out that follow the target exactly
+    rules/      what all verifiers share, and a whole block judged by its joint ratio
     trace       what happened in each draft-verify cycle
     speculate   the loop: propose, forward, judge, keep, finish
-    drafters/   ten ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
+    drafters/   eleven ways to guess: base (the protocol), ngram, suffix, model, medusa, eagle, …
     serving/    many requests at once: blocks, paged, scheduler, engine
 
     exact       the exact distribution of what a draft/verify scheme emits

@@ -89,10 +89,20 @@ def parser() -> Parser:
     sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
     sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
     sub.add_argument("--minutes", type=options.positive, default=20, metavar="N", help="(default: %(default)s)")
+    sub.add_argument("--daily", action="store_true", help="ten minutes of short items: choices and fresh numbers")
     _add_bank(sub)
-    sub = command("mock", mock, "a mock interview: questions, a derivation, an exercise; 45 minutes, then a report")
+    sub = command("mock", mock, "a mock interview of 45 or 60 minutes, or a loop of four; then a debrief")
     _add_bank(sub)
-    sub.add_argument("--out", type=Path, metavar="FILE", help="the report to write (default: exams/mock-N.md)")
+    sub.add_argument("--level", choices=("L4", "L5", "L6"), default="L5", help="(default: %(default)s)")
+    formats = ("concept", "design", "coding", "experience", "loop")
+    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s; loop is all four)")
+    sub.add_argument("--resume", action="store_true", help="go on with the one that was interrupted")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="the debrief to write (default: exams/mock-N.md)")
+
+    sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
+    sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
+    _add_bank(sub, seed=False)
 
     commands_for_teachers(command)
 
@@ -121,8 +131,10 @@ def parser() -> Parser:
     return top
 
 
-def _add_bank(sub: Parser) -> None:
+def _add_bank(sub: Parser, seed: bool = True) -> None:
     sub.add_argument("--bank", metavar="FOLDER", help="your own questions (YAML), asked beside ours")
+    if not seed:
+        return
     options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
 
 
@@ -158,10 +170,17 @@ def lab(args) -> None:
     require_extra()
     from jupyterlab.labapp import LabApp
 
+    from .course.classroom import copies
+    from .course.stored import LAB
+
     machine.prepare()  # here rather than in the middle of a lesson
+    for news in copies.lay_out(ROOT):
+        print(news)
+    os.environ[LAB] = "1"  # kernels know from it that somebody is there to guess
     options = [
         f"--ServerApp.root_dir={ROOT}",
-        f"--LabApp.default_url=/lab/tree/{START}",
+        f"--LabApp.default_url=/lab/tree/{copies.MINE}/{START}",
+        f"--ContentsManager.pre_save_hook={copies.__name__}.{copies.keep_pictures.__name__}",
         f"--ServerApp.port={args.port}",
         f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
     ]
@@ -208,12 +227,13 @@ def progress(args) -> None:
 
 
 def reset(args) -> None:
-    from .course.classroom import builder
+    from .course.classroom import builder, copies
 
     for name in args.names:
-        job, kept = builder.reset(name)
+        job, kept = copies.reset(name)
         said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
         print(f"{job.target.relative_to(builder.ROOT)} is new again; {said}")
+    print("If it is open in a browser: File > Reload Notebook from Disk; if JupyterLab asks when it saves, Revert.")
 
 
 def exam(args) -> int | None:
@@ -232,16 +252,34 @@ def exam(args) -> int | None:
 
 
 def drill(args) -> int:
-    from .course.interview import load, start, terminal
+    from .course.interview import load, practice, start, terminal
 
-    return terminal.drill(start(load(args.bank), args.topics, args.levels, args.minutes, args.seed))
+    bank = load(args.bank)
+    if args.daily:
+        return terminal.drill(practice.practise(bank, args.seed), bank=bank)
+    return terminal.drill(start(bank, args.topics, args.levels, args.minutes, args.seed), bank=bank)
 
 
 def mock(args) -> int:
-    from .course.interview import load, start_mock, terminal
+    from .course.interview import load, mock_terminal, start_mock
+    from .course.interview.mock_interview import unfinished
+    from .course.interview.schedule import Schedule, place
 
     require_writable("out", args.out)  # now, not after 45 minutes
-    return terminal.mock(start_mock(load(args.bank), args.seed), out=args.out)
+    bank = load(args.bank)
+    interview = unfinished(bank) if args.resume else start_mock(bank, args.level, args.format, args.seed)
+    if interview is None:
+        raise ValueError("resume: no interview was interrupted; leave --resume out to begin one")
+    return mock_terminal.hold(interview, schedule=Schedule(place()), out=args.out)
+
+
+def cards(args) -> None:
+    from .course.interview import cards, load
+    from .files.write import write_whole
+
+    require_writable("out", args.out)
+    print(f"wrote {write_whole(args.out, cards.page(load(args.bank), args.topics))}: print it on both sides, turned "
+          "over the long edge")  # fmt: skip
 
 
 def models(args) -> None:
@@ -270,7 +308,7 @@ def measure(args) -> None:
 
 
 def build(args) -> int | None:
-    from .course.classroom import builder
+    from .course.classroom import builder, front
 
     if args.check:
         complaints = builder.check(args.names)
@@ -278,3 +316,5 @@ def build(args) -> int | None:
         return 1 if complaints else 0
     for job in builder.build(args.names):
         print(f"built {job.target.relative_to(builder.ROOT)}")
+    for name in front.take():
+        print(f"took {name} out of its lesson, for the README")

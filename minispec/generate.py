@@ -43,7 +43,8 @@ class Writer:
     """One sequence being generated: when it ends, and its text as it becomes final. Plain and speculative decoding
     share it, so that both stop at exactly the same token."""
 
-    def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None):
+    def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None,
+                 processors=None):  # fmt: skip
         if params.stop and model.tokenizer is None:
             raise ValueError(f"stop={params.stop!r} needs a tokenizer and {model.name} has none: use stop_token_ids")
         self.model, self.limit, self.stop, self.stream = model, params.max_new_tokens, params.stop, stream
@@ -54,13 +55,19 @@ class Writer:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self.top, self.logprobs = params.logprobs, None if params.logprobs is None else []
+        self.params, self.processors = params, processors
         self.streamed = 0  # characters
         self.read = self.start = 0  # self.text is that of the first `read` tokens; its last piece began at `start`
 
     def note(self, logits: torch.Tensor, tokens: Sequence[int]) -> None:
         """The logits [n, V] that the next tokens were emitted from, for whoever asked for log-probabilities."""
         if self.logprobs is not None:
-            self.logprobs += token_logprobs(logits[: len(tokens)], tokens, self.top)
+            logits = logits[: len(tokens)]
+            if self.params.logprobs_mode == "processed_logprobs":
+                if self.processors:
+                    logits = self.processors(logits, [self.tokens + list(tokens[:i]) for i in range(len(tokens))])
+                logits = logits if self.params.greedy else self.params.probs(logits).log()
+            self.logprobs += token_logprobs(logits, tokens, self.top)
 
     def write(self, token: int) -> bool:
         """Append a token; True when the sequence ends with it."""
@@ -146,11 +153,11 @@ class Decoder:
     """Plain decoding on any device: every `next` is one forward pass and one token for each sequence, also for those
     that have ended."""
 
-    def __init__(self, model: Model, prompts: Sequence[list[int]], params: SamplingParams):
+    def __init__(self, model: Model, prompts: Sequence[list[int]], params: SamplingParams, processors: Sequence):
         self.transformer, self.params = model.transformer, params
         self.generators = [params.generator(i) for i in range(len(prompts))]
-        self.held_back = list(params.held_back(model.end_tokens))  # not sampled until min_new_tokens have come
-        self.count = 0
+        self.processors = processors  # of each sequence, or None
+        self.outputs: list[list[int]] = [[] for _ in prompts]
         self.cache = self.transformer.new_cache(len(prompts), max(map(len, prompts)) + params.max_new_tokens)
         self.unread, counts = pad(list(prompts), model.device)  # [B, T]: at first the prompts, then one token each
         self.first = dict(counts=counts, last_only=True)
@@ -158,15 +165,17 @@ class Decoder:
     def next(self, most: int) -> list[list[int]]:
         """One more token of each sequence; another decoder may return up to `most`."""
         logits = self.logits = self.transformer(self.unread, self.cache, **self.first).logits[:, -1]  # [B, V]
-        if self.held_back and self.count < self.params.min_new_tokens:
-            logits = logits.clone()
-            logits[:, self.held_back] = -torch.inf
+        if self.processors[0]:  # then all have some: a batch shares its params
+            each = zip(self.processors, logits.split(1), self.outputs, strict=True)
+            logits = torch.cat([process(own, [output]) for process, own, output in each])
         if self.params.greedy:  # no distribution is needed to know its only token
             tokens = torch.tensor(argmax(logits[:, None]), device=logits.device)  # [B, 1]
         else:
             tokens = pick(self.params.probs(logits)[:, None], uniforms(self.generators, 1, logits.device))
-        self.unread, self.first, self.count = tokens, {}, self.count + 1
-        return tokens.tolist()
+        self.unread, self.first = tokens, {}
+        for output, new in zip(self.outputs, new_tokens := tokens.tolist(), strict=True):
+            output += new
+        return new_tokens
 
     def close(self) -> None:
         """Nothing to give back: the memory is this decoder's own."""
@@ -176,7 +185,7 @@ class Decoder:
 def decode(model: Model, prompts: Sequence[list[int]], writers: Sequence[Writer], params: SamplingParams) -> Iterator:
     """Generate until every writer has ended, one step at a time: by the device's own decoder where it has one."""
     recorded = model.backend.decoder(prompts, params) if model.backend and params.logprobs is None else None
-    with closing(recorded or Decoder(model, prompts, params)) as decoder:
+    with closing(recorded or Decoder(model, prompts, params, [w.processors for w in writers])) as decoder:
         while going := [writer for writer in writers if writer.finish_reason is None]:
             most = min(writer.limit - len(writer.tokens) for writer in going)
             for row, (writer, tokens) in enumerate(zip(writers, decoder.next(most), strict=True)):
@@ -204,7 +213,8 @@ def generate(
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params, stream)
-    writers, start = [Writer(model, params, stream) for _ in prompts], time.perf_counter()
+    writers = [Writer(model, params, stream, params.processors(model, ids)) for ids in prompts]
+    start = time.perf_counter()
     for _ in decode(model, prompts, writers, params):
         pass
     seconds = time.perf_counter() - start

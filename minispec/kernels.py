@@ -8,7 +8,8 @@ on a CPU, W is kept in a second layout, made once (cpu/panels.py), and multiplie
 have a layer and a product of their own (cpu/int8.py).
 
 MINISPEC_LINEAR=torch or =numba decides by hand; auto, the default, takes ours where it is possible, repays loading
-numba, and was faster when both were tried on this machine.
+numba, and was faster when both were tried on this machine. MINISPEC_BATCH_INVARIANT=1 takes ours for every number of
+tokens, in groups of eight, so that a token's bits do not depend on its company (cpu/invariant.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cpu import machine, trials
+from .cpu import invariant, machine, trials
 from .cpu.panels import multiply, panels_of
 
 MOST_TOKENS = 8
@@ -29,13 +30,30 @@ REPAYS_CALLING = 2**16  # numbers: once numba is loaded, smaller matrices follow
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x Wᵀ + b for x [..., K], weight [N, K], bias [N]: [..., N]."""
     M = math.prod(x.shape[:-1])
+    if M > MOST_TOKENS and invariant.wanted() and fits(x, weight):
+        return torch.cat([linear(part, weight, bias) for part in x.reshape(M, -1).split(MOST_TOKENS)]).view(
+            *x.shape[:-1], len(weight)
+        )
     if not 1 <= M <= MOST_TOKENS or not fits(x, weight) or not ours(weight.numel(), M):
-        return F.linear(x, weight, bias)
+        return by_torch(x, weight, bias)
     if (panels := panels_of(weight)) is None:
-        return F.linear(x, weight, bias)
+        return by_torch(x, weight, bias)
     y = multiply(x.detach().reshape(M, -1), panels, trials.threads_for(weight.nbytes))
     y = y.view(*x.shape[:-1], weight.shape[0])
     return y if bias is None else y + bias
+
+
+def by_torch(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """F.linear. On a CPU without instructions for bfloat16 torch falls back on a loop that takes ten to a hundred times
+    as long as the product in float32, rounded once at the end, as those instructions round it."""
+    if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not has_bfloat16():
+        return F.linear(x.float(), weight.float(), None if bias is None else bias.float()).bfloat16()
+    return F.linear(x, weight, bias)
+
+
+def has_bfloat16() -> bool:
+    """Whether torch multiplies bfloat16 matrices by instructions made for it here."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def fits(x: Tensor, weight: Tensor) -> bool:
@@ -51,6 +69,8 @@ def fits(x: Tensor, weight: Tensor) -> bool:
 
 def ours(numbers: int, tokens: int = MOST_TOKENS) -> bool:
     """Whether a weight of so many numbers is multiplied with so many tokens by our product."""
+    if invariant.wanted():
+        return machine.compiled() is not None
     if (wish := machine.wish()) != "auto":
         return wish == "numba" and machine.compiled() is not None
     small = numbers < machine.REPAYS_LOADING

@@ -1,7 +1,8 @@
 """A decoder-only transformer of the Llama family, in one file, with the cache as an explicit argument.
 
-Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k). Parameters carry the
-names of the Hugging Face checkpoints, less the leading "model.", so that loading is copying.
+Covers Llama 1–3, Mistral (within its window), Qwen2 (bias on q, k, v) and Qwen3 (normed q and k), and the mixtures of
+experts (moe/) Mixtral, Qwen2-MoE, Qwen3-MoE and OLMoE. Parameters carry the names of the Hugging Face checkpoints
+(Qwen's where they differ), less the leading "model.", so that loading is copying.
 
 Shapes: B sequences, T new tokens per sequence, S slots of the cache, V tokens of the vocabulary, d hidden size, H query
 heads, Hkv key/value heads, G = H / Hkv query heads that share one key/value head, D dimensions of a head.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -20,8 +21,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .cache import KVCache, attention_of_pass
+from .cpu import invariant
 from .cpu.fused import fused
 from .kernels import linear
+from .moe.experts import Experts, Mixture
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class Config:
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # one norm over all heads together (OLMoE), instead of one for each
+    experts: Experts | None = None  # a mixture of experts; None: a dense model
     head_vocab: int | None = None  # a draft model may score a part of the vocabulary: see Transformer.head_ids
 
 
@@ -115,13 +120,16 @@ class Attention(nn.Module):
         self.k_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.v_proj = Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=c.qkv_bias)
         self.o_proj = Linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.out_bias)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps) if c.qk_norm else nn.Identity()
+        heads = (c.num_heads, c.num_kv_heads) if c.qk_norm_whole else (1, 1)  # that one norm looks at
+        self.widths = [n * c.head_dim for n in heads]
+        norms = (RMSNorm(width, c.norm_eps) if c.qk_norm else nn.Identity() for width in self.widths)
+        self.q_norm, self.k_norm = norms
 
     def forward(self, x: Tensor, rope, attend) -> Tensor:
         B, T, _ = x.shape
-        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, H, T, D]
-        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.head_dim)).transpose(1, 2)  # [B, Hkv, T, D]
+        q = self.q_norm(self.q_proj(x).view(B, T, -1, self.widths[0])).view(B, T, -1, self.head_dim)
+        k = self.k_norm(self.k_proj(x).view(B, T, -1, self.widths[1])).view(B, T, -1, self.head_dim)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)  # [B, H, T, D], [B, Hkv, T, D]
         v = self.v_proj(x).view(B, T, -1, self.head_dim).transpose(1, 2)
         o = attend(rotate(q, *rope), rotate(k, *rope), v)  # over the cached tokens and the new ones: [B, H, T, D]
         return self.o_proj(o.transpose(1, 2).reshape(B, T, -1))
@@ -138,13 +146,23 @@ class MLP(nn.Module):
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
+def mixture(c: Config) -> Mixture:
+    """The mixture of experts that stands for the MLP of a sparse layer."""
+    e = c.experts
+    mlps = [MLP(replace(c, intermediate_size=e.size)) for _ in range(e.count)]
+    router, shared = Linear(c.hidden_size, e.count, bias=False), ()
+    if e.shared_size:
+        shared = MLP(replace(c, intermediate_size=e.shared_size)), Linear(c.hidden_size, 1, bias=False)
+    return Mixture(e, router, mlps, *shared)
+
+
 class Layer(nn.Module):
-    def __init__(self, c: Config):
+    def __init__(self, c: Config, sparse: bool = False):
         super().__init__()
         self.input_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
         self.self_attn = Attention(c)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.norm_eps)
-        self.mlp = MLP(c)
+        self.mlp = mixture(c) if sparse else MLP(c)
 
     @property
     def parts(self) -> tuple[nn.Module, ...]:
@@ -163,7 +181,8 @@ class Transformer(nn.Module):
         # that alone makes torch import its compiler, which takes over a second. A uniform distribution does not.
         table = torch.empty(config.vocab_size, config.hidden_size).uniform_(-1, 1)
         self.embed_tokens = nn.Embedding.from_pretrained(table, freeze=False)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.num_layers))
+        dense = config.experts.dense_layers if config.experts else range(config.num_layers)
+        self.layers = nn.ModuleList(Layer(config, sparse=n not in dense) for n in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.lm_head = Linear(config.hidden_size, config.head_vocab or config.vocab_size, bias=False)
         if config.tie_embeddings and config.head_vocab is None:
@@ -181,8 +200,9 @@ class Transformer(nn.Module):
 
     @property
     def ordinary(self) -> bool:
-        """Whether its products are those of this file. A sharded or quantized model must not be fused."""
-        return only_linears(self) and type(self).head is Transformer.head
+        """Whether its products are those of this file, one MLP per layer. A sharded or quantized model and a mixture of
+        experts must not be fused."""
+        return only_linears(self) and type(self).head is Transformer.head and self.config.experts is None
 
     @property
     def blocks(self) -> list[tuple[nn.Module, ...]]:
@@ -227,6 +247,8 @@ class Transformer(nn.Module):
             x, hidden = at_once(x, cache, rope, mask, order, hidden_layers)
             cache.advance(T if counts is None else counts)
             return x, hidden
+        if invariant.wanted():
+            invariant.refuse()
 
         if cache is None:  # nothing is cached: training, and the textbook's O(n²) loop
             slots = torch.arange(T, device=tokens.device).expand(B, T)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from numbers import Integral, Real
 from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from .processors.prefix import FIELDS, PENALTIES, Processors, checked
+
+if TYPE_CHECKING:
+    from .files.handle import Model
+
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
+LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names
 COLDEST = 1e-30  # dividing by less would overflow float32; the best token has all the mass long before
 
 
@@ -92,6 +98,17 @@ class SamplingParams(Sampling):
     stop_token_ids: Sequence[int] = ()  # tokens that end it, besides the model's own end tokens
     ignore_eos: bool = False  # go on past the model's own end tokens
     logprobs: int | None = None  # `out.logprobs`: of each token, and of so many most likely ones beside it
+    logprobs_mode: str = "raw_logprobs"  # the model's own; or "processed_logprobs", of what was sampled from
+    # What depends on the prefix (processors/prefix.py): the same distribution with and without a draft.
+    repetition_penalty: float = 1.0  # > 1: tokens of prompt and output become less likely
+    presence_penalty: float = 0.0  # off the logits of tokens that are in the output
+    frequency_penalty: float = 0.0  # the same, as often as they are in it
+    logit_bias: Mapping[int, float] = ()  # token → what is added to its logit
+    bad_words: str | Sequence[str] = ()  # never to be completed
+    bad_words_ids: Sequence[Sequence[int]] = ()  # the same as token ids
+    choices: Sequence[str] | Sequence[Sequence[int]] | None = None  # the output is one of these, and then ends
+    regex: str | None = None  # the whole output matches this
+    json_schema: dict | str | None = None  # the output is JSON of this schema
 
     def __post_init__(self):
         super().__post_init__()
@@ -111,8 +128,10 @@ class SamplingParams(Sampling):
         ids = tuple(self.stop_token_ids)
         if not all(isinstance(token, Integral) for token in ids):
             raise ValueError(f"stop_token_ids={ids!r}: give token ids, whole numbers")
-        object.__setattr__(self, "stop", stop)  # the dataclass is frozen
-        object.__setattr__(self, "stop_token_ids", tuple(map(int, ids)))
+        if self.logprobs_mode not in LOGPROBS_MODES:
+            raise ValueError(f"logprobs_mode={self.logprobs_mode!r}: give one of {', '.join(LOGPROBS_MODES)}")
+        for name, value in (checked(self) | dict(stop=stop, stop_token_ids=tuple(map(int, ids)))).items():
+            object.__setattr__(self, name, value)  # the dataclass is frozen
 
     @classmethod
     def of(cls, params: SamplingParams | None = None, **options) -> SamplingParams:
@@ -134,6 +153,15 @@ class SamplingParams(Sampling):
         """The tokens that must not be sampled before `min_new_tokens`, of a model with these end tokens."""
         ends = () if self.ignore_eos else end_tokens
         return tuple(sorted({*self.stop_token_ids, *ends})) if self.min_new_tokens else ()
+
+    @property
+    def by_prefix(self) -> bool:
+        """Whether anything but min_new_tokens depends on the prefix, of which recorded passes know nothing."""
+        return any(getattr(self, name) not in (None, (), PENALTIES.get(name)) for name in FIELDS)
+
+    def processors(self, model: Model, prompt: Sequence[int]) -> Processors | None:
+        """What to do to the logits of one sequence; None: nothing, ever."""
+        return Processors(self, model, prompt) if self.by_prefix or self.min_new_tokens else None
 
     def generator(self, index: int = 0) -> torch.Generator:
         """The source of randomness of sequence `index` of a batch. The first one's seed is the seed itself; the others'
@@ -235,8 +263,9 @@ def widest(device) -> torch.dtype:
 
 
 # ---- log-probabilities ---------------------------------------------------------------------------------------------
-# How sure the target was of what it emitted: log softmax of its own logits, before temperature and truncation. Which
-# drafter proposed a token does not show: a verify pass has the target's logits at every position it emits from.
+# How sure the target was of what it emitted. Raw: log softmax of its own logits, before any processor, temperature and
+# truncation. Processed: the log of the distribution that was sampled from (greedy: of what the best token was taken
+# from). Which drafter proposed a token does not show: a verify pass has the target's logits wherever it emits.
 
 
 class TokenLogprob(NamedTuple):

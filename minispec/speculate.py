@@ -25,10 +25,11 @@ from .drafters.adaptive import AdaptiveLength
 from .drafters.base import Context, Drafter, next_id
 from .generate import Output, Writer, decode, pad, prepare
 from .model import Pass
+from .processors.drafts import without_impossible
 from .sampling import SamplingParams, emitting_positions
 from .trace import Cycle, Stopwatch, Trace
 from .tree import Draft, cut, view
-from .verify import Verdict, check_draft, check_q_shape, judge
+from .verify import NO_BLOCKS, RULES, Verdict, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
     from .files.handle import Model
@@ -46,9 +47,9 @@ class Completion:
 
     @classmethod
     def begin(cls, model: Model, ids: Sequence[int], params: SamplingParams, index: int = 0, stream=None) -> Completion:
-        context = Context(next_id(), list(ids), params.sampling, params.generator(index))
-        context.held_back, context.held_until = params.held_back(model.end_tokens), len(ids) + params.min_new_tokens
-        return cls(context, Writer(model, params, stream), len(ids))
+        processors = params.processors(model, ids)
+        context = Context(next_id(), list(ids), params.sampling, params.generator(index), processors=processors)
+        return cls(context, Writer(model, params, stream, processors), len(ids))
 
     @property
     def ended(self) -> bool:
@@ -90,6 +91,7 @@ def speculate(
     k: int | str = 4,
     max_new_tokens: int | None = None,
     *,
+    rule: str = "token",
     params: SamplingParams | None = None,
     stream: Callable[[str], None] | None = None,
     on_cycle: Callable[[Cycle], None] | None = None,
@@ -99,15 +101,17 @@ def speculate(
     the same tokens when greedy.
 
     `k` is the draft length, or "auto" to choose it from measured acceptance and times (the clock then decides how many
-    random numbers are used, so a seed no longer repeats a sampled run). `on_cycle` is shown each Cycle as it ends. The
+    random numbers are used, so a seed no longer repeats a sampled run). `rule`: sampled chains are accepted "token" by
+    token or as a "block" (rules/block_verify.py); both are lossless. `on_cycle` is shown each Cycle as it ends. The
     other arguments are those of `generate`. `out.trace` tells what happened.
     """
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
     prompts, batched = prepare(model, prompt, params, stream)
     check(model, drafter, k)
+    check_rule(rule, drafter)
     rows = [Completion.begin(model, ids, params, i, stream) for i, ids in enumerate(prompts)]
     start = time.perf_counter()
-    for _ in cycles(model, rows, drafter, k, params, on_cycle):
+    for _ in cycles(model, rows, drafter, k, params, on_cycle, rule):
         pass
     seconds = time.perf_counter() - start
     outputs = [row.writer.output(row.prompt_tokens, seconds, row.trace) for row in rows]
@@ -115,10 +119,12 @@ def speculate(
 
 
 @torch.inference_mode()
-def cycles(model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None) -> Iterator:
-    """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter."""
-    recorded = model.backend.speculator(rows, drafter, k, params) if model.backend else None
-    with closing(recorded or Eager(model, rows, drafter, k, params)) as backend:
+def cycles(
+    model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params, on_cycle=None, rule: str = "token"
+) -> Iterator:
+    """Cycle until every sequence has ended: recorded where the model's device can do that for this drafter and rule."""
+    recorded = model.backend.speculator(rows, drafter, k, params) if model.backend and rule == "token" else None
+    with closing(recorded or Eager(model, rows, drafter, k, params, rule)) as backend:
         while rows:
             for row, news in zip(rows, backend.cycles(), strict=True):  # propose, forward, judge, keep
                 for cycle in news:
@@ -134,8 +140,9 @@ def cycles(model: Model, rows: list[Completion], drafter: Drafter, k: int | str,
 class Eager:
     """The cycle on any device, one step after the other."""
 
-    def __init__(self, model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
-        self.model, self.rows, self.drafter, self.k = model, rows, drafter, k
+    def __init__(self, model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams,
+                 rule: str = "token"):  # fmt: skip
+        self.model, self.rows, self.drafter, self.k, self.rule = model, rows, drafter, k, rule
         self.adaptive = AdaptiveLength() if k == "auto" else None
         spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
         self.prefill(params, spare)
@@ -147,7 +154,7 @@ class Eager:
         return forward(self.model, self.cache, self.rows, self.drafts, self.drafter.hidden_layers)
 
     def judge(self, logits: Tensor):
-        return judge(logits, [row.context for row in self.rows], self.drafts, self.drafter.lossless)
+        return judge(logits, [row.context for row in self.rows], self.drafts, self.drafter.lossless, rule=self.rule)
 
     def keep(self) -> None:
         keep(self.cache, self.drafts, self.verdicts)
@@ -232,13 +239,14 @@ def check(model: Model, drafter: Drafter, k: int | str) -> None:
 def check_drafter(model: Model, drafter: Drafter) -> None:
     if not isinstance(drafter, Drafter):
         raise ValueError(f"drafter={drafter!r} is no Drafter: give one of ms.drafters, e.g. ms.drafters.Model(draft)")
-    if drafter.vocab_size not in (None, model.config.vocab_size):
-        raise ValueError(
-            f"the drafter scores {drafter.vocab_size} token ids and the target {model.config.vocab_size}: both need "
-            "the same number. With the same tokenizer one embedding is only padded further: choose a sibling with the "
-            "target's vocab_size, or cut or pad the draft's embedding and LM head to it. With another tokenizer, "
-            "choose a draft of the target's family"
-        )
+    drafter.fit(model)
+
+
+def check_rule(rule: str, drafter: Drafter | None) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rule={rule!r}: give one of {', '.join(RULES)}")
+    if rule == "block" and drafter is not None and not (drafter.lossless and drafter.max_tree_nodes(1) == 1):
+        raise ValueError(NO_BLOCKS)
 
 
 # ---- the steps of a cycle ------------------------------------------------------------------------------------------
@@ -264,6 +272,7 @@ def propose(drafter: Drafter, rows: Sequence[Completion], k: int, depths: Sequen
     if len(drafts) != len(rows):
         raise ValueError(f"{drafter!r} made {len(drafts)} drafts for {len(rows)} sequences: return one for each")
     depths = [row.room for row in rows] if depths is None else depths
+    drafts = [without_impossible(draft, row.context) for draft, row in zip(drafts, rows, strict=True)]
     return [cut(draft, depth) for draft, depth in zip(drafts, depths, strict=True)]
 
 

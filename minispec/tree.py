@@ -37,6 +37,7 @@ class Draft:
     probs: Tensor | None = None  # [n, V], the distribution each was sampled from; None: not sampled at all (one-hot)
     parents: list[int] | None = None  # None: a chain; otherwise a tree, −1 is the last committed token
     scratch: Scratch | None = None
+    confidence: list[float] | None = None  # of a chain: how sure the drafter was at each slot, before it sampled there
 
     @property
     def tree(self) -> list[int]:
@@ -133,13 +134,18 @@ def cut(draft: Draft, depth: int) -> Draft:
     """Leave out what lies too deep. How deep does not depend on what was sampled, so the output stays the target's."""
     if len(draft.tokens) <= depth:
         return draft
-    keep = [i for i, level in enumerate(depths(draft.tree)) if level <= depth]
+    return only(draft, [i for i, level in enumerate(depths(draft.tree)) if level <= depth])
+
+
+def only(draft: Draft, keep: Sequence[int]) -> Draft:
+    """These nodes of a draft, in ascending order, among them the parents of all but the root's children."""
     number = {-1: -1} | {old: new for new, old in enumerate(keep)}
     return Draft(
         [draft.tokens[i] for i in keep],
         None if draft.probs is None else draft.probs[keep],
         None if draft.parents is None else [number[draft.parents[i]] for i in keep],
         draft.scratch,
+        draft.confidence and [draft.confidence[i] for i in keep],
     )
 
 

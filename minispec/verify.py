@@ -15,58 +15,31 @@ A `generator` is a torch.Generator, or the random numbers in [0, 1) themselves: 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .generate import pad
-from .sampling import argmax, distributions, pick, uniforms, widest
-from .tree import Draft, ancestors, check_parents, depths, path_to, stack
+from .processors.drafts import process
+from .rules.block_verify import block, block_batch  # noqa: F401  verify.block: chains by their joint ratio
+from .rules.shared import (  # noqa: F401  some for those who import them from here
+    Context,
+    Verdict,
+    accept_probability,
+    at,
+    check_distribution,
+    check_draft,
+    check_q_shape,
+    checked_nodes,
+    checked_uniforms,
+    one_hot,
+    residual,
+)
+from .sampling import argmax, distributions, pick, uniforms
+from .tree import Draft, ancestors, path_to, stack
 
-Context = tuple[int, ...]
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # how far from one the sum may be; half precision: 0.02
-
-
-class Verdict(NamedTuple):
-    path: list[int]  # indices of the accepted drafts: 0, 1, … of a chain, a way down from the root of a tree
-    token: int  # the one token more that every cycle emits: the correction, or the bonus if nothing was rejected
-
-    @property
-    def accepted(self) -> int:
-        return len(self.path)
-
-    def run(self, drafted: Sequence[int]) -> Context:
-        """All tokens of the cycle."""
-        return (*(drafted[i] for i in self.path), self.token)
-
-
-# ---- the two rules -------------------------------------------------------------------------------------------------
-
-
-def accept_probability(p: Tensor, q: Tensor, token: int | Tensor) -> Tensor:
-    """min(1, p(d)/q(d)) for distributions [..., V] and tokens [...]. `check_draft` finds a token with q(d) = 0."""
-    p_d, q_d = at(p, token), at(q, token)
-    return torch.where(p_d < q_d, p_d / q_d, 1.0)
-
-
-def at(probs: Tensor, token: int | Tensor) -> Tensor:
-    """probs(token): one number of every distribution [..., V], for one token or for tokens [...]."""
-    return probs[..., token] if isinstance(token, int) else probs.gather(-1, token[..., None]).squeeze(-1)
-
-
-def residual(p: Tensor, q: Tensor) -> Tensor:
-    """norm([p − q]₊), [..., V]: what the draft left uncovered. Where p = q nothing is, nor is anything rejected: p."""
-    uncovered = (p - q).clamp(min=0)
-    total = uncovered.sum(-1, keepdim=True)
-    return torch.where(total > 0, uncovered / total, p)
-
-
-def one_hot(token: int, like: Tensor) -> Tensor:
-    """The distribution of a drafter that could have proposed nothing else, [V]."""
-    probs = torch.zeros_like(like)
-    probs[token] = 1.0
-    return probs
+RULES = ("token", "block")
+NO_BLOCKS = 'rule="block" is for lossless chains, and this drafter makes token trees or is lossy: use rule="token"'
 
 
 # ---- verifiers -----------------------------------------------------------------------------------------------------
@@ -76,7 +49,7 @@ def chain(p: Tensor, q: Tensor | None, drafted, generator, *, accept=accept_prob
     """Verify one row: p [γ+1, V], q [γ, V] (None: deterministic drafts), drafted [γ]. Lossless, unless another `accept`
     or `replace` rule is plugged in, to see what breaks."""
     drafted = torch.as_tensor(drafted, dtype=torch.long).tolist()
-    u = _checked_uniforms(generator, p, q, (len(drafted),))
+    u = checked_uniforms(generator, p, q, (len(drafted),))
     for i, d in enumerate(drafted):
         q_i = one_hot(d, like=p[i]) if q is None else q[i]
         if u[i] >= float(accept(p[i], q_i, d)):
@@ -103,7 +76,7 @@ def chain_batch(
     any token id, what pads q any number. The same random numbers give the same verdicts as `chain`, row by row.
     """
     B, K = drafted.shape
-    u = _checked_uniforms(generator, p, q, (B, K))
+    u = checked_uniforms(generator, p, q, (B, K))
     if K == 0:
         return drafted.new_zeros(B), pick(p[:, 0], u[:, 0])
     lengths = torch.full((B,), K, device=p.device) if lengths is None else lengths
@@ -127,8 +100,8 @@ def tree(
     q [n, V] is the distribution each node was sampled from *given its elder siblings*: the same q for independent
     samples, q without the elder siblings for distinct ones; None where nothing was sampled (best tokens, merged paths).
     """
-    tokens, parents = _nodes(tokens, parents)
-    u = _checked_uniforms(generator, p, q, (len(tokens),))
+    tokens, parents = checked_nodes(tokens, parents)
+    u = checked_uniforms(generator, p, q, (len(tokens),))
     path, last, r = [], -1, p[0]  # the last accepted node, and the target's distribution after it
     for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
         if parent != last:
@@ -184,8 +157,8 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
     A node passes when p(x) > min(ε, δ·exp(−H(p))): likely enough for how undecided the target is. The longest path of
     passing nodes wins (the earlier one of equals), and the token after it is sampled from p.
     """
-    tokens, parents = _nodes(tokens, parents)
-    u = _checked_uniforms(generator, p, None, (len(tokens),))
+    tokens, parents = checked_nodes(tokens, parents)
+    u = checked_uniforms(generator, p, None, (len(tokens),))
     threshold = (delta * torch.exp(-torch.special.entr(p).sum(-1))).clamp(max=epsilon)  # [n+1]
     above = [parent + 1 for parent in parents]
     passes = (p[above, tokens] > threshold[above]).tolist()
@@ -201,19 +174,23 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
 
 
 def judge(
-    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True, best: Tensor | None = None
-) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:
+    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True, best: Tensor | None = None,
+    rule: str = "token",
+) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:  # fmt: skip
     """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
     token, [B, n] (no q: nothing was sampled).
 
     A context knows its sequence's tokens, Sampling and generator. Draft tokens sit in the positions 1 … n of the pass.
-    `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already.
+    `best` [B, n+1] are the best tokens (−1: NaN), if somebody knows them already. `rule` is for sampled chains: accept
+    token by token, or a whole "block" by its joint ratio.
     """
-    held = hold_back(logits, contexts, drafts)
+    if rule == "block" and not all(lossless and draft.parents is None for draft in drafts):
+        raise ValueError(NO_BLOCKS)
+    changed = process(logits, contexts, drafts)
     if all(c.sampling.greedy and draft.probs is None for c, draft in zip(contexts, drafts, strict=True)):
         # The best tokens are all there is to know, and the rest is done without the device.
         n = max(len(draft.tokens) for draft in drafts)
-        best = argmax(logits[:, : n + 1], None if held or best is None else best[:, : n + 1])  # [B, n + 1]
+        best = argmax(logits[:, : n + 1], None if changed or best is None else best[:, : n + 1])  # [B, n + 1]
         judged = [greedy_draft(b, draft) for b, draft in zip(best, drafts, strict=True)]
         return [verdict for verdict, _ in judged], [p for _, p in judged], None
     counts = [len(draft.tokens) for draft in drafts]
@@ -223,7 +200,7 @@ def judge(
     check_draft(drafted, q, p.shape[-1], lengths if len(set(counts)) > 1 else None)
     u = uniforms([context.generator for context in contexts], [count + 1 for count in counts], p.device)
     if lossless and all(draft.parents is None for draft in drafts):
-        accepted, tokens = chain_batch(p, q, drafted, lengths, u)
+        accepted, tokens = (block_batch if rule == "block" else chain_batch)(p, q, drafted, lengths, u)
         verdicts = [Verdict(list(range(a)), t) for a, t in zip(accepted.tolist(), tokens.tolist(), strict=True)]
         p_drafted = at(p[:, :-1], drafted)
     else:
@@ -245,76 +222,3 @@ def greedy_draft(best: Sequence[int], draft: Draft) -> tuple[Verdict, list[float
     """`greedy` for a draft, and what the target gave each of its tokens: 1 or 0."""
     given = [float(token == best[parent + 1]) for token, parent in zip(draft.tokens, draft.tree, strict=True)]
     return greedy(best, draft.tokens, draft.tree), given
-
-
-def hold_back(logits: Tensor, contexts: Sequence, drafts: Sequence[Draft]) -> bool:
-    """Before `min_new_tokens` no token that ends the sequence has a chance. Whether any logits were changed."""
-    held = False
-    for row, (context, draft) in enumerate(zip(contexts, drafts, strict=True)):
-        if context.held_back and (left := context.held_until - len(context.tokens)) > 0:
-            shallow = [i for i, depth in enumerate([0, *depths(draft.tree)]) if depth < left]
-            logits[row, torch.tensor(shallow)[:, None], list(context.held_back)] = -torch.inf
-            held = True
-    return held
-
-
-# ---- guards --------------------------------------------------------------------------------------------------------
-
-
-def check_distribution(name: str, probs: Tensor) -> None:
-    """Every distribution of [..., V] is non-negative and sums to one, within what its dtype can hold."""
-    total = probs.sum(-1, dtype=torch.float64 if probs.dtype == torch.float64 else torch.float32)
-    wrong = ~((total - 1).abs() <= TOLERANCE.get(probs.dtype, 0.02))  # the negation catches NaN too
-    if bool(wrong.any() | (probs.amin() < 0)):
-        found = f"sums to {total[wrong][0]:.6g}" if bool(wrong.any()) else f"holds {probs.amin():.6g}"
-        raise ValueError(f"{name} {found}: give probabilities (≥ 0, sum 1), e.g. from Sampling.probs")
-
-
-def check_draft(tokens: Tensor, q: Tensor | None, vocab_size: int, lengths: Tensor | None = None) -> None:
-    """Refuse a draft that could not have been sampled: once a cycle, for all tokens [..., γ] together."""
-    check_q_shape(q, (*tokens.shape, vocab_size))
-    if lengths is not None:  # look at no padding
-        real = torch.arange(tokens.shape[-1], device=tokens.device) < lengths[..., None]
-        tokens, q = tokens[real], None if q is None else q[real]
-    if tokens.numel() == 0:
-        return
-    if bool((outside := (tokens < 0) | (tokens >= vocab_size)).any()):
-        named = f"drafted token {int(tokens[outside][0])} is outside the target's vocabulary of {vocab_size}"
-        raise ValueError(f"{named}: draft and target need the same tokenizer")
-    if q is not None:
-        check_distribution("q", q)
-        if bool((never := at(q, tokens) == 0).any()):
-            named = f"drafted token {int(tokens[never][0])} has probability 0 under q"
-            raise ValueError(f"{named}: q must be what it was really sampled from (None if it was not sampled at all)")
-
-
-def check_q_shape(q: Tensor | None, needed: tuple[int, ...]) -> None:
-    if q is not None and q.shape != needed:
-        raise ValueError(f"q has shape {tuple(q.shape)}, not {needed}: one distribution over the target's vocabulary")
-
-
-def _nodes(tokens, parents) -> tuple[list[int], list[int]]:
-    """A token tree as two lists, checked."""
-    tokens, parents = torch.as_tensor(tokens, dtype=torch.long).tolist(), torch.as_tensor(parents).tolist()
-    if len(tokens) != len(parents):
-        raise ValueError(f"tokens has {len(tokens)} nodes and parents {len(parents)}: give one parent per node")
-    check_parents(parents)
-    return tokens, parents
-
-
-def _checked_uniforms(generator, p: Tensor, q: Tensor | None, drafted: tuple[int, ...]) -> Tensor | Sequence[float]:
-    """Check the shapes of a verifier's call with so many draft tokens, [γ] or [B, γ], and get its random numbers: as
-    many as distributions, however the call ends, so that runs stay comparable."""
-    *rows, n = drafted
-    shape = (*rows, n + 1)
-    if p.shape[:-1] != shape:
-        raise ValueError(f"p has shape {tuple(p.shape)}: {drafted} draft tokens need {shape} distributions, one more")
-    check_q_shape(q, (*drafted, p.shape[-1]))
-    if isinstance(generator, torch.Generator):
-        generator = torch.rand(shape, generator=generator, dtype=widest(generator.device), device=generator.device)
-    given = tuple(generator.shape) if isinstance(generator, Tensor) else (len(generator or ()),)
-    if given != shape:
-        raise ValueError(f"generator={generator!r}: give a torch.Generator, or numbers in [0, 1) of shape {shape}")
-    if isinstance(generator, Tensor):
-        return generator.tolist() if len(shape) == 1 else generator.to(p.device, widest(p.device))
-    return generator

@@ -8,10 +8,12 @@ from dataclasses import replace
 import torch
 
 import minispec as ms
+from minispec.train import mtp
 from minispec.train.eagle import new_head
 
 D = ms.drafters
-NAMES = ("Model", "NGram", "Suffix", "EarlyExit", "Quantized", "Cascade", "Lookahead", "Medusa", "Eagle", "DFlash")
+NAMES = ("Model", "NGram", "Suffix", "EarlyExit", "Quantized", "Cascade", "Lookahead", "Medusa", "Eagle", "DFlash",
+         "MTP")  # fmt: skip
 
 FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "model": ("Model", lambda target, draft: D.Model(draft)),
@@ -31,6 +33,11 @@ FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "eagle, tree": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), width=3, nodes=8)),
     "eagle, chain": ("Eagle", lambda target, draft: D.Eagle(target, random_eagle(target), tree=False)),
     "dflash": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=False)),
+    "mtp": ("MTP", lambda target, draft: D.MTP(target, random_mtp(target))),
+    "mtp, tree": (
+        "MTP",
+        lambda target, draft: D.MTP(target, random_mtp(target, norm_output=True), tree=True, width=3, nodes=8),
+    ),
     "dflash, tree": ("DFlash", lambda target, draft: D.DFlash(target, random_dflash(target), tree=True, nodes=8)),
 }
 
@@ -60,7 +67,7 @@ def random_medusa(target: ms.Model, count: int = 3, seed: int = 0, **options) ->
     """Heads with random weights: right now and then."""
     heads = D.MedusaHeads(target, count, **options).requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
-    for parameter in (heads.weight, heads.bias):
+    for parameter in (heads.weight, heads.bias, *heads.more, *([] if heads.map is None else [heads.map])):
         parameter.copy_(torch.randn(parameter.shape, generator=generator) / target.config.hidden_size**0.5)
     return heads
 
@@ -68,7 +75,16 @@ def random_medusa(target: ms.Model, count: int = 3, seed: int = 0, **options) ->
 def random_eagle(target: ms.Model, seed: int = 0, noise: float = 0.3, vocab: int = 48, **options) -> D.EagleHead:
     """A head with noise on every weight that proposes the target's first 48 tokens: right now and then."""
     head_ids = torch.arange(min(vocab, target.config.vocab_size))
-    head = new_head(target, head_ids, **options).requires_grad_(False)
+    return shaken(new_head(target, head_ids, **options), seed, noise)
+
+
+def random_mtp(target: ms.Model, seed: int = 0, noise: float = 0.3, **options) -> D.MTPHead:
+    """A module with noise on every weight: right now and then."""
+    return shaken(mtp.new_head(target, **options), seed, noise)
+
+
+def shaken(head: torch.nn.Module, seed: int, noise: float) -> torch.nn.Module:
+    head.requires_grad_(False)
     generator = torch.Generator().manual_seed(seed)
     for weight in head.parameters():
         shift = torch.randn(weight.shape, generator=generator, dtype=torch.float64)

@@ -9,8 +9,20 @@ from importlib.util import find_spec
 DRIVEN = ("00_start_here.ipynb", "06_rejection_sampling.ipynb", "11_speculation_in_a_server.ipynb")
 
 
+OWN = ".minispec-panel, .minispec-predict"  # what the course adds to a page of JupyterLab
+
+
 def find_chromium() -> str | None:
     """The path of a Chromium that playwright can drive."""
     if find_spec("playwright") is None:
         return None
     return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+def violations(page, axe: str, within: str = "document") -> list[str]:
+    """What axe-core calls serious or critical in a page, or in those of its elements that a selector names."""
+    page.evaluate("script => { if (!window.axe) new Function(script).call(window); }", axe)
+    run = "([within]) => axe.run(within === 'document' ? document : {include: [within]}, {resultTypes: ['violations']})"
+    found = page.evaluate(run, [within])["violations"]
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    return [f"{one['id']}: {node['html'][:200]}" for one in serious for node in one["nodes"][:6]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import os
 
 import pytest
 
@@ -132,6 +133,7 @@ def launched(monkeypatch, tmp_path):
     options = []
     monkeypatch.setattr(labapp.LabApp, "launch_instance", options.extend)
     monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setenv("MINISPEC_LAB", "")  # which the command sets
     (tmp_path / "notebooks").mkdir()
     (tmp_path / cli.START).touch()
     return options
@@ -140,7 +142,9 @@ def launched(monkeypatch, tmp_path):
 def test_lab_opens_the_first_notebook(run, launched, tmp_path):
     assert run("lab", "--port", 9000)[0] == 0
     assert {f"--ServerApp.root_dir={tmp_path}", "--ServerApp.port=9000"} <= set(launched)
-    assert f"--LabApp.default_url=/lab/tree/{cli.START}" in launched
+    assert f"--LabApp.default_url=/lab/tree/mine/{cli.START}" in launched
+    assert (tmp_path / "mine" / cli.START).is_file()  # a copy: what is run and saved leaves the clone as it is
+    assert os.environ["MINISPEC_LAB"] == "1"
 
 
 @pytest.mark.parametrize(("user", "allowed"), [(0, True), (1000, False)])

@@ -146,6 +146,20 @@ def test_what_does_not_fit_is_torch_s(numba, taken, x, weight):
 
 
 @needs_numba
+@pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
+@pytest.mark.parametrize("tokens", [1, 5, 33])
+def test_without_instructions_for_it_bfloat16_is_float32_rounded_once(monkeypatch, tokens):
+    x, weight, bias = torch.randn(2, tokens, 48), torch.randn(40, 48), torch.randn(40)
+    x, weight, bias = (part.bfloat16() for part in (x, weight, bias))
+    exact = F.linear(x.double(), weight.double(), bias.double())
+    monkeypatch.setattr(kernels, "has_bfloat16", lambda: False)
+    y = kernels.linear(x, weight, bias)
+    assert y.dtype == torch.bfloat16 and y.shape == (2, tokens, 40)
+    assert ((y.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()  # half a unit of eight bits, no more
+    monkeypatch.setattr(kernels, "has_bfloat16", lambda: True)
+    assert torch.equal(kernels.linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_a_weight_whose_changes_are_not_counted_is_torch_s(numba, taken):
     with torch.inference_mode():
         x, weight = normal(5, 20), normal(9, 20)

@@ -137,7 +137,8 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unse
 # ---------------------------------------------------------------- greedy: the same tokens
 
 
-VARIANTS = {"cascade of models", "model, hotter", "model, greedy", "skip the middle"}  # of drafters tested anyway
+# Of drafters that are tested anyway.
+VARIANTS = {"cascade of models", "model, hotter", "model, greedy", "skip the middle", "mtp, tree"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in VARIANTS else n for n in ALL])

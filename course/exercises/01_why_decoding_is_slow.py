@@ -16,7 +16,7 @@
 # %%
 import math
 
-from minispec.course.classroom import check, draw, hint, reference
+from minispec.course.classroom import check, draw, hint, progress_table, reference
 
 # %% [markdown] exercise="01.intensity"
 # ## 1. FLOPs per byte
@@ -108,7 +108,7 @@ draw("01.roofline", roofline)
 # $$I_\text{ridge} = \frac{\text{peak}}{\text{bandwidth}}, \qquad M^* = \frac{I_\text{ridge}}{I(M = 1)}$$
 #
 # and up to $M^*$ tokens per sequence are free. Only whole tokens count, and where even one token per sequence is beyond
-# the ridge point, no draft token is free.
+# the ridge point, no draft token is free. (In the check $M^*$ is never so close to a whole number that rounding decides.)
 #
 # | | | |
 # |---|---|---|

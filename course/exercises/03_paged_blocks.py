@@ -9,7 +9,7 @@
 # Fill in the function, run its cell, then run the check below it.
 
 # %%
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.serving.blocks import block_hash
 
 # %% [markdown] exercise="03.slot"
@@ -129,7 +129,7 @@ draw("03.allocator", allocator)
 #
 # | | | |
 # |---|---|---|
-# | `table` | list of block numbers | ⌈length / s⌉ of them, at least one |
+# | `table` | list of block numbers | ⌈`length` / `block_size`⌉ of them, at least one |
 # | `refcount` | list of counts | `refcount[b]` says in how many tables block b is; at least one is 0 |
 # | `block_size`, `length` | whole numbers ≥ 1 | slots of a block; tokens in the table's blocks |
 # | returns | `(table, refcount, copies)` | table and counts, ready for the new token; a list of `(source, destination)`, empty or with one pair |

@@ -8,7 +8,7 @@
 # Fill in the function, run its cell, and run the check below it.
 
 # %%
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 
 # %% [markdown] exercise="04.static_waste"
 # ## 1. Static against continuous
@@ -29,7 +29,7 @@ from minispec.course.classroom import check, draw, hint
 #
 # | | | |
 # |---|---|---|
-# | `lengths` | list of whole numbers ≥ 1 | steps that each request needs |
+# | `lengths` | list of whole numbers ≥ 1, at least one | steps that each request needs |
 # | `slots` | whole number ≥ 1 | how many requests run side by side |
 # | returns | `(static, continuous)` | steps until the last request has finished |
 

@@ -12,7 +12,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, reference
+from minispec.course.classroom import check, draw, hint, progress_table, reference
 
 # %% [markdown] exercise="05.greedy_verify"
 # ## 1. The greedy decision
@@ -66,8 +66,8 @@ check("05.greedy_verify", greedy_verify)
 # When the cycle begins, the sequence has $n$ tokens, and both caches hold the first $n - 1$ of them. Then
 #
 # ```
-# the draft model processes     last   d1   …   d_{k-1}           and proposes d1 … d_k
-# the target processes          last   d1   …   d_{k-1}   d_k     and yields k + 1 rows of logits
+# the draft model processes     last   d[0]   …   d[k-2]             and proposes d[0] … d[k-1]
+# the target processes          last   d[0]   …   d[k-2]   d[k-1]    and yields k + 1 rows of logits
 # ```
 #
 # and $a$ draft tokens are accepted, and one more token is emitted. How many tokens may each cache keep?

@@ -16,7 +16,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="06.accept"
@@ -75,7 +75,8 @@ def my_residual(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 check("06.residual", my_residual)
 
 # %% [markdown]
-# Here is yours as a picture. It should be empty wherever the draft model's bar is the higher one.
+# Here is yours as a picture. The residual should be empty wherever the draft model's bar is the higher one, and what is
+# emitted with it should be as high as $p$ everywhere.
 
 # %%
 draw("06.residual", my_residual)
@@ -165,6 +166,7 @@ check("06.one_hot", verify_one_hot)
 #
 # Keep the smallest set $S$ of most likely tokens whose mass reaches `top_p` (the token that reaches it is the last one kept),
 # give the others 0, and renormalise:
+# A mass equal to `top_p` reaches it; where the check has such a case, its sums are exact in floating point.
 #
 # $$q(x) = \frac{m(x)\,[x \in S]}{\sum_{y \in S} m(y)}, \qquad \sum_{y \in S} m(y) \ge \text{top\_p}$$
 #

@@ -11,7 +11,7 @@
 # %%
 import math
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.theory import expected_tokens
 
 # %% [markdown] exercise="07.expected_tokens"
@@ -166,7 +166,7 @@ check("07.best_k", best_k)
 # |---|---|---|
 # | `k` | whole number ≥ 1 | draft tokens per cycle |
 # | `c`, `v` | numbers, c ≥ 0 and v ≥ 1 | as above |
-# | returns | number | the α, to six decimals; `math.inf` if the cycle costs more than even α = 1 yields |
+# | returns | number | the α, to six decimals; 1 if only α = 1 is enough, `math.inf` if the cycle costs more than even that yields |
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.
 

@@ -12,7 +12,7 @@ from collections import Counter
 
 import torch
 
-from minispec.course.classroom import check, hint
+from minispec.course.classroom import check, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="08.ngram"
@@ -23,7 +23,7 @@ from minispec.verify import accept_probability, pick, residual
 # and no training, and it costs almost nothing.
 #
 # Take the longest suffix of `text`, of at most `n_max` tokens, that also occurs **earlier**, so that at least one token
-# follows it. Among its earlier occurrences take the **latest**. The draft is what follows there, up to `k` tokens, or
+# follows it; the two may overlap, as 5 5 does with itself in 5 5 5. Among its earlier occurrences take the **latest**. The draft is what follows there, up to `k` tokens, or
 # fewer if the sequence ends first.
 #
 # ```
@@ -77,7 +77,7 @@ check("08.ngram", lookup)
 # |---|---|---|
 # | `text` | list of tokens | prompt and output |
 # | `k` | whole number ≥ 1 | the most tokens to draft |
-# | `floor` | number in [0, 1] | how probable the whole draft must stay |
+# | `floor` | number in [0, 1] | how probable the whole draft must stay; a draft that is exactly as probable stays |
 # | returns | `(drafted, score)` | a list of tokens, and a number; `([], 0)` if there is nothing to draft |
 #
 # (minispec keeps all strings of the sequence in a trie, so that a step needs no search. Here a search is fine.)

@@ -15,7 +15,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
 
 # %% [markdown] exercise="09.medusa_head"
@@ -171,7 +171,7 @@ check("09.tree_verify", verify_siblings)
 # | `budget` | whole number ≥ 1 | how many nodes; the root is not a draft token and does not count |
 # | returns | `(nodes, tokens)` | a list of tuples, in any order, and E[N] of that tree |
 #
-# There are no ties to break in the check.
+# If the heads have fewer nodes than `budget`, take all of them. There are no ties to break in the check.
 
 
 # %% exercise="09.tree_tokens"

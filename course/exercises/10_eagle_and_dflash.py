@@ -11,7 +11,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 
 # %% [markdown] exercise="10.features"
 # ## 1. Which feature goes with which token
@@ -80,7 +80,7 @@ check("10.features", eagle_entries)
 #
 # | | | |
 # |---|---|---|
-# | `anchors` | list of A whole numbers | the position n of each block, in any order |
+# | `anchors` | list of A whole numbers | the position n of each block, 0 ≤ n ≤ `length`, in any order; two blocks may have the same anchor, and they do not attend to each other either |
 # | `length` | whole number | positions of the context: 0 … length − 1 |
 # | `block` | whole number B ≥ 2 | positions of a block: the last token and B − 1 blanks |
 # | returns | `(mask, positions)` | a bool tensor `[A·B, length + A·B]`, True where a row attends to a column; the columns are the context, then all blocks; and A · B position ids |

@@ -10,7 +10,7 @@
 # its blocks in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ blocks.
 
 # %%
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.theory import expected_tokens
 
 # %% [markdown] exercise="11.lookahead_slots"
@@ -116,7 +116,7 @@ draw("11.rollback", rollback)
 # | `read` | seconds | to read the weights once, for all sequences |
 # | `compute` | seconds | for the arithmetic of one token of one sequence |
 # | `draft` | seconds | for one draft step of all sequences together; a draft of k takes k steps |
-# | returns | whole number, 0 ≤ k ≤ longest | the smallest one if several are equally fast |
+# | returns | whole number, 0 ≤ k ≤ longest | the smallest one if several are equally fast; in the check that is exactly so, or they differ by more than rounding |
 #
 # You may use `expected_tokens(alpha, k)` of minispec, the mean number of tokens that a cycle emits.
 
@@ -226,7 +226,7 @@ check("11.goodput", goodput)
 # |---|---|---|
 # | `waiting` | list of block counts | what each waiting request needs, the oldest first |
 # | `running`, `free_blocks` | whole numbers ≥ 0 | requests in the batch; blocks that are free |
-# | `seconds` | list | `seconds[b − 1]`: a step with b requests; its length is `max_num_seqs` |
+# | `seconds` | list | `seconds[b − 1]`: a step with b requests, never shorter than with fewer; its length is `max_num_seqs` |
 # | `tokens_per_step`, `target` | numbers > 0 | tokens per request and step; the largest TPOT allowed |
 # | returns | whole number | how many requests to admit |
 

@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 
 # %% [markdown] exercise="12.symmetric"
 # ## 1. Symmetric quantisation
@@ -24,12 +24,13 @@ from minispec.course.classroom import check, draw, hint
 #
 # | | | |
 # |---|---|---|
-# | `weight` | tensor `[out, in]` | |
+# | `weight` | tensor `[out, in]` | floats, all finite; of either sign |
 # | `bits` | whole number from 2 to 8 | |
 # | `group` | whole number | divides `in` |
 # | returns | `(integers, scale, restored)` | tensors `[out, in]`, `[out, in / group]` and `[out, in]` |
 #
-# The integers may keep the dtype of `weight`, only their values are checked. A group of zeros gets the scale 1.
+# The integers may keep the dtype of `weight`, only their values are checked. A group of zeros gets the scale 1. In the check
+# no quotient lies halfway between two integers.
 
 
 # %% exercise="12.symmetric"
@@ -69,7 +70,7 @@ draw("12.symmetric", symmetric)
 #
 # | | | |
 # |---|---|---|
-# | `tiles` | to loop over, once | `for scores, values in tiles`: tensors `[t]` and `[t, D]`, float64; the last tile may be shorter |
+# | `tiles` | to loop over, once | `for scores, values in tiles`: tensors `[t]` and `[t, D]`, float64; at least one tile, each with t ≥ 1; scores may be of any size, all finite |
 # | returns | tensor `[D]` | $\sum_j \mathrm{softmax}(s)_j\, v_j$ over all tiles |
 #
 # On-chip memory is small, so every tile comes in the *same buffer*: an earlier tile that you kept has been overwritten.
@@ -109,9 +110,9 @@ check("12.online_softmax", online_softmax)
 #
 # | | | |
 # |---|---|---|
-# | `weights`, `bits`, `group` | numbers | how many weights; bits of each, afterwards; weights that share a scale |
-# | `batch`, `context`, `kv_bytes` | whole numbers | sequences; cached tokens of each; bytes of one cached token |
-# | `bandwidth`, `peak` | numbers | bytes per second; FLOP per second |
+# | `weights`, `bits`, `group` | whole numbers ≥ 1 | how many weights; bits of each, afterwards, at most 8; weights that share a scale, at least 16 |
+# | `batch`, `context`, `kv_bytes` | whole numbers, batch ≥ 1 | sequences; cached tokens of each, perhaps 0; bytes of one cached token |
+# | `bandwidth`, `peak` | numbers > 0 | bytes per second; FLOP per second |
 # | returns | number ≥ 1 | how many times as fast a pass becomes |
 
 

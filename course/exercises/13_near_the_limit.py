@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 
 # %% [markdown] exercise="13.pass_bytes"
 # ## 1. The bytes of a pass

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from minispec.course.classroom import check, hint
+from minispec.course.classroom import check, hint, progress_table
 
 # %% [markdown] exercise="16.column_row"
 # ## 1. Columns, then rows
@@ -67,7 +67,7 @@ check("16.column_row", parallel_mlp)
 # | `weight_bytes` | number | of the whole model |
 # | `ranks` | whole number | divides `kv_heads`, or is a multiple of it |
 # | `memory` | number | bytes of one rank |
-# | returns | `(per_token, tokens)` | bytes per token on one rank; how many tokens fit, a whole number ≥ 0 |
+# | returns | `(per_token, tokens)` | bytes per token on one rank; how many tokens fit, a whole number, 0 if not even the weights do |
 
 
 # %% exercise="16.kv_per_rank"

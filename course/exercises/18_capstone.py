@@ -17,12 +17,12 @@
 # |---|---|
 # | `model.read(tokens)` | a forward pass over these tokens, after those in the cache; returns logits `[len(tokens), V]` |
 # | `model.length` | how many tokens the cache holds |
-# | `model.rewind(length)` | discards everything after the first `length` tokens |
+# | `model.rewind(length)` | discards everything after the first `length` tokens; a cache only shrinks, so a `length` above `model.length` is an error |
 
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint
+from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import pick
 
 # %% [markdown] exercise="18.sampler"

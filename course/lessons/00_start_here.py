@@ -172,6 +172,7 @@ print(f"{h200.what}: {next(point.ratio for point in h200.curve if point.tokens =
 # that serves one request with a short context. There, reading the weights is nearly the whole cost of a decode pass,
 # and more than a hundred tokens could share it; lesson 01 computes how many. Speculative decoding rests on this fact:
 # **while reading the weights is the cost, a pass over a few tokens takes hardly longer than a pass over one.**
+# [Lesson 01](01_why_decoding_is_slow.ipynb) has a picture of it: the weights on their way past 1, 5 and 200 tokens.
 
 # %% [markdown]
 # ## What a cheap extra token is good for
@@ -264,6 +265,15 @@ viz.cycle_stepper(target, draft, question, speculative)
 # a bonus token, after a draft of which every token was accepted. *Your task:* find a cycle in which nothing was
 # accepted, and say how many tokens it still gave. Lesson 05 takes this loop apart.
 #
+# The two lanes in the middle are time. A cycle is four small passes and one large one; plain decoding takes a large pass
+# for every token. Here are the first cycles of this run as a race. Look at where each lane ends. The lengths of the
+# passes were recorded on a large GPU with a model of 8 billion parameters, because there reading the weights decides; in
+# the widget you can choose the times of this run instead.
+
+# %%
+viz.two_lanes(speculative, target.decode)
+
+# %% [markdown]
 # The ratio of the two numbers of passes is not yet a speed-up: the drafter ran up to four small passes per cycle, which
 # are not counted here, a pass over five tokens takes longer than a pass over one, and we have not looked at the clock.
 # Lesson 07 counts all of it. But we can look at the clock already, on your device and with the models that belong to it:
@@ -301,12 +311,13 @@ for way, time in measure.interleaved_times(ways, repeat=5, device=device).items(
 # | 12 | [fewer bytes](12_fewer_bytes.ipynb) | quantise weights, compute attention tile by tile |
 # | 13 | [near the limit](13_near_the_limit.ipynb) | say where a GPU's time goes, and bring decoding close to its bandwidth |
 # | 14 | [is it really exact?](14_is_it_really_exact.ipynb) | test a sampler, and tell rounding from a bug |
+# | 15 | [the frontier](15_the_frontier.ipynb) | verify blocks, draft across vocabularies, share one budget in a batch |
 # | 16 | [beyond one gpu](16_beyond_one_gpu.ipynb) | split a model over several devices |
 # | 17 | [interview day](17_interview_day.ipynb) | explain all of it to somebody who asks back |
 # | | appendix: [scaling laws](appendix_scaling_laws.ipynb) | say how large a model should be for its training compute |
 #
-# The number 15 is not in use yet. If you meet a word that you do not know, look it up in the
-# [glossary](../docs/glossary.md). The [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
+# If you meet a word that you do not know, look it up in the [glossary](../docs/glossary.md). The
+# [syllabus](../docs/syllabus.md) has a picture of which lesson needs which.
 
 # %% [markdown]
 # ## Choose a path

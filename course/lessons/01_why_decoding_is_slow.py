@@ -105,8 +105,29 @@ used.reveal(round(100 * flops / seconds / H200.flops, 2))
 # batch size, and such a pass is called **memory-bound**. The cause is that generation is sequential: a sequence brings
 # a single token to each pass, because the next one is not known yet. So with few sequences each byte that is read
 # serves very few operations.
+
+# %% [markdown]
+# ## The picture that this course rests on
 #
-# How many could it serve? There is an intensity at which reading and computing take equally long. It is the peak
+# All weights stream from memory past the tokens of the pass, whether there is one of them or two hundred. The blue bars
+# are the time that this takes. The orange bars below them are the time of the arithmetic, and what is empty is waiting.
+# Look at three things: five tokens take as long as one; at 200 the orange bar is as long as the blue one, so from there
+# on more tokens take more time; and with a long context the pass also reads the KV cache, which can outweigh the weights.
+# (Llama-3-8B itself was trained for 8,192 tokens of context. Its successor has the same shape and 131,072.)
+
+# %%
+viz.pass_rows(tokens=(1, 5, 200), contexts=(8192, 131_072))
+
+# %% [markdown]
+# Now play one pass. A tile of the memory is a sixtieth of the weights, a tile of the cache has as many bytes. Raise $M$
+# from 1 to 5 and to 200 and watch which of the two meters changes. Then go back to one token, choose batch size 64 and
+# raise the number of cached tokens: 64 sequences share the weights, but each of them brings its own cache.
+
+# %% tags=["nbval-ignore-output"]
+viz.weights_stream()
+
+# %% [markdown]
+# How many operations could a byte serve? There is an intensity at which reading and computing take equally long. It is the peak
 # divided by the bandwidth, and it is called the **ridge point** (or ops:byte ratio; in our code `balance_point`). It
 # depends on the machine and on the number format in which the machine computes, but not on the model. Below the ridge
 # point a pass is memory-bound, above it **compute-bound**.

@@ -316,8 +316,14 @@ print("keys and values as before:", torch.equal(after, before))
 changed.reveal(100 * (after != before).float().mean().item())
 
 # %% [markdown]
-# Not one byte of them. The cache has a length for each sequence, and only this integer changes. Attention ignores the
-# slots past the length, so the old keys and values in them do no harm, and later tokens overwrite them one by one. To
+# Not one byte of them. The cache has a length for each sequence, and only this integer changes. In the picture it is the
+# black pointer. Look at the cells to its right: they keep what they held, and nothing has to be erased.
+
+# %%
+viz.cache_grid(kept=7, rejected=4, new=2)
+
+# %% [markdown]
+# Attention ignores the slots past the length, so the old keys and values in them do no harm, and later tokens overwrite them one by one. To
 # test whether that is enough, we take a fresh cache that has never held the wrong tokens, and process the same four
 # tokens after both.
 

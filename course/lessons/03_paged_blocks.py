@@ -30,6 +30,16 @@ from minispec.serving.paged import PagedKVCache
 target = ms.load("micro", device="cpu")  # blocks are counted and bits compared, so on the CPU, also beside a GPU
 
 # %% [markdown]
+# ## What this lesson changes
+#
+# Both memories below have the same size and serve the same requests at the same moment. A colour is a request, and what
+# is pale is reserved but empty. Look at how much is pale on the left, and at how many requests run on the right. The
+# lesson goes from the left picture to the right one.
+
+# %%
+viz.memory_snapshot()
+
+# %% [markdown]
 # ## One contiguous piece per request
 #
 # The obvious way is to give every request one contiguous piece of memory. But how large should the piece be? How long
@@ -136,6 +146,13 @@ pool.allocate("A", total=9)  # three more tokens: one more block
 pool.commit("A", A)
 for name in "AB":
     print(f"{name}: {pool.tables[name].length} tokens in blocks {pool.table(name)}")
+
+# %% [markdown]
+# The picture shows both sides of these tables. Above, each request counts its positions from 0, block after block. Below
+# is the memory. An arrow is one entry of a table: follow position 8 of A to its block.
+
+# %%
+viz.block_arrows(pool)
 
 # %% [markdown]
 # The blocks of A are not neighbours, and they need not be, because the table finds every token with one lookup. With

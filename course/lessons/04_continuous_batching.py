@@ -54,7 +54,14 @@ print("tokens to generate:", sum(lengths))
 # %% [markdown]
 # **Static batching** takes four requests, runs until the longest of them has finished, and then takes the next four. A
 # request that finishes early leaves its slot empty until the whole batch is done. A *step* is one
-# forward pass over the batch, and in each step every slot yields one token or stays empty. With output lengths
+# forward pass over the batch, and in each step every slot yields one token or stays empty. Look at the dotted holes: each
+# of them is as long as the difference to the longest request of its batch.
+
+# %%
+viz.static_holes(lengths, slots=4)
+
+# %% [markdown]
+# So the share of the holes follows from the lengths. With output lengths
 # $L_1 \dots L_B$ in a batch of $B$ slots, the share of slots that stay empty, over all steps, is
 #
 # $$1 - \frac{\text{mean}(L)}{\max(L)}$$

@@ -98,10 +98,19 @@ print("positions that have logits:", len(logits))
 
 # %% [markdown]
 # Five tokens went in, and logits for five positions came out. The logits at an input token say what the target would choose
-# *after* that token, at the position of the next one. So **a draft token is judged by the logits one position before it**:
+# *after* that token, at the position of the next one. So **a draft token is judged by the logits one position before it**.
+# In the picture, follow a slanted arrow from a choice up to the draft token that it judges: it always goes one column to
+# the right.
 
 # %%
 choices = logits.argmax(-1).tolist()
+last, *proposed = (target.decode([token]) for token in [prompt[-1], *drafted])
+viz.judge_arrows(last, proposed, [target.decode([token]) for token in choices])
+
+# %% [markdown]
+# The same as a table:
+
+# %%
 print(f"{'input token':16s}{'the target would choose':24s}{'the draft model proposed'}")
 for token, choice, proposed in zip([prompt[-1], *drafted], choices, [*drafted, None], strict=True):
     shown = "(nothing)" if proposed is None else repr(target.decode([proposed]))

@@ -156,11 +156,12 @@ print(f"the same tokens in {same} of 500 cycles")
 # %% [markdown]
 # ## The proof, in three lines
 #
-# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$. The green part is what both
-# have. The orange part is what the target has more of, the hatched part what the draft model has more of.
+# A picture shows what has to be proved. Each bar reaches up to the larger of $p$ and $q$, whose heights are the thick
+# lines. The green part is what both have. The orange part is what the target has more of, the dotted part what the draft
+# model has more of. Look at green and orange together: in every bar they end at $p$.
 
 # %%
-viz.overlap_figure(p, q)
+viz.overlap(p, q)
 
 # %% [markdown]
 # A token $x$ is emitted in one of two ways: it was drafted and accepted, or something was rejected and $x$ was sampled
@@ -176,11 +177,11 @@ viz.overlap_figure(p, q)
 # $$
 #
 # The second line needs $\Pr[\text{reject}] = 1 - \sum\min(p, q) = \sum (p - \min(p, q)) = \sum [p - q]_+$. In the
-# picture: the orange and the hatched area are equal, because both $p$ and $q$ sum to one. So the probability of a
+# picture: the orange and the dotted area are equal, because both $p$ and $q$ sum to one. So the probability of a
 # rejection is the normaliser of the residual, and the two cancel. Nothing was assumed about $q$, except that $d$ was
 # really sampled from it. If $p = q$, the normaliser is 0, but then nothing is ever rejected and no residual is needed.
 # Code still has to guard against 0/0: if $p$ and $q$ agree up to rounding, $p(d)/q(d)$ may come out slightly below 1,
-# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/verify.py) returns
+# so that $d$ may be rejected although no entry of $p - q$ is positive. Our [`residual`](../minispec/rules/shared.py) returns
 # $p$ then.
 #
 # Here are the same three lines with the numbers of our example:

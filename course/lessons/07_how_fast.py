@@ -79,6 +79,13 @@ tokens_guess.reveal(theory.expected_tokens(0.7, 4))
 # | a cycle | $k c + v$ |
 # | plain decoding of as many tokens as the cycle emits | $E[N]$ |
 #
+# The picture has all four, as recorded on an H200. The upper bar is one cycle, the lower bar the plain steps that it
+# replaces. The speed-up is the length of the lower bar divided by that of the upper one.
+
+# %%
+viz.cycle_over_steps()
+
+# %% [markdown]
 # $$S = \frac{E[N]}{k c + v}$$
 #
 # Many texts set $v = 1$, as if a pass over $k + 1$ tokens always took as long as a pass over one. Lesson 01 showed that

@@ -237,6 +237,15 @@ tree_guess.reveal(tree.expected_tokens(heads.accuracy, tree.best_tree(heads.accu
 # - **The attention mask.** A node attends to the sequence so far, to its ancestors and to itself, but never to another
 #   branch.
 # - **The position ids.** A node has the position of the root plus its depth, so siblings have the same position.
+#
+# Here are the tree from above and its mask side by side. A line of the mask is a node. Take any node, walk up to the root
+# in the tree, and check that exactly these columns are filled in its line.
+
+# %%
+viz.tree_and_mask(small.tokens, small.parents, target.decode)
+
+# %% [markdown]
+# The same in numbers, with the position of each node:
 
 # %%
 mask = tree.verify_mask(small.parents)

@@ -34,6 +34,16 @@ plain = ms.generate(target, prompt, max_new_tokens=60)
 story = prompt + plain.tokens  # the prompt and what the target generates after it
 
 # %% [markdown]
+# ## Four drafters in one picture
+#
+# All four drafters of this lesson use hidden states of the target. They differ in which states they get and in how many
+# runs they need, one after another, for the same number of draft tokens. Look at the blue arrows between the runs: where
+# there are some, a run has to wait for the one before it. DFlash has none.
+
+# %%
+viz.four_drafters(k=4)
+
+# %% [markdown]
 # ## What does EAGLE start from?
 #
 # A separate draft model has to work out from the tokens alone what the sequence is about. The target has already done
@@ -42,13 +52,14 @@ story = prompt + plain.tokens  # the prompt and what the target generates after 
 #
 # The first EAGLE (Li et al., 2024, arXiv:2401.15077) takes one feature per position, the state just before the LM head.
 # EAGLE-3 (Li et al., 2025, arXiv:2503.01840) takes three residual streams, from a low, a middle and a high layer, joins
-# them and multiplies with a trained matrix called $\text{fc}$:
+# them and multiplies with a trained matrix called $\text{fc}$. EAGLE-3.1 normalises each stream first, and that is the form
+# used here:
 #
 # $$g_t = \text{fc}\,\bigl[\,\widehat{h}^{\text{low}}_t;\; \widehat{h}^{\text{mid}}_t;\; \widehat{h}^{\text{high}}_t\bigr]$$
 #
 # The hat stands for RMSNorm: each stream is scaled so that the root mean square (RMS) of its numbers is 1
-# ([`fuse`](../minispec/drafters/eagle_head.py)). EAGLE-3 as published has no hats (*Go deeper* says why they came). How
-# different are the sizes of the streams?
+# ([`fuse`](../minispec/drafters/eagle_head.py)); *Go deeper* says why the hats came. How different are the sizes of the
+# streams?
 
 # %%
 head = D.EagleHead.load(target)
@@ -78,9 +89,15 @@ print("one feature per position:", tuple(head.fuse([streams[n] for n in head.hid
 #
 # $$f_t = \text{layer}\bigl(x_{t+1},\, g_t\bigr), \qquad q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
 #
-# How do a token and a feature enter one layer? The embedding of $x_{t+1}$ and the feature $g_t$ are normalised and joined to
-# a vector of $2d$ numbers, from which attention computes queries, keys and values. The rest is an ordinary decoder layer
-# of width $d$ with $g_t$ as its residual stream. (minispec also adds a projection of the embedding to this stream.)
+# How do a token and a feature enter one layer? With $e$ for the embedding of $x_{t+1}$ and $r_t$ for the residual stream
+# after attention:
+#
+# $$r_t = g_t + \text{attention}\bigl([\,\widehat{e};\; \widehat{g}_t\,]\bigr), \qquad f_t = r_t + \text{MLP}(\widehat{r}_t)$$
+#
+# Attention computes queries, keys and values from both vectors joined, $2d$ numbers. The rest is an ordinary decoder layer
+# of width $d$ whose residual stream begins as $g_t$. (The heads that ship with minispec have one product more: a projection
+# of $\widehat{e}$ is added to $r_t$. For other engines it is [rewritten](../docs/bring_your_own.md), with the same logits, as
+# attention heads that attend to their own position alone.)
 #
 # The layer attends to all earlier entries, so it has a KV cache of its own, of one layer, which a server has to store and
 # to rewind. "head" means an LM head. minispec borrows the target's, as the first EAGLE does, together with the embedding;
@@ -229,6 +246,18 @@ for name, drafter, layer, layers in (
 #
 # In training, blocks begin at random positions of a sequence, the **anchors**. *Go deeper* below shows the mask that
 # keeps them apart.
+
+# %% [markdown]
+# ## Play: which state meets which token?
+#
+# Step through the first draft of both. The tokens are what the two really propose after this prompt. In EAGLE's first step
+# a feature of the target, $g$, meets the token after it; from the second step on the layer's own output replaces it
+# ($f_1$ is the output of step 1). DFlash has one step: choose it and compare what its last blank can know with what
+# EAGLE's last step is given.
+
+# %% tags=["nbval-ignore-output"]
+chains = {"EAGLE": D.Eagle(target, tree=False), "DFlash": D.DFlash(target, tree=False)}
+viz.drafting_steps(target, "One day, a girl named Lily", chains, k=5)
 
 # %% [markdown]
 # ## What does training add?
@@ -408,9 +437,13 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 # <details><summary>Why are the streams normalised before they are fused?</summary>
 #
 # EAGLE-3 as published feeds the raw streams to $\text{fc}$, which can learn a constant factor for each. Normalising each
-# stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM), and minispec does it
-# too. The norm spares $\text{fc}$ the factor, and keeps its input in a fixed range where the sizes vary from token to
-# token.
+# stream first came with [EAGLE-3.1](https://vllm.ai/blog/2026-05-26-eagle-3-1) (`fc_norm` in vLLM). The norm spares
+# $\text{fc}$ the factor, and keeps its input in a fixed range where the sizes vary from token to token. As published it
+# has a trained gain per number; in the heads that ship here all gains are 1.
+#
+# EAGLE-3.1 can also normalise what goes back into the layer, $\widehat{f}_t$ in place of $f_t$ (`norm_output`), for the same
+# reason: each further step adds to the stream. The heads that ship here hand on $f_t$, and those that
+# `minispec train eagle --form eagle3.1` trains hand on $\widehat{f}_t$.
 # </details>
 
 # %% [markdown]

@@ -71,7 +71,14 @@ print(
 # plans, it cannot know how many draft tokens there will be. So its plan has two parts: the tokens that are certain, and
 # slots reserved for as many draft tokens as there could be, the **lookahead slots**.
 #
-# Two bounds say how many that is. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
+# The picture follows one request through a step, as the scheduler and the block pool really keep it. Look at block 2: it
+# is taken for draft tokens that may be rejected, and it goes back when they are.
+
+# %%
+viz.engine_step(prompt=6, k=4, accepted=1, block_size=4)
+
+# %% [markdown]
+# Two bounds say how many slots there are. A draft has at most $k$ tokens. And a pass emits one token more than it accepts, so an
 # output that may still grow by $r$ tokens can use at most $r - 1$ draft tokens
 # ([`Request.room`](../minispec/serving/request.py)).
 #
@@ -516,8 +523,11 @@ for load in (0.5, 0.8, 0.9, 0.95):
 #
 # The widget serves 24 requests with a real engine on this machine. Each setting runs the load anew, which takes a few
 # seconds. Every fourth prompt is long, and `max_chunk` says how many tokens of it one step may process. The clock is that of
-# the engine's own steps; arrivals are scheduled on it, so nothing waits for them in vain. Bottom right is the curve that we
-# recorded on an H200 with `minispec bench serve --sweep`, if this copy of the course has one.
+# the engine's own steps; arrivals are scheduled on it, so nothing waits for them in vain. Bottom right is what we
+# recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate. In them the p99 of a server
+# with drafts is many times its median ([docs/benchmarks.md](../docs/benchmarks.md) has both). That is most likely not the drafts'
+# fault: our engine records the launches of a batch shape when it first meets it (lesson 13), the requests of that moment
+# wait, and drafts make more shapes. Engines for production record the usual shapes before the first request.
 
 # %% tags=["nbval-ignore-output"]
 viz.control_room(target, drafter)

@@ -47,7 +47,14 @@ for shape in (scaling.LLAMA_8B, scaling.LLAMA_70B, scaling.LLAMA_405B):
 # ## Tensor parallelism: how do you split one layer?
 #
 # A linear layer computes $y = x W^T$, and there are two ways to divide it among **ranks**, the processes that hold one GPU
-# each. Our ranks are elements of a list here, and nothing is distributed yet.
+# each. The picture has both, one after the other, as in the MLP of a transformer: the first matrix is cut by outputs, the
+# second by inputs. Look at what crosses between the colours: nothing, until the partial sums on the right are added.
+
+# %%
+viz.parallel_products(ranks=2)
+
+# %% [markdown]
+# Now the same in numbers. Our ranks are elements of a list here, and nothing is distributed yet.
 
 # %%
 generator = torch.Generator().manual_seed(0)
@@ -87,6 +94,13 @@ print("their sum is the whole result:", torch.allclose(sum(parts), whole, atol=1
 # between, as long as the operation between them works on each number alone, as an activation function does, or on each
 # head alone, as attention does. You will build this pair in the exercises.
 #
+# Cut the pair yourself, among one to eight ranks, and play its stages. With more ranks, what does each of them read, and
+# what does it send?
+
+# %% tags=["nbval-ignore-output"]
+viz.cut_products()
+
+# %% [markdown]
 # A transformer layer therefore needs two all-reduces, one after attention and one after the MLP.
 # [`parallelize`](../minispec/parallel/tensor.py) splits all of its matrices this way:
 #

@@ -105,7 +105,11 @@ for name, parameters, seen in (("Gopher", 280e9, 300e9), ("Chinchilla", 70e9, 1.
 # %% [markdown]
 # ## The calculator
 #
-# Each dot is a model that was really trained, and the dashed line is the optimum by the rule of 20.
+# Each bowl holds all models of one training compute, from small ones on many tokens (left) to large ones on few (right).
+# The height is the loss above its floor $E$, by a formula that was fitted to the runs of the Chinchilla paper,
+# $L = E + A / N^{\alpha} + B / D^{\beta}$ (Besiroglu et al., 2024, arXiv:2404.10102). The ring is the minimum of the bowl,
+# the star the choice of the rule, and each orange dot a model that was really trained. Watch the ring slide along the dashed line as you raise the
+# compute, and note how flat the bowl is around it.
 
 # %% tags=["nbval-ignore-output"]
 viz.compute_optimal()
@@ -113,7 +117,8 @@ viz.compute_optimal()
 # %% [markdown]
 # Things to try
 #
-# - Choose GPT-3, then Chinchilla, and see on which side of the dashed line they lie.
+# - Choose GPT-3, then Chinchilla, and see on which side of the dashed line they lie. (Left of it, a model has more tokens
+#   than the optimum; right of it, fewer.)
 # - Choose Llama-3-8B, which was trained on far more tokens than its optimum. How large would the best model for its compute
 #   have been, and what would each token of *that* model cost to serve?
 # - Raise the compute tenfold. By how much does the best model grow?

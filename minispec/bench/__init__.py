@@ -3,6 +3,8 @@
 minispec bench temperature --model micro --json FILE                   acceptance by the two temperatures
 minispec bench drafters --model smollm2 --json FILE                     every drafter's speed, beside plain decoding
 minispec bench acceptance --prompts FILE --json FILE                    tokens per target pass, by kind of text
+minispec bench rules --prompts FILE --json FILE                         token by token against block verification
+minispec bench budget --model smollm2 --json FILE                       one budget for all draft tokens, by batch size
 minispec bench cpu --model smollm2 --json FILE                          passes on a CPU, quiet and beside a busy program
 minispec bench batching --model micro --json FILE                       continuous against static batching
 minispec bench memory --json FILE                                       memory that holds nothing, paged or contiguous
@@ -30,6 +32,8 @@ COMMANDS = {
     "temperature": "acceptance against temperature, the target's and the draft's separately",
     "drafters": "plain and speculative tokens per second, for every drafter and kind of text",
     "acceptance": "greedy tokens per target pass, for every drafter and group of prompts",
+    "rules": "tokens per target pass of two lossless rules: token by token, and block verification",
+    "budget": "one budget for all draft tokens against fixed draft lengths, by batch size",
     "cpu": "a plain token and the cost of passes over M tokens on this CPU, quiet and beside a busy program",
     "batching": "tokens per second of continuous and static batching, for requests of different lengths",
     "memory": "how much memory for keys and values holds nothing, paged and contiguous",

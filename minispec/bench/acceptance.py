@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from .. import __version__, drafters
 from ..drafters import Drafter
-from ..drafters.by_name import DRAFTERS, by_name, name_of
+from ..drafters.by_name import DRAFTERS, HEADED, by_name, name_of
 from ..files import options
 from ..files.folder import load
 from ..files.handle import Model
@@ -82,7 +82,7 @@ def parse(entrant: str) -> tuple[str, int | None]:
 def make(name: str, target: Model, draft: str | None = None, heads: str | None = None) -> Drafter:
     """A drafter by its name; heads are a folder or a hub id, or those that come with the target."""
     if name not in HEADS:
-        return by_name(name, target, draft)
+        return by_name(name, target, draft, heads if name in HEADED else None)  # mtp: a chain of k
     options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {}) | (dict(heads=heads) if heads else {})
     return getattr(drafters, HEADS[name])(target, **options)
 
@@ -274,8 +274,8 @@ def add_arguments(parser) -> None:
 
 def run(args) -> dict:
     wanted = {entrant: parse(entrant) for entrant in args.drafters or DEFAULT}
-    if args.heads and sum(name in HEADS for name, _ in wanted.values()) != 1:
-        raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADS)} in --drafters")
+    if args.heads and sum(name in HEADED for name, _ in wanted.values()) != 1:
+        raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADED)} in --drafters")
     target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
     prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
     entrants, skipped = {}, {}

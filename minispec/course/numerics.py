@@ -109,3 +109,49 @@ def first_divergence(model: Model, draft: Model, prompts: Sequence[str]) -> Dive
             if a != b:
                 return Divergence(prompt, position, plain, other)
     return None
+
+
+# ---- three comparisons of greedy outputs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Parted:
+    """A greedy output that differs from another one: from which token on, and how close the choice was there."""
+
+    prompt: str
+    position: int
+    gap: float  # between the two best logits after the common prefix, in the model of the first output
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first position at which two outputs differ; None: they agree, as far as both go."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
+
+
+def parted(model: Model, prompts: Sequence[str], ones: Sequence, others: Sequence) -> list[Parted]:
+    """Those of the prompts whose two outputs differ."""
+    found = []
+    for prompt, one, other in zip(prompts, ones, others, strict=True):
+        if (position := first_difference(one, other)) is not None:
+            best = decode_logits(model, [*model.encode(prompt), *one[:position]])[-1].topk(2).values
+            found.append(Parted(prompt, position, float(best[0] - best[1])))
+    return found
+
+
+def comparisons(model: Model, precise: Model, draft: Model, prompts: Sequence[str], company: Sequence[str]) -> dict:
+    """Greedy outputs of a model against those of a more precise one, of speculation, and of a large batch: by name of
+    the comparison, the prompts whose outputs differ. `company` fills the batch."""
+
+    def tokens(outputs) -> list[list[int]]:
+        return [out.tokens for out in outputs]
+
+    plain = tokens(generate(model, prompt, max_new_tokens=COUNT) for prompt in prompts)
+    batch = tokens(generate(model, [*prompts, *company], max_new_tokens=COUNT))[: len(prompts)]
+    runs = {
+        "a more precise dtype": tokens(generate(precise, prompt, max_new_tokens=COUNT) for prompt in prompts),
+        f"verify passes of {K + 1} tokens": tokens(
+            speculate(model, prompt, DraftModel(draft), k=K, max_new_tokens=COUNT) for prompt in prompts
+        ),
+        f"a batch of {len(prompts) + len(company)}": batch,
+    }
+    return {name: parted(model, prompts, plain, others) for name, others in runs.items()}

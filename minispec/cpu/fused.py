@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ..cache import Places
-from . import int8, machine, trials
+from . import int8, invariant, machine, trials
 from .panels import filled, panels_of, pieces
 
 GROUP = 8  # tokens that the compiled pass takes at once
 MOST_TOKENS = 32  # in groups, one after the other; beyond that torch's products for prompts are as fast (int8: int8.py)
 PATIENCE = 200  # passes of a model whose matrices are small, before the code is compiled for it; if it is, at once
 # Whose modules a layer is made of.
-HEADS = ("minispec.drafters.eagle_head", "minispec.drafters.eagle1")
+HEADS = ("minispec.drafters.eagle_head", "minispec.drafters.eagle1", "minispec.drafters.mtp")
 KNOWN = ("minispec.model", "minispec.cpu.int8", *HEADS, "torch.nn.modules.container")
 
 Fused = Callable[..., tuple[Tensor, dict[int, Tensor]]]
@@ -34,6 +34,7 @@ def fused(transformer, cache, tokens: Tensor) -> Fused | None:
     """What runs the layers of this pass at once: `Plan.run`, or None, and the layers have to be called one by one."""
     if (
         "places" not in vars(type(cache))  # a subclass may watch what its `begin` does
+        or transformer.config.experts is not None  # which matrices a pass reads is known only while it runs
         or tokens.numel() > most_tokens(transformer, tokens)
         or cache.keys.device.type != "cpu"
         or cache.keys.dtype != torch.float32
@@ -52,6 +53,8 @@ def most_tokens(transformer, tokens: Tensor) -> int:
     """Up to how many tokens the compiled pass is the faster one."""
     if tokens.numel() <= MOST_TOKENS:
         return MOST_TOKENS
+    if invariant.wanted():
+        return tokens.numel()
     return int8.MOST_TOKENS if isinstance(transformer.blocks[0][-1].down_proj, int8.Int8Linear) else MOST_TOKENS
 
 
@@ -74,6 +77,8 @@ class Plan:
         return self.table is not None and not any(self.hooks)
 
     def worth_it(self, transformer) -> bool:
+        if invariant.wanted():
+            return machine.compiled() is not None
         if (wish := machine.wish()) != "auto":
             return wish == "numba" and machine.compiled() is not None
         if not machine.is_loaded():

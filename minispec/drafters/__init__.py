@@ -9,6 +9,7 @@ from .early_exit import EarlyExit
 from .lookahead import Lookahead
 from .medusa import Medusa, MedusaHeads
 from .model import DraftModel
+from .mtp import MTP, MTPHead
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
@@ -17,6 +18,7 @@ Model = DraftModel  # what users type: ms.drafters.Model(draft)
 
 __all__ = [
     "DRAFTERS",
+    "MTP",
     "Cascade",
     "Context",
     "DFlash",
@@ -28,6 +30,7 @@ __all__ = [
     "EagleHead",
     "EarlyExit",
     "Lookahead",
+    "MTPHead",
     "Medusa",
     "MedusaHeads",
     "Model",

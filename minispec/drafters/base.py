@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from ..processors.prefix import Processors
 from ..sampling import Sampling
 from ..tree import Draft, Scratch
 
@@ -31,8 +32,12 @@ class Context:
     generator: torch.Generator
     hidden: dict[int, Tensor] = field(default_factory=dict)  # layers → target's states at new positions [n, d]
     max_nodes: int | None = None  # how many nodes its draft may have: an engine cuts off the rest (None: any number)
-    held_back: tuple[int, ...] = ()  # tokens that must not be emitted before there are
-    held_until: int = 0  # so many tokens
+    processors: Processors | None = None  # what its sampling does to logits, by the prefix; None: nothing
+
+    @property
+    def processed(self) -> bool:
+        """Whether what comes next is sampled from other logits than the model's."""
+        return self.processors is not None and self.processors.active(len(self.tokens))
 
     def allowed_nodes(self, most: int) -> int:
         """`most`, or fewer where the verify pass has less room left."""
@@ -51,7 +56,18 @@ class Drafter:
     recorded = None  # one of these, once `record` has been called
     chain_model = None  # the Model whose plain chain this drafts, and nothing else: a device may run it all alone
     extra_slots: int = 0  # cache slots a pass may need beyond a chain's: side branches and scratch tokens
+    confident: bool = False  # an engine asks for `Draft.confidence`, to choose what to verify (serving/budget.py)
     scratch_slots: int = 0  # how many of these are for scratch tokens
+
+    def fit(self, target) -> None:
+        """Refuse a target that it cannot draft for, before any work. A drafter may also adapt to one."""
+        if self.vocab_size not in (None, target.config.vocab_size):
+            raise ValueError(
+                f"the drafter scores {self.vocab_size} token ids and the target {target.config.vocab_size}: both need "
+                "the same number. A draft model with the target's tokenizer, whose embedding is only padded further, "
+                "needs that tokenizer in its folder; one with another tokenizer can draft the tokens that both have: "
+                "ms.drafters.Model(draft, translate=True)"
+            )
 
     def max_tree_nodes(self, k: int) -> int:
         """The most nodes that a draft of depth k can have, scratch tokens not counted."""

@@ -13,12 +13,14 @@ from .early_exit import EarlyExit
 from .lookahead import Lookahead
 from .medusa import Medusa
 from .model import DraftModel
+from .mtp import MTP
 from .ngram import NGram
 from .quantized import Quantized
 from .suffix import Suffix
+from .translate import foreign
 
 DRAFTERS = {  # by their names on the command line
-    "model": lambda target, draft: DraftModel(draft),
+    "model": lambda target, draft: DraftModel(draft, translate=foreign(draft, target)),
     "ngram": lambda target, draft: NGram(),
     "suffix": lambda target, draft: Suffix(),
     "early-exit": lambda target, draft: EarlyExit(target),
@@ -28,8 +30,9 @@ DRAFTERS = {  # by their names on the command line
     "medusa": lambda target, heads: Medusa(target, heads),  # None: heads that come with some targets
     "eagle": lambda target, heads: Eagle(target, heads),
     "dflash": lambda target, heads: DFlash(target, heads),
+    "mtp": lambda target, heads: MTP(target, heads),
 }
-HEADED = ("medusa", "eagle", "dflash")
+HEADED = ("medusa", "eagle", "dflash", "mtp")
 
 
 def shipped_draft(model: str) -> str | None:

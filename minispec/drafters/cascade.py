@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..files.handle import Model
 from ..generate import pad
+from ..processors.drafts import process
 from ..sampling import Sampling, distributions, uniforms
 from ..tree import stack
 from ..verify import chain_batch, check_draft
@@ -109,6 +110,7 @@ class Cascade(DraftModel):
         both = zip(texts, drafts, strict=True)
         self.memory.make_room({text.row: len(text.tokens) + len(draft.tokens) for text, draft in both})
         logits = self.memory.read(unread, [len(draft.tokens) + 1 for draft in drafts])  # [b, n + 1, V]
+        process(logits, texts, drafts)
         return distributions(logits, [text.sampling for text in texts])
 
     def record(self) -> None:

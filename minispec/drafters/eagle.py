@@ -33,7 +33,8 @@ from ..cpu.fused import fused
 from ..files.handle import Model
 from ..files.heads import heads_folder, is_public
 from ..generate import pad
-from ..sampling import Sampling, distributions, pick, uniforms
+from ..processors.drafts import process_next
+from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
 from .eagle_head import EagleHead, spread
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
@@ -144,19 +145,22 @@ class Eagle(Drafter):
 
     def _chain(self, feature: Tensor, contexts: Sequence[Context], budgets: Sequence[int], k: int) -> list[Draft]:
         """One token after the other, [B] at a time."""
-        B, ids = len(contexts), self.head.head_ids
+        B, ids, processed = len(contexts), self.head.head_ids, any(context.processed for context in contexts)
         samplings = [self.sampling or context.sampling for context in contexts]
         greedy = all(sampling.greedy for sampling in samplings)
         u = None if greedy else uniforms([context.generator for context in contexts], k, feature.device)  # [B, k]
         tokens, probs = [], []
         for step in range(k):
             logits = self.head.logits(feature)  # [R, v]
-            if greedy:
+            if greedy and not processed:
                 tokens.append(ids[logits.argmax(-1)])  # [R]
             else:
                 everywhere = logits.new_full((B, self.vocab_size), -torch.inf).index_copy_(1, ids, logits[:B])
+                if processed:
+                    everywhere = process_next(everywhere, contexts, [new.tolist() for new in tokens])
                 probs.append(distributions(everywhere, samplings))  # [B, V]
-                tokens.append(F.pad(pick(probs[-1], u[:, step]), (0, len(feature) - B)))
+                chosen = largest(everywhere) if greedy else pick(probs[-1], u[:, step])
+                tokens.append(F.pad(chosen, (0, len(feature) - B)))
             if step < k - 1:
                 slots, attend = self.cache.begin(1)
                 run = self._at_once(new := tokens[-1][:, None])

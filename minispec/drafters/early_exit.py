@@ -41,7 +41,7 @@ class EarlyExit(DraftModel):
         exit = exit.to(target.device, target.dtype) if exit is not None else None
         view = View(target.transformer, chosen, exit)
         name = f"{target.name}, {len(chosen)} of {target.config.num_layers} layers"
-        super().__init__(Model(name, view, target.tokenizer, target.end_tokens, target.chat_template), sampling)
+        super().__init__(target.around(view, name), sampling)
         self.target, self.layers, self.exit = target, chosen, exit
 
     def train_exit(

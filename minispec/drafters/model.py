@@ -8,6 +8,7 @@ for both cases and for the prompt too. After the cycle, `settle` rewinds what th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import repeat
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor
 from ..cache import KVCache
 from ..files.handle import Model
 from ..generate import pad
+from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
+from .translate import Padded, Shared, common, vocabulary
 
 
 class DraftModel(Drafter):
@@ -25,10 +28,15 @@ class DraftModel(Drafter):
 
     `sampling` may differ from the target's: the output is exact all the same. A `fast` draft model processes one token
     of every sequence by a single launch (see gpu/draft_memory.py); None: where an engine's passes are recorded, too.
+    `translate`: the draft model has another tokenizer, so draft only what both vocabularies have (translate.py).
     """
 
-    def __init__(self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None):
-        self.draft, self.sampling, self.fast = draft, sampling, fast
+    def __init__(self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None,
+                 translate: bool = False):  # fmt: skip
+        self.draft, self.sampling, self.fast, self.translate = draft, sampling, fast, translate
+        self.target: Model | None = None  # what it drafts for: see `fit`
+        self.vocabulary: Padded | None = None  # between its ids and the target's, if they differ
+        self.held: dict[int, list[int]] = {}  # translated sequences: the draft model's tokens when last drafted for
         self.vocab_size = draft.config.vocab_size
         self.memory = self.recorded_memory() if fast else ContiguousMemory(draft)
         self.committed: dict[int, int] = {}  # how many tokens each sequence had when it was last drafted for
@@ -39,7 +47,14 @@ class DraftModel(Drafter):
     @property
     def chain_model(self) -> Model | None:
         """The draft model. A subclass with a `propose` of its own drafts something else than its plain chain: None."""
-        return self.draft if type(self).propose is DraftModel.propose else None
+        plain = type(self).propose is DraftModel.propose and not (self.translate or self.vocabulary)
+        return self.draft if plain else None
+
+    def fit(self, target: Model) -> None:
+        if self.target is not target and type(self)._chains is DraftModel._chains:  # others choose tokens themselves
+            self.vocabulary, self.target = vocabulary(self.draft, target, self.translate), target
+        if self.vocabulary is None:
+            super().fit(target)
 
     @property
     def read(self) -> dict[int, int]:
@@ -48,11 +63,23 @@ class DraftModel(Drafter):
 
     @torch.inference_mode()
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
+        if self.vocabulary is not None:
+            contexts = [self._translated(context) for context in contexts]
         # Past the draft model's own context length there is nothing to propose. All other sequences get their drafts.
-        fitting = [c for c in contexts if k >= 1 and len(c.tokens) + k <= self.draft.config.max_length]
+        fitting = [c for c in contexts if k >= 1 and 0 < len(c.tokens) <= self.draft.config.max_length - k]
         chains = self._chains(fitting, k) if fitting else []
+        if self.vocabulary is not None:
+            self.held |= {c.row: c.tokens + chain.tokens for c, chain in zip(fitting, chains, strict=True)}
+            chains = map(self.vocabulary.to_target, chains)
         draft_of = {c.row: draft for c, draft in zip(fitting, chains, strict=True)}
         return [draft_of.get(c.row, Draft([])) for c in contexts]
+
+    def _translated(self, context: Context) -> Context:
+        """The sequence in the draft model's own tokens; its cache is rewound to where they are still the same."""
+        tokens, row = self.vocabulary.to_draft(context.tokens), context.row
+        if row in self.read:
+            self.read[row] = max(0, min(self.read[row], common(self.held[row], tokens), len(tokens) - 1))
+        return replace(context, tokens=tokens)
 
     def _chains(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         """k tokens for every sequence, one after the other."""
@@ -62,20 +89,27 @@ class DraftModel(Drafter):
         # What follows the last draft token is not needed, so that token is not processed.
         self.memory.make_room({context.row: len(context.tokens) + k - 1 for context in contexts})
         unread = {context.row: context.tokens[self.read[context.row] :] for context in contexts}
-        tokens, probs = [], []
+        tokens, probs, peaks = [], [], []
         for step in range(k):
             logits = self.memory.read(unread)  # [B, V]
+            if self.vocabulary is None:
+                logits = process_next(logits, contexts, tokens)
+            else:  # not processed: processors speak the target's ids. The output is exact all the same
+                logits = self.vocabulary.restrict(logits)
             if greedy:
                 chosen = largest(logits)  # [B]
             else:
                 probs.append(distributions(logits, samplings))  # [B, V]
                 chosen = pick(probs[-1], u[:, step])
+            if self.confident:  # the peak of q: it must not depend on which token was sampled
+                peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1).tolist())
             tokens.append(chosen.tolist())
             unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}
         self.committed |= {context.row: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-        return [Draft(row, q) for row, q in zip(drafted, sampled_from, strict=True)]
+        sure = map(list, zip(*peaks, strict=True)) if peaks else [None] * len(contexts)  # B lists of k
+        return [Draft(row, q, confidence=c) for row, q, c in zip(drafted, sampled_from, sure, strict=True)]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:
         """Keep the committed tokens and the accepted draft tokens, of which the k-th was never processed."""
@@ -83,13 +117,14 @@ class DraftModel(Drafter):
             self.read[row] = min(self.read[row], self.committed.pop(row) + len(path))
 
     def rewind(self, row: int, length: int) -> None:
-        if length < 1:  # it starts afresh: its slots are free until then
+        if length < 1 or isinstance(self.vocabulary, Shared):  # it starts afresh: its slots are free until then
             DraftModel.forget(self, row)
         elif row in self.read:
             self.read[row] = min(self.read[row], length)
 
     def forget(self, row: int) -> None:
         self.committed.pop(row, None)
+        self.held.pop(row, None)
         self.memory.forget(row)
 
     def record(self) -> None:

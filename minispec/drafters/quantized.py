@@ -42,7 +42,7 @@ def quantized_copy(model: Model, bits: int = 8, group: int | None = None) -> Mod
     copy = build(config, tensors, where=f"the copy of {model.name}", device=model.device, dtype=model.dtype)
     if bits == 8 and group is None and has_product(model):
         to_int8(copy)  # rounding twice changes nothing
-    return Model(f"{model.name} in {bits} bits", copy, model.tokenizer, model.end_tokens, model.chat_template)
+    return model.around(copy, f"{model.name} in {bits} bits")
 
 
 def has_product(model: Model) -> bool:

@@ -24,11 +24,14 @@ from tokenizers import Tokenizer
 
 from ..cpu import machine
 from ..model import Config, Transformer
+from .chat import special_tokens_of, template_of
 from .handle import Model
 from .hf_config import from_hf, to_hf
 from .quantize import dequantize, quantize, to_int8
 from .registry import locate, weight_files
 from .write import in_place_of, write_whole
+
+HARMLESS = ("rotary_emb.inv_freq", "masked_bias", "attn.bias")  # constants that older files carry
 
 
 def load(name: str | Path, *, device=None, dtype: torch.dtype | None = None, weights: str | None = None) -> Model:
@@ -134,16 +137,17 @@ def load_folder(folder: str | Path, *, name: str | None = None, device="cpu", dt
         tensors["embed_tokens.weight"] = borrowed
         if "lm_head.weight" not in tensors:
             tensors["lm_head.weight"] = borrowed[tensors["head_ids"]] if "head_ids" in tensors else borrowed
-    transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype)
+    transformer = build(config, tensors, where=str(folder), device=device, dtype=dtype, whole=True)
 
-    tokenizer, template = None, None
+    tokenizer, template, special = None, None, {}
     if (folder / "tokenizer.json").is_file():
         try:
             tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         except Exception as error:  # the library raises a bare Exception
             raise ValueError(f"{folder / 'tokenizer.json'} cannot be read ({error}); fetch it again") from None
-        template = chat_template_of(folder)
-    return Model(name or folder.name, transformer, tokenizer, end_tokens, template)
+        settings = read_json(file) if (file := folder / "tokenizer_config.json").is_file() else {}
+        template, special = template_of(folder, settings), special_tokens_of(settings)
+    return Model(name or folder.name, transformer, tokenizer, end_tokens, template, special)
 
 
 def end_tokens_of(folder: Path, config: dict) -> list[int]:
@@ -157,23 +161,8 @@ def end_tokens_of(folder: Path, config: dict) -> list[int]:
     return ids
 
 
-def chat_template_of(folder: Path) -> str | None:
-    """chat_template.jinja, else that of tokenizer_config.json: one template, or several of which one is "default"."""
-    if (file := folder / "chat_template.jinja").is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except (ValueError, OSError) as error:
-            raise ValueError(f"{file} is not readable text ({error}): delete it and fetch the model again") from None
-    file = folder / "tokenizer_config.json"
-    template = read_json(file).get("chat_template") if file.is_file() else None
-    if isinstance(template, list):
-        named = [entry for entry in template if isinstance(entry, dict) and entry.get("name") == "default"]
-        template = named[0].get("template") if named else None
-    return template if isinstance(template, str) else None
-
-
-def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None) -> Transformer:
-    """A Transformer with exactly these tensors, checked by name and shape."""
+def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None, whole: bool = False) -> Transformer:
+    """A Transformer with these tensors, checked by name and shape; with `whole` none may be left over."""
     device = torch.device(device)
     dtype = default_dtype(device) if dtype is None else as_dtype(dtype)
     if device.type == "cpu" and dtype == torch.bfloat16:  # where there are no bf16 units torch says so at great length
@@ -192,6 +181,9 @@ def build(config: Config, tensors: dict, *, where: str, device="cpu", dtype=None
                 f"{where}: {key} has shape {tuple(tensors[key].shape)}, config.json asks for {tuple(blank.shape)}; "
                 "weights and config belong to different models"
             )
+    if whole and (unknown := sorted(key for key in tensors.keys() - expected.keys() if not key.endswith(HARMLESS))):
+        raise ValueError(f"{where}: {unknown[0]!r} is no tensor of this config.json's architecture, so that the model "
+                         "would be computed wrongly without it: give a plain model of a supported type")  # fmt: skip
     ready = {key: tensors[key].to(device, dtype if tensors[key].is_floating_point() else None) for key in expected}
     transformer.load_state_dict(ready, strict=False, assign=True)
     if config.tie_embeddings and config.head_vocab is None:
@@ -221,7 +213,7 @@ def save_folder(model: Model, folder: str | Path, *, bits: int | None = 8, embed
     if model.tokenizer is not None:
         write_whole(folder / "tokenizer.json", model.tokenizer.to_str(pretty=False))
         if model.chat_template is not None:
-            template = json.dumps({"chat_template": model.chat_template}) + "\n"
+            template = json.dumps({"chat_template": model.chat_template} | model.special_tokens) + "\n"
             write_whole(folder / "tokenizer_config.json", template)
 
 
@@ -278,15 +270,21 @@ def read_tensors(
     return tensors
 
 
+def our_name(key: str) -> str:
+    """A tensor's name in model.py: without "model.", and Mixtral's experts under the names of all others."""
+    key = key.removeprefix("model.").replace(".block_sparse_moe.", ".mlp.")
+    if ".experts." in key:
+        for theirs, ours in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj")):
+            key = key.replace(f".{theirs}.", f".{ours}.")
+    return key
+
+
 def _read_file(file: Path, wanted: Callable[[str], bool]) -> dict[str, torch.Tensor]:
     if file.suffix == ".gz":
-        found = {
-            key.removeprefix("model."): value
-            for key, value in read_safetensors(gzip.decompress(file.read_bytes())).items()
-        }
+        found = {our_name(key): value for key, value in read_safetensors(gzip.decompress(file.read_bytes())).items()}
         return {key: value for key, value in found.items() if wanted(key)}
     with safe_open(file, framework="pt") as shard:
-        names = {key.removeprefix("model."): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
+        names = {our_name(key): key for key in shard.keys()}  # noqa: SIM118 (not a dict)
         return {short: shard.get_tensor(key) for short, key in names.items() if wanted(short)}
 
 

@@ -7,9 +7,7 @@ cannot be one is refused here, in words.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from functools import lru_cache
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from reprlib import repr as shortened
 
@@ -18,28 +16,24 @@ from tokenizers import Tokenizer
 
 from ..cpu.int8 import Int8Linear
 from ..model import Config, Transformer
-
-
-@lru_cache(maxsize=8)
-def compiled_template(source: str):
-    """A chat template, ready to be filled in: to compile it takes longer than to fill it in a hundred times."""
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # templates are code from strangers
-
-    return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(source)
-
-
-class Refusal(Exception):
-    """What a chat template says when it calls raise_exception: these messages are not for it."""
+from .chat import Refusal, filled_in
 
 
 class Model:
     """A transformer with its tokenizer: what `ms.load` returns."""
 
     def __init__(self, name: str, transformer: Transformer, tokenizer: Tokenizer | None = None,
-                 end_tokens: Sequence[int] = (), chat_template: str | None = None):  # fmt: skip
+                 end_tokens: Sequence[int] = (), chat_template: str | None = None,
+                 special_tokens: Mapping[str, str] | None = None):  # fmt: skip
         self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
         self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
+        self.special_tokens = dict(special_tokens or {})  # those that the template may name: bos_token, eos_token, …
         self.backend = None  # where passes are recorded (a GPU): what replays them, see gpu/backend.py
+
+    def around(self, transformer: Transformer, name: str | None = None) -> Model:
+        """Another transformer with this one's tokenizer, end tokens and chat template."""
+        return Model(name or self.name, transformer, self.tokenizer, self.end_tokens, self.chat_template,
+                     self.special_tokens)  # fmt: skip
 
     def __repr__(self) -> str:
         stored = f"{self.weights} weights: another model than the float32 one" if self.weights else self.dtype
@@ -120,15 +114,9 @@ class Model:
             if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
                 raise ValueError(f'message={shortened(message)}: give {{"role": "user", "content": "…"}}, both text')
         end = next((t for t in map(self._tokenizer().id_to_token, sorted(self.end_tokens)) if t), "")
-
-        def raise_exception(message):
-            raise Refusal(message)
-
+        tokens = {"bos_token": self._begin_token(), "eos_token": end} | self.special_tokens
         try:
-            return compiled_template(self.chat_template).render(
-                messages=list(messages), add_generation_prompt=True, bos_token=self._begin_token(), eos_token=end,
-                raise_exception=raise_exception, strftime_now=datetime.now().strftime,
-            )  # fmt: skip
+            return filled_in(self.chat_template, messages, tokens)
         except Refusal as message:
             raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
         except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in

@@ -1,4 +1,4 @@
-"""Trained heads on disk: what Medusa, EAGLE and DFlash share.
+"""Trained heads on disk: what Medusa, EAGLE, DFlash and MTP share.
 
 Heads are small modules that take the target's hidden states and borrow its embedding and its LM head. So a folder
 holds their own weights alone, model.safetensors or model.safetensors.gz (int8 with scales, see quantize.py), and a

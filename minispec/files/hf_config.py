@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 
 from ..model import Config, RopeScaling
+from ..moe.experts import Experts
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
 
 
@@ -18,9 +20,14 @@ def from_hf(c: dict) -> Config:
     """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
     kind = c.get("model_type")
     experts = next((key for key in EXPERTS if c.get(key)), None)
-    if kind not in ARCHITECTURES or experts:
+    if kind not in DENSE + SPARSE or (kind in DENSE and experts):
         named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
-        raise ValueError(f"{named} is not supported; supported are dense models of {', '.join(ARCHITECTURES)}")
+        raise ValueError(f"{named} is not supported; supported are dense models of {', '.join(DENSE)}, and mixtures of "
+                         f"experts of {', '.join(SPARSE)}")  # fmt: skip
+    if quantised := c.get("quantization_config") or c.get("compression_config"):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ValueError(f"quantization_config says quant_method={how!r}, which is not supported: give the "
+                         "model in float16, bfloat16 or float32")  # fmt: skip
     if (act := c.get("hidden_act", "silu")) != "silu":
         raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
     rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
@@ -32,7 +39,13 @@ def from_hf(c: dict) -> Config:
         raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
     max_length = _count(c, "max_position_embeddings", 2048)
     window = _count(c, "sliding_window", max_length)
-    if kind == "mistral" or c.get("use_sliding_window") or "sliding_attention" in (c.get("layer_types") or ()):
+    if c.get("clip_qkv") is not None:
+        raise ValueError(f"clip_qkv={c['clip_qkv']!r} is not supported: model.py clips nothing")
+    if (
+        kind in ("mistral", "mixtral")
+        or c.get("use_sliding_window")
+        or "sliding_attention" in (c.get("layer_types") or ())
+    ):
         max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
     heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
     bias = bool(c.get("attention_bias", False))
@@ -56,11 +69,28 @@ def from_hf(c: dict) -> Config:
         if rope_type == "llama3"
         else None,
         tie_embeddings=bool(c.get("tie_word_embeddings", False)),
-        qkv_bias=bias or kind == "qwen2",
-        out_bias=bias and kind != "qwen2",
+        qkv_bias=bias or kind == "qwen2" or (kind == "qwen2_moe" and bool(c.get("qkv_bias", True))),
+        out_bias=bias and kind not in ("qwen2", "qwen2_moe"),
         mlp_bias=bool(c.get("mlp_bias", False)),
-        qk_norm=kind == "qwen3",
+        qk_norm=kind in ("qwen3", "qwen3_moe", "olmoe"),
+        qk_norm_whole=kind == "olmoe",
+        experts=_experts(c, kind) if kind in SPARSE else None,
         head_vocab=None if c.get("head_vocab") is None else _count(c, "head_vocab"),
+    )
+
+
+def _experts(c: dict, kind: str) -> Experts:
+    """What a config.json says about its experts. Mixtral's and OLMoE's intermediate_size is that of one expert."""
+    count = next((key for key in EXPERTS if c.get(key)), EXPERTS[0])
+    layers, step = _count(c, "num_hidden_layers"), _count(c, "decoder_sparse_step", 1)
+    dense = {*(c.get("mlp_only_layers") or ()), *(n for n in range(layers) if (n + 1) % step)}
+    return Experts(
+        count=_count(c, count),
+        per_token=_count(c, "num_experts_per_tok"),
+        size=_count(c, "intermediate_size" if kind in ("mixtral", "olmoe") else "moe_intermediate_size"),
+        shared_size=_count(c, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        renormalise=kind == "mixtral" or bool(c.get("norm_topk_prob", False)),
+        dense_layers=tuple(sorted(dense)),
     )
 
 
@@ -113,5 +143,22 @@ def to_hf(config: Config) -> dict:
             "low_freq_factor": s.low_freq_factor,
             "high_freq_factor": s.high_freq_factor,
             "original_max_position_embeddings": s.original_max_length,
+        }
+    if e := config.experts:
+        kind = (
+            "olmoe" if config.qk_norm_whole else "qwen3_moe" if config.qk_norm else "qwen2_moe" if e.shared_size else ""
+        )
+        if not kind and (e.dense_layers or not e.renormalise or config.qkv_bias):
+            raise ValueError("this mixture of experts is of no family that config.json can name")
+        c |= {
+            "model_type": kind or "mixtral",
+            "num_local_experts" if not kind else "num_experts": e.count,
+            "num_experts_per_tok": e.per_token,
+            "intermediate_size": config.intermediate_size if kind.startswith("qwen") else e.size,
+            "moe_intermediate_size": e.size,
+            "shared_expert_intermediate_size": e.shared_size,
+            "norm_topk_prob": e.renormalise,
+            "mlp_only_layers": list(e.dense_layers),
+            "qkv_bias": config.qkv_bias,
         }
     return c if config.head_vocab is None else c | {"head_vocab": config.head_vocab}

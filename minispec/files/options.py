@@ -101,7 +101,7 @@ def add_heads(parser: argparse.ArgumentParser) -> None:
         "--heads",
         type=text,
         metavar="HEADS",
-        help="of medusa, eagle and dflash: a folder or a hub id (default: those that ship for --model)",
+        help="of medusa, eagle, dflash and mtp: a folder or a hub id (default: those that ship for --model)",
     )
     parser.add_argument("--target", dest="model", type=text, default=argparse.SUPPRESS, metavar="MODEL",
                         help="another name of --model")  # fmt: skip

@@ -49,6 +49,8 @@ def to_int8(transformer: Transformer) -> Transformer:
     The embedding stays as it is: a lookup reads one row per token, so fewer bits there save no time and cost
     accuracy. A head tied to it is untied, because a product does read all rows. Norms and biases stay, too.
     """
+    if transformer.config.experts is not None:
+        raise ValueError("weights='int8' is for dense models, and this is a mixture of experts: leave weights out")
     for module in list(transformer.modules()):
         for name, part in module.named_children():
             if isinstance(part, nn.Linear):

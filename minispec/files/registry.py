@@ -74,6 +74,7 @@ KNOWN = {
         Entry("micro-medusa", "Medusa heads for micro", "Apache-2.0", "in the package"),
         Entry("micro-eagle", "EAGLE head for micro", "Apache-2.0", "in the package"),
         Entry("micro-dflash", "DFlash drafter for micro", "Apache-2.0", "in the package"),
+        Entry("micro-mtp", "MTP module for micro", "Apache-2.0", "in the package"),
         Entry("smollm2", "SmolLM2-135M-Instruct, the real target", "Apache-2.0", "hub, or PyPI", False, 540_000_000),
         Entry("smollm2-draft", "draft for smollm2", "Apache-2.0", "in the package"),
         Entry("smollm2-medusa", "Medusa heads for smollm2", "Apache-2.0", "in the package"),

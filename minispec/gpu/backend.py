@@ -41,7 +41,7 @@ class Backend:
 
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
-        self.model, self.note, self.lease = model, None, Lease()
+        self.model, self.note, self.lease, self.told = model, None, Lease(), False
         on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
         if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
@@ -56,7 +56,7 @@ class Backend:
 
     def decoder(self, prompts: Sequence[list[int]], params: SamplingParams) -> RecordedDecoder | None:
         """What `generate` decodes this batch by; None: eagerly."""
-        if not self.lease.take():
+        if self.beyond(params) or not self.lease.take():
             return None
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
@@ -72,7 +72,8 @@ class Backend:
     ) -> RecordedSpeculator | None:
         """What `speculate` runs its cycles by: one launch each, if the drafter is a model beside this one or a set of
         heads on it, else one for each pass. None: eagerly."""
-        if len(rows) > 1 or k == "auto" or params.logprobs is not None:  # only the host's cycles show their logits
+        # Only the host's cycles show their logits, and process them by the prefix.
+        if self.beyond(params) or len(rows) > 1 or k == "auto" or params.logprobs is not None:
             return self._hosted(rows, drafter, k, params)
         from . import trees  # imports Triton; from it drafters learn what drafts in their place on a device
 
@@ -82,6 +83,15 @@ class Backend:
         if draft is None or draft is self.model or draft.device != self.model.device or not draft.transformer.ordinary:
             return self._hosted(rows, drafter, k, params)
         return self._with_model(rows[0], drafter, draft, k, params)
+
+    def beyond(self, params: SamplingParams) -> bool:
+        """Whether a request asks for what no recording knows: logits that depend on the prefix. Says so once."""
+        if params.by_prefix and not self.told:
+            self.told = True
+            warnings.warn("penalties, biases, bad words and constraints are applied by the host: `generate` decodes "
+                          "without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
+                          stacklevel=2)  # fmt: skip
+        return params.by_prefix
 
     def _hosted(self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
         if not self.lease.take():

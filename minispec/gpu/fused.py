@@ -119,6 +119,9 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 
 def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
+    if transformer.config.experts is not None:
+        raise ValueError(f"{name} is a mixture of experts, and the fused GPU pass has one MLP per layer: leave `fast` "
+                         "out, it decodes with the reference then")  # fmt: skip
     if not transformer.ordinary:
         raise ValueError(f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
                          "would lose: leave `fast` out, it decodes as usual then")  # fmt: skip

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from ..drafters.dflash import load_head as load_dflash
 from ..drafters.eagle_head import EagleHead
 from ..drafters.medusa import MedusaHeads
-from ..drafters.write_heads import ARCHITECTURES, write_dflash, write_eagle
+from ..drafters.write_heads import ARCHITECTURES, write_dflash, write_eagle, write_eagle3, write_medusa, write_zlab
 from ..files.fetch import SMOLLM2_REPO
 from ..files.folder import load, read_json, save_folder
 from ..files.handle import Model
@@ -79,7 +79,7 @@ def with_full_head(model: Model) -> Model:
     ids, rows = state.pop("head_ids"), state["lm_head.weight"]  # [v], [v, d]
     state["lm_head.weight"] = rows.mean(0).repeat(c.vocab_size, 1).index_copy_(0, ids, rows)
     new.load_state_dict(state, assign=True)
-    return Model(model.name, new.requires_grad_(False).eval(), model.tokenizer, model.end_tokens, model.chat_template)
+    return model.around(new.requires_grad_(False).eval())
 
 
 def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path:
@@ -89,7 +89,7 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     vLLM's token_map. vLLM drafts the best token of each head, a chain; the tree stays here.
     """
     folder = Path(folder)
-    if heads.head.ndim == 3 or len(heads.more):
+    if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
         raise ValueError("these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
                          "store them (minispec.drafters.write_heads.write_medusa)")  # fmt: skip
     d, V = target.config.hidden_size, target.config.vocab_size
@@ -136,8 +136,8 @@ def kind_of_heads(name: str) -> tuple[str, str | None]:
     return str(folder), config.get("kind")
 
 
-def our_heads(order: Order, export: Path | None) -> tuple[str, int]:
-    """Heads as the engine will find them, and the draft length; somebody else's stay where they are."""
+def our_heads(order: Order, export: Path | None, engine: str = "vllm") -> tuple[str, int]:
+    """Heads as this engine will find them, and the draft length; somebody else's stay where they are."""
     folder, kind = kind_of_heads(order.heads)
     if kind is None:
         return order.heads, order.k
@@ -150,8 +150,17 @@ def our_heads(order: Order, export: Path | None) -> tuple[str, int]:
     verifier = plain_name(order.model) or str((export / "model").resolve())
     if kind == "medusa":
         heads = MedusaHeads.load(target, folder)
-        return str(export_medusa(heads, target, export / kind)), heads.count  # vLLM drafts with all of them
+        # vLLM drafts with all of them. One LM head for all goes into its own layout, one for each into the authors'.
+        write = export_medusa if heads.map is None and heads.blocks == 1 and heads.head.ndim == 2 else write_medusa
+        return str(write(heads, target, export / kind)), heads.count
     if kind == "dflash":
-        drafter = load_dflash(target, folder)
-        return str(write_dflash(drafter, target, export / kind, verifier)), min(order.k, drafter.block - 1)
-    return str(write_eagle(EagleHead.load(target, folder), target, export / kind, verifier, order.k)), order.k
+        drafter, folder = load_dflash(target, folder), export / kind
+        if engine == "sglang":
+            written = write_zlab(drafter, target, folder)
+        else:
+            written = write_dflash(drafter, target, folder, verifier)
+        return str(written), min(order.k, drafter.block - 1)
+    head, folder = EagleHead.load(target, folder), export / kind
+    if engine == "sglang":
+        return str(write_eagle3(head, target, folder)), order.k
+    return str(write_eagle(head, target, folder, verifier, order.k)), order.k

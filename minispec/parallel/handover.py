@@ -176,7 +176,7 @@ def run(args) -> None:
                   args.prompt, args.tokens)  # fmt: skip
     ENGINES[args.engine](order)  # refuses what this engine lacks, before anything is written
     if order.drafter in HEADS:
-        order.heads, order.k = our_heads(order, args.export)
+        order.heads, order.k = our_heads(order, args.export, args.engine)
     if order.drafter == "model":
         order.draft = readable(order.draft, "draft", args.export)
     order.model = readable(order.model, "model", args.export)

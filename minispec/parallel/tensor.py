@@ -130,7 +130,7 @@ def parallelize(model: Model) -> Model:
     share.config = replace(config, num_heads=config.num_heads // ranks, num_kv_heads=config.num_kv_heads // ranks)
     share.embed_tokens.register_forward_pre_hook(agree)
     name = f"{model.name} ({rank + 1} of {ranks})"
-    return Model(name, share.requires_grad_(False).eval(), model.tokenizer, model.end_tokens, model.chat_template)
+    return model.around(share.requires_grad_(False).eval(), name)
 
 
 def agree(_, inputs: tuple[Tensor]) -> None:

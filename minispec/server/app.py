@@ -22,6 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ..sampling import SamplingParams
 from ..serving.engine import Engine
 from . import schemas
 from .metrics import Metrics
@@ -82,9 +83,21 @@ class Server:
             wrong = "messages" if chat else "prompt"
             raise ApiError(400, str(error)[:1000], "invalid_value", wrong) from None
         params = schemas.sampling_params(ask, len(prompt), self.service.longest)
+        if params.by_prefix:
+            await self.check_processors(params, prompt)
         ticket = Ticket(prompt, params, ask.stream)
         self.service.submit(ticket)
         return Reply(self.service, ticket, ask, self.name, schemas.Logprobs(chat, self.spell))
+
+    async def check_processors(self, params: SamplingParams, prompt: list[int]) -> None:
+        """A token outside the vocabulary, a schema that is none: the client's fault, to be found before it waits. Nor
+        does the engine's thread have to wait while a vocabulary is sorted for the first time."""
+        try:
+            await asyncio.to_thread(params.processors, self.service.engine.target, prompt)
+        except ValueError as error:
+            asked = next((name for name in ("logit_bias", "json_schema") if str(error).startswith(name)), None)
+            named = {"json_schema": "response_format"}.get(asked, asked)
+            raise ApiError(400, str(error)[:1000], "invalid_value", named) from None
 
     async def models(self, request: Request) -> Response:
         self.require_key(request)

@@ -1,23 +1,21 @@
 """OpenAI's forms as plain functions: what a body may ask for, and how answers and errors look.
 
 A body is checked field by field before any work is done for it. A field that we do not know, or cannot honour, is
-refused in words: a client that asked for `logit_bias` and silently got none would have to find out by itself. `null`
+refused in words: a client that asked for `tools` and silently got none would have to find out by itself. `null`
 means that a field was not given, as in OpenAI's own API.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from reprlib import repr as shortened
 
 from ..sampling import SamplingParams, TokenLogprob
+from . import fields as f
 
-STOPS, STOP_LENGTH = 4, 256  # of OpenAI's API; and characters, since every token is compared with every stop string
 MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
-ROLES = ("system", "user", "assistant")
 
 
 class ApiError(Exception):
@@ -47,128 +45,28 @@ class Ask:
     usage_always: bool  # and in each of its chunks
 
 
-# ---- one field -----------------------------------------------------------------------------------------------------
-# A check returns the value to use, or raises ValueError("give …").
-
-
-def text(value) -> str:
-    if not isinstance(value, str):
-        raise ValueError("give text")
-    return value
-
-
-def flag(value) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError("give true or false")
-    return value
-
-
-def whole(least: int, most: int = 2**63 - 1) -> Callable:
-    def check(value) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise ValueError(f"give a whole number from {least} to {most}")
-        return value
-
-    return check
-
-
-def number(least: float, most: float = math.inf, above: bool = False) -> Callable:
-    """A finite number from `least` (or `above` it) to `most`."""
-
-    def check(value) -> float:
-        try:
-            given = math.nan if isinstance(value, (bool, str)) else float(value)
-        except (TypeError, OverflowError):
-            given = math.nan
-        if not (least <= given <= most and math.isfinite(given)) or (above and given == least):
-            border = "" if most == math.inf else f" and at most {most:g}"
-            raise ValueError(f"give a number {'>' if above else '≥'} {least:g}{border}")
-        return given
-
-    return check
-
-
-def only(*harmless) -> Callable:
-    """A field that we know but do not have: the values that ask for nothing are fine."""
-
-    def check(value) -> None:
-        if not any(type(value) is type(one) and value == one for one in harmless):
-            raise ValueError("this server does not have it: leave it out")
-
-    return check
-
-
-def a_list(value, most: int, what: str) -> list:
-    if not isinstance(value, list) or not 1 <= len(value) <= most:
-        raise ValueError(f"give a list of 1 to {most} {what}")
-    return value
-
-
-def stops(value) -> list[str]:
-    strings = [value] if isinstance(value, str) else a_list(value, STOPS, "strings")
-    if not all(isinstance(s, str) and 1 <= len(s) <= STOP_LENGTH for s in strings):
-        raise ValueError(f"give strings of 1 to {STOP_LENGTH} characters")
-    return strings
-
-
-def token_ids(value) -> list[int]:
-    return [whole(0)(token) for token in a_list(value, 64, "token ids")]
-
-
-def prompt(value) -> str | list[int]:
-    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
-        value = value[0]  # a batch of one
-    if isinstance(value, list) and any(isinstance(item, (str, list)) for item in value):
-        raise ValueError("a request has one prompt here: send one request for each")
-    if not isinstance(value, str) and not (isinstance(value, list) and all(type(item) is int for item in value)):
-        raise ValueError("give text, or a list of token ids")
-    return value
-
-
-def messages(value) -> list[dict[str, str]]:
-    return [_message(item) for item in a_list(value, 10_000, "messages")]
-
-
-def _message(item) -> dict[str, str]:
-    if not isinstance(item, dict) or item.get("role") not in ROLES:
-        raise ValueError(f'give messages {{"role": "user", "content": "…"}}; roles are {", ".join(ROLES)}')
-    if extra := sorted(key for key in item if key not in ("role", "content") and item[key] is not None):
-        raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
-    content = item.get("content")
-    if isinstance(content, list):  # parts, as clients write them that could send pictures, too
-        if not all(isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
-                   and isinstance(part["text"], str) for part in content):  # fmt: skip
-            raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
-        content = "".join(part["text"] for part in content)
-    if not isinstance(content, str):
-        raise ValueError("give content as text")
-    return {"role": item["role"], "content": content}
-
-
-def stream_options(value) -> dict:
-    if not isinstance(value, dict) or not value.keys() <= {"include_usage", "continuous_usage_stats"}:
-        raise ValueError("give include_usage or continuous_usage_stats, true or false")
-    return {name: flag(given) for name, given in value.items()}
-
-
 # ---- one body ------------------------------------------------------------------------------------------------------
 
 COMMON = {
-    "model": text, "stream": flag, "stream_options": stream_options, "max_tokens": whole(1), "user": text,
-    "temperature": number(0), "top_p": number(0, 1, above=True), "seed": whole(-(2**63)), "stop": stops,
-    # What clients send although they do not want it.
-    "n": only(1), "presence_penalty": only(0, 0.0), "frequency_penalty": only(0, 0.0), "logit_bias": only({}),
+    "model": f.text, "stream": f.flag, "stream_options": f.stream_options, "max_tokens": f.whole(1), "user": f.text,
+    "temperature": f.number(0), "top_p": f.number(0, 1, above=True), "seed": f.whole(-(2**63)), "stop": f.stops,
+    "presence_penalty": f.number(-2, 2), "frequency_penalty": f.number(-2, 2), "logit_bias": f.biases,
+    "response_format": f.response_format, "max_completion_tokens": f.whole(1),
+    "n": f.only(1),  # what clients send although they do not want it
     # Beyond OpenAI's API, under vLLM's names.
-    "top_k": whole(-1), "min_p": number(0, 1), "min_tokens": whole(0), "ignore_eos": flag, "stop_token_ids": token_ids,
+    "top_k": f.whole(-1), "min_p": f.number(0, 1), "min_tokens": f.whole(0), "ignore_eos": f.flag,
+    "stop_token_ids": f.token_ids, "repetition_penalty": f.number(0, above=True),
 }  # fmt: skip
 COMPLETION = COMMON | {
-    "prompt": prompt, "logprobs": whole(0, MOST_LOGPROBS), "echo": only(False), "best_of": only(1), "suffix": only(""),
+    "prompt": f.prompt, "logprobs": f.whole(0, MOST_LOGPROBS), "echo": f.only(False), "best_of": f.only(1),
+    "suffix": f.only(""),
 }  # fmt: skip
 CHAT = COMMON | {
-    "messages": messages, "max_completion_tokens": whole(1), "logprobs": flag,
-    "top_logprobs": whole(0, MOST_LOGPROBS),
+    "messages": f.messages, "logprobs": f.flag, "top_logprobs": f.whole(0, MOST_LOGPROBS),
 }  # fmt: skip
-SAMPLING = ("temperature", "top_p", "seed", "stop", "min_p", "ignore_eos", "stop_token_ids")  # as SamplingParams says
+# Named as in SamplingParams.
+SAMPLING = ("temperature", "top_p", "seed", "stop", "min_p", "ignore_eos", "stop_token_ids", "presence_penalty",
+            "frequency_penalty", "repetition_penalty", "logit_bias")  # fmt: skip
 
 
 def parse(raw: bytes) -> dict:
@@ -208,6 +106,7 @@ def read(chat: bool, body: dict) -> Ask:
         raise ApiError(400, "top_logprobs come with logprobs: give logprobs=true, too", "invalid_value", "top_logprobs")
     options = {"temperature": 1.0} | {name: given[name] for name in SAMPLING if name in given}
     options |= {"top_k": max(0, given.get("top_k", 0)), "min_new_tokens": given.get("min_tokens", 0)}
+    options["json_schema"] = given.get("response_format")
     if chat:  # whether, and how many beside the emitted token; in a completion one number says both
         options["logprobs"] = given.get("top_logprobs", 0) if given.get("logprobs") else None
     else:

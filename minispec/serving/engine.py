@@ -35,7 +35,7 @@ from ..drafters.base import Drafter
 from ..files.handle import Model
 from ..generate import Output
 from ..sampling import SamplingParams
-from ..speculate import check_drafter
+from ..speculate import check_drafter, check_rule
 from .blocks import BlockPool, at_least
 from .fair_lock import FairLock
 from .integrity import check_engine
@@ -52,40 +52,40 @@ class Engine:
 
     `num_blocks` blocks of `block_size` tokens are shared by at most `max_num_seqs` requests at a time. None: as many as
     fit on the GPU beside the weights and can be of use, on a CPU 512; `repr(engine)` says how many. A step processes at
-    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep, smaller when
-    the batch is full: all drafts of a step together have at most `draft_budget` nodes (and scratch tokens), an equal
-    share for every request. With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks; a
-    drafter that needs the target's hidden states needs those of every token, so it turns that off. Metrics keep the
-    last `history` steps and requests. `fast` passes (None: on a GPU) have fixed shapes, recorded where they can be.
+    most `max_num_batched_tokens` tokens, at most `max_chunk` of one prompt. Drafts are up to `k` deep; all of a step
+    have at most `draft_budget` nodes (and scratch tokens): an equal share for each, or with `allocation`
+    "survival" those most likely to be accepted (budget.py). Sampled chains are accepted by `rule`, as in `speculate`.
+    With `enable_prefix_caching` a prompt that begins like an earlier one reuses its blocks, unless the drafter needs
+    the target's hidden states. Metrics keep the last `history` steps and requests. `fast` (None: on a GPU): see runner.
 
-    Every method may be called from any thread. A step runs to its end before another thread's call goes on, and a
-    thread that steps in a loop lets the others in between two steps. Outputs go to the thread that takes them, while
-    `generate` and `stream` keep their own. Stream callbacks run inside a step: they may add and abort, but not step.
-    Two engines may share a drafter as long as they do not step at the same time.
+    Every method may be called from any thread. A thread that steps in a loop lets the others in between two steps.
+    Outputs go to the thread that takes them, while `generate` and `stream` keep their own. Stream callbacks run inside
+    a step: they may add and abort, but not step. Engines may share a drafter if they do not step at the same time.
     """
 
     def __init__(
         self, target: Model, drafter: Drafter | None = None, num_blocks: int | None = None, block_size: int = 16,
         max_num_seqs: int = 32, max_num_batched_tokens: int = 512, k: int = 4, *, enable_prefix_caching: bool = True,
         policy: str = "continuous", max_chunk: int | None = None, draft_budget: int = 64, history: int = 1024,
-        fast: bool | None = None,
+        fast: bool | None = None, rule: str = "token", allocation: str = "equal",
     ):  # fmt: skip
         at_least("k", k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
             raise ValueError(f"policy={policy!r}: give one of {', '.join(POLICIES)}")
+        check_rule(rule, drafter)
+        slots = dict(lookahead=k, draft_budget=draft_budget, allocation=allocation)
         if drafter is not None:
             check_drafter(target, drafter)
-        trees = dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots) if drafter else {}
-        if num_blocks is None:
-            num_blocks = blocks_that_fit(target, block_size, max_num_seqs)
+            slots |= dict(max_tree_nodes=drafter.max_tree_nodes, scratch_slots=drafter.scratch_slots)
+        num_blocks = blocks_that_fit(target, block_size, max_num_seqs) if num_blocks is None else num_blocks
         self.target, self.drafter = target, drafter
         self.k, self.drafts = k, bool(drafter and draft_budget)
         self.pool = BlockPool(num_blocks, block_size, enable_prefix_caching and not (drafter and drafter.hidden_layers))
-        self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk,
-                                          lookahead=k, draft_budget=draft_budget, **trees)  # fmt: skip
+        self.scheduler = POLICIES[policy](self.pool, max_num_seqs, max_num_batched_tokens, max_chunk=max_chunk, **slots)
         most_nodes = min(drafter.max_tree_nodes(k), draft_budget) if drafter and k else 0
-        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast)
+        self.runner = Runner(target, drafter, self.pool, max_num_seqs, most_nodes, fast, rule)
+        self.runner.calibrate(allocation)
         self.jobs: dict[int | str, Job] = {}
         self.outputs: dict[int | str, Output] = {}  # of requests that have ended, until somebody takes them
         self.measured = Metrics(history)

@@ -62,6 +62,7 @@ class ScheduledRequest:
     draft_length: int = 0  # how deep its draft may be
     max_nodes: int = 0  # how many tokens its draft may have, side branches of a tree included
     share: int = 0  # the most that it could have been, if drafts of this depth had as many
+    contested: int = 0  # draft tokens of the step, if those of all requests compete for them (budget.py)
     num_lookahead_tokens: int = 0  # slots after the certain tokens, for draft nodes and scratch tokens
 
     def __post_init__(self):

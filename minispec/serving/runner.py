@@ -29,21 +29,21 @@ from ..tree import view
 from ..verify import greedy_draft, judge
 from .ahead import HIDDEN_WINDOW, RunsAhead
 from .blocks import BlockPool
+from .budget import Competes
 from .metrics import PARTS, Clock
 from .paged import PagedKVCache, split
 from .request import Result
 from .turn import Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran, sample, side_by_side
 
 
-class Runner(RunsAhead):
+class Runner(RunsAhead, Competes):
     """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are recorded."""
 
     def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, max_num_seqs: int, most_nodes: int,
-                 fast: bool | None):  # fmt: skip
-        self.target, self.drafter, self.pool, self.clock = target, drafter, pool, Clock()
+                 fast: bool | None, rule: str = "token"):  # fmt: skip
+        self.target, self.drafter, self.pool, self.clock, self.rule = target, drafter, pool, Clock(), rule
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
-        if fast is None:
-            fast = target.device.type == "cuda" and target.transformer.ordinary
+        fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
         if fast:
             most = most_nodes + drafter.scratch_slots if drafter else 0  # tokens beside the certain one
             sizes = pool.num_blocks, pool.block_size, max_num_seqs, most, self.hidden_layers
@@ -70,7 +70,7 @@ class Runner(RunsAhead):
         for turn in turns:
             turn.job.context.max_nodes = turn.plan.max_nodes
         try:
-            if self.buckets and hasattr(self.drafter.recorded, "begin"):
+            if self.buckets and hasattr(self.drafter.recorded, "begin") and not self.calibration:
                 self._begin_drafts(turns)
             else:
                 self._propose(turns)
@@ -119,6 +119,7 @@ class Runner(RunsAhead):
     def forward(self, turns: Sequence[Turn]) -> None:
         """One pass over everything; or two, where there are fixed shapes for the requests that decode. Nothing is
         waited for, and a pass that was launched ahead is not launched again."""
+        self.compete(turns)
         decoding = [turn for turn in turns if turn.decodes] if self.buckets else []
         if decoding and self._fixed_pass(decoding):
             turns = [turn for turn in turns if not turn.decodes]
@@ -256,9 +257,10 @@ class Runner(RunsAhead):
         for results in passes(others):
             some = [turn for turn in others if turn.results is results]
             contexts, drafts = [turn.job.context for turn in some], [turn.draft for turn in some]
-            verdicts, p, q = judge(side_by_side(some), contexts, drafts, lossless)
+            verdicts, p, q = judge(side_by_side(some), contexts, drafts, lossless, rule=self.rule)
             for i, turn in enumerate(some):
                 turn.cycle = Cycle.of(turn.draft, verdicts[i], p[i], q and q[i], len(contexts[i].tokens), lossless)
+        self.learn(turns)
 
     def keep(self, turns: Sequence[Turn]) -> None:
         """The accepted path of a tree moves together, to the slots right after the certain token; and the drafter is to
@@ -315,5 +317,4 @@ class Runner(RunsAhead):
             self.drafter.settle(job.context.row, cycle.path, cycle.token, scratch)
 
     def _tables(self, turns: Sequence[Turn]) -> list[list[int]]:
-        tables = self.pool.tables
-        return [tables[turn.plan.request.id].blocks for turn in turns]
+        return [self.pool.tables[turn.plan.request.id].blocks for turn in turns]

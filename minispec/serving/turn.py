@@ -105,9 +105,8 @@ class Turn:
 
     @property
     def held(self) -> bool:
-        """Some tokens must not be emitted yet (min_new_tokens)."""
-        context = self.job.context
-        return bool(context.held_back) and context.held_until > len(context.tokens)
+        """What it emits depends on its prefix, and not on the model's logits alone: the host has to look at them."""
+        return self.job.context.processed
 
     @property
     def logits(self) -> Tensor:
@@ -207,4 +206,5 @@ def prune(draft: Draft, nodes: int) -> Draft:
     if len(draft.tokens) <= nodes:
         return draft
     probs = None if draft.probs is None else draft.probs[:nodes]
-    return Draft(draft.tokens[:nodes], probs, draft.parents and draft.parents[:nodes], draft.scratch)
+    parents, confidence = draft.parents and draft.parents[:nodes], draft.confidence and draft.confidence[:nodes]
+    return Draft(draft.tokens[:nodes], probs, parents, draft.scratch, confidence)

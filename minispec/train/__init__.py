@@ -17,6 +17,7 @@ COMMANDS = {
     "medusa": "train Medusa's heads on the target's own output",
     "eagle": "train EAGLE's head, which drafts on the target's own features",
     "dflash": "train a drafter that fills in a whole block at once",
+    "mtp": "train a multi-token prediction module, chained as DeepSeek-V3's and Qwen3-Next's are",
     "published": "train EAGLE-3.1, DFlash and Medusa in their published forms, write and measure them",
     "micro": "train the embedded pair on stories the target writes",
     "acceptance": "measure a stored draft model on what the target generates",

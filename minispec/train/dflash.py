@@ -45,9 +45,9 @@ def head_from(target: Transformer, head_ids: Tensor, *, layers: Sequence[int] | 
     and the context is normed once, after fc.
     """
     layers = [0, target.config.num_layers - 1] if layers is None else layers
-    hidden_layers = spread(target.config.num_layers) if hidden_layers is None else hidden_layers
+    public = mask_token is not None  # z-lab's layout, which SGLang reads, cannot name the last stream
+    hidden_layers = spread(max(1, target.config.num_layers - public)) if hidden_layers is None else hidden_layers
     draft = draft_from(target, layers, head_ids, mlp)
-    public = mask_token is not None
     config = replace(draft.config, head_vocab=None, qk_norm=draft.config.qk_norm or public)
     head = DFlashHead(config, head_ids, hidden_layers, block, own_head, public)
     head.layers.load_state_dict(draft.layers.state_dict(), strict=draft.config.qk_norm or not public)
@@ -79,6 +79,22 @@ def narrowed(target: Transformer, head: DFlashHead, neurons: int, corpus: Corpus
     if head.public:
         small.blank_is(head.mask_token_id, target)
     return small.to(target.device)
+
+
+@torch.no_grad()
+def deepened(target: Transformer, head: DFlashHead, layers: Sequence[int]) -> DFlashHead:
+    """A trained drafter with more layers, made of these of the target: they come before its last one.
+
+    What a new layer adds to the stream begins with zero, so that until it learns the drafter does what it did.
+    """
+    new = head_from(target, head.head_ids, layers=layers, hidden_layers=head.hidden_layers, block=head.block,
+                    mlp=head.config.intermediate_size, mask_token=getattr(head, "mask_token_id", None))  # fmt: skip
+    for layer in new.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    head.config = replace(head.config, num_layers=len(head.layers) + len(layers))
+    head.layers = torch.nn.ModuleList([*head.layers[:-1], *new.layers.to(head.dtype), head.layers[-1]])
+    return head.requires_grad_(True)
 
 
 def anchors_in(asked: Tensor, every: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -227,7 +243,11 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--mask-token", type=options.natural, metavar="ID", help="of --public: a blank (default: a token not in use)"
     )
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="a stored head to go on from, with its own shape")
+    parser.add_argument("--start", type=Path, metavar="FOLDER",
+                        help="a stored head to go on from, with its own shape; without an own head it may get a larger "
+                        "--head-vocab: its own tokens and the next most frequent ones")  # fmt: skip
+    parser.add_argument("--add-layers", type=options.natural, nargs="+", default=[], metavar="N",
+                        help="of --start: layers that it gets in addition, made of these of the target")  # fmt: skip
     parser.add_argument(
         "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
     )
@@ -258,6 +278,8 @@ def unused_token(corpus: Corpus, vocab_size: int) -> int:
 
 
 def run(args, target: Model) -> None:
+    if args.add_layers and not args.start:
+        raise ValueError("--add-layers: without --start give the layers of a new drafter as --layers")
     if args.start and args.public:
         raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
     lessons, unseen = split_rows(Corpus.load(*args.corpus))
@@ -267,7 +289,14 @@ def run(args, target: Model) -> None:
                  "mlp": args.mlp, "head_vocab": args.head_vocab, "own_head": args.own_head}  # fmt: skip
         if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
             del asked["mlp"]
+        if more := head.lm_head is None and (args.head_vocab or 0) > len(head.head_ids):
+            del asked["head_vocab"]
         go_on(head, args.start, shape_of(head), asked)
+        if more:
+            own, V = head.head_ids.tolist(), target.config.vocab_size
+            head.head_ids = frequent_tokens(lessons, V, args.head_vocab, always=own).to(target.device)
+        if args.add_layers:
+            deepened(target.transformer, head, args.add_layers)
         if fewer:
             head = narrowed(target.transformer, head, args.mlp, lessons[:NARROWS_ON], every=args.every)
     else:

@@ -141,7 +141,9 @@ def run(args, target: Model) -> None:
     distill(target.transformer, draft, corpus, steps=args.steps, folder=args.out, lr=args.lr,
             batch_tokens=args.batch_tokens, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     stored = Model(f"{target.name}-draft", draft, end_tokens=target.end_tokens)
-    save_folder(stored, args.out / "model", bits=args.bits, embeddings_from=target.name)
+    theirs, mine = target.transformer.embed_tokens.weight, draft.embed_tokens.weight
+    borrowed = theirs.shape == mine.shape and torch.equal(theirs, mine.to(theirs.dtype))  # else its own, as micro-draft
+    save_folder(stored, args.out / "model", bits=args.bits, embeddings_from=target.name if borrowed else None)
     read = sum(p.numel() for p in draft.layers.parameters()) + draft.lm_head.weight.numel()
     share = read / target.num_parameters  # the target's head is its embedding, so every parameter is read
     print(f"saved {args.out / 'model'}: reads {read / 1e6:.1f} M parameters a pass, {share:.3f} of the target's")

@@ -59,7 +59,7 @@ def new_head(target: Model, head_ids: Tensor, *, seed: int = 0, **options) -> Ea
             getattr(layer, part).load_state_dict(getattr(last, part).state_dict())
         layer.self_attn.o_proj.weight.mul_(0.1)  # the same layer again adds little at first
     for mlp in (head.mlp, *(layer.mlp for layer in head.more)):
-        copy_neurons(last.mlp, mlp)
+        copy_neurons(getattr(last.mlp, "experts", [last.mlp])[0], mlp)  # of a mixture, any expert is a start
     return head
 
 

@@ -73,6 +73,29 @@ def calibrate(target: Model, heads: MedusaHeads, corpus: Corpus, batch_tokens: i
     return (hits / tries.clamp(min=1)[:, None]).tolist()
 
 
+@torch.no_grad()
+def enlarged(
+    heads: MedusaHeads, target: Model, corpus: Corpus, head_vocab: int | None, own_head: bool | str | None,
+    blocks: int | None,
+) -> MedusaHeads:  # fmt: skip
+    """Heads that borrow W₂, with more to learn: more tokens to propose (their own and the next most frequent ones), an
+    LM head of their own, more blocks. Until they learn, logits of the tokens that they had stay what they were."""
+    ids, V, have = heads.head_ids, target.config.vocab_size, heads.head.shape[0]
+    for name, value, least in (("head_vocab", head_vocab, have), ("blocks", blocks, heads.blocks)):
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value}, but the stored heads have {least}: give as many at least, or start anew")
+    if heads.map is not None and own_head not in (None, "map"):
+        raise ValueError(f"own_head={own_head!r}, but the stored heads have maps: leave it out, or start anew")
+    if head_vocab is not None and head_vocab > have:
+        ids = frequent_tokens(corpus, V, head_vocab, always=ids.tolist()) if head_vocab < V else None
+    large = MedusaHeads(target, heads.count, ids, own_head or heads.own_head, blocks or heads.blocks).float()
+    parts = dict(large.named_parameters())
+    for name, weight in heads.named_parameters():
+        parts[name].copy_(weight)
+    large.accuracy = heads.accuracy
+    return large
+
+
 def train_heads(
     target: Model,
     corpus: Corpus | None = None,
@@ -83,6 +106,9 @@ def train_heads(
     count: int | None = None,
     head_vocab: int | None = None,
     own_head: bool | str | None = None,
+    blocks: int | None = None,
+    candidates: int | None = None,
+    greedy: bool = False,
     start: str | Path | None = None,
     keep: bool = True,
     folder: str | Path | None = None,
@@ -93,27 +119,41 @@ def train_heads(
 
     As it stands, `train_heads(ms.load("micro"))` is a lesson's live training: the target writes a few stories, and the
     heads learn from them in under a minute on one CPU core. Most of a step is W₂, so they propose only the `head_vocab`
-    most frequent tokens (768). There are `count` heads (4) with the target's W₂, or a copy to train (`own_head`); with
-    `start`, all that is as in a stored folder, and training goes on from there. `folder` keeps checkpoints, to resume.
+    most frequent tokens (768). There are `count` heads (4) with the target's W₂, or one to train (`own_head`), and as
+    many `blocks` (1). With `start`, all that is as in a stored folder, and training goes on from there; heads that
+    borrow W₂ may then be `enlarged`. `folder` keeps checkpoints, to resume. The accuracy of `candidates` of each head
+    (10) is measured, with `greedy` on greedy replies alone.
     """
     corpus = tell_stories(target, seed=seed) if corpus is None else corpus
     learnt, held_out = split_rows(corpus)
     if start:
         heads = MedusaHeads.load(target, start)
-        stored = {"count": heads.count, "head_vocab": heads.head.shape[-2], "own_head": heads.own_head}
-        go_on(heads, start, stored, {"count": count, "head_vocab": head_vocab, "own_head": own_head})
+        stored = {"count": heads.count, "head_vocab": heads.head.shape[-2], "own_head": heads.own_head,
+                  "blocks": heads.blocks}  # fmt: skip
+        more = {"head_vocab": head_vocab, "own_head": own_head, "blocks": blocks}
+        go_on(heads, start, stored, {"count": count} | ({} if heads.borrows else more))
+        if heads.borrows:
+            heads = enlarged(heads, target, corpus, **more)
     else:
         V, ids = target.config.vocab_size, None
         if (size := head_vocab or 768) < V:
             ids = frequent_tokens(corpus, V, size, always=sorted(target.end_tokens))
-        heads = MedusaHeads(target, count or 4, ids, own_head or False).float()
+        heads = MedusaHeads(target, count or 4, ids, own_head or False, blocks or 1).float()
+    if candidates:
+        heads.guess(candidates)
     lessons = Lessons(target.transformer, learnt, keep=keep)
     with tempfile.TemporaryDirectory() as scratch:
         curve = fit(heads, lambda step: heads_loss(heads, lessons, lessons.batch(step, seed, batch_tokens)),
                     steps=steps, lr=lr, folder=folder or Path(scratch) / "medusa", **options)  # fmt: skip
     heads.requires_grad_(False).eval()
-    heads.accuracy = calibrate(target, heads, held_out)
+    heads.accuracy = calibrate(target, heads, only_greedy(held_out) if greedy else held_out)
     return heads, curve
+
+
+def only_greedy(corpus: Corpus) -> Corpus:
+    """The greedy replies; if there is none, all of them."""
+    chosen = corpus[corpus.temperature == 0]
+    return chosen if len(chosen) else corpus
 
 
 def openings(target: Model, count: int, rng: random.Random) -> list[list[int]]:
@@ -146,9 +186,18 @@ def add_arguments(parser) -> None:
     parser.add_argument(
         "--head-vocab", type=options.count, help="how many tokens the heads can propose (default: 8192)"
     )
-    parser.add_argument("--own-head", nargs="?", const=True, choices=["each"],
-                        help="also train a copy of the LM head, one for all heads; each: one for each")  # fmt: skip
-    parser.add_argument("--start", type=Path, metavar="FOLDER", help="stored heads to go on from, with their own shape")
+    parser.add_argument("--own-head", nargs="?", const=True, choices=["each", "map"],
+                        help="also train a copy of the LM head, one for all heads; each: one for each; map: one for "
+                        "each, as the target's times a small matrix")  # fmt: skip
+    parser.add_argument("--blocks", type=options.count, help="how many blocks z + SiLU(Wz + b) a head has (default: 1)")
+    parser.add_argument("--candidates", type=options.count, metavar="N",
+                        help="how many of each head may be in a tree (default: 10)")  # fmt: skip
+    parser.add_argument(
+        "--greedy", action="store_true", help="measure how good candidates are on greedy replies, not on all"
+    )
+    parser.add_argument("--start", type=Path, metavar="FOLDER",
+                        help="stored heads to go on from, with their own shape; those that borrow the LM head may get "
+                        "a larger --head-vocab, an --own-head, more --blocks")  # fmt: skip
     parser.add_argument("--steps", type=options.count, default=3000)
     parser.add_argument("--batch-tokens", type=options.count, default=20_000)
     parser.add_argument("--lr", type=options.positive, default=2e-3)
@@ -166,16 +215,18 @@ def run(args, target: Model) -> None:
         corpus = Corpus.load(*args.corpus)
     head_vocab = args.head_vocab or (None if args.start else 8192)
     heads, _ = train_heads(target, corpus, steps=args.steps, lr=args.lr, batch_tokens=args.batch_tokens,
-                           count=args.heads, head_vocab=head_vocab, own_head=args.own_head, start=args.start,
-                           keep=args.keep, folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
+                           count=args.heads, head_vocab=head_vocab, own_head=args.own_head, blocks=args.blocks,
+                           candidates=args.candidates, greedy=args.greedy, start=args.start, keep=args.keep,
+                           folder=args.out, seed=args.seed, stop_after=args.stop_after)  # fmt: skip
     folder = args.out / "model"
     heads.save(target, folder)
     stored = MedusaHeads.load(target, folder)
-    heads.accuracy = calibrate(target, stored, split_rows(corpus)[1])  # of what is stored: 8 bits, the target's dtype
+    _, unseen = split_rows(corpus)  # what is stored is measured: 8 bits, the target's dtype
+    heads.accuracy = calibrate(target, stored, only_greedy(unseen) if args.greedy else unseen)
     heads.save(target, folder)
     size = sum(file.stat().st_size for file in folder.iterdir())
     print(f"saved {folder}: {size / 1e6:.1f} MB, {heads.count} heads")
-    print("right, given that all before was: best candidate, and any of the first ten")
+    print(f"right, given that all before was: best candidate, and any of the first {len(heads.accuracy[0])}")
     for k, accuracy in enumerate(heads.accuracy, start=1):
         print(f"  head {k}: {accuracy[0]:.3f}  {sum(accuracy):.3f}")
     for nodes in (8, 16, 24, 32, 64):

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tarfile
 import time
 import urllib.request
 from pathlib import Path
 
 import nbformat
 import pytest
-from browsers import find_chromium
+from browsers import OWN, find_chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "browser-test"
@@ -35,16 +37,16 @@ RAN = f"""() => {{
         || cells.some(model => outputs(model).some(output => output.type === 'error'));  // an error ends the run
 }}"""
 
+HOOK = "minispec.course.classroom.copies.keep_pictures"  # as `minispec lab` has it
 WIDGET = "application/vnd.jupyter.widget-view+json"
-OWN = ".minispec-panel, .minispec-predict"
-CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .widget-text input, .widget-play button"
+CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button"
 DRAWN = """wanted => {
     const all = (selector) => [...document.querySelectorAll(selector)];
-    const views = all('.jp-OutputArea-output > .jupyter-widgets');
+    const views = all('.jp-OutputArea-output > .jupyter-widgets, .minispec-guess');  // ipywidgets', anywidget's
     const tops = views.filter(view => !view.parentElement.closest('.jupyter-widgets'));
     return tops.length >= wanted
-        && all('.minispec-panel .widget-output').every(output => output.querySelector('.jp-OutputArea-output'))
-        && all('.minispec-panel .jp-RenderedPlotly').every(plot => plot.querySelector('.main-svg'));
+        && all('.minispec-panel').every(panel => panel.querySelector('.minispec-picture[data-drawn]'))
+        && all('.minispec-picture [role=img].picture').every(plot => plot.querySelector('.main-svg'));
 }"""
 # What a widget shows: its text and its drawing, less what every redrawing names anew. The controls, which are a panel's
 # first child, do not count: that a slider has moved says nothing about the picture.
@@ -150,9 +152,8 @@ class Lab:
         elif kind == "INPUT.checkbox":
             control.click()
         elif kind.startswith("INPUT"):  # a prediction: type a number, then commit
-            control.fill("3")
-            control.press("Tab")
-            widget.locator("button").first.click()
+            control.press_sequentially("3")
+            control.press("Enter")
         else:
             control.click()
         try:
@@ -220,7 +221,7 @@ def jupyter(chromium, home):
     options = [
         "--no-browser", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={TOKEN}",
         f"--ServerApp.root_dir={home / 'root'}", f"--LabApp.app_settings_dir={home / 'settings'}",
-        "--expose-app-in-browser", "--allow-root",
+        "--expose-app-in-browser", "--allow-root", f"--ContentsManager.pre_save_hook={HOOK}",
     ]  # fmt: skip
     with open(home / "log", "w") as log:
         server = subprocess.Popen(
@@ -238,7 +239,7 @@ def jupyter(chromium, home):
 
 def _address(server: subprocess.Popen, home: Path) -> str:
     """Where the server listens, once it does."""
-    for _ in range(300):
+    for _ in range(900):
         for file in (home / "runtime").glob("jpserver-*.json"):
             try:
                 url = json.loads(file.read_text())["url"]
@@ -270,3 +271,17 @@ def lab(jupyter, browser):
     lab = Lab(jupyter, page)
     yield lab
     lab.close()
+
+
+@pytest.fixture(scope="session")
+def axe(tmp_path_factory) -> str | None:
+    """axe-core's script, fetched by npm; None where that cannot be."""
+    folder = tmp_path_factory.mktemp("axe")
+    if shutil.which("npm") is None:
+        return None
+    subprocess.run(["npm", "pack", "axe-core@4"], cwd=folder, capture_output=True, timeout=120, check=False)
+    archives = list(folder.glob("axe-core-*.tgz"))
+    if not archives:
+        return None
+    with tarfile.open(archives[0]) as archive:
+        return archive.extractfile("package/axe.min.js").read().decode()

@@ -10,11 +10,27 @@ import pytest
 from minispec.course.interview import load
 from minispec.course.interview.drill import Talk
 
+FOCUSED = "wanted => document.activeElement.matches(`.minispec-drill ${wanted}`)"
+
+
+def check_short_items(page) -> None:
+    """A choice and a number: the keyboard is where it is needed, from one to the next."""
+    page.get_by_role("button", name="begin", exact=True).press("Enter")
+    page.wait_for_function(FOCUSED, arg="input[type=radio]")
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.textContent === 'next'")
+    page.keyboard.press("Enter")
+    page.wait_for_function(FOCUSED, arg="textarea")
+    page.keyboard.type("17")
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.textContent === 'next'")
+
 
 @pytest.mark.browser
 def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nimport minispec as ms"
-    cells = [setup, "ms.interview.drill(topics=['kv-cache'], minutes=4, seed=3)"]
+    cells = [setup, "ms.interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "ms.interview.daily(seed=2)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbformat.write(notebook, home / "root" / "drill.ipynb")
@@ -28,15 +44,18 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     asked = drill.locator(".drill-ask").inner_text()
     [question] = [q for q in load().values() if q.question == asked]
     asks = Talk(question).asks
-    for asked in asks:
+    for i, asked in enumerate(asks):
         drill.locator(".drill-ask", has_text=asked).wait_for()
-        drill.locator("textarea").click()
-        page.keyboard.type("a b dd x")  # in a notebook's command mode these would be commands
-        page.keyboard.press("Tab")  # to the button, and press it
+        page.wait_for_function(FOCUSED, arg="textarea")  # nobody has to point at the field
+        page.keyboard.type("a b dd")  # in a notebook's command mode these would be commands
+        page.keyboard.press("Shift+Enter")
+        page.keyboard.type("x")
+        page.keyboard.press("Tab") if i else None  # the button does it, too
         page.keyboard.press("Enter")
 
     drill.get_by_text(f"In short: {question.spoken[:40]}").wait_for()
     assert drill.get_by_text("You wrote: a b dd x", exact=True).count() == len(asks)  # to the last letter
+    page.wait_for_function(FOCUSED, arg="input[type=checkbox]")
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
     boxes = drill.get_by_role("checkbox")
     assert boxes.count() == len(Talk(question).rubric)
@@ -57,4 +76,5 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     drill.get_by_role("button", name="grade").press("Space")
     drill.get_by_text("L4. It comes back in").wait_for()
     assert list(json.loads((tmp_path / "drill.json").read_text())["cards"]) == [question.id]
+    check_short_items(page)
     assert lab.strangers == [] and lab.errors == [] and lab.failures == []

@@ -1,7 +1,7 @@
 """Lessons opened in JupyterLab and run from top to bottom in a real browser; every widget in them moved once.
 
-Three lessons by default: with MINISPEC_SCREENSHOTS=docs/images all of them, and the pictures go there, for the README,
-and those of the widgets, light and dark, to its folder "widgets". How long each widget took to follow is printed
+Three lessons by default: with MINISPEC_SCREENSHOTS=FOLDER all of them, and the pictures go there; those of the widgets,
+light and dark, at 900 and 1,600 pixels, to its folder "widgets". How long each widget took to follow is printed
 (pytest -s) and kept as a property of the test. It is not judged: a busy machine is no bug.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browsers import DRIVEN
+from browsers import DRIVEN, OWN, violations
 
 from minispec.course.classroom.spoilers import uncovered
 
@@ -31,7 +31,7 @@ def printed(cell: dict) -> str | None:
 
 @pytest.mark.browser
 @pytest.mark.parametrize("name", LESSONS)
-def test_a_lesson_runs_in_the_browser(lab, name, tmp_path, record_property):
+def test_a_lesson_runs_in_the_browser(lab, axe, name, tmp_path, record_property):
     lab.open(name)
     cells = lab.run_all()
     pictures = Path(os.environ.get("MINISPEC_SCREENSHOTS", tmp_path))
@@ -53,11 +53,19 @@ def test_a_lesson_runs_in_the_browser(lab, name, tmp_path, record_property):
         else:
             record_property(f"widget {number}, ms", round(milliseconds))
             print(f"{name}, widget {number}: {milliseconds:.0f} ms")
+    heard = []
     for theme in ("Light", "Dark"):
         lab.theme(theme)
-        for number, widget in enumerate(widgets, start=1):
-            widget.screenshot(path=pictures / "widgets" / f"{name[:2]}-{number}-{theme.lower()}.png")
+        heard += [f"{theme}: {what}" for what in (violations(lab.page, axe, OWN) if axe else ())]
+        for width in (900, 1600) if "MINISPEC_SCREENSHOTS" in os.environ else ():
+            lab.page.set_viewport_size({"width": width, "height": 860})
+            lab.page.wait_for_timeout(1500)
+            for number, widget in enumerate(widgets, start=1):
+                widget.screenshot(path=pictures / "widgets" / f"{name[:2]}-{number}-{theme.lower()}-{width}.png")
     assert not still, "moving the first control changes nothing"
+    record_property("axe-core", heard)
+    if "MINISPEC_SCREENSHOTS" in os.environ:
+        assert heard == [], "axe-core finds something serious in a widget"
 
     assert lab.page.locator(".jp-Dialog, .Toastify__toast").count() == 0  # nothing stands in the learner's way
     assert lab.strangers == [], "a lesson asks nobody but its own server"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -62,7 +64,8 @@ def stub(x):
 
 def test_right_prints(doubling, capsys):
     check("99.double", lambda x: x + x)
-    assert capsys.readouterr().out == "99.double: right, in 2 cases. Compare with minispec.verify.\n"
+    said = capsys.readouterr().out
+    assert said.startswith("99.double: right, in 2 examples.") and "minispec.verify" in said
 
 
 def test_not_attempted_prints(doubling, capsys):
@@ -199,9 +202,72 @@ def test_the_sort_of_array_does_not_matter(doubling, result):
     assert judge(doubling, lambda x: result if len(x) == 1 else 2 * x).outcome == "right"
 
 
-def test_what_an_answer_prints_is_not_shown(doubling, capsys):
-    check("99.double", lambda x: print("debug") or 2 * x)
-    assert "debug" not in capsys.readouterr().out
+def test_what_an_answer_prints_is_shown_after_the_verdict(doubling, capsys):
+    check("99.double", lambda x: print("debug", len(x)) or 2 * x)
+    said = capsys.readouterr().out
+    assert said.startswith("99.double: right") and said.count("debug") == 1 and "debug 1" in said  # the first example
+    wrong = judge(doubling, lambda x: print("of", len(x)) or (2 * x if len(x) == 1 else x)).text
+    assert "    of 2\n" in wrong and "of 1" not in wrong  # the case that is shown
+    draw("99.double", lambda x: print("debug") or 2 * x)
+    assert capsys.readouterr().out.splitlines()[-2:] == ["    debug", "drawn: [2.0]"]
+
+
+def test_a_flood_of_prints_is_cut(doubling):
+    def floods(x):
+        for i in range(100_000):
+            print(i)
+        return 2 * x
+
+    text = judge(doubling, floods).text
+    assert "    19\n" in text and "    20\n" not in text and "lines more" in text and len(text) < 2000
+
+
+def forgets_to_delete(x):
+    doubled = 2 * x
+    raise NotImplementedError("99.double")
+    return doubled
+
+
+def only_a_stub(x):
+    """Words."""
+    ...
+    raise NotImplementedError("99.double")
+
+
+def test_the_stubs_own_line_below_a_solution_is_named(doubling):
+    judgement = judge(doubling, forgets_to_delete)
+    assert judgement.outcome == "wrong" and "raise NotImplementedError" in judgement.text
+    line = forgets_to_delete.__code__.co_firstlineno + 2
+    assert f"in line {line} of its cell" in " ".join(judgement.text.split())
+    assert judge(doubling, only_a_stub).outcome == "not attempted"
+
+
+def test_an_answer_that_calls_what_is_asked_for_is_warned(capsys):
+    from minispec import verify
+    from minispec.verify import accept_probability, residual
+
+    names = {"accept_probability": accept_probability, "residual": residual, "verify": verify, "reference": reference}
+    borrowers = [
+        "def accept(p, q, token): return accept_probability(p, q, token)",
+        "def accept(p, q, token): return verify.accept_probability(p, q, token)",
+        "def accept(p, q, token):\n    from minispec.verify import accept_probability as f\n    return f(p, q, token)",
+        "def accept(p, q, token): return (lambda: accept_probability(p, q, token))()",
+        'def accept(p, q, token): return reference("06.accept")(p, q, token)',
+    ]
+    own = [
+        "def accept(p, q, token): return min(1.0, float(p[token] / q[token]))",
+        "def accept_probability(p, q, token): return min(1.0, float(p[token] / q[token]))\n"
+        "def accept(p, q, token): return accept_probability(p, q, token)",
+    ]
+    for source in borrowers + own:
+        space = dict(names)
+        exec(source, space)
+        check("06.accept", space["accept"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert said.startswith("06.accept: right") and ("minispec grade" in said) == (source in borrowers), source
+    space = dict(names)
+    exec(own[0].replace("accept(p", "my(p"), space)
+    assert checking.borrowed(exercise.find("06.sampler"), space["my"]) is None
 
 
 def test_an_interrupt_is_the_learners_own(doubling):
@@ -265,8 +331,11 @@ def test_draw_shows_what_the_answer_does(doubling, capsys):
 
 def test_the_residual_is_drawn_as_bars():
     figure = draw("06.residual", reference("06.residual"))
-    assert [bar.name for bar in figure.data] == ["target p", "draft q", "your residual"]
+    assert [bar.name for bar in figure.data] == ["target p", "draft q", "your residual", "emitted with it"]
     assert sum(figure.data[2].y) == pytest.approx(1)
+    assert figure.data[3].y == figure.data[0].y and "equal to p" in figure.layout.title.text  # the consequence
+    biased = draw("06.residual", lambda p, q: p)
+    assert biased.data[3].y != biased.data[0].y and "off by up to 0.14" in biased.layout.title.text
 
 
 def test_the_reference_is_our_own_answer(doubling):
@@ -309,6 +378,24 @@ def test_random_numbers_of_ones_own_are_noticed(own):
         distribution_of(lambda given: own() < 0.5)
 
 
+def test_a_result_that_equals_nothing_is_named():
+    """NaN is no outcome: a function that returns it would seem to give another result with every call."""
+    with pytest.raises(Complaint, match="NaN"):
+        distribution_of(lambda random: (1, (0.5, float("nan")) if random() < 0.5 else (0.5, 0.5)))
+
+
+def test_a_draft_that_is_changed_is_named():
+    """The draft tokens are made anew in every run, so comparing the arguments of the case would not show it."""
+
+    def appends(p, q, drafted, random):
+        answer = reference("06.sampler")(p, q, list(drafted), random)
+        drafted.append(0)
+        return answer
+
+    judgement = checking.judge(exercise.find("06.sampler"), appends)
+    assert judgement.outcome == "wrong" and "changes its argument drafted" in " ".join(judgement.text.split())
+
+
 def test_tokens_are_whole_numbers():
     assert token(torch.tensor(3)) == token(np.int64(3)) == 3
     assert tokens(torch.tensor([1, 2])) == tokens([1, np.int64(2)]) == (1, 2)
@@ -338,3 +425,28 @@ def test_differences_show_only_what_differs():
     assert [line.split() for line in lines[1:]] == [["(0)", "0.5", "0.25"], ["(2)", "0", "0.25"]]
     assert len(differences({(i,): 0.01 for i in range(100)}, {})) < 15
     assert differences({"text": [1], "passes": 2}, {"text": [1], "passes": 3})[0].startswith("passes, expected: 2")
+
+
+def test_two_large_tensors_are_not_called_the_same_thing_twice():
+    a = torch.zeros(6, 16)
+    b = a.clone()
+    b[2, 3] = 1.0
+    for lines in (differences(a, b), differences({"mask": a}, {"mask": b})):
+        assert len(lines) == 1 and "1 of 96 numbers differ, most of all at [2, 3]" in lines[0]
+
+
+def test_names_in_a_shown_case_are_arguments_or_explained():
+    for id, one in exercise.everything().items():
+        arguments = set(inspect.signature(one.reference).parameters)
+        for case in one.cases:
+            assert set(case) - arguments <= one.legend.keys(), id
+    text = judge(exercise.find("05.loop"), lambda target, draft, prompt, k, count: [1] * count).text
+    assert f"  # {exercise.find('05.loop').legend['wrong_positions']}" in text
+
+
+def test_third_hints_are_no_code_to_paste():
+    """Nearly the answer, in words: no statement that assigns, loops or returns."""
+    statement = re.compile(r"(?:^|[;:] )(?:return |for \w+ in |while |if .*: |\w+ [-+*]?= [\w(])")
+    for id, one in exercise.everything().items():
+        assert len(statement.findall(one.hints[2])) <= 1, id
+    assert len(statement.findall("best = max(a, b); share = best / s; return share")) == 3

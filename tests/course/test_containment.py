@@ -6,6 +6,7 @@ those against the kernel and other processes, and not those against files: docs/
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -313,6 +314,41 @@ def test_the_filter_does_what_it_says_on_both_architectures(machine):
     write, read = {"x86_64": (1, 0), "aarch64": (64, 63)}[machine]
     assert run(write) == run(read) == seccomp.ALLOW
     assert run(write, a=0x40000003) == seccomp.KILL and run(0x40000000 + 1) == seccomp.ERRNO | 38
+
+
+FACTS = json.loads(Path(__file__).with_name("syscalls.json").read_text(encoding="utf-8"))
+NUMBERS = {
+    "x86_64": {name: number for number, name in enumerate(FACTS["x86_64"])} | FACTS["both"],
+    "aarch64": FACTS["aarch64"] | FACTS["both"],
+}
+NEEDED = """read write close mmap munmap mprotect mremap madvise brk futex exit_group rt_sigaction rt_sigprocmask
+rt_sigreturn sendto recvfrom sendmsg recvmsg getrandom clock_gettime clock_nanosleep getpid gettid openat lseek getcwd
+getdents64 setitimer sched_yield sigaltstack""".split()  # by Python, torch and the grader's own end of the channel
+
+
+def misnumbered(tables, machine: str) -> list[str]:
+    """Calls whose number is not what the kernel's own list says, or that this architecture has after all."""
+    column = seccomp.ARCHITECTURES[machine][0]
+    return [name for table in tables for name, both in table.items() if both[column] != NUMBERS[machine].get(name)]
+
+
+@pytest.mark.parametrize("machine", NUMBERS)
+def test_numbers_are_those_of_the_kernel_s_own_list(machine):
+    """x86_64 cannot be tried on this machine, nor arm64 on that one; the numbers can be compared on both."""
+    tables = seccomp.DENIED, seccomp.NEW_PROCESS, seccomp.OWN
+    assert misnumbered(tables, machine) == []
+    assert max(NUMBERS[machine].values()) == seccomp.NEWEST
+    architecture = seccomp.ARCHITECTURES[machine][1]
+    refused = {name for name, number in NUMBERS[machine].items()
+               if run_filter(machine, 77, number, architecture) != seccomp.ALLOW}  # fmt: skip
+    assert refused == {name for table in tables for name in table if name in NUMBERS[machine]} - {"prlimit64"}
+    assert not refused & {*NEEDED} and {*NEEDED} <= NUMBERS[machine].keys()
+
+
+def test_a_number_of_the_other_architecture_is_noticed():
+    swapped = {"ptrace": (117, 101), "mount": (165, 40), "fork": (57, 57), "chmod": (None, None)}
+    assert misnumbered([swapped], "x86_64") == ["ptrace", "chmod"]
+    assert misnumbered([swapped], "aarch64") == ["ptrace", "fork"]
 
 
 # ---- memory that is counted nowhere ---------------------------------------------------------------------------------

@@ -187,7 +187,7 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 # ---------------------------------------------------------------- drafters by name
 
 
-HEADS = {"medusa", "eagle", "dflash"}
+HEADS = {"medusa", "eagle", "dflash", "mtp"}
 
 
 @pytest.mark.parametrize("name", DRAFTERS)

@@ -16,6 +16,7 @@ from interview_checks import ticks
 
 import minispec as ms
 from minispec.course.interview import LEVELS, load, start
+from minispec.course.interview.arithmetic import worked
 from minispec.course.interview.drill import (
     FOLLOW_UP,
     PUSH_BACK,
@@ -63,8 +64,8 @@ def kept(tmp_path, monkeypatch) -> Path:
         ((), "below L4", Rating.Again),
         (("L4",), "L4", Rating.Hard),
         (("L5",), "L5", Rating.Hard),  # depth shows the basics
-        (("L6",), "L5", Rating.Hard),  # but three deep remarks are not half of the rubric
-        (("L4", "L6"), "L6", Rating.Good),
+        (("L6",), "L4", Rating.Hard),  # but it does not stand in for a must-have point
+        (("L4", "L6"), "L4", Rating.Hard),
         (("L4", "L5"), "L5", Rating.Hard),
         (("L4", "L5", "L6"), "L6", Rating.Good),
         (("L4", "L5", "L6", FOLLOW_UP, PUSH_BACK, RAISES), "L6", Rating.Easy),
@@ -130,7 +131,7 @@ def test_numbers_are_graded_with_tolerance():
 def test_the_formula_is_shown_with_its_numbers():
     [number] = [n for n in KV.numbers if n.value == 320 and n.unit == "KiB"]
     first, formula = explained(number)
-    assert first == "kv_bytes_per_token(80, 8, 128) / 1024 = 320"
+    assert first == "2 · 80 · 8 · 128 · 2 / 1,024 = 320 KiB"  # arithmetic, not a call
     assert formula.startswith("kv_bytes_per_token: ") and "2 (key and value)" in formula
     for question in BANK.values():
         assert all(explained(number) for number in question.numbers)
@@ -365,7 +366,7 @@ def test_a_sitting_leads_from_question_to_rubric_to_summary():
     sitting._next.click()
     sitting._field.value = str(number.computed)
     sitting._next.click()
-    assert sitting.session.results[1].right and number.expression in sitting._body.children[-1].value
+    assert sitting.session.results[1].right and worked(number) in sitting._body.children[-1].value
     sitting._next.click()
     assert "kv-cache: L5" in sitting._body.children[0].value and sitting._next.disabled
 

@@ -67,3 +67,16 @@ def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, ma
     assert best > less  # plain decoding takes the larger one
     for pair in found.deciding(tiny_text, draft).values():
         assert pair == pytest.approx((best, less))
+
+
+def test_three_comparisons_agree_in_float64_and_a_difference_is_measured(tiny_text, make_model, tokenizer, monkeypatch):
+    draft = make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1)
+    found = numerics.comparisons(tiny_text, tiny_text, draft, ["Once upon", "The fox"], ["One day"])
+    assert len(found) == 3 and not any(found.values())
+    assert numerics.first_difference([1, 2, 3], [1, 2]) is None and numerics.first_difference([1, 2], [1, 3]) == 1
+    plain = ms.generate(tiny_text, "Once upon", max_new_tokens=4).tokens
+    wrong = [*plain[:2], plain[2] + 1, plain[3]]
+    [one] = numerics.parted(tiny_text, ["Once upon"], [plain], [wrong])
+    logits = tiny_text.transformer(torch.tensor([tiny_text.encode("Once upon") + plain[:2]])).logits[0, -1]
+    best = logits.topk(2).values
+    assert one.position == 2 and one.gap == pytest.approx(float(best[0] - best[1])) and one.gap > 0

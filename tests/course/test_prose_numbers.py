@@ -13,7 +13,6 @@ from pathlib import Path
 
 from minispec import theory
 from minispec.bench.timeline import unpacked
-from minispec.course import interview
 from minispec.course.classroom.spoilers import uncovered
 from minispec.course.viz.control_room import REQUESTS
 from minispec.course.viz.presets import SHAPES, weights_read, work
@@ -35,6 +34,10 @@ V = {result["batch"]: result["v"] for result in MEASURED}  # t(5)/t(1) of our en
 LLAMA = dict(weights=weights_read(SHAPES["Llama-3-8B"]), kv_bytes=2**17, attention_width=2**17)
 
 
+RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
+RULES = json.loads((RESULTS / "rules_arm.json").read_text(encoding="utf-8"))["results"][0]["expected"]
+VOCABULARY = json.loads((RESULTS / "vocabulary_arm.json").read_text(encoding="utf-8"))
+STORIES, QUESTIONS = VOCABULARY["results"]["stories"], VOCABULARY["results"]["questions"]
 LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 SMALL, LARGE = (LIMIT["models"][name] for name in ("smollm2", "8b"))
 
@@ -129,8 +132,23 @@ QUOTED: dict[str, dict[float, object]] = {
         4.9: 700 * (2 + 5) / 1e3,
         1.4: 700 * 2 / 1e3,
     },
+    "15": {
+        1.11: 10 / 9,
+        1.048: RULES["ratio"],
+        0.012: RULES["error"],
+        49: 100 * STORIES["micro"]["acceptance"],
+        31: 100 * STORIES["smollm2-draft"]["acceptance"],
+        51: 100 * QUESTIONS["smollm2-draft"]["acceptance"],
+        1883: VOCABULARY["shared_tokens"],
+        2048: GIVEN,  # sizes of two vocabularies
+        49152: GIVEN,
+        4.46: GIVEN,  # transformers 4.46 and 4.50
+        4.5: GIVEN,
+        23: GIVEN,  # positions of a schema
+        24: VOCABULARY["new_tokens"],
+        2.2: GIVEN,  # a section of DeepSeek-V3's report
+    },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
-    "17": {45: interview.mock_interview.MINUTES, 3.1: GIVEN},  # Llama 3.1
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla
 }
 

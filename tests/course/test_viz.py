@@ -54,8 +54,26 @@ def test_other_results_are_refused():
 def test_figures_wear_the_courses_style():
     layout = ms.viz.acceptance_by_temperature(RESULT).layout.template.layout
     assert layout.paper_bgcolor == layout.plot_bgcolor == "rgba(0,0,0,0)"
-    assert layout.font.color == "#7f8c9a" and layout.xaxis.gridcolor == "rgba(128,128,128,.3)"
+    assert layout.font.color == style.TEXT and layout.xaxis.gridcolor == "rgba(128,128,128,.3)"
     assert None not in (layout.margin.l, layout.margin.r, layout.margin.t, layout.margin.b)
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    red, green, blue = (x / 12.92 if x <= 0.03928 else ((x + 0.055) / 1.055) ** 2.4 for x in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one: str, other: str) -> float:
+    dark, light = sorted(map(luminance, (one, other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
+def test_text_is_readable_on_white_and_on_black():
+    """A plain figure is drawn for no page in particular: on white as WCAG asks, on JupyterLab's black as large text."""
+    assert contrast("#ffffff", "#000000") == pytest.approx(21)
+    assert contrast(style.TEXT, "#ffffff") >= 4.5 > contrast(style.GREY, "#ffffff")
+    assert contrast(style.TEXT, "#111111") >= 4
 
 
 def test_colours_can_be_told_apart():

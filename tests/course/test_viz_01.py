@@ -254,3 +254,16 @@ def test_the_model_it_makes_on_a_cpu_is_the_40m():
 def test_a_figure_of_no_machine_is_refused():
     with pytest.raises(ValueError, match="machines"):
         viz.timing_figure(LLAMA, [])
+
+
+def test_every_mark_of_the_roofline_is_on_its_axes():
+    """A large batch in few bits lies far to the right, a long context far to the left: the axis follows."""
+    panel = viz.roofline()
+    for settings in (dict(tokens=2048, batch=256, stored=0.5), dict(tokens=1, batch=1, stored=4, context=131_072)):
+        for name, value in settings.items():
+            panel.controls[name].value = value
+        figure = panel.picture
+        low, high = (10**edge for edge in figure.layout.xaxis.range)
+        for mark in figure.data[-3:]:
+            assert low < mark.x[0] < high
+        assert figure.layout.legend.yanchor == "bottom" and figure.layout.legend.y > 1  # above the axes

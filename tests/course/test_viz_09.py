@@ -10,7 +10,7 @@ pytest.importorskip("plotly")
 from minispec import tree
 from minispec.course import viz
 from minispec.course.viz.style import KINDS, PALETTE
-from minispec.course.viz.tree import reaches, rows_of
+from minispec.course.viz.tree import reaches, rows_of, tree_figure
 from minispec.drafters import Draft, MedusaHeads
 from minispec.speculate import view
 from minispec.trace import Cycle
@@ -57,7 +57,7 @@ def test_paths_have_their_colours(cycle):
     rows = rows_of(PARENTS)
     assert ends(accepted) == {(1, rows[1]), (2, rows[4])} and accepted.line.color == ACCEPTED
     assert ends(chosen) == {(1, rows[1]), (2, rows[3]), (3, rows[6])} and chosen.line.color == CHOSEN
-    assert dots.customdata[6][0] == "␣t10 ␣t12 ␣t15"
+    assert dots.customdata[6][1] == "␣t10 ␣t12 ␣t15"
 
 
 def test_no_two_nodes_lie_on_each_other():
@@ -111,3 +111,19 @@ def test_every_control_moves_the_picture(tiny32):
     assert panel.controls["node"].max == 9
     panel.controls["nodes"].value = 2  # what is looked at has gone: the last node instead
     assert panel.values["node"] == 2 and "over 3 tokens" in panel.words
+
+
+def test_a_click_on_a_node_or_its_line_of_the_mask_names_it():
+    """`layout.meta` names the control, and a point carries its node's number first. All trees have one height."""
+    heights = set()
+    for parents in ([-1], [-1, -1, 0, 0, 1, 2]):
+        count = len(parents)
+        cycle = Cycle(list(range(count)), parents, [0.5] * count, [0.5] * count, [], 1, False, 1, 8)
+        figure, _ = tree_figure(cycle, lambda token: f"a long word {token}", "last")
+        assert figure.layout.meta == {"choose": "node"}
+        nodes, mask = figure.data[-2], figure.data[-1]
+        assert [one[0] for one in nodes.customdata] == list(range(count + 1))
+        assert [{cell[0] for cell in line} for line in mask.customdata] == [{i} for i in range(count + 1)]
+        assert max(map(len, nodes.text)) <= 9 + len("<b></b>")
+        heights.add(figure.layout.height)
+    assert len(heights) == 1

@@ -14,6 +14,7 @@ from minispec import theory
 from minispec.course import viz
 from minispec.course.viz import presets
 from minispec.course.viz.batch_speedup import LONGEST, MACHINES, ROWS, BatchDot, batch_speedup_figure, best, gain
+from minispec.course.viz.batch_why import why_they_differ
 from minispec.course.viz.recorder import Ask, DryEngine, endless
 from minispec.course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
 from minispec.files.registry import BENCHMARKS
@@ -191,3 +192,15 @@ def test_moving_a_control_changes_the_curve():
         panel.controls[name].value = value
         seen.add(panel.picture.to_json())
     assert len(seen) == 1 + len(moves)
+
+
+def test_the_words_name_what_moves_a_dot_most():
+    """Only v differs: the sentence names v, with what the formula gives for the dot's own; only α: it names α."""
+    off = BatchDot(batch=32, k=4, alpha=0.7, c=0.05, v=3.0, measured=1.0)
+    said = why_they_differ({"here": [off]}, lambda batch: 1.5, 0.7, 4, 0.05)
+    line, moved = theory.speedup(0.7, 4, 0.05, 1.5), theory.speedup(0.7, 4, 0.05, 3.0)
+    assert f"the line has {line:.2f} ×, mostly because it has v = 3.00" in said and f"give {moved:.2f} ×" in said
+    off = BatchDot(batch=32, k=4, alpha=0.3, c=0.05, v=1.5, measured=1.0)
+    assert "mostly because it has α = 0.30" in why_they_differ({"here": [off]}, lambda batch: 1.5, 0.7, 4, 0.05)
+    same = BatchDot(batch=32, k=4, alpha=0.7, c=0.05, v=1.5, measured=line)
+    assert "because" not in why_they_differ({"here": [same], "nowhere": []}, lambda batch: 1.5, 0.7, 4, 0.05)

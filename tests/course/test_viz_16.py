@@ -13,7 +13,15 @@ import torch
 
 from minispec import theory
 from minispec.course import viz
-from minispec.course.viz.compute_optimal import KNOWN, Trained, compute_optimal, compute_optimal_figure, short
+from minispec.course.viz.compute_optimal import (
+    KNOWN,
+    Trained,
+    compute_optimal,
+    compute_optimal_figure,
+    excess,
+    lowest,
+    short,
+)
 from minispec.course.viz.parallel_timelines import (
     COMPUTE,
     TALK,
@@ -115,19 +123,25 @@ def test_they_can_be_recorded_anew():
 
 @pytest.mark.parametrize("ratio", [5, 20, 100])
 @pytest.mark.parametrize("flops", [1e20, 3.15e23])
-def test_the_star_lies_on_both_lines(flops, ratio):
+def test_the_star_lies_on_its_bowl_and_keeps_the_ratio(flops, ratio):
     figure = compute_optimal_figure(flops, ratio)
-    same_compute, same_ratio, star, known = figure.data
-    n, d = star.x[0], star.y[0]
-    assert (n, d) == theory.compute_optimal(flops, ratio)
+    same_compute, _, star, known, minimum = figure.data[:5]
+    n, d = theory.compute_optimal(flops, ratio)
+    assert star.x[0] == n and star.y[0] == excess(n, d)
     assert theory.training_flops(n, d) == pytest.approx(flops) and d == pytest.approx(ratio * n)
-    assert all(theory.training_flops(x, y) == pytest.approx(flops) for x, y in zip(*_xy(same_compute), strict=True))
-    assert all(y == pytest.approx(ratio * x) for x, y in zip(*_xy(same_ratio), strict=True))
+    for x, y in zip(same_compute.x, same_compute.y, strict=True):
+        assert y == excess(x, flops / 6 / x) >= minimum.y[0]
     assert list(known.x) == [model.parameters for model in KNOWN]
+    assert list(known.y) == [excess(model.parameters, model.tokens) for model in KNOWN]
 
 
-def _xy(trace):
-    return trace.x, trace.y
+@pytest.mark.parametrize("power", [19, 21, 23, 25])
+def test_the_bowls_minimum_is_one_and_slides_to_larger_models(power):
+    n, d = lowest(10.0**power)
+    assert theory.training_flops(n, d) == pytest.approx(10.0**power)
+    assert excess(n, d) < min(excess(n * 1.05, d / 1.05), excess(n / 1.05, d * 1.05))
+    assert lowest(10.0 ** (power + 1))[0] > 3 * n
+    assert 12 < lowest(5.76e23)[1] / lowest(5.76e23)[0] < 25  # near the rule of 20 at Gopher's budget
 
 
 def test_choosing_a_model_takes_exactly_its_compute():
@@ -136,7 +150,7 @@ def test_choosing_a_model_takes_exactly_its_compute():
     for model in KNOWN:
         panel.controls["model"].value = model
         n, d = theory.compute_optimal(model.flops)
-        assert (panel.picture.data[2].x[0], panel.picture.data[2].y[0]) == pytest.approx((n, d))
+        assert (panel.picture.data[2].x[0], panel.picture.data[2].y[0]) == pytest.approx((n, excess(n, d)))
         assert model.name in panel.words and short(n) in panel.words
     before = panel.words
     panel.controls["power"].value += 0.5  # by hand again: the model no longer fits
@@ -160,4 +174,7 @@ def test_every_known_model_is_inside_the_picture():
     assert list(figure.data[3].text) == ["one"]
     (low, high), (least, most) = figure.layout.xaxis.range, figure.layout.yaxis.range
     for model in KNOWN:
-        assert low < math.log10(model.parameters) < high and least < math.log10(model.tokens) < most
+        assert (
+            low < math.log10(model.parameters) < high
+            and least < math.log10(excess(model.parameters, model.tokens)) < most
+        )

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("ipywidgets")
 
 import minispec as ms
-from minispec.course.viz import cycles, style
+from minispec.course.viz import cycle_picture, cycles, style
 from minispec.trace import Cycle, Trace
 
 PROMPT, K, COUNT = [5, 9, 33, 17], 3, 24
@@ -113,8 +113,9 @@ def test_what_lies_behind_the_end_of_the_text_is_thrown_away():
 
 def test_kinds_can_be_told_apart_without_colour():
     kinds = (*style.KINDS, cycles.THROWN)
-    assert len({cycles.SIGNS[kind] for kind in kinds}) == len({cycles.BORDERS[kind] for kind in kinds}) == len(kinds)
-    assert all(cycles.COLOURS[kind] == colour for kind, colour in style.KINDS.items())
+    assert len({cycle_picture.SIGNS[kind] for kind in kinds}) == len(kinds)
+    assert len({cycle_picture.BORDERS[kind] for kind in kinds}) == len(kinds)
+    assert all(cycle_picture.COLOURS[kind] == colour for kind, colour in style.KINDS.items())
 
 
 def test_every_step_and_place_can_be_shown_and_says_something_else(run, tiny, tiny_draft):
@@ -128,7 +129,11 @@ def test_every_step_and_place_can_be_shown_and_says_something_else(run, tiny, ti
     assert len(set(seen)) == len(seen) == 3 * len(run[0].trace.cycles)
     for _, place in token.options:
         token.value = place
-        assert "<div" in panel.picture
+        seen.append(panel.picture)
+    assert len({re.search(r'viewBox="([^"]+)"', picture)[1] for picture in seen}) == 1  # one height, for all of it
+    before = panel.picture
+    panel.controls["clock"].value = panel.controls["clock"].options[1][1]
+    assert panel.picture != before and "this run" in panel.picture
 
 
 def test_the_bars_are_the_laws(run, tiny, tiny_draft):
@@ -139,8 +144,10 @@ def test_the_bars_are_the_laws(run, tiny, tiny_draft):
     html, words = cycles.cycle_stepper_html(out, p, q, 3 * number + 1)
     place = sum(c.kept for c in out.trace.cycles[:number]) + cycle.accepted
     for token, mark in ((cycle.drafted[cycle.accepted], "drafted"), (cycle.token, "emitted")):
-        row = re.search(rf'>{token}</span><span style="flex:1">(.*?)<small>{mark}</small>', html)
-        shown = [float(share) for share in re.findall(r"<small>([\d.]+)</small></div>", row[1])]
+        row = re.search(
+            rf">{token}</text>((?:(?!>{mark}</text>).)*?)<text[^>]*>{mark}</text>", html.split(" position</text>")[1]
+        )
+        shown = [float(share) for share in re.findall(r"[pq] = ([\d.]+)</title>", row[1])]
         assert shown == [round(float(p[place, token]), 2), round(float(q[place, token]), 2)]
     assert f"accepts {cycle.accepted} of {len(cycle.drafted)}" in words
 
@@ -149,8 +156,8 @@ def test_tokens_per_pass_counts_finished_cycles(run):
     out = run[0]
     p = q = torch.full((COUNT, 64), 1 / 64)
     html, _ = cycles.cycle_stepper_html(out, p, q, 3 * len(out.trace.cycles) - 1)
-    assert f"<b>{COUNT / len(out.trace.cycles):.2f}</b>" in html
-    assert "<b>–</b>" in cycles.cycle_stepper_html(out, p, q, 1)[0]
+    assert f"tokens per pass {COUNT / len(out.trace.cycles):.2f}<" in html
+    assert "tokens per pass –<" in cycles.cycle_stepper_html(out, p, q, 1)[0]
 
 
 def test_text_of_a_model_is_escaped(run):
@@ -165,3 +172,39 @@ def test_bad_arguments_are_refused(run, tiny, tiny_draft):
         cycles.cycle_stepper_html(run[0], p, q, 10_000)
     with pytest.raises(ValueError, match="speculate"):
         ms.viz.cycle_stepper(tiny, tiny_draft, PROMPT, ms.generate(tiny, PROMPT, 3))
+
+
+def _widths(html: str, title: str) -> list[float]:
+    return [float(width) for width in re.findall(rf'width="([\d.]+)"[^>]*><title>{title}', html)]
+
+
+def test_passes_are_to_scale_in_time(run):
+    """A draft pass is to the verify pass as their recorded times; after a stage the clock shows what it took."""
+    out, clock = run[0], cycles.recorded_clock()
+    p = q = torch.full((COUNT, 64), 1 / 64)
+    html, _ = cycles.cycle_stepper_html(out, p, q, 1, clock=clock)
+    draft, verify, _ = clock.times(out.trace.cycles[0])
+    assert draft == pytest.approx(clock.parts.draft / clock.parts.k * len(out.trace.cycles[0].drafted))
+    passes = _widths(html, r"draft pass \d")
+    assert len(passes) == len(out.trace.cycles[0].drafted)
+    bars = [float(w) for w in re.findall(r'width="([\d.]+)" height="22" rx="1" fill="#0072b2"', html)]
+    assert bars[0] / passes[0] == pytest.approx(verify / (draft / len(passes)), rel=0.01)
+    walk = cycles.steps(out.trace)
+    assert clock.at(out.trace, walk[0]) == draft and clock.at(out.trace, walk[2]) == clock.at(out.trace, walk[1])
+    assert clock.at(out.trace, walk[-1]) == pytest.approx(sum(sum(clock.times(c)) for c in out.trace.cycles))
+
+
+def test_the_runs_own_clock_is_its_traces(run):
+    clock = cycles.Clock("here", 1.0)
+    for cycle in run[0].trace.cycles:
+        assert clock.times(cycle) == (cycle.draft_seconds, cycle.verify_seconds, cycle.sample_seconds)
+
+
+def test_the_prompt_and_what_was_emitted_are_in_the_sentence(run):
+    p = q = torch.full((COUNT, 64), 1 / 64)
+    last = 3 * len(run[0].trace.cycles) - 1
+    html, _ = cycles.cycle_stepper_html(run[0], p, q, last, prompt="a prompt", decode=lambda t: f"w{t[0]}")
+    said = re.findall(r"<text[^>]*>([^<]*)</text>", html)
+    assert "a prompt" in said
+    chips = [one[2:] for one in said if one[:2] in {f"{sign} " for sign in cycle_picture.SIGNS.values()}]
+    assert chips[:COUNT] == [f"w{token}" for token in run[0].tokens]

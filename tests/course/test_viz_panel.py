@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import math
+import sys
+from types import SimpleNamespace
 
 import ipywidgets
 import plotly.graph_objects as go
 import pytest
 
+from minispec.course.viz.numbers import read_number
 from minispec.course.viz.panel import Panel, choice, player, slider, switch
-from minispec.course.viz.predict import Prediction, predict
+from minispec.course.viz.picture_view import library
+from minispec.course.viz.predict import predict
+
+predictions = sys.modules[predict.__module__]  # viz.predict is the function
 
 # ---------------------------------------------------------------- panels
 
 
 def shown_figure(panel: Panel) -> dict:
     """What the browser gets to draw."""
-    [output] = panel._plot.outputs
-    return output["data"]["application/vnd.plotly.v1+json"]
+    assert panel.view.html == "" and panel.view.library == f"IPY_MODEL_{library().model_id}"
+    return panel.view.figure
 
 
 def test_a_figure_follows_its_controls():
@@ -32,30 +38,60 @@ def test_a_figure_follows_its_controls():
 
 def test_html_and_words_follow_too():
     panel = Panel(lambda on: (f"<b>{on}</b>", f"it is < {on}"), {"on": switch("on")})
-    assert panel.picture == panel._html.value == "<b>False</b>" and panel.words == "it is < False"
+    assert panel.picture == panel.view.html == "<b>False</b>" and panel.words == "it is < False"
     panel.controls["on"].value = True
-    assert panel._html.value == "<b>True</b>"
-    assert "it is &lt; True" in panel._caption.value and 'role="status"' in panel._caption.value
+    assert panel.view.html == "<b>True</b>" and panel.view.words == "it is < True" and panel.view.figure == {}
 
 
 def test_a_picture_without_words_has_no_caption():
     panel = Panel(lambda k: f"<i>{k}</i>", {"k": slider("k", 1, 1, 2)})
-    assert panel.words == "" == panel._caption.value
+    assert panel.words == "" == panel.view.words
 
 
 def test_one_change_draws_once():
     drawn = []
     panel = Panel(lambda k: drawn.append(k) or str(k), {"k": slider("k", 1, 1, 5)})
     panel.controls["k"].value = 4
-    assert drawn == [1, 4]
+    assert drawn == [1, 4] and panel.view.drawn == 2
+
+
+def test_a_panel_is_busy_while_it_draws_and_not_after_an_error():
+    seen = []
+
+    def draw(k: int) -> str:
+        seen.append(panel.view.busy if panel else True)
+        return str(1 // k)
+
+    panel = None
+    panel = Panel(draw, {"k": slider("k", 1, 0, 5)})
+    with pytest.raises(ZeroDivisionError):
+        panel.controls["k"].value = 0
+    assert seen == [True, True] and not panel.view.busy and panel.picture == "1"
+
+
+def test_plotly_is_sent_once_for_all_panels():
+    panels = [Panel(lambda: go.Figure(go.Bar(y=[1])), {}) for _ in range(2)]
+    assert len({panel.view.library for panel in panels}) == 1
+    assert b"Plotly" in library().source and "http" not in Panel(lambda: "x", {}).view.library
+
+
+def test_a_click_into_the_picture_sets_a_control():
+    panel = Panel(lambda k, which: f"{k}{which}", {"k": slider("k", 1, 1, 5), "which": choice("which", ["a", "b"])})
+
+    def click(name: str, value: object) -> str:
+        panel.view.chosen = {"name": name, "value": value}
+        return panel.picture
+
+    assert click("k", 4) == "4a" and click("which", "b") == "4b"
+    assert click("which", "c") == click("draw", 3) == click("k", "many") == "4b"  # no choice of this panel
 
 
 def test_the_browser_can_find_panels_and_their_controls():
     k, on = slider("k", 1, 1, 5), switch("on")
     panel = Panel(lambda k, on: f"{k}{on}", {"k": k, "on": on})
     assert "minispec-panel" in panel._dom_classes
-    row, picture, caption = panel.children
-    assert list(row.children) == [k, on] and picture is panel._html and caption is panel._caption
+    row, picture = panel.children
+    assert list(row.children) == [k, on] and picture is panel.view
 
 
 def test_what_a_learner_may_get_wrong_shows_as_an_error():
@@ -98,35 +134,101 @@ def test_a_play_button_moves_its_slider_and_is_not_drawn_itself():
 # ---------------------------------------------------------------- predictions
 
 
+def sends(widget: ipywidgets.Widget, **message) -> None:
+    """What the browser would send."""
+    widget.told = {**message, "number": len(widget.told)}
+
+
+@pytest.fixture
+def notebook(monkeypatch):
+    """As in a kernel: something that keeps guesses, and what is displayed."""
+    shown, shell = [], SimpleNamespace(user_ns={})
+    monkeypatch.setattr(predictions, "get_ipython", lambda: shell)
+    monkeypatch.setattr(predictions, "display", shown.append)
+    monkeypatch.delenv(predictions.LAB, raising=False)
+    return shown
+
+
 def test_the_first_guess_counts(capsys):
     guess = predict("How long?", "ms")
+    assert guess.shown == "" and not guess.closed  # an empty field
     guess.commit(5)
     guess.commit(9)
-    assert guess.guess == 5 and guess._field.disabled and guess._button.disabled
+    guess.skip()
+    assert guess.guess == 5 and guess.closed and guess.shown == "5"
     guess.reveal(10)
     assert capsys.readouterr().out.splitlines()[:2] == ["your guess: 5 ms", "the answer: 10 ms"]
 
 
-def test_the_button_commits_what_is_in_the_field():
+def test_the_browser_commits_what_is_in_the_field():
     guess = predict("How many?")
-    guess._field.value = 7.5
-    guess._button.click()
-    assert guess.guess == 7.5 and "7.5" in guess._said.value
+    sends(guess, commit="many")
+    assert guess.guess is None and not guess.closed and "many" in guess.said
+    sends(guess, commit=" 7,5 ")
+    assert guess.guess == 7.5 and guess.closed and "7.5" in guess.said
     assert "minispec-predict" in guess._dom_classes
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("3", 3), ("1.5", 1.5), ("1,5", 1.5), ("0,125", 0.125), ("1,50", 1.5), ("12,3456", 12.3456), ("−2", -2),
+     ("1,234,567", 1234567), ("1.234.567", 1234567), ("1 500", 1500), ("1,234.5", 1234.5), ("1.234,5", 1234.5),
+     ("1e6", 1e6), ("+4", 4), ("40 %", 40), ("12 ms", 12), (".5", 0.5), ("1.500", 1.5), ("-0,5", -0.5)],
+)  # fmt: skip
+def test_numbers_are_read_as_people_write_them(text, value):
+    assert read_number(text, "ms") == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "  ", "1,500", "-2,000", "abc", "1..2", "1,2,3", "nan", "inf", "1e999", "0x10", "3 4"]
+)
+def test_what_is_no_number_or_two_is_asked_again(text):
+    with pytest.raises(ValueError):
+        read_number(text)
+
+
+def test_running_the_cell_again_keeps_the_guess(notebook):
+    predict("How many?", "ms").commit(5)
+    again, other = predict("How many?", "ms"), predict("How many?", "s")
+    assert again.guess == 5 and again.closed and again.shown == "5" and other.guess is None
+
+
+def test_outside_a_notebook_every_question_is_new():
+    predict("How many?").commit(5)
+    assert predict("How many?").guess is None
+
+
+@pytest.mark.parametrize("decide", [lambda guess: sends(guess, commit="5"), lambda guess: sends(guess, skip=True)])
+def test_in_the_lab_the_answer_waits_for_the_guess(notebook, monkeypatch, capsys, decide):
+    monkeypatch.setenv(predictions.LAB, "1")
+    guess = predict("How many?")
+    guess.reveal(1230)
+    [answer] = notebook
+    stored = answer._repr_mimebundle_()["text/plain"]
+    assert answer.covered and "1,230" not in answer.text + stored + capsys.readouterr().out
+    decide(guess)
+    assert not answer.covered and answer.text == guess.verdict(1230) and "1,230" in answer.text
+    guess.reveal(1230)  # decided: printed like anywhere else
+    assert len(notebook) == 1 and "1,230" in capsys.readouterr().out
+
+
+def test_a_waiting_answer_can_be_skipped_to(notebook, monkeypatch):
+    monkeypatch.setenv(predictions.LAB, "1")
+    guess = predict("How many?")
+    guess.reveal(7)
+    sends(notebook[0], skip=True)
+    assert guess.closed and guess.guess is None and "the answer: 7" in notebook[0].text
+
+
+def test_no_run_without_a_reader_ever_waits(notebook, capsys):
+    predict("How many?").reveal(7)
+    assert notebook == [] and "the answer: 7" in capsys.readouterr().out
 
 
 def test_the_answer_comes_without_a_guess_too(capsys):
     predict("How many?").reveal(0.25)
     out = capsys.readouterr().out
     assert "none" in out and "the answer: 0.25" in out
-
-
-def test_questions_are_text():
-    guess = Prediction("is p < q & r?")
-    assert "p &lt; q &amp; r" in guess.children[0].value
-    guess = Prediction("units too", unit="<b>")
-    guess.commit(1)
-    assert "<b>" not in guess._said.value
 
 
 @pytest.mark.parametrize("guess", [math.nan, math.inf, -math.inf, "5", None, True])

@@ -25,7 +25,7 @@ from minispec.course.viz.gantt import (
     record,
 )
 from minispec.course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memory_map_html
-from minispec.course.viz.recorder import Ask, DryEngine, Frame, snapshot, watch
+from minispec.course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
 from minispec.serving.blocks import BlockPool
 
 ASKS = [
@@ -122,6 +122,21 @@ def test_the_map_follows_its_controls():
     assert len(seen) == 5
     step.value = step.max
     assert len(re.findall("All 14 were served in", panel.words)) == 2
+
+
+def test_a_request_can_be_chosen_and_its_table_is_read_out():
+    """The table in words is the pool's; every block in use offers its request to a click."""
+    panel = memory_map(block_sizes=(4,))
+    frames = watch(DryEngine(BlockPool(80, 4)), example_asks(longest=96))
+    frame = frames[panel.controls["step"].value]
+    id, holding = max(frame.holdings.items(), key=lambda item: len(item[1].blocks))
+    panel.controls["request"].value = id
+    last = holding.tokens - 1
+    assert f"block table [{', '.join(map(str, holding.blocks[:10]))}" in panel.words
+    assert f"block {holding.blocks[last // 4]}, slot {holding.blocks[last // 4] * 4 + last % 4}." in panel.words
+    offered = re.findall(r"data-choose='\{\"request\": (\d+)\}'", memory_map_html({"paged": frame}))
+    assert {int(one) for one in offered} == set(frame.holdings)
+    assert len(offered) == sum(len(one.blocks) for one in frame.holdings.values())
 
 
 def test_the_map_says_when_gaps_are_too_narrow():

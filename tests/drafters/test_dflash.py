@@ -489,6 +489,31 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("public", [False, True])
+def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tmp_path, public):
+    """Rows of more tokens are borrowed, and new layers begin by adding nothing: until it learns, logits stay."""
+    given = training.head_from(target.transformer, torch.arange(40), layers=[1, 0], hidden_layers=[0, 2], block=4,
+                               mlp=16, mask_token=63 if public else None)  # fmt: skip
+    save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
+    more = ["--start", tmp_path / "given", "--add-layers", 1, "--stop-after", 1]
+    run(stored, folder, tmp_path / "still", *more, "--lr", 1e-12)
+    run(stored, folder, tmp_path / "moved", *more)
+    old, still = load_head(target, tmp_path / "given"), load_head(target, tmp_path / "still" / "model")
+    assert {*old.head_ids.tolist()} < {*still.head_ids.tolist()} and len(still.head_ids) == 48
+    assert len(still.layers) == 3 and still.public == public
+    ends = (tmp_path / name / "checkpoint.pt" for name in ("still", "moved"))
+    trained, moved = (torch.load(file, weights_only=True)["module"] for file in ends)
+    still.load_state_dict(trained)  # before it was rounded to eight bits
+    tokens, anchors = Corpus.load(folder)[:3].tokens.long(), torch.full((3, 1), 5)
+    hidden = target.transformer.body(tokens, hidden_layers=(0, 2))[1]
+    before, after = (training.read_blocks(h, target.transformer, tokens, hidden, anchors) for h in (old, still))
+    assert torch.allclose(before, after, rtol=0, atol=1e-5)
+    assert moved["layers.1.mlp.down_proj.weight"].abs().max() > 0  # what begins with zero learns
+    with pytest.raises(ValueError, match="--add-layers"):
+        args = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--add-layers", 1]
+        training.run(parser().parse_args(["train", "dflash", *map(str, args)]), target)
+
+
 def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
     """Fewer neurons than it has: the best ones stay, and what they say is fitted, before training goes on."""
     given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)

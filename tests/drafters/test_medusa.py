@@ -9,6 +9,7 @@ import pytest
 import torch
 from all_drafters import random_medusa
 from loop_checks import LAW_PROMPT, LAW_TOKENS, check_greedy, greedy_pair, law_pair, sample, target_law
+from mutants.patching import rewrite
 from sequence_distribution import chi_square
 
 import minispec as ms
@@ -34,11 +35,17 @@ def last_states(target: ms.Model, text: list[int]) -> torch.Tensor:
 def by_hand(target: ms.Model, heads: MedusaHeads, h: torch.Tensor) -> list[torch.Tensor]:
     """Logits of every head, one after another, from one state h [d]."""
     d, ids = len(h), range(target.config.vocab_size) if heads.head_ids is None else heads.head_ids.tolist()
-    W2 = heads.head if heads.own_head else torch.stack([target.transformer.lm_head.weight[i] for i in ids])
+    own = heads.own_head in (True, "each")
+    W2 = heads.head if own else torch.stack([target.transformer.lm_head.weight[i] for i in ids])
     logits = []
     for k in range(heads.count):
-        a = heads.weight[k * d : (k + 1) * d] @ h + heads.bias[k * d : (k + 1) * d]
-        logits.append(W2 @ (h + a / (1 + torch.exp(-a))))
+        z = h
+        parts = [heads.weight.view(-1, d, d), heads.bias.view(-1, d), *heads.more]
+        for W1, b in zip(parts[::2], parts[1::2], strict=True):
+            a = W1[k] @ z + b[k]
+            z = z + a / (1 + torch.exp(-a))
+        own = W2 @ (torch.eye(d, dtype=h.dtype) + heads.map[k]) if heads.own_head == "map" else W2
+        logits.append((own[k] if heads.own_head == "each" else own) @ z)
     return logits
 
 
@@ -52,9 +59,12 @@ def candidates_by_hand(target: ms.Model, heads: MedusaHeads, text: list[int]) ->
 # ---------------------------------------------------------------- the heads
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"own_head": "each"}, {"own_head": "map"}, {"own_head": "map", "blocks": 3}], ids=str
+)
 @pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
-def test_the_formula(tiny, head_ids):
-    heads = random_medusa(tiny, head_ids=head_ids)
+def test_the_formula(tiny, head_ids, more):
+    heads = random_medusa(tiny, head_ids=head_ids, **more)
     h = last_states(tiny, PROMPTS[0])
     for state, logits in zip(h, heads(h), strict=True):
         assert torch.allclose(logits, torch.stack(by_hand(tiny, heads, state)), rtol=0, atol=1e-12)
@@ -62,10 +72,20 @@ def test_the_formula(tiny, head_ids):
     assert torch.equal(heads.candidates(h), best if head_ids is None else head_ids[best])
 
 
+@pytest.mark.parametrize("old, new", [
+    ("else z + by_head(z, self.map)", "else by_head(z, self.map)"), ("else z + by_head(z, self.map)", "else z"),
+    ("z = z + F.silu(by_head(z, weight) + bias)", "z = h[..., None, :] + F.silu(by_head(z, weight) + bias)"),
+])  # fmt: skip
+def test_another_formula_is_noticed(tiny, monkeypatch, old, new):
+    rewrite(monkeypatch, MedusaHeads, "features", old, new)
+    with pytest.raises(AssertionError):
+        test_the_formula(tiny, IDS, {"own_head": "map", "blocks": 3})
+
+
 def test_untrained_heads_say_what_the_lm_head_says(tiny):
     h = last_states(tiny, PROMPTS[0])
-    for own in (False, True):
-        logits = MedusaHeads(tiny, 2, IDS, own)(h)
+    for own in (False, True, "each", "map"):
+        logits = MedusaHeads(tiny, 2, IDS, own, blocks=2)(h)
         assert torch.allclose(logits, tiny.transformer.lm_head(h)[:, None, IDS].expand(-1, 2, -1), rtol=0, atol=1e-12)
 
 
@@ -79,10 +99,10 @@ def test_a_borrowed_head_is_neither_trained_nor_stored(tiny):
     assert MedusaHeads(tiny).head.data_ptr() == tiny.transformer.lm_head.weight.data_ptr()  # all rows: no copy at all
 
 
-@pytest.mark.parametrize("own", [False, True, "each"])
+@pytest.mark.parametrize("own", [False, True, "each", "map"])
 @pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
 def test_stored_heads_come_back(tiny32, tmp_path, own, head_ids):
-    heads = random_medusa(tiny32, head_ids=head_ids, own_head=own)
+    heads = random_medusa(tiny32, head_ids=head_ids, own_head=own, blocks=2 if own == "map" else 1)
     heads.accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
     heads.save(tiny32, tmp_path)
     stored, h = MedusaHeads.load(tiny32, tmp_path), last_states(tiny32, PROMPTS[0])
@@ -381,6 +401,40 @@ def test_training_goes_on_from_stored_heads(target, corpus, tmp_path):
     for name, value in (("count", 3), ("head_vocab", 30), ("own_head", False)):
         with pytest.raises(ValueError, match=f"{name}={value}"):
             training.train_heads(target, corpus, start=tmp_path, **options, **{name: value})
+
+
+def test_stored_heads_that_borrow_get_more_to_learn(target, corpus, tmp_path):
+    """More tokens, an LM head of their own, another block: until they learn, logits stay what they were."""
+    ids = training.frequent_tokens(corpus, target.config.vocab_size, 20)
+    random_medusa(target, count=2, head_ids=ids).save(target, tmp_path)
+    stored, h = MedusaHeads.load(target, tmp_path), last_states(target, PROMPTS[0])
+    options = dict(steps=1, batch_tokens=256, start=tmp_path, head_vocab=30, blocks=2, candidates=16, greedy=True)
+    for own in ("map", "each", True):
+        heads, _ = training.train_heads(target, corpus, lr=1e-12, own_head=own, **options)
+        assert {*ids.tolist()} < {*heads.head_ids.tolist()} and len(heads.head_ids) == 30
+        assert (heads.own_head, heads.blocks) == (own, 2) and {len(row) for row in heads.accuracy} == {16}
+        places = torch.searchsorted(heads.head_ids, stored.head_ids)
+        assert torch.allclose(heads(h)[..., places], stored(h), rtol=0, atol=1e-4)
+    learnt, _ = training.train_heads(target, corpus, lr=1e-2, own_head="map", **options | {"steps": 3})
+    assert learnt.map.abs().max() > 0 and learnt.more[0].abs().max() > 0  # what begins with zero learns, too
+    learnt.save(target, tmp_path / "map")
+    again = training.train_heads(target, corpus, lr=1e-12, steps=1, batch_tokens=256, start=tmp_path / "map")[0]
+    assert torch.allclose(again(h), MedusaHeads.load(target, tmp_path / "map")(h), rtol=0, atol=1e-4)
+    for name, value in (("head_vocab", 10), ("blocks", 1), ("own_head", "each")):
+        with pytest.raises(ValueError, match=name):
+            training.train_heads(target, corpus, steps=1, start=tmp_path / "map", **{name: value})
+
+
+def test_greedy_replies_alone_are_measured(target, corpus, monkeypatch):
+    """With `greedy` the tree is chosen by greedy replies; a corpus without any is taken as it is."""
+    seen = []
+    monkeypatch.setattr(training, "calibrate", lambda target, heads, rows: seen.append(rows.temperature) or [[1.0]])
+    mixed = Corpus(corpus.tokens, corpus.prompt, corpus.length, torch.arange(len(corpus)) % 2 * 1.0)
+    for greedy in (True, False):
+        training.train_heads(target, mixed, steps=1, batch_tokens=256, greedy=greedy)
+    assert len(seen[0]) < len(seen[1]) and not seen[0].any() and seen[1].any()
+    warm = Corpus(corpus.tokens, corpus.prompt, corpus.length, torch.ones(len(corpus)))
+    assert len(training.only_greedy(warm)) == len(warm)
 
 
 @pytest.mark.slow

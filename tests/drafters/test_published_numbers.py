@@ -2,20 +2,25 @@
 
 EAGLE-3 (eagle/model/cnets.py) and EAGLE-1 (cnets1.py): SafeAILab/EAGLE at cb7e0841fe0c, `forward` along a text with its
 cache, then `topK_genrate` with top_k=3, depth=2, total_tokens=9. Medusa: ResBlock of medusa/model/medusa_model.py,
-FasterDecoding/Medusa at e2a5d20c048a, with the same block once and twice in a head. All in float64, in November 2026.
+FasterDecoding/Medusa at e2a5d20c048a, with the same block once and twice in a head.
+DFlash: dflash/model.py, z-lab/dflash at 44947fbf7111 (with transformers
+5.22.2), two blocks one after the other with its cache. All in float64, in November 2026.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 import zlib
 
 import pytest
 import torch
+from mutants.patching import rewrite
 from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.cache import KVCache
+from minispec.drafters.write_heads import write_zlab
 from minispec.sampling import Sampling
 from minispec.tree import path_to
 
@@ -43,6 +48,13 @@ MEDUSA = {  # by how many blocks a head has: of each of three heads the first fo
         ([0.163655, -1.861894, 1.283592, 1.055703], 36)],
 }  # fmt: skip
 
+DFLASH = [  # of each of two blocks, for three blanks
+    [([-0.055614, 0.118345, 1.090057, 1.460136], 24), ([-0.401817, -0.117884, 0.873383, 1.734029], 24),
+     ([-0.558097, -0.035265, 0.895473, 1.81827], 24)],
+    [([-0.876988, -2.784025, -1.410202, 1.808602], 6), ([-0.423015, -2.225454, -1.278823, 1.821914], 6),
+     ([-0.436497, -1.750313, -1.22869, 1.234616], 6)],
+]  # fmt: skip
+
 
 def formula(name: str, *shape: int) -> torch.Tensor:
     """Weights that need no file: sines of n^1.5, shifted by the name."""
@@ -56,6 +68,7 @@ def target(make_model) -> ms.Model:
     model = make_model(vocab_size=V, hidden_size=WIDTH, num_heads=4, num_kv_heads=2, head_dim=4, num_layers=8,
                        norm_eps=1e-6, tie_embeddings=False)  # fmt: skip
     model.transformer.lm_head.weight.copy_(formula("target.lm_head", V, WIDTH))
+    model.transformer.embed_tokens.weight.copy_(formula("target.embed_tokens", V, WIDTH))
     return model
 
 
@@ -120,3 +133,66 @@ def test_medusa(target, tmp_path, blocks):
     for found, (first, best) in zip(logits, MEDUSA[blocks], strict=True):
         assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
         assert int(found.argmax()) == best
+
+
+def write_dflash(folder):
+    """A folder as z-lab uploads it."""
+    shapes = {"self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16),
+              "self_attn.o_proj": (16, 16), "self_attn.q_norm": (4,), "self_attn.k_norm": (4,),
+              "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24),
+              "input_layernorm": (16,), "post_attention_layernorm": (16,)}  # fmt: skip
+    shapes = {f"layers.{i}.{key}.weight": shape for key, shape in shapes.items() for i in range(2)}
+    shapes |= {"fc.weight": (WIDTH, 3 * WIDTH), "hidden_norm.weight": (16,), "norm.weight": (16,)}
+    save_file({key: formula(key, *shape) for key, shape in shapes.items()}, folder / "model.safetensors")
+    config = dict(model_type="qwen3", architectures=["DFlashDraftModel"], vocab_size=V, hidden_size=WIDTH,
+                  intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
+                  rms_norm_eps=1e-6, max_position_embeddings=64, rope_theta=10_000.0, num_target_layers=8, block_size=4,
+                  dflash_config=dict(mask_token_id=39, target_layer_ids=[0, 3, 5]))  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("written_again", [False, True])
+def test_dflash(target, tmp_path, written_again):
+    """As z-lab stores it, and as we write what was read."""
+    folder = write_dflash(tmp_path)
+    if written_again:
+        folder = write_zlab(D.DFlash(target, folder).heads, target, tmp_path / "again")
+    drafter = D.DFlash(target, folder)
+    streams = (2 * formula("hidden.dflash", 1, 8, 3 * WIDTH))[0].chunk(3, -1)  # [8, d] each
+    text = [*TEXT, 6, 35]  # the second block comes after two more tokens
+    for blanks, (start, end) in zip(DFLASH, ((0, 6), (6, 8)), strict=True):
+        hidden = {n: states[start:end] for n, states in zip(drafter.hidden_layers, streams, strict=True)}
+        logits = drafter.score([D.Context(0, text[: end + 1], Sampling(temperature=0), None, hidden)])[0]  # [3, V]
+        for found, (first, best) in zip(logits, blanks, strict=True):
+            assert torch.allclose(found[:4], torch.tensor(first, dtype=torch.float64), rtol=0, atol=2e-6)
+            assert int(found.argmax()) == best
+
+
+def test_what_z_lab_s_layout_cannot_say(target, tmp_path):
+    heads = D.DFlash(target, write_dflash(tmp_path)).heads
+    written = json.loads((write_zlab(heads, target, tmp_path / "again") / "config.json").read_text())
+    assert written["dflash_config"] == {"mask_token_id": 39, "target_layer_ids": [0, 3, 5]}
+    assert (written["block_size"], written["num_target_layers"], written["model_type"]) == (4, 8, "qwen3")
+    for layers, named in (((1, 4, 8), "after 8 of 8"), ((0, 4, 6), "after 0 of 8")):
+        heads.hidden_layers = layers
+        with pytest.raises(ValueError, match=f"{named}.*--hidden-layers"):
+            write_zlab(heads, target, tmp_path / "none")
+    heads.hidden_layers, heads.lm_head = (1, 4, 6), torch.nn.Linear(WIDTH, V, bias=False)
+    with pytest.raises(ValueError, match="--own-head"):
+        write_zlab(heads, target, tmp_path / "none")
+    heads.lm_head, heads.public = None, False
+    with pytest.raises(ValueError, match="--public"):
+        write_zlab(heads, target, tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("old, new", [
+    ("[n - 1 for n in head.hidden_layers]", "list(head.hidden_layers)"), ("1 <= n < depth", "0 <= n <= depth"),
+    ('"block_size": head.block', '"block_size": head.block - 1'),
+])  # fmt: skip
+def test_a_writer_that_counts_wrongly_is_noticed(target, tmp_path, monkeypatch, old, new):
+    with monkeypatch.context() as patch:
+        rewrite(patch, sys.modules[__name__], "write_zlab", old, new)
+        with pytest.raises((AssertionError, pytest.fail.Exception)):
+            test_what_z_lab_s_layout_cannot_say(target, tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 import torch
 from all_drafters import random_eagle, random_medusa
+from safetensors.torch import load_file
 
 import minispec as ms
 from minispec.cache import KVCache
@@ -15,7 +17,7 @@ from minispec.drafters.eagle_head import Form
 from minispec.drafters.read_eagle import read_eagle
 from minispec.drafters.read_medusa import read_medusa
 from minispec.drafters.rewrite import own_position, published_eagle
-from minispec.drafters.write_heads import write_dflash, write_eagle, write_medusa
+from minispec.drafters.write_heads import write_dflash, write_eagle, write_eagle3, write_medusa
 from minispec.model import rope_at, rotate
 from minispec.sampling import Sampling
 
@@ -103,7 +105,42 @@ def test_what_was_written_is_read_back(make_model, tmp_path):
     assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
 
 
+@pytest.mark.parametrize(
+    "form", [dict(), dict(stream_norm="each", norm_output=True), dict(stream_norm="joint")], ids=str
+)
+def test_eagle_in_the_authors_layout(make_model, tmp_path, form):
+    """What SGLang reads: names, numbers of layers from 0, offsets of tokens; read back it says the same."""
+    target = make_model(num_layers=4)
+    head = random_eagle(target, noise=0.5, form=Form.eagle3(**form), hidden_layers=[1, 2, 3])
+    folder = write_eagle3(head, target, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [0, 1, 2]
+    assert (config["architectures"], config["draft_vocab_size"]) == (["LlamaForCausalLMEagle3"], 48)
+    assert "midlayer.hidden_norm.weight" in load_file(folder / "model.safetensors")
+    again = read_eagle(target, folder)
+    assert again.form == head.form and again.hidden_layers == head.hidden_layers
+    assert torch.equal(again.head_ids, head.head_ids)
+    assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
+
+
+@pytest.mark.parametrize("options, named", [
+    (dict(), "embed_proj"), (dict(form=Form.eagle3(norm_before_residual=True)), "norm"),
+    (dict(form=Form.eagle3(), layers=2), "2 layers"), (dict(form=Form.eagle3(), hidden_layers=[1, 2, 4]), "4"),
+    (dict(form=Form.eagle3(), hidden_layers=[0, 1, 2]), "0"),
+])  # fmt: skip
+def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path, options, named):
+    target = make_model(num_layers=4)
+    head = random_eagle(target, **{"hidden_layers": [1, 2, 3]} | options)
+    with pytest.raises(ValueError, match=f"this EAGLE head .*{named}.*SGLang"):
+        write_eagle3(head, target, tmp_path / "x")
+    if not head.form.public:  # rewritten it has biases, for which SGLang has no place
+        with pytest.raises(ValueError, match="biases.*SGLang"):
+            write_eagle3(published_eagle(head, target), target, tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("options", [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2),
+                                     dict(own_head="map", head_ids=[1, 4, 9, 16, 25, 36, 49, 2, 3, 5]),
                                      dict(head_ids=[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31])])  # fmt: skip
 def test_medusa_in_the_authors_layout(tiny, tmp_path, options):
     ids = options.pop("head_ids", None)

@@ -26,7 +26,7 @@ def test_models_is_a_list_that_prints_as_a_table(place):
     assert isinstance(listed, list)
     of = lambda target, *kinds: [target, *(f"{target}-{kind}" for kind in kinds)]  # noqa: E731
     kinds = ("draft", "medusa", "eagle", "dflash")
-    assert [e.name for e in listed] == [*of("micro", *kinds), *of("smollm2", *kinds)]
+    assert [e.name for e in listed] == [*of("micro", *kinds, "mtp"), *of("smollm2", *kinds)]
     assert ms.models.table() == str(listed) == repr(listed)
     head, rule, *rows = str(listed).splitlines()
     assert head.split()[0] == "name" and set(rule) == {"-", " "}
@@ -79,7 +79,7 @@ def test_package_without_its_data(place, name):
         ms.load(name)
 
 
-@pytest.mark.parametrize("kind", ["Medusa", "Eagle", "DFlash"])
+@pytest.mark.parametrize("kind", ["Medusa", "Eagle", "DFlash", "MTP"])
 def test_heads_that_ship_fit_micro(kind):
     target = ms.load("micro", device="cpu", dtype=torch.float64)
     prompt = "One day, a girl named Lily"

@@ -275,8 +275,13 @@ def test_a_config_that_lacks_a_number(folder):
     [
         (dict(model_type="mamba"), "mamba"),
         (dict(model_type="gemma2"), "gemma2"),
-        (dict(model_type="mixtral", num_local_experts=8), "num_local_experts=8"),
+        (dict(model_type="deepseek_v3", n_routed_experts=8), "n_routed_experts=8"),
         (dict(model_type="qwen3", num_experts=64), "num_experts=64"),
+        (dict(quantization_config=dict(quant_method="fp8")), "quant_method='fp8'"),
+        (
+            dict(quantization_config=dict(quant_method="compressed-tensors", format="pack-quantized")),
+            "compressed-tensors",
+        ),
         (dict(hidden_act="relu"), "relu"),
         (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "yarn"),
     ],
@@ -336,6 +341,18 @@ def test_a_missing_tensor(folder):
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj"):
         load(folder)
+
+
+def test_a_tensor_that_the_config_does_not_account_for(folder):
+    """A bias that nobody would add, or a scale that nobody would multiply with: silently wrong, so refused."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    load(folder)  # what older files carry is computed here
+    for key in ("model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.up_proj.weight_scale"):
+        save_file(tensors | {key: torch.ones(4)}, file)
+        with pytest.raises(ValueError, match=f"{key.removeprefix('model.')}.*give"):
+            load(folder)
 
 
 def test_a_shape_that_the_config_contradicts(folder):

@@ -31,7 +31,8 @@ def micro(device: str, dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
     return tuple(ms.load(name, device=device, dtype=dtype) for name in ("micro", "micro-draft"))
 
 
-TREES = {"medusa": ms.drafters.Medusa, "eagle": ms.drafters.Eagle, "dflash": ms.drafters.DFlash}
+D = ms.drafters
+TREES = {"medusa": D.Medusa, "eagle": D.Eagle, "dflash": D.DFlash, "mtp": D.MTP}  # the last drafts chains
 
 
 def drafter(name: str, target: ms.Model) -> ms.drafters.Drafter:

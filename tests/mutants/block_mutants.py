@@ -150,8 +150,8 @@ def drafts_beyond_the_budget(patch: MonkeyPatch) -> None:
 
 def first_requests_take_all(patch: MonkeyPatch) -> None:
     """Gives each request the largest tree it can have, while there is budget: the last ones never draft."""
-    rewrite(patch, Scheduler, "_speculate", "draft_share(self.max_tree_nodes(depth), len(drafting), share, scratch)",
-            "self.max_tree_nodes(depth)")  # fmt: skip
+    share = "draft_share(self.max_tree_nodes(depth), 1 if compete else len(drafting), share, scratch)"
+    rewrite(patch, Scheduler, "_speculate", share, "self.max_tree_nodes(depth)")
 
 
 def scratch_costs_nothing(patch: MonkeyPatch) -> None:

@@ -122,14 +122,15 @@ def bonus_forgotten(patch: MonkeyPatch) -> None:
 def p_off_by_one(patch: MonkeyPatch) -> None:
     """Compares each draft with the law of the token after it."""
     right = loop.judge
-    patch.setattr(loop, "judge", lambda logits, *rest: right(torch.cat([logits[:, 1:], logits[:, -1:]], 1), *rest))
+    patch.setattr(loop, "judge", lambda logits, *a, **b: right(torch.cat([logits[:, 1:], logits[:, -1:]], 1), *a, **b))
 
 
 def bonus_from_the_last_draft(patch: MonkeyPatch) -> None:
     """Draws the bonus from the law that the last draft was compared with."""
 
-    def judge(logits, *rest):
-        return right(torch.cat([logits[:, :-1], logits[:, -2:-1]], 1) if logits.shape[1] > 1 else logits, *rest)
+    def judge(logits, *rest, **rules):
+        shifted = torch.cat([logits[:, :-1], logits[:, -2:-1]], 1) if logits.shape[1] > 1 else logits
+        return right(shifted, *rest, **rules)
 
     right = loop.judge
     patch.setattr(loop, "judge", judge)

@@ -82,6 +82,17 @@ def stop_string_stays(patch: MonkeyPatch) -> None:
     patch.setattr(app.schemas, "SAMPLING", tuple(name for name in app.schemas.SAMPLING if name != "stop"))
 
 
+def penalties_are_taken_and_forgotten(patch: MonkeyPatch) -> None:
+    """Understands the field, answers 200, and samples as if it had not been there."""
+    patch.setattr(app.schemas, "SAMPLING", tuple(name for name in app.schemas.SAMPLING if "penalty" not in name))
+
+
+def schema_is_taken_and_forgotten(patch: MonkeyPatch) -> None:
+    """Checks a response_format, answers 200, and lets the model say what it likes."""
+    wish = 'options["json_schema"] = given.get("response_format")'
+    rewrite(patch, app.schemas, "read", wish, 'options["json_schema"] = None')
+
+
 def tokens_counted_as_steps(patch: MonkeyPatch) -> None:
     rewrite(patch, Metrics, "count_tokens", ".inc(tokens - ticket.tokens)", ".inc()")
 
@@ -116,6 +127,8 @@ MUTANTS = {
         (client_sees_the_exception, "one_fails"),
         (beginning_of_the_key_is_enough, "key"),
         (stop_string_stays, "answers"),
+        (penalties_are_taken_and_forgotten, "processors"),
+        (schema_is_taken_and_forgotten, "response_format"),
         (tokens_counted_as_steps, "metrics"),
         (positions_from_one, "metrics"),
         (aborted_requests_have_a_latency, "metrics"),

@@ -14,9 +14,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import minispec as ms
+from minispec.drafters.eagle_head import Form
 from minispec.drafters.medusa import MedusaHeads
+from minispec.files.heads import heads_for, save_heads
 from minispec.parallel import export, handover
 from minispec.parallel.handover import ENGINES, Order
+from minispec.train.dflash import head_from, shape_of
 
 HUB = "meta-llama/Llama-3.1-8B-Instruct"
 # What the sources in handover.READ define. A name that is not here does not exist there.
@@ -131,6 +134,32 @@ def test_our_eagle_heads_are_rewritten(run, tmp_path, tiny_folder):
     assert code == 0 and str(tmp_path / "x" / "eagle") in out
     config = json.loads((tmp_path / "x" / "eagle" / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3" and config["transformer_layer_config"]["attention_bias"]
+
+
+def test_sglang_gets_the_authors_layouts(run, tmp_path, tiny_folder):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    eagle = ms.drafters.EagleHead(target, torch.arange(8), [1], form=Form.eagle3())
+    eagle.save(target, tmp_path / "eagle3")
+    ms.drafters.EagleHead(target, torch.arange(8)).save(target, tmp_path / "ours")
+    drafter = head_from(target.transformer, torch.arange(8), mask_token=9)
+    save_heads(drafter, tmp_path / "dflash", heads_for(target, "dflash") | shape_of(drafter))
+    options = ["--engine", "sglang", "--model", tiny_folder, "--export", tmp_path / "x"]
+    code, out, _ = run("handover", "--drafter", "eagle", "--heads", tmp_path / "eagle3", *options)
+    assert code == 0 and str(tmp_path / "x" / "eagle") in out
+    assert "eagle_config" in json.loads((tmp_path / "x" / "eagle" / "config.json").read_text())
+    code, out, _ = run("handover", "--drafter", "dflash", "--heads", tmp_path / "dflash", *options)
+    assert code == 0 and str(tmp_path / "x" / "dflash") in out
+    assert "dflash_config" in json.loads((tmp_path / "x" / "dflash" / "config.json").read_text())
+    code, _, err = run("handover", "--drafter", "eagle", "--heads", tmp_path / "ours", *options)
+    assert code == 2 and "SGLang" in err  # biases, which it would leave out
+
+
+def test_medusa_heads_with_an_lm_head_each_go_into_the_authors_layout(run, tmp_path, tiny_folder):
+    target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
+    MedusaHeads(target, 3, torch.arange(20), own_head="map").save(target, tmp_path / "heads")
+    code, _, _ = run("handover", "--engine", "vllm", "--drafter", "medusa", "--model", tiny_folder, "--heads",
+                     tmp_path / "heads", "--export", tmp_path / "x")  # fmt: skip
+    assert code == 0 and (tmp_path / "x" / "medusa" / "medusa_lm_head.safetensors").is_file()
 
 
 def test_our_dflash_is_refused_and_other_kinds_are_named(run, tmp_path, tiny_folder):

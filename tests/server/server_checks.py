@@ -206,6 +206,53 @@ def check_logprobs() -> None:
         assert {name: [one for part in streamed for one in part[name]] for name in whole} == whole
 
 
+def check_processors() -> None:
+    """What depends on the prefix, as OpenAI spells it: the answers are those of `generate`, with and without drafts."""
+    banned = expected("Once upon a time", 12).tokens[0]
+    asked = dict(presence_penalty=1.5, frequency_penalty=0.5, logit_bias={str(banned): -100}, repetition_penalty=1.2)
+    right = ms.generate(target(), "Once upon a time", 12, **asked | {"logit_bias": {banned: -100.0}})
+    assert banned not in right.tokens
+    for drafter in (None, ms.drafters.NGram()):
+        with running(drafter=drafter) as server:
+            status, body = server.post(ask(**asked, user="a", n=1, response_format={"type": "text"}))
+            assert (status, body["choices"][0]["text"]) == (200, right.text)
+            neutral = ask(presence_penalty=0, frequency_penalty=0.0, logit_bias={}, repetition_penalty=1)
+            assert server.post(neutral)[1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+            error = assert_error(server.post(ask(logit_bias={"2048": 1})), 400)
+            assert error["param"] == "logit_bias"
+
+
+def check_response_format() -> None:
+    """A JSON schema over HTTP: the answer follows it, as text at once and as a stream, with and without drafts; it is
+    the one that `generate` gives under the same schema. A json_object is any object."""
+    pytest.importorskip("llguidance", reason='the extra "constraints" is not installed')
+    colour = {"type": "string", "enum": ["red", "green", "blue"]}
+    schema = {"type": "object", "properties": {"colour": colour, "old": {"type": "boolean"}},
+              "required": ["colour", "old"], "additionalProperties": False}  # fmt: skip
+    form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
+    asked = dict(response_format=form, max_tokens=40)
+    right = ms.generate(target(), "Once upon a time", 40, json_schema=schema)
+    said = json.loads(right.text)
+    assert said.keys() == {"colour", "old"} and said["colour"] in colour["enum"] and isinstance(said["old"], bool)
+
+    async def parts(endpoint: Endpoint) -> str:
+        return "".join([p["choices"][0]["text"] async for p in endpoint.stream(ask(**asked)) if p["choices"]])
+
+    for drafter in (None, ms.drafters.NGram()):
+        with running(drafter=drafter) as server:
+            status, body = server.post(ask(**asked))
+            [choice] = body["choices"]
+            assert (status, choice["text"], choice["finish_reason"]) == (200, right.text, "stop")
+            assert asyncio.run(parts(Endpoint(server.url))) == right.text
+    messages = [{"role": "user", "content": "Once upon a time"}]
+    with running() as server:
+        chat = dict(model="micro", messages=messages, max_tokens=40, temperature=0, response_format=form)
+        status, body = server.post(chat, "/v1/chat/completions")
+        assert status == 200 and json.loads(body["choices"][0]["message"]["content"]).keys() == {"colour", "old"}
+        status, body = server.post(ask(response_format={"type": "json_object"}, max_tokens=4))
+        assert status == 200 and body["choices"][0]["text"].lstrip().startswith("{")
+
+
 def check_first_part() -> None:
     """The first token is with the client after one step, while the second step has not begun."""
     with running() as server:

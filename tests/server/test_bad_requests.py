@@ -30,7 +30,12 @@ FIELDS = [
     {"stream_options": True}, {"stream_options": {"x": 1}}, {"stream_options": {"include_usage": 1}}, {"n": 2},
     {"n": True}, {"n": 0}, {"logprobs": 21}, {"logprobs": -1}, {"logprobs": True}, {"top_logprobs": 1},
     {"echo": True}, {"best_of": 3}, {"suffix": "a"},
-    {"presence_penalty": 1}, {"logit_bias": {"1": 5}}, {"tools": []}, {"messages": []}, {"": 1}, {"x" * 10_000: 1},
+    {"presence_penalty": 3}, {"presence_penalty": "a"}, {"frequency_penalty": -2.5}, {"frequency_penalty": True},
+    {"repetition_penalty": 0}, {"logit_bias": {"1": 500}}, {"logit_bias": {"a": 5}}, {"logit_bias": {"9" * 12: 5}},
+    {"logit_bias": [1]}, {"logit_bias": {"²": 1}}, {"response_format": "json"}, {"response_format": {"type": "xml"}},
+    {"response_format": {"type": "json_schema"}}, {"response_format": {"type": "json_schema", "json_schema": {}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}},
+    {"max_completion_tokens": 0}, {"tools": []}, {"messages": []}, {"": 1}, {"x" * 10_000: 1},
     {"__class__": "x"}, {"min_tokens": 100}, {"min_tokens": -1}, {"ignore_eos": 1}, {"user": 1},
 ]  # fmt: skip
 MESSAGES = [
@@ -81,7 +86,8 @@ def test_null_means_not_given(server):
 
 NAMES = ["model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stream", "n",
          "stream_options", "stop_token_ids", "min_tokens", "messages", "logprobs", "top_logprobs",
-         "ignore_eos"]  # fmt: skip
+         "ignore_eos", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
+         "max_completion_tokens"]  # fmt: skip
 LEAVES = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=20),
     st.sampled_from(["micro", "Once", 0, 1, 5, 1.0]),

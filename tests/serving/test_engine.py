@@ -661,7 +661,9 @@ def test_a_soak_in_constant_memory():
     for i in range(1200):
         drafter.forgotten.clear(), drafter.lengths.clear()
         prompt = random.choice(beginnings)[: random.randint(0, 24)] + random.choices(range(64), k=random.randint(1, 30))
-        engine.add(prompt, random.randint(1, 16), temperature=random.choice((0.0, 1.0)), seed=i)
+        penalised, long_choices = dict(frequency_penalty=1.0, logit_bias={5: 2.0}), dict(choices=[[7] * 14, [9] * 16])
+        by_prefix = random.choice(({}, penalised, long_choices))
+        engine.add(prompt, random.randint(1, 16), temperature=random.choice((0.0, 1.0)), seed=i, **by_prefix)
         while len(engine.jobs) > 40:
             engine.step()
             if random.random() < 0.1:

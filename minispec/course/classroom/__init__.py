@@ -8,6 +8,10 @@ from .. import require_extra
 require_extra()
 
 from .board import progress_table
-from .check import check, draw, hint, reference
+from .check import check, draw, reference
+from .hints import hint
+from .keyboard import watch
+
+watch()  # the cells of a notebook, if this is one
 
 __all__ = ["check", "draw", "hint", "progress_table", "reference"]

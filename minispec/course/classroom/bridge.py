@@ -10,24 +10,26 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import shutil
 import socket
+import struct
 import tempfile
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic
+from time import monotonic, thread_time
 
 import torch
 
 from .exercise import Complaint, Number
-from .guard import TimeUp
+from .guard import POLL, OutOfPatience, patience
 from .pupil import plain
 from .sets.e13 import Device, Later
+from .uses import use
 
 MOST_BYTES = 4 * 2**20  # of one message from a student's process
-MOST_ELEMENTS, MOST_PAIRS = 10**6, 10**8  # of the arguments to something that stays here
 MOST_QUESTIONS, MOST_KEPT = 5_000, 5_000  # in one call: what is asked, and what is remembered for it; honest: 203, 7
-KERNELS = {"token": 1, "next": 2, "write": 2, "advance": 1, "look": 1}  # of a Device, with the number of arguments
+USED = "=dc"  # what the keeper says of a process: seconds of processor time, and its state as in /proc
 START_SECONDS = 120.0  # until torch is imported, on a busy machine
 # Errors that a check may look out for. One of any other name comes back as a plain Exception of that name.
 ERRORS = {
@@ -48,7 +50,8 @@ class Pupil:
     """Called like the student's function. Whatever the process says is decoded here, and believed in nothing else."""
 
     def __init__(self, nursery, level: str, user: int | None, seconds: float):
-        self.seconds, self.end = seconds, monotonic() + seconds + 1
+        self.seconds, self.end = seconds, monotonic() + patience(seconds)
+        self.looked, self.slept, self.used, self.listening = monotonic(), 0.0, 0.0, False  # for the clock of its time
         self.changed: list = []  # arguments that the function has changed: its copies, so ours are what they were
         self.functions: list[Callable] = []  # of minispec, that it may use
         self.objects: list = []  # all that it can ask for at this moment, by number
@@ -83,7 +86,7 @@ class Pupil:
             error = self._error(done)
             said = " ".join(str(error).split())[:300]
             raise Failed(f"Your cell raised {type(error).__name__}{': ' * bool(said)}{said}{error.where}.")
-        self.end = monotonic() + 2 * self.seconds + 5  # the check has its own clock, and its own words
+        self.end = monotonic() + 3 * patience(self.seconds)  # the check has its own clock, and its own words
         if done.get("ready") is not True:
             raise Failed(f"Your cell defines no function {function}: keep the name that the exercise gives it.")
 
@@ -109,6 +112,27 @@ class Pupil:
             random.random()  # as the function would have done here: a check that watches for it sees it
         return self._decode(done["value"])
 
+    # -- its time
+
+    def spent(self) -> float:
+        """Seconds that this answer has had: processor time, its own and ours in its service, and what it slept.
+
+        The time in which it, or this process, waits for a processor is not counted: on a busy machine that may be most.
+        """
+        now = monotonic()
+        try:
+            self.leash.settimeout(START_SECONDS)
+            self.leash.sendall(b"t")
+            self.used, state = struct.unpack(USED, self.leash.recv(struct.calcsize(USED), socket.MSG_WAITALL))
+        except (OSError, struct.error):
+            state = b"?"  # the keeper is gone, and so is the answer
+        if self.used < 0:
+            return now  # a system that does not say: then the wall clock has to do
+        if self.listening and state not in b"RD" and not select.select([self.link], [], [], 0)[0]:
+            self.slept += min(now - self.looked, 2 * POLL)  # it is neither at work nor done
+        self.looked = now
+        return self.used + self.slept + thread_time()
+
     # -- messages
 
     def _converse(self, message: dict) -> dict:
@@ -127,22 +151,25 @@ class Pupil:
             self.link.settimeout(max(0.001, self.end - monotonic()))
             plain.send(self.link, message)
         except TimeoutError:
-            raise TimeUp from None
+            raise OutOfPatience from None
         except OSError:
             raise self._lost("Your function ended the process that it ran in.") from None
 
     def _receive(self) -> dict:
         try:
             self.link.settimeout(max(0.001, self.end - monotonic()))
+            self.listening = True
             message = plain.receive(self.link, MOST_BYTES)
         except TimeoutError:
-            raise TimeUp from None
+            raise OutOfPatience from None
         except (EOFError, OSError):
             raise self._lost(
                 "Your function ended the process that it ran in: by an exit, or for want of memory."
             ) from None
         except plain.NoPlainData as error:
             raise self._lost(f"Your function's result cannot be read: {error}.") from None
+        finally:
+            self.listening = False
         if type(message) is not dict:
             raise self._lost("Your function's process does not answer as it should.")
         return message
@@ -236,64 +263,6 @@ class Pupil:
 
     def __exit__(self, *_) -> None:
         self.close()
-
-
-def use(value, what, args):
-    """Do to an object what may be done to it."""
-    if type(args) is not list or not modest(args):
-        raise TypeError("these arguments are too large")
-    if what == "call" and callable(value) and not isinstance(value, type) and len(args) == 2:
-        positional, named = args
-        return value(*positional, **named)
-    if isinstance(value, Number):
-        if what == "less" and len(args) == 1:
-            return value < args[0]
-        if what == "refuse":
-            value.refuse()
-    elif isinstance(value, Device):
-        if what == "count" and not args:
-            return value.count
-        if len(args) == KERNELS.get(what):
-            return getattr(value, what)(*args)
-    elif isinstance(value, Later):
-        if what == "add" and len(args) == 1:
-            return value + args[0]
-        if what == "subtract" and len(args) == 1:
-            return value - args[0]
-        if what == "refuse":
-            bool(value)
-    elif hasattr(value, "rewind"):
-        if what in ("read", "rewind") and len(args) == 1:
-            return getattr(value, what)(args[0])
-        if what == "length":
-            return value.length
-    elif what == "next" and len(args) == 1:
-        return next(tiles_of(value, fresh=args[0] is True), None)
-    raise TypeError("this cannot be done with it")
-
-
-def modest(args: list) -> bool:
-    """Whether arguments are so small that nothing large can come of them, not even when every one meets every other."""
-    parts, elements, pairs = list(args), 0, 1
-    while parts:
-        part = parts.pop()
-        if isinstance(part, torch.Tensor):
-            elements, pairs = elements + part.numel(), pairs * max(1, part.numel())
-        elif isinstance(part, (list, tuple, set)):
-            elements += len(part)
-            parts += [inner for inner in part if isinstance(inner, (list, tuple, set, dict, torch.Tensor))]
-        elif isinstance(part, dict):
-            parts += [list(part.values())]
-        if elements > MOST_ELEMENTS or pairs > MOST_PAIRS:
-            return False
-    return True
-
-
-def tiles_of(value, fresh: bool):
-    """The one walk over the tiles that is under way, or a new one."""
-    if fresh or not hasattr(value, "walk"):
-        value.walk = iter(value)
-    return value.walk
 
 
 def printable(text, most: int = 1000) -> str:

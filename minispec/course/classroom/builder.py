@@ -25,11 +25,11 @@ from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from ...files.write import write_whole
+from ..stored import LAB, WANTED
 from . import cells as exercise_cells
 from .spoilers import cover, shown_too_early, uncovered, without_outputs
 
 ROOT = Path(__file__).resolve().parents[3]  # the clone this package is installed from
-WIDGET = "application/vnd.jupyter.widget-view+json"
 # Places that only the machine that built a notebook has. (A home of "/" would be found in every link.)
 PLACES = [str(place) for place in (ROOT, Path.home(), sys.prefix) if len(str(place)) > 1]
 MACHINE_PATHS = re.compile("|".join([*map(re.escape, PLACES), r"/tmp/\w"]))
@@ -137,13 +137,11 @@ def execute(notebook: NotebookNode, job: Job, timeout: int = 300) -> None:
     )
     metadata = notebook.metadata.copy()
     try:
-        client.execute()
+        client.execute(env={**os.environ, WANTED: "1", LAB: ""})  # draw for readers without a kernel; wait for nobody
     except CellExecutionError as error:
         raise ValueError(f"{job.label} does not run:\n{error}") from None
     notebook.metadata = metadata  # the kernel adds its own version
     for cell in code_cells(notebook):
-        # A widget lives in its kernel. Without one Jupyter would show an error in its place, so show nothing.
-        cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
         if found := MACHINE_PATHS.search(json.dumps(cell.outputs)):
             raise ValueError(f"{job.label}: this cell shows {found[0]!r}, a path of this machine:\n{cell.source}")
 
@@ -155,11 +153,26 @@ def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
         notebook = compose(job)
         if job.kind != "exercise":
             execute(notebook, job)
+            illustrate(notebook, job)
             cover(notebook)
         elif job.target.is_file() and worked_on(job.target):
             set_aside(job.target)  # nobody's work is built over
         publish(notebook, job)
         yield job
+
+
+def illustrate(notebook: NotebookNode, job: Job) -> None:
+    """Pictures instead of widgets. A widget lives in its kernel: without one Jupyter would show an error there."""
+    from .pictures import painter, store_pictures, what_it_draws  # which load all widgets
+
+    before = nbformat.read(job.target, as_version=4) if job.target.is_file() else None
+    if not any(what_it_draws(output) for cell in code_cells(notebook) for output in cell.outputs):
+        store_pictures(notebook, before)
+        return
+    with painter() as draw:
+        behind = store_pictures(notebook, before, draw)
+    for source in behind:
+        print(f"{job.label}: no Chromium here, so this cell has no new picture: {source}", file=sys.stderr)
 
 
 def publish(notebook: NotebookNode, job: Job) -> None:

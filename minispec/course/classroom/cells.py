@@ -8,6 +8,9 @@ In course/exercises/NN_name.py three cells belong to an exercise, each marked ex
 
 The learner gets `raise NotImplementedError` instead of the region, under what the BEGIN line says after a colon. A cell
 that offers hints is put between answer and check. The marks become nbgrader's metadata (schema 3) and our own.
+
+Where the task is to repair a program, the region holds both: the repaired lines, then a line ### AS REPORTED, then the
+broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ REGION = re.compile(
     r"^(?P<indent>[ ]*)### BEGIN SOLUTION(?::[ ]*(?P<words>.*))?\n(?P<lines>(?:.*\n)*?)[ ]*### END SOLUTION$",
     re.MULTILINE,
 )
-MARKER = re.compile(r"### (BEGIN|END) SOLUTION")
+MARKER = re.compile(r"### (BEGIN|END) SOLUTION|### AS REPORTED")
+REPORTED = re.compile(r"^[ ]*### AS REPORTED\n", re.MULTILINE)
 
 
 def own_metadata(cell: NotebookNode) -> dict:
@@ -74,19 +78,30 @@ def stub(source: str, id: str) -> str:
 
     def replaced(region: re.Match) -> str:
         indent, words = region["indent"], region["words"] or "your code here"
-        return f'{indent}# {words}\n{indent}raise NotImplementedError("{id}")'
+        refusal = f'{indent}# {words}\n{indent}raise NotImplementedError("{id}")'
+        _, broken = both_programs(region)
+        return f"{refusal}\n{broken.rstrip()}" if broken else refusal
 
     return REGION.sub(replaced, source)
 
 
 def solution(source: str) -> str:
     """An answer cell with the answer, without the markers."""
-    return REGION.sub(lambda region: region["lines"].rstrip("\n"), source)
+    return REGION.sub(lambda region: both_programs(region)[0].rstrip("\n"), source)
+
+
+def both_programs(region: re.Match) -> tuple[str, str]:
+    """The lines of an answer, and those of the broken program that the learner gets instead: usually none."""
+    answer, *broken = REPORTED.split(region["lines"], maxsplit=1)
+    return answer, "".join(broken)
 
 
 def solution_lines(source: str) -> list[str]:
-    """The lines of a source that no learner may see."""
-    return [line.strip() for region in REGION.finditer(source) for line in region["lines"].splitlines() if line.strip()]
+    """The lines of a source that no learner may see: those of the answers, without what a broken program shows."""
+    found = [both_programs(region) for region in REGION.finditer(source)]
+    shown = {line.strip() for _, broken in found for line in broken.splitlines()}
+    lines = [line.strip() for answer, _ in found for line in answer.splitlines()]
+    return [line for line in lines if line and line not in shown]
 
 
 def is_stub(source: str) -> bool:
@@ -103,7 +118,7 @@ def with_facts(source: str, exercise: Exercise) -> str:
 def hint_cell(exercise: Exercise) -> NotebookNode:
     """Not compared by nbval: what a hint says depends on how many were seen."""
     cell = nbformat.v4.new_code_cell(
-        f'# Stuck? Remove the # below and run this cell, once for each hint.\n# hint("{exercise.id}")'
+        f'# Stuck? Run this cell: a button shows one hint at a time.\nhint("{exercise.id}")'
     )
     cell.metadata = nbformat.from_dict(
         {"tags": ["nbval-ignore-output"], "minispec": {"exercise": exercise.id, "role": "hint"}}

@@ -18,6 +18,7 @@ from time import monotonic
 
 from .exercise import find
 from .gradebook import UNGRADED, Result
+from .guard import OutOfPatience, patience
 from .pupil.process import address_space, make_unreadable
 from .sandbox import Nursery
 
@@ -78,7 +79,7 @@ class Worker:
         theirs.close()
 
     def give(self, task, tries: int) -> None:
-        limit = 4 * task.exercise.seconds + 240  # ours is the most: a model may have to be loaded
+        limit = 4 * patience(task.exercise.seconds) + 240  # ours is the most: a model may have to be loaded
         self.task, self.tries, self.end_of_patience = task, tries, monotonic() + limit
         with suppress(OSError):  # it has just ended: look() will find that out
             self.link.send(task)
@@ -124,6 +125,8 @@ def serve(link, options, folder: str, grade_one: Callable) -> None:
             task = link.recv()
             try:
                 found = "result", grade_one(nursery, task)
+            except OutOfPatience:
+                found = "failed", "the machine is so busy that it did not get the time that it may use"
             except Exception as error:  # the student's part has been caught where it ran: this is our own
                 found = "failed", f"the grader raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
             link.send(found)

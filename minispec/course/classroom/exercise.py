@@ -64,6 +64,7 @@ class Exercise:
     reference: Callable
     cases: Sequence[dict[str, Any]]
     observe: Callable = lambda answer, **case: answer(*case.values())
+    legend: dict[str, str] = field(default_factory=dict)  # what a name in a shown case means, if it is no argument
     picture: Callable | None = None  # answer → a figure or a text: what the learner's own function does
     seconds: float = 10.0  # for all of the learner's code in one check
     joins: bool = False  # its answer calls the learner's own answers to earlier exercises: the capstone
@@ -162,7 +163,13 @@ def distribution_of(program: Callable) -> dict:
     own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
     if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
         raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
+    if any(map(holds_nan, law)):  # which equals nothing, not even itself
+        raise Complaint("what your function returns has NaN in it. Does it divide by a sum that can be 0?")
     return law
+
+
+def holds_nan(outcome: Any) -> bool:
+    return any(map(holds_nan, outcome)) if isinstance(outcome, tuple) else outcome != outcome
 
 
 def token(value, what: str = "the token") -> int:

@@ -74,6 +74,15 @@ def hinted(id: str, most: int) -> int:
     return _hints_of_this_process[id]
 
 
+def saw_hints(id: str, count: int) -> None:
+    """So many hints were shown; to see them again is no news."""
+
+    def note(entry: dict) -> None:
+        entry["hints"] = max(entry["hints"], count)
+
+    _update(id, note)
+
+
 def _update(id: str, note: Callable[[dict], None]) -> dict:
     """Change one entry: alone, and all or nothing. Returns the entry, kept or not."""
     entry = _sound(None)

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from .bridge import START_SECONDS, Pupil
 from .exercise import Exercise, find
-from .guard import TimeUp, time_limit
+from .guard import OutOfPatience, TimeUp, time_limit
 
 NAMESPACES, LANDLOCK, RLIMITS, SECCOMP = "namespaces", "landlock", "rlimits", "seccomp"
 LEVELS = (NAMESPACES, LANDLOCK, RLIMITS)  # the best first
@@ -40,7 +40,7 @@ STRANGER = 1_000_000_000  # root takes user ids from here on for students: nobod
 SYSTEM = ("/usr", "/lib", "/lib64", "/etc/ld.so.cache")
 ROOT = Path(__file__).resolve().parents[3]
 WORKER = Path(__file__).resolve().parent / "pupil/worker.py"
-OURS = ("minispec", "course", "exercises", "solutions", "notebooks", "tests")
+OURS = ("minispec", "course", "exercises", "solutions", "notebooks", "mine", "tests")
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ class Nursery:
                 pupil.load(["import torch, colorsys\ndef f(): return 1"], "f", {}, [])
                 if pupil() == 1:
                     return level
-            except (Exception, TimeUp):
+            except (Exception, TimeUp, OutOfPatience):
                 if self.process.poll() is not None:
                     raise ValueError("the grader's worker does not start: try python -c 'import torch'") from None
             finally:
@@ -183,8 +183,9 @@ class Nursery:
         try:
             function = around.functions[exercise.id]
             shelf = [*around.shelf, exercise.code]
-            with time_limit(pupil.seconds):  # what the cells ask of us meanwhile takes our time
+            with time_limit(pupil.seconds, pupil.spent):  # what the cells ask of us meanwhile takes our time
                 pupil.load([*around.cells, *answers], function, allowed(exercise, around), shelf)
+            pupil.source = answers[-1]
             yield pupil
         finally:
             pupil.close()

@@ -139,7 +139,8 @@ def differences(expected: Any, got: Any) -> list[str]:
     """Lines that set what was expected beside what came: all of it, or of a distribution or record what differs."""
     if not (isinstance(expected, dict) and isinstance(got, dict)):
         e, g = beside(expected, got)
-        return [f"expected: {e}", f"got:      {g}", *largest_difference(expected, got)]
+        where = largest_difference(expected, got)
+        return where if e == g and where else [f"expected: {e}", f"got:      {g}", *where]
     keys = [*expected, *(key for key in got if key not in expected)]
     if is_distribution(expected):
         keys = [key for key in sorted(keys, key=repr) if not same(expected.get(key, 0.0), got.get(key, 0.0))]
@@ -151,8 +152,12 @@ def differences(expected: Any, got: Any) -> list[str]:
         for key in (key for key in keys if not same(expected.get(key), got.get(key))):
             both = key in expected and key in got
             e, g = beside(expected[key], got[key]) if both else (show_or_nothing(side, key) for side in (expected, got))
+            where = largest_difference(expected.get(key), got.get(key))
+            if e == g and where:  # two large tensors: only where they differ says anything
+                lines.append(f"{key}: {where[0]}")
+                continue
             lines += [f"{key}, expected: {e}", f"{' ' * len(key)}  got:      {g}"]
-            lines += [f"{' ' * len(key)}  {line}" for line in largest_difference(expected.get(key), got.get(key))]
+            lines += [f"{' ' * len(key)}  {line}" for line in where]
     more = len(lines) - MOST_LINES - 1
     return lines[: MOST_LINES + 1] + [f"… and {more} lines more"] * (more > 0)
 

@@ -14,6 +14,7 @@ from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernel
 
 from .cells import own_metadata
 from .check import NOT_ATTEMPTED, RIGHT, WRONG
+from .copies import folder_of_exercises
 from .exercise import find
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +34,8 @@ def locate(name: str, root: Path = ROOT) -> Path:
         if file.is_file():
             return file
         raise ValueError(f"name={name!r}: there is no such file")
-    found = [f for f in sorted((root / "exercises").glob("*.ipynb")) if name in (f.stem, f.stem.split("_")[0])]
+    every = sorted(folder_of_exercises(root).glob("*.ipynb"))
+    found = [f for f in every if "." not in f.stem and name in (f.stem, f.stem.split("_")[0])]  # no .attempt-1, no .new
     if not found:
         raise ValueError(f"name={name!r} is no set of exercises: give a notebook, or a number such as 06")
     return found[0]

@@ -1,7 +1,7 @@
 """Interview practice: a bank of questions with levels, a drill, a mock interview, a cheat sheet. Loaded when asked for.
 
 ms.interview.drill(topics=["speed"], levels=["L4", "L5"], minutes=20)      # in a notebook; `minispec drill` elsewhere
-ms.interview.mock()                                                        # 45 minutes; `minispec mock`
+ms.interview.mock(level="L5", format="design")                             # an interview; `minispec mock`
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .drill import (  # loads the module of that name, before the function below
     start,
 )
 from .expressions import evaluate
-from .mock_interview import Mock, start_mock
+from .mock_interview import Interview, start_mock
 from .question import LEVELS, BankError, FollowUp, Number, PushBack, Question
 from .questions import levels, load, problems, topics
 
@@ -27,11 +27,12 @@ __all__ = [
     "LEVELS",
     "BankError",
     "FollowUp",
-    "Mock",
+    "Interview",
     "Number",
     "PushBack",
     "Question",
     "Session",
+    "daily",
     "drill",
     "evaluate",
     "levels",
@@ -60,8 +61,19 @@ def drill(
     return Drill(load(bank), topics, levels, minutes, seed)
 
 
-def mock(seed: int | None = None, bank: str | Path | None = None):
-    """A mock interview of 45 minutes, in a notebook; at its end the report, which is also kept as a file."""
-    from .widget import Sitting
+def daily(seed: int | None = None, bank: str | Path | None = None):
+    """Ten minutes of short items in a notebook: choices and numbers that are new every time. A button starts them."""
+    from .widget import Daily
 
-    return Sitting(start_mock(load(bank), seed))
+    return Daily(load(bank), seed)
+
+
+def mock(level: str = "L5", format: str = "concept", seed: int | None = None, bank: str | Path | None = None):
+    """A mock interview in a notebook: level and format can still be chosen there, and nothing is timed before begin.
+
+    Formats: concept (45 minutes), design (60), coding (60), experience (45), and loop, all four. It ends with a
+    debrief, which is also kept as a file.
+    """
+    from .mock_widget import Desk
+
+    return Desk(load(bank), level, format, seed)

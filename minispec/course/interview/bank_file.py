@@ -158,6 +158,7 @@ QUESTION = _record(
         "case": _record(Case, {"minutes": _minutes, "requirements": TELLS, "whiteboard": TELLS, "changes": TELLS}),
         "lesson": _one_of(*LESSONS),
         "function": _dotted,
+        "must": _list_of(_text, least=0),
         "source": _list_of(_text, least=0),
     },
 )

@@ -14,13 +14,14 @@ from pathlib import Path
 
 from ... import theory
 from ...files.write import write_whole
+from .plain_markdown import to_html
 from .question import Number, Question
 from .questions import load
 
 PAGE = Path(__file__).parents[3] / "docs" / "cheatsheet.md"
-PRINT = """@page { size: A4; margin: 9mm } body { font: 6.6pt/1.15 sans-serif; margin: 0 } p { margin: 2pt 0 }
+PRINT = """@page { size: A4; margin: 9mm } body { font: SIZEpt/1.15 sans-serif; margin: 0 } p { margin: 2pt 0 }
 table { border-collapse: collapse; width: 100% } td, th { border: .3pt solid #999; padding: 0 2pt; text-align: left }
-h1 { font-size: 11pt; margin: 0 } h2 { font-size: 8.5pt; margin: 3pt 0 1pt } .anchor-link { display: none }"""
+h1 { font-size: 11pt; margin: 0 } td b { white-space: nowrap } h2 { font-size: 1.25em; margin: 3pt 0 1pt }"""
 
 FORMULAS = """arithmetic_intensity balance_point roofline_time kv_bytes_per_token kv_bytes block_waste static_batch_idle
 acceptance expected_tokens expected_tokens_by_position token_ceiling accepted_fraction target_work speedup break_even
@@ -137,10 +138,10 @@ def page(bank: dict[str, Question] | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_print(text: str) -> str:
-    from nbconvert.filters import markdown2html
-
-    return f"<!doctype html><meta charset='utf-8'><title>Cheat sheet</title><style>{PRINT}</style>{markdown2html(text)}"
+def to_print(text: str, title: str = "Cheat sheet", size: float = 6.6) -> str:
+    """A page of Markdown, ready to print; `size` of its letters in points."""
+    style = PRINT.replace("SIZE", str(size))
+    return f"<!doctype html><meta charset='utf-8'><title>{title}</title><style>{style}</style>{to_html(text)}"
 
 
 def main(argv: Sequence[str]) -> None:

@@ -5,7 +5,7 @@
         session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
 
 A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
-A Figure is a number of its answer and is graded by itself. A Task, in a mock interview, is an exercise.
+A Figure is a number of its answer and is graded by itself.
 """
 
 from __future__ import annotations
@@ -34,6 +34,11 @@ class Box:
 
     group: str  # a level, FOLLOW_UP, PUSH_BACK, RAISES or SINKS
     text: str
+    must: bool = False  # without it, its level is closed
+
+    @property
+    def shown(self) -> str:
+        return f"{self.text} (must-have)" if self.must else self.text
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,8 @@ class Talk:
     @property
     def rubric(self) -> list[Box]:
         """What can be ticked. The levels come first, so that they can be counted off."""
-        question = self.question
-        boxes = [Box(level, point) for level in self.levels for point in question.level(level)]
+        question, must = self.question, self.question.must_haves
+        boxes = [Box(level, point, point in must) for level in self.levels for point in question.level(level)]
         boxes += [Box(FOLLOW_UP, f"{asked.question} → {asked.short}") for asked in question.follow_ups]
         boxes += [Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}") for push_back in question.push_backs]
         boxes += [Box(RAISES, tell) for tell in question.raises]
@@ -67,7 +72,7 @@ class Talk:
 
 @dataclass(frozen=True)
 class Figure:
-    """A number to compute. Those of a mock's derivation belong to no question, and do not come back."""
+    """A number to compute. One that belongs to no question does not come back."""
 
     number: Number
     question: Question | None = None
@@ -82,16 +87,7 @@ class Figure:
         return [f"Give a number: {self.number.name}."]
 
 
-@dataclass(frozen=True)
-class Task:
-    """An exercise of the course, by its id."""
-
-    exercise: str
-    minutes: int
-    key = question = None
-
-
-Item = Talk | Figure | Task
+Item = Talk | Figure
 
 
 # ---- answers --------------------------------------------------------------------------------------------------------
@@ -115,7 +111,8 @@ class Said:
         """How many levels, from the lowest asked for (see question.reached); each sinking tell costs one."""
         said = {level: len(self.boxes(level)) for level in self.item.levels}
         points = {level: len(self.item.question.level(level)) for level in self.item.levels}
-        return max(0, reached(said, points) - len(self.boxes(SINKS)))
+        lacking = {box.group for i, box in enumerate(self.item.rubric) if box.must and i not in self.ticked}
+        return max(0, reached(said, points, lacking) - len(self.boxes(SINKS)))
 
     @property
     def level(self) -> str:
@@ -145,19 +142,6 @@ class Computed:
     @property
     def rating(self) -> Rating:
         return Rating.Good if self.right else Rating.Again
-
-
-@dataclass(frozen=True)
-class Coded:
-    """A Task, and what its check said."""
-
-    item: Task
-    outcome: str
-    text: str = ""
-
-    @property
-    def right(self) -> bool:
-        return self.outcome == "right"
 
 
 def read_number(text: str, unit: str = "") -> float | None:
@@ -238,9 +222,9 @@ class Session:
     """Items in order, answers as they come. Each answer is kept at once; the time is looked at between two items."""
 
     def __init__(self, items: Sequence[Item], minutes: float, schedule: Schedule | None = None,
-                 clock: Callable[[], float] = time.monotonic, strict: bool = True):  # fmt: skip
-        self.items, self.minutes, self.schedule, self.strict = list(items), minutes, schedule, strict
-        self.results: list[Said | Computed | Coded] = []
+                 clock: Callable[[], float] = time.monotonic):  # fmt: skip
+        self.items, self.minutes, self.schedule = list(items), minutes, schedule
+        self.results: list[Said | Computed] = []
         self.times: list[float] = []  # minutes from the start to each answer
         self.place, self.over = 0, False
         self._clock, self._began = clock, clock()
@@ -252,7 +236,7 @@ class Session:
 
     @property
     def current(self) -> Item | None:
-        """What to ask now; None at the end, or when the time is up (a mock interview goes on: it is not `strict`)."""
+        """What to ask now; None at the end, or when the time is up."""
         return self.items[self.place] if self.place < len(self.items) and not self.over else None
 
     def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
@@ -263,13 +247,14 @@ class Session:
         """The current Figure was answered."""
         return self._note(Computed(self.current, read_number(text, self.current.number.unit)))
 
-    def coded(self, outcome: str, text: str = "") -> Coded:
-        return self._note(Coded(self.current, outcome, text))
+    def note(self, result):
+        """Any other kind of answer to the current item, such as a choice."""
+        return self._note(result)
 
     def skip(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
         self.place += 1
-        self.over = self.strict and self.elapsed >= self.minutes  # never in the middle of an answer
+        self.over = self.elapsed >= self.minutes  # never in the middle of an answer
 
     def _note(self, result):
         self.results.append(result)

@@ -4,6 +4,7 @@ grades = Grading(bank["walk-me-through"])
 grades                                        # in a notebook: one tab for each candidate, one box for each point
 grades.tick("Ben", [0, 1, 2])                 # without a browser
 grades.compare()                              # your levels beside ours, and the points we disagree on
+print(bars(bank["walk-me-through"]))          # how many points each level wants
 """
 
 from __future__ import annotations
@@ -13,11 +14,25 @@ from collections.abc import Iterable, Mapping
 import ipywidgets
 
 from .drill import SINKS, Said, Talk
-from .question import LEVELS, Question
+from .question import LEVELS, Question, needed
 from .widget import STYLE, WIDE, html
 
 # The candidates of lesson 17, and of how many levels, from the lowest, each makes all points.
 OURS = {"walk-me-through": {"Ada": 1, "Ben": 2, "Cleo": 3}}
+
+
+def bars(question: Question) -> str:
+    """The rule of `question.reached` with this question's numbers, one line for each level."""
+    low, middle, high = (len(question.level(level)) for level in LEVELS)
+    bar = {
+        "L4": f"{needed(low)} of all {low + middle + high} points",
+        "L5": f"{needed(middle)} of the {middle + high} points of L5 and L6",
+        "L6": f"{needed(high)} of the {high} points of L6, {needed(middle)} of the {middle} points of L5, "
+        f"and {-(-(low + middle + high) // 2)} in all",
+    }
+    for level in LEVELS:
+        bar[level] += ", with every must-have point" * bool(question.must_haves & {*question.level(level)})
+    return "\n".join(f"{level}: {text}" for level, text in bar.items())
 
 
 class Grading(ipywidgets.VBox):
@@ -42,7 +57,7 @@ class Grading(ipywidgets.VBox):
             if box.group != group:
                 group = box.group
                 parts.append(html("What sinks a candidate" if group == SINKS else group, "drill-head"))
-            self.boxes[name].append(ipywidgets.Checkbox(description=box.text, indent=False, layout=WIDE))
+            self.boxes[name].append(ipywidgets.Checkbox(description=box.shown, indent=False, layout=WIDE))
             self.boxes[name][-1].observe(lambda _: self._show(name), names="value")
             parts.append(self.boxes[name][-1])
         self._show(name)
@@ -61,7 +76,7 @@ class Grading(ipywidgets.VBox):
     def said(self, name: str) -> Said:
         """Your grading of one candidate."""
         ticked = {box.description for box in self.boxes[name] if box.value}
-        return Said(self.talk, frozenset(i for i, box in enumerate(self.talk.rubric) if box.text in ticked))
+        return Said(self.talk, frozenset(i for i, box in enumerate(self.talk.rubric) if box.shown in ticked))
 
     def our_grading(self, name: str) -> Said:
         levels = LEVELS[: self.ours[name]]

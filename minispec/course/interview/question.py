@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from .expressions import evaluate, last_digit, literals, quantities
@@ -12,7 +12,7 @@ KINDS = ("concept", "derivation", "estimation", "design", "debugging", "coding",
 POINTS = (3, 4)  # the fewest and the most points of a level
 WORDS = (40, 90)  # of a spoken answer
 PUSH_BACKS = 2  # at least
-LESSONS = (*(f"{n:02}" for n in (*range(15), 16, 17)), "appendix")  # as the files of course/lessons begin
+LESSONS = (*(f"{n:02}" for n in range(18)), "appendix")  # as the files of course/lessons begin
 
 
 class BankError(ValueError):
@@ -94,8 +94,21 @@ class Question:
     numbers: tuple[Number, ...] = ()
     facts: tuple[Fact, ...] = ()
     case: Case | None = None
+    must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see `reached`
     source: tuple[str, ...] = ()
     file: str = ""
+
+    def __post_init__(self):
+        for name in self.must:
+            level, _, number = name.partition(".")
+            if level not in LEVELS or not number.isdecimal() or not 1 <= int(number) <= len(self.level(level)):
+                raise ValueError(f".must: {name!r} is no point; the second one of L5 is L5.2")
+
+    @property
+    def must_haves(self) -> frozenset[str]:
+        """The points that `must` names."""
+        named = [name.split(".") for name in self.must]
+        return frozenset(self.level(level)[int(number) - 1] for level, number in named)
 
     def level(self, name: str) -> tuple[str, ...]:
         """The points of one level, to be ticked. A level also expects those below it."""
@@ -122,22 +135,32 @@ class Question:
 # ---- levels ---------------------------------------------------------------------------------------------------------
 
 
-def reached(said: Mapping[str, int], points: Mapping[str, int]) -> int:
+def reached(said: Mapping[str, int], points: Mapping[str, int], lacking: Collection[str] = ()) -> int:
     """How many levels an answer reaches, from the lowest, if it makes said[level] of points[level] points.
 
-    Each level wants two thirds as many points as it has, and a point of a higher level counts as well: depth shows the
-    basics. A level counts only on top of those below it. The highest level also wants half of all points, so that two
-    deep remarks alone are not enough.
+    A level counts only on top of those below it. Each wants two thirds as many points as it has, and a point of a
+    higher level counts as well: depth shows the basics. But not everything can be shown by depth. A level is closed if
+    one of its must-have points was not made (`lacking` names those levels), and L6 wants two thirds of the L5 points
+    themselves, and half of all points.
     """
     count = 0
     for level in points:
-        above = [name for name in points if name >= level]
-        if 3 * sum(said[name] for name in above) < 2 * points[level]:
+        above = sum(said[name] for name in points if name >= level)
+        if level in lacking or above < needed(points[level]):
             break
-        if level == LEVELS[-1] and 2 * sum(said.values()) < sum(points.values()):
+        if level == "L6" and (said.get("L5", 0) < needed(points.get("L5", 0)) or 2 * total(said) < total(points)):
             break
         count += 1
     return count
+
+
+def needed(points: int) -> int:
+    """Two thirds, rounded up."""
+    return -(-2 * points // 3)
+
+
+def total(counts: Mapping[str, int]) -> int:
+    return sum(counts.values())
 
 
 # ---- numbers in the text --------------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ import inspect
 from pathlib import Path
 
 from ... import theory
-from .cheatsheet import formula, numbers_to_remember
+from .arithmetic import worked
+from .cheatsheet import formula
 from .drill import RAISES, SINKS, Computed, Said, Session
 from .question import Number, Question
 from .questions import topics
@@ -27,10 +28,10 @@ def with_unit(number: Number) -> str:
 
 
 def explained(number: Number) -> list[str]:
-    """The formula with its numbers, and the formulas of theory.py that it uses."""
+    """The arithmetic with its numbers put in, and the formulas of theory.py that it uses."""
     names = [node.id for node in ast.walk(ast.parse(number.expression.strip())) if isinstance(node, ast.Name)]
     known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(theory, name))]
-    return [f"{number.expression} = {digits(number.computed)}", *(f"{name}: {formula(name)}" for name in known)]
+    return [worked(number), *(f"{name}: {formula(name)}" for name in known)]
 
 
 def grade_of(result: Computed) -> str:
@@ -73,13 +74,19 @@ def topics_table(bank: dict[str, Question]) -> str:
         some = [question for question in bank.values() if question.topic == topic]
         names = [lesson(number) for number in sorted({question.lesson for question in some})]
         links = ", ".join(f"[{name}]({name.replace(' ', '_')}.ipynb)" for name in names)
-        lines.append(f"| {topic} | {links} | {', '.join(f'`{question.id}`' for question in some)} |")
+        asked = "<br>".join(f"{question.question} `{question.id}`" for question in some)
+        lines.append(f"| {topic} | {links} | {asked} |")
     return "\n".join(lines)
 
 
-def numbers_table(bank: dict[str, Question], most: int) -> str:
-    """The first numbers that are worth knowing by heart, one per line."""
-    return "\n".join(f"{with_unit(number):>9}  {number.name}" for number in numbers_to_remember(bank)[:most])
+def card(question: Question) -> str:
+    """One question as Markdown; an answer to say, the points that are ticked and the objections are folded away."""
+    must, lines = question.must_haves, [f"**{question.question}**", "", "<details><summary>an answer</summary>", ""]
+    lines += [question.spoken, ""]
+    for level, point in question.points:
+        lines.append(f"- {level}: {point}{' (must-have)' * (point in must)}")
+    pushed = [f"- *{push_back.says}* {push_back.reply}" for push_back in question.push_backs]
+    return "\n".join([*lines, "", "An interviewer may object:", "", *pushed, "", "</details>"])
 
 
 def reading(session: Session) -> list[str]:
@@ -102,11 +109,15 @@ def summary(session: Session) -> list[str]:
     if not session.results:
         return ["Nothing was answered, so nothing has changed."]
     asked = [count(len(talks), "question")] * bool(talks) + [count(len(figures), "number")] * bool(figures)
+    choices = [r for r in session.results if not isinstance(r, (Said, Computed))]
+    asked += [count(len(choices), "choice")] * bool(choices)
     lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
     if talks:
         lines += ["Level reached:", "", *(f"- {topic}: {level}" for topic, level in topic_levels(session).items()), ""]
     if figures:
         lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
+    if choices:
+        lines += [f"Choices: {sum(choice.right for choice in choices)} of {len(choices)} right.", ""]
     seen = [tell for said in talks for tell in said.boxes(RAISES)]
     sunk = [tell for said in talks for tell in said.boxes(SINKS)]
     for title, tells in (("What an interviewer liked:", seen), ("What sinks you:", sunk)):

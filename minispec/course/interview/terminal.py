@@ -1,4 +1,4 @@
-"""The drill and the mock interview in a terminal: lines of at most 80 columns, and what was answered is never lost.
+"""The drill in a terminal: lines of at most 80 columns, and what was answered is never lost.
 
 Works as well when the answers come from a file or a pipe: where they end, the sitting ends.
 """
@@ -14,13 +14,15 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import wrap
 
-from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, Task, read_number
-from .mock_interview import Mock
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, read_number
+from .practice import Choice, Chosen, Fresh, Record, overview
+from .question import Question
 from .summary import count, explained, grade_of, summary
 
 TITLES = {FOLLOW_UP: "follow-ups answered", PUSH_BACK: "push-backs answered", RAISES: "raises you",
           SINKS: "sinks you (tick what you did say)"}  # fmt: skip
 WIDEST = 80
+LETTERS = "abcdef"
 
 
 class Quit(Exception):
@@ -99,7 +101,7 @@ def talk(console: Console, session: Session, item: Talk) -> None:
             group = box.group
             console.say()
             console.say(TITLES.get(group, group))
-        console.say(box.text, f"{number:4} ", " " * 5)
+        console.say(box.shown, f"{number:4} ", " " * 5)
     console.say()
     console.say("What did you say? Numbers, such as 1 2 5-7; Enter if none of it.")
     while (ticked := read_ticks(console.ask(), len(boxes))) is None:
@@ -128,15 +130,21 @@ def figure(console: Console, session: Session, item: Figure) -> None:
         console.say(line, "  ", "    ")
 
 
-def task(console: Console, session: Mock, item: Task) -> None:
-    file = session.begin()
-    console.say(f"Exercise {item.exercise}, {count(item.minutes, 'minute')}. Open this notebook (minispec lab), fill "
-                "in the function, save, then press Enter here to have it checked; s leaves it out.")  # fmt: skip
-    console.say(shortest(file), "  ")
-    console.ask()
-    console.say("Running it …")
-    for line in session.check().text.splitlines():
-        console.say(line, "  ")
+def pick(console: Console, session: Session, item: Choice) -> None:
+    console.say(item.prompt)
+    for letter, option in zip(LETTERS, item.options, strict=False):
+        console.say(f"{letter}) {option}", "  ")
+    reply = console.ask().lower().strip(" ().")
+    while reply not in (*LETTERS[: len(item.options)], ""):
+        console.say(f"Give a letter from a to {LETTERS[len(item.options) - 1]}; just Enter if you do not know.")
+        reply = console.ask().lower().strip(" ().")
+    chosen = session.note(Chosen(item, LETTERS.index(reply) if reply else None))
+    if chosen.right:
+        console.say("Right.")
+        return
+    console.say(f"It is {LETTERS[item.right]}) {item.options[item.right]}.")
+    if chosen.given is not None:
+        console.say(item.why[chosen.given], "  ")
 
 
 # ---- a sitting ------------------------------------------------------------------------------------------------------
@@ -153,10 +161,8 @@ def run(console: Console, session: Session) -> int:
             subject = f" · {item.question.topic}" if item.question else ""
             console.say()
             console.say(f"── {head}{subject} · {session.elapsed:.0f} of {session.minutes:g} minutes ──")
-            if isinstance(session, Mock) and item is session.figures[0]:
-                console.say(f"A derivation. {session.derivation.given}")
             try:
-                {Talk: talk, Figure: figure, Task: task}[type(item)](console, session, item)
+                {Talk: talk, Figure: figure, Fresh: figure, Choice: pick}[type(item)](console, session, item)
             except Skip:
                 session.skip()
     except Quit:
@@ -167,21 +173,15 @@ def run(console: Console, session: Session) -> int:
     return 0
 
 
-def drill(session: Session, console: Console | None = None) -> int:
+def drill(session: Session, console: Console | None = None, bank: dict[str, Question] | None = None) -> int:
+    """A drill; with the `bank`, also where one stands: streak, weakest topics, readiness."""
     console = console or Console()
     code = run(console, session)
     console.say()
     console.say_all(summary(session))
-    return code
-
-
-def mock(session: Mock, console: Console | None = None, out: Path | None = None) -> int:
-    console = console or Console()
-    code = run(console, session)
-    console.say()
-    console.say_all(session.report().splitlines())
-    try:
-        console.say(f"kept as {shortest(session.keep(out))}")
-    except OSError as error:
-        console.say(f"the report is not kept: {error}")
+    if bank:
+        record = Record()
+        record.note(session.results)
+        console.say()
+        console.say_all(overview(record, session.schedule, bank))
     return code

@@ -1,26 +1,28 @@
-"""The drill and the mock interview in a notebook. Tab walks through it, Space ticks, Enter or Space presses a button.
+"""The drill in a notebook. Enter submits an answer, Tab walks, Space ticks, Enter or Space presses a button.
 
-One button leads on from step to step and never goes away, so that the keyboard stays where it is. Colours are those of
+Every step takes the keyboard along: to the field, to the first box of the rubric, or to the one button that leads on
+and never goes away. Colours are those of
 JupyterLab's theme, through its CSS variables.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 from html import escape
 
 import ipywidgets
 
-from .drill import MINUTES, Computed, Figure, Said, Session, Talk, choose, start
-from .mock_interview import Mock
+from .drill import MINUTES, Computed, Said, Session, Talk, choose, start
+from .field import Field, Focus
+from .practice import Choice, Chosen, Record, overview, practise
 from .question import LEVELS, Question
 from .questions import topics
 from .schedule import Schedule, place
-from .summary import count, explained, grade_of, summary
-from .terminal import TITLES, shortest, when
+from .summary import explained, grade_of, summary
+from .terminal import TITLES, when
 
 WIDE = ipywidgets.Layout(width="100%")
-WHOLE = dict(layout=WIDE, continuous_update=False)  # sent when left: sent letter by letter, a click could overtake it
 STYLE = """<style>
 .minispec-drill { color: var(--jp-ui-font-color1, inherit); border-left: 3px solid var(--jp-brand-color1, #1976d2) }
 .minispec-drill { padding: 4px 12px; line-height: 1.5 }
@@ -57,8 +59,8 @@ def bullets(lines: Iterable[str]) -> ipywidgets.HTML:
 class Sitting(ipywidgets.VBox):
     """A Session to click or type through. `session.results` holds what was answered so far."""
 
-    def __init__(self, session: Session) -> None:
-        self.session = session
+    def __init__(self, session: Session, bank: dict[str, Question] | None = None) -> None:
+        self.session, self.bank = session, bank
         self._head = ipywidgets.HTML(layout=WIDE)
         self._body = ipywidgets.VBox(layout=WIDE)
         self._next = ipywidgets.Button(description="answered", button_style="primary")
@@ -70,8 +72,9 @@ class Sitting(ipywidgets.VBox):
         self._texts: list[str] = []
         self._field: ipywidgets.Widget | None = None
         self._boxes: list[ipywidgets.Checkbox] = []
+        self._focus = Focus(made=time.time())
         buttons = ipywidgets.HBox([self._next, self._skip, self._end])
-        super().__init__([ipywidgets.HTML(STYLE), self._head, self._body, buttons])
+        super().__init__([ipywidgets.HTML(STYLE), self._head, self._body, buttons, self._focus])
         self.add_class("minispec-drill")
         self.ask()
 
@@ -81,6 +84,7 @@ class Sitting(ipywidgets.VBox):
         self._body.children = parts
         self._next.description, self._do_next, self._next.disabled = button, then, False
         self._skip.disabled = not skip
+        self._focus.step += 1
 
     def ask(self) -> None:
         """The current item begins; at the end, the summary."""
@@ -95,18 +99,19 @@ class Sitting(ipywidgets.VBox):
         self._texts = []
         if isinstance(item, Talk):
             return self._ask_aloud()
-        if isinstance(item, Figure):
-            return self._ask_number()
-        return self._ask_code()
+        if isinstance(item, Choice):
+            return self._ask_choice()
+        return self._ask_number()
 
     def _ask_aloud(self) -> None:
         """The question, then its follow-ups, one at a time."""
         asked = self.session.current.asks
         number = len(self._texts)
-        self._field = ipywidgets.Textarea(placeholder="answer aloud, or type", rows=3, **WHOLE)
+        self._field = Field(self._answered, "answer aloud, or type: Enter submits, Shift+Enter breaks the line")
         self._show("answered", self._answered, html(asked[number], "drill-ask", status=True), self._field)
 
     def _answered(self) -> None:
+        self._field.disabled = True  # a second Enter comes too late
         self._texts.append(self._field.value)
         more = len(self._texts) < len(self.session.current.asks)
         self._ask_aloud() if more else self._reveal()
@@ -122,7 +127,7 @@ class Sitting(ipywidgets.VBox):
             if box.group != group:
                 group = box.group
                 parts.append(ipywidgets.HTML(f"<b>{escape(TITLES.get(group, group))}</b>"))
-            self._boxes.append(ipywidgets.Checkbox(description=box.text, indent=False, layout=WIDE))
+            self._boxes.append(ipywidgets.Checkbox(description=box.shown, indent=False, layout=WIDE))
             parts.append(self._boxes[-1])
         self._show("grade", self._grade, *parts)
 
@@ -135,11 +140,26 @@ class Sitting(ipywidgets.VBox):
         self._show("next", self.ask, *self._body.children, result, skip=False)
 
     def _ask_number(self) -> None:
-        item, parts = self.session.current, []
-        if isinstance(self.session, Mock):
-            parts = [html(f"A derivation. {self.session.derivation.given}", "drill-short")]
-        self._field = ipywidgets.Text(placeholder="a number, or a sum such as 2*80*8*128", **WHOLE)
-        self._show("answered", self._compute, *parts, html(item.asks[0], "drill-ask", status=True), self._field)
+        item = self.session.current
+        self._field = Field(self._compute, "a number, or a sum such as 2*80*8*128", rows=1)
+        self._show("answered", self._compute, html(item.asks[0], "drill-ask", status=True), self._field)
+
+    def _ask_choice(self) -> None:
+        item = self.session.current
+        options = [(text, i) for i, text in enumerate(item.options)]
+        self._field = ipywidgets.RadioButtons(options=options, value=None, layout=WIDE)
+        self._show("answered", self._choose, html(item.prompt, "drill-ask", status=True), self._field)
+
+    def _choose(self) -> None:
+        chosen = self.session.note(Chosen(self.session.current, self._field.value))
+        self._field.disabled = True
+        item = chosen.item
+        verdict = "right" if chosen.right else f"wrong: it is {item.options[item.right]}"
+        why = "" if chosen.given is None else item.why[chosen.given]
+        kind = "drill-right" if chosen.right else "drill-wrong"
+        said = [html(verdict, kind, status=True), *([html(why)] if why else [])]
+        self._show("next", self.ask, *self._body.children, *said, skip=False)
+        self._next.focus()
 
     def _compute(self) -> None:
         result: Computed = self.session.computed(self._field.value)
@@ -149,18 +169,7 @@ class Sitting(ipywidgets.VBox):
         verdict = html(grade_of(result), kind, status=True)
         formula = ipywidgets.HTML(lines, layout=WIDE)
         self._show("next", self.ask, *self._body.children, verdict, formula, skip=False)
-
-    def _ask_code(self) -> None:
-        item, file = self.session.current, self.session.begin()
-        text = f"Exercise {item.exercise}, {count(item.minutes, 'minute')}. Open {shortest(file)}, fill in the "
-        self._show("check", self._check, html(f"{text}function, save, then press check.", "drill-ask", status=True))
-
-    def _check(self) -> None:
-        self._next.disabled = True  # it takes a while
-        coded = self.session.check()
-        kind = "drill-right" if coded.right else "drill-wrong"
-        said = ipywidgets.HTML(f"<pre>{escape(coded.text)}</pre>", layout=WIDE)
-        self._show("next", self.ask, html(coded.outcome, kind, status=True), said, skip=False)
+        self._next.focus()
 
     # ---- the other two buttons
 
@@ -169,15 +178,13 @@ class Sitting(ipywidgets.VBox):
         self.ask()
 
     def end(self) -> None:
-        """The summary of a drill, the report of a mock interview."""
+        """The summary."""
         self._head.value = ""
         lines = summary(self.session)
-        if isinstance(self.session, Mock):
-            lines = self.session.report().splitlines()
-            try:
-                lines.append(f"Kept as {shortest(self.session.keep())}.")
-            except OSError as error:
-                lines.append(f"The report is not kept: {error}.")
+        if self.bank:
+            record = Record()
+            record.note(self.session.results)
+            lines += ["", *overview(record, self.session.schedule, self.bank)]
         self._show("done", lambda: None, bullets(lines), skip=False)
         self._next.disabled = self._end.disabled = True
 
@@ -213,5 +220,20 @@ class Drill(ipywidgets.VBox):
         except ValueError as error:
             self._said.value = f'<span role="alert">{escape(str(error))}</span>'
             return
-        self.sitting = Sitting(session)
+        self.sitting = Sitting(session, self.bank)
+        self.children = [self.sitting]
+
+
+class Daily(ipywidgets.VBox):
+    """A button, then ten minutes of short items. `daily.begin()` presses it; `daily.sitting` is what follows."""
+
+    def __init__(self, bank: dict[str, Question], seed: int | None = None) -> None:
+        self.bank, self.seed = bank, seed
+        self.sitting: Sitting | None = None
+        button = ipywidgets.Button(description="begin", button_style="primary", tooltip="ten minutes from here on")
+        button.on_click(lambda _: self.begin())
+        super().__init__([button])
+
+    def begin(self) -> None:
+        self.sitting = Sitting(practise(self.bank, self.seed), self.bank)
         self.children = [self.sitting]

@@ -23,9 +23,10 @@ from ...serving.engine import Engine
 from ...serving.metrics import StepRecord
 from ...trace import Trace
 from . import presets
+from .batch_why import why_they_differ
 from .panel import Panel, choice, slider
 from .recorder import endless
-from .style import GREY, PALETTE, TEMPLATE
+from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 LONGEST = 8  # the longest draft that is tried where k is free
@@ -250,8 +251,8 @@ def batch_speedup_figure(
     figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
     highest = max([LONGEST, *cost, *(d.v for d in every)])
     figure.update_yaxes(title="v, and the best k", range=[0, 1.08 * highest], row=1, col=2)
-    figure.update_layout(template=TEMPLATE, height=420, margin=dict(l=60, r=20, t=50, b=60), title=hardware.name,
-                         legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"))  # fmt: skip
+    figure.update_layout(template=TEMPLATE, height=510, margin=dict(l=60, r=20, t=150, b=55),
+                         title=dict(text=hardware.name, y=0.97), legend=LEGEND_ABOVE)  # fmt: skip
     return figure
 
 
@@ -281,7 +282,9 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
         shown = recorded if (machine, model, stored) == there else ()
         measured = {"on this machine, just now": dots, f"on an H200, recorded {date}": shown}
         figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
-        return figure, in_words(hardware, config, alpha, k, c, stored, context)
+        words = in_words(hardware, config, alpha, k, c, stored, context)
+        cost = lambda batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
+        return figure, words + why_they_differ(measured, cost, alpha, k, c)
 
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),

@@ -14,7 +14,7 @@ from ...bench.measure import interleaved_times
 from ...files.handle import Model
 from ...generate import generate
 from .panel import Panel, player
-from .style import PALETTE, TEMPLATE
+from .style import PALETTE, TEMPLATE, swatch
 
 WAYS = {"with a cache": PALETTE[0], "without": PALETTE[1]}
 STEPS = 100
@@ -92,9 +92,9 @@ def cache_race_html(race: Race, seconds: float) -> str:
             "</div>"
         )
         lanes.append(
-            f'<div style="flex:1 1 320px;min-width:260px"><b style="color:{colour}">{name}</b>'
-            f'<span style="float:right">{state}</span>{bar}<span style="opacity:.55">{escape(race.prompt)}</span>'
-            f'{done}<span style="opacity:.12">{rest}</span></div>'
+            f'<div style="flex:1 1 320px;min-width:260px"><b>{swatch(colour)}{name}</b>'
+            f'<span style="float:right">{state}</span>{bar}<i>{escape(race.prompt)}</i>'
+            f'{done}<span style="visibility:hidden">{rest}</span></div>'  # the lane keeps its height
         )
     label = escape(_words(race, seconds), quote=True)
     return (

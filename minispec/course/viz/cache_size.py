@@ -70,7 +70,9 @@ def cache_size_figure(
     for i, (name, level) in enumerate(levels.items()):
         figure.add_hline(y=level / GIB, line=dict(color=GREY, width=1.5, dash=("dot", "dashdot")[i]))
         above = level == max(levels.values())
-        label = dict(text=f"{name}, {level / GIB:.3g} GiB", showarrow=False, yanchor="bottom" if above else "top")
+        label = dict(
+            text=f"{name}, {presets.figures(level / GIB)} GiB", showarrow=False, yanchor="bottom" if above else "top"
+        )
         figure.add_annotation(x=0, xref="paper", xanchor="left", y=log10(level / GIB), **label)
     drawn = [y for line in figure.data for y in line.y] + [level / GIB for level in levels.values()]
     figure.update_layout(
@@ -106,7 +108,7 @@ def cache_size(model: str = "Llama-3-8B") -> Panel:
         words = (
             f"{model} keeps {each / 1024:,.4g} KiB per token: 2 × {config.num_layers} layers × {config.num_kv_heads} "
             f"key/value heads × {config.head_dim} × {stored:g} bytes. {batch:,} × {length:,} tokens take "
-            f"{whole / GIB:,.3g} GiB, {whole / weights:.3g} times the weights. "
+            f"{presets.figures(whole / GIB)} GiB, {presets.figures(whole / weights)} times the weights. "
         )
         if (groups := config.num_heads // config.num_kv_heads) > 1:
             words += (

@@ -26,12 +26,12 @@ from ...files.registry import BENCHMARKS
 from ...serving.engine import Engine
 from .panel import Panel, choice
 from .recorder import endless
-from .style import GREY, PALETTE, TEMPLATE
+from .style import GREY, PALETTE, TEMPLATE, TEXT
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
 LONG = 160  # tokens: every fourth prompt is that long, the others are short
 RATES = (2, 5, 10, 20, 40, 80)  # requests per second
-NO_RECORDING = "no recording of an H200 is here yet:<br>minispec bench serve --sweep … --json makes one"
+NO_RECORDING = "no recording of an H200 is here yet:<br>minispec bench serve<br>--sweep … --json makes one"
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[floa
         figure.update_xaxes(type="log", title="requests per second", row=2, col=2)
     else:
         figure.add_annotation(text=NO_RECORDING, x=0.78, y=0.2, xref="paper", yref="paper", showarrow=False,
-                              font=dict(color=GREY))  # fmt: skip
+                              font=dict(color=TEXT))  # fmt: skip
         figure.update_xaxes(visible=False, row=2, col=2)
         figure.update_yaxes(visible=False, row=2, col=2)
     for row in (1, 2):

@@ -71,7 +71,7 @@ def measure_cycle(
         stamps: list[float] = []
         note = lambda _, stamps=stamps: stamps.append(time.perf_counter())  # noqa: E731
         out = speculate(target, prompt, drafter, k, new_tokens, on_cycle=note, **options)
-        step = _plain_step(target, prompt, new_tokens, options)
+        step = plain_step(target, prompt, new_tokens, options)
         if turn and len(stamps) > 1:  # the first turn compiles and records
             timed = out.trace.cycles[1:]
             parts = [fmean(getattr(c, f"{part}_seconds") for c in timed) for part in ("draft", "verify", "sample")]
@@ -84,7 +84,7 @@ def measure_cycle(
     return CycleParts(f"this machine, measured just now ({target.label})", k, tokens, median(plain), *parts)
 
 
-def _plain_step(target: Model, prompt, new_tokens: int, options: dict) -> float:
+def plain_step(target: Model, prompt, new_tokens: int, options: dict) -> float:
     """Seconds of a plain decoding step: what a longer output takes more than one of a single token."""
     long, short = (generate(target, prompt, n, **options).seconds for n in (new_tokens, 1))
     return (long - short) / (new_tokens - 1)

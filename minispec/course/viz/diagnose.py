@@ -13,7 +13,7 @@ from typing import NamedTuple
 from ... import theory
 from ...bench.slower import FAULTS, SOUND, Case, cases, unnamed_order
 from .panel import Panel, choice, slider
-from .style import GREY, KINDS, PALETTE
+from .style import GREY, KINDS, PALETTE, TEXT, swatch
 
 PARTS = {"draft": PALETTE[5], "verify": PALETTE[0], "sample": PALETTE[3]}
 CURES = {
@@ -138,14 +138,13 @@ def _bars(case: Case, sound: Case, title: str) -> str:
             f'<div style="{tokens}"></div></div>'
         )
     legend = " ".join(
-        f'<span style="color:{colour}">■</span> {part}'
-        for part, colour in {**PARTS, "tokens that came out": KINDS["accepted"]}.items()
+        f"{swatch(colour)}{part}" for part, colour in {**PARTS, "tokens that came out": KINDS["accepted"]}.items()
     )
     told = escape(
         "; ".join(f"{name}: " + ", ".join(f"{p} {x:.2f}" for p, x in spent[name].items()) for name, _ in runs)
     )
     label = f'role="img" aria-label="Time of a cycle in plain passes. {escape(told)}"'
-    below = f'<div style="font-size:12px;color:{GREY}">{legend}</div>'
+    below = f'<div style="font-size:12px;color:var(--jp-ui-font-color2,{TEXT})">{legend}</div>'
     return f'<div {label} style="color:var(--jp-ui-font-color1)">{"".join(lines)}{below}</div>'
 
 

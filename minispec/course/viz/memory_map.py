@@ -31,16 +31,19 @@ class AnnouncedPool(ContiguousPool):
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def memory_map_html(frames: Mapping[str, Frame]) -> str:
-    """One map beside the other, under their titles. Solid slots hold a token, pale ones are reserved and empty."""
+def memory_map_html(frames: Mapping[str, Frame], request: int | None = None) -> str:
+    """One map beside the other, under their titles. Solid slots hold a token, pale ones are reserved and empty.
+
+    The blocks of `request` are framed, and its table stands below. A click on a block chooses its request.
+    """
     if not frames:
         raise ValueError("frames is empty: give at least one, under its title")
-    columns = "".join(_column(title, frame) for title, frame in frames.items())
+    columns = "".join(_column(title, frame, request) for title, frame in frames.items())
     style = "display:flex;flex-wrap:wrap;gap:12px 24px;padding-right:12px;line-height:1.4"
     return f'<div style="{style};color:var(--jp-ui-font-color1,inherit)">{columns}</div>{_legend()}'
 
 
-def _column(title: str, frame: Frame) -> str:
+def _column(title: str, frame: Frame, request: int | None) -> str:
     stats = frame.stats
     waiting = " ".join(letter(id) for id in frame.waiting) or "none"
     head = (
@@ -51,17 +54,37 @@ def _column(title: str, frame: Frame) -> str:
     own = (
         f", widest gap {frame.widest_gap}" if frame.contiguous else f" · {counted(stats.shared_blocks, 'block')} shared"
     )
-    foot = f"<div>running {len(frame.holdings)} · waiting {waiting} · {free} free{own}</div>"
-    return f'<div style="flex:1 1 360px;max-width:520px">{head}{_svg(title, frame)}{foot}</div>'
+    said = f"running {len(frame.holdings)} · waiting {waiting} · {free} free{own}"
+    foot = f'<div style="min-height:2.8em">{said}</div>'  # two lines: the map keeps its height while it plays
+    foot += f'<div style="min-height:4.2em">{escape(table_in_words(frame, request))}</div>'
+    return f'<div style="flex:1 1 320px;max-width:520px">{head}{_svg(title, frame, request)}{foot}</div>'
 
 
-def _svg(title: str, frame: Frame) -> str:
+def table_in_words(frame: Frame, request: int | None, shown: int = 10) -> str:
+    """Where a request's tokens are: its block table, or the piece it has."""
+    if request is None:
+        return ""
+    if request not in frame.holdings:
+        return f"{letter(request)} {'waits' if request in frame.waiting else 'is not here'}."
+    holding, size = frame.holdings[request], frame.block_size
+    blocks, tokens = holding.blocks, f"{letter(request)}: {counted(holding.tokens, 'token')}"
+    if frame.contiguous:
+        return f"{tokens} in slots {blocks[0] * size} to {(blocks[-1] + 1) * size - 1}, side by side."
+    table = ", ".join(map(str, blocks[:shown])) + (", …" if len(blocks) > shown else "")
+    last = holding.tokens - 1
+    slot = blocks[last // size] * size + last % size
+    found = f"entry {last // size}, block {blocks[last // size]}, slot {slot}"
+    return f"{tokens}, block table [{table}]. Position {last}: {found}."
+
+
+def _svg(title: str, frame: Frame, request: int | None) -> str:
     lines = -(-frame.num_blocks * frame.block_size // ROW)
     width, height = ROW * SLOT + 2, lines * (LINE + GAP)
     drawn = _runs(frame) if frame.contiguous else _blocks(frame)
+    drawn += _frames(frame, request)
     label = escape(f"Memory map, {in_words(title, frame)}")
     return (
-        f'<svg role="img" aria-label="{label}" viewBox="-1 -2 {width} {height}" '
+        f'<svg role="group" aria-label="{label}" viewBox="-1 -2 {width} {height}" '
         f'style="width:100%;display:block;margin:4px 0">{drawn}</svg>'
     )
 
@@ -91,7 +114,7 @@ def _blocks(frame: Frame) -> str:
 
 
 def _runs(frame: Frame) -> str:
-    """Contiguous: a request's blocks lie side by side, so they are drawn as one piece, cut where a line ends."""
+    """Contiguous: a request's blocks lie side by side, so they are one piece, cut where a line ends."""
     total, size, parts = frame.num_blocks * frame.block_size, frame.block_size, []
     for start in range(0, total, ROW):
         parts.append(_box(*_place(start), min(ROW, total - start), "free"))
@@ -107,6 +130,27 @@ def _runs(frame: Frame) -> str:
             parts.append(_box(x, y, stop - start, title))
             parts.append(_label(x, y, letter(id), id, full))
             start = stop
+    return "".join(parts)
+
+
+def _frames(frame: Frame, request: int | None) -> str:
+    """What a click chooses, over every block in use; and a thick line around the blocks of the chosen request."""
+    parts, size = [], frame.block_size
+    line = "var(--jp-ui-font-color0,#111)"
+    for id, holding in frame.holdings.items():
+        slots = [block * size + i for block in holding.blocks for i in range(size)]
+        start = 0
+        for i in range(1, len(slots) + 1):
+            whole = size > 1 and i % size == 0
+            if i < len(slots) and slots[i] == slots[i - 1] + 1 and slots[i] % ROW and not whole:
+                continue
+            x, y = _place(slots[start])
+            look = f"fill:transparent;stroke:{line if id == request else 'none'};stroke-width:2.4;cursor:pointer"
+            parts.append(
+                f'<rect x="{x + 1}" y="{y}" width="{(i - start) * SLOT - 2}" height="{LINE}" rx="2" style="{look}" '
+                f"data-choose='{{\"request\": {id}}}'><title>request {letter(id)}</title></rect>"
+            )
+            start = i
     return "".join(parts)
 
 
@@ -202,15 +246,29 @@ def memory_map(
     }
     last = max(map(len, [*left.values(), *right.values()])) - 1
 
-    def draw(step: int, reserve: str, block: int, share: bool) -> tuple[str, str]:
+    def said(title: str, run: Sequence[Frame], step: int, reserve: str) -> str:
+        frame = run[min(step, len(run) - 1)]
+        words = in_words(title, frame) + _events(frame, step) + _blocked(frame, asks, reserve, longest)
+        served = f" All {len(asks)} were served in {len(run)} steps." if step >= len(run) - 1 else ""
+        return words + served
+
+    def draw(step: int, reserve: str, block: int, share: bool, request: int) -> tuple[str, str]:
         runs = {"Contiguous": left[reserve], f"Paged, blocks of {block}": right[block, share]}
         frames = {title: run[min(step, len(run) - 1)] for title, run in runs.items()}
-        said = [f"Step {step} of {last}."]
-        for title, frame in frames.items():
-            said.append(in_words(title, frame) + _events(frame, step) + _blocked(frame, asks, reserve, longest))
-            if step >= len(runs[title]) - 1:
-                said.append(f"All {len(asks)} were served in {len(runs[title])} steps.")
-        return memory_map_html(frames), " ".join(said)
+        words = [f"Step {step} of {last}.", *(said(title, run, step, reserve) for title, run in runs.items())]
+        chosen = None if request < 0 else request
+        words += [table_in_words(frame, chosen) for frame in frames.values() if chosen is not None]
+        return memory_map_html(frames, chosen), " ".join(words)
+
+    def most_said() -> str:
+        """The longest that each part of the sentence becomes."""
+        lefts = [said("Contiguous", run, step, reserve) for reserve, run in left.items() for step in range(last + 1)]
+        rights = [said("Paged, blocks of 16", run, step, LONGEST) for run in right.values() for step in range(last + 1)]
+        tables = [
+            max((table_in_words(frame, id) for run in runs for frame in run for id in frame.holdings), key=len)
+            for runs in (left.values(), right.values())
+        ]
+        return " ".join([f"Step {last} of {last}.", max(lefts, key=len), max(rights, key=len), *tables])
 
     play, step = player("step", last, interval=500)
     crowd = [len(frame.holdings) for frame in right[block_sizes[0], True]]
@@ -222,8 +280,9 @@ def memory_map(
         "reserve": choice("contiguous reserves", menu),
         "block": choice("block size", list(block_sizes)),
         "share": switch("share equal beginnings", True),
+        "request": choice("table of", {"no request": -1} | {letter(id): id for id in range(len(asks))}),
     }
-    return Panel(draw, controls)
+    return Panel(draw, controls, longest=most_said())
 
 
 def _events(frame: Frame, step: int) -> str:

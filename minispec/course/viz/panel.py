@@ -7,12 +7,15 @@ says in words what the picture shows: that sentence is what a screen reader spea
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Callable, Mapping
-from html import escape
 
 import ipywidgets
 import plotly.graph_objects as go
+from traitlets import TraitError
+
+from ..stored import PICTURE, WANTED
+from .picture_view import PictureView, as_json
 
 Picture = go.Figure | str | tuple[go.Figure | str, str]
 
@@ -24,20 +27,26 @@ class Panel(ipywidgets.VBox):
     """`draw(**values)` is called with the value of each control, now and whenever one of them changes.
 
     `panel.picture` is what it last returned, `panel.words` the sentence beside it. Arrow keys move a focused slider.
+
+    A part of a picture can stand for a control's value, and sets it when clicked: in HTML any element with
+    `data-choose='{"node": 3}'`, in a figure every point with customdata, if `layout.meta` is `{"choose": "node"}`.
+
+    `longest` is the longest sentence that `draw` can return, where it is known: the page keeps room for it, so that
+    what is below stays where it is.
     """
 
-    def __init__(self, draw: Callable[..., Picture], controls: Mapping[str, ipywidgets.Widget]) -> None:
+    def __init__(
+        self, draw: Callable[..., Picture], controls: Mapping[str, ipywidgets.Widget], longest: str = ""
+    ) -> None:
         self.draw, self.controls = draw, dict(controls)
         self.picture: go.Figure | str = ""
         self.words = ""
-        self._html = ipywidgets.HTML(layout=WIDE)
-        self._plot = ipywidgets.Output(layout=WIDE)
-        self._caption = ipywidgets.HTML(layout=WIDE)
+        self.view = PictureView(layout=WIDE, longest=longest)
+        self.view.when_chosen(self.choose)
         for control in self._read().values():
             control.observe(self.redraw, names="value")
         self.redraw()
-        picture = self._html if isinstance(self.picture, str) else self._plot
-        super().__init__([ipywidgets.Box(list(self.controls.values()), layout=_ROW), picture, self._caption])
+        super().__init__([ipywidgets.Box(list(self.controls.values()), layout=_ROW), self.view])
         self.add_class("minispec-panel")
 
     @property
@@ -49,19 +58,33 @@ class Panel(ipywidgets.VBox):
         return {name: control for name, control in self.controls.items() if not isinstance(control, ipywidgets.Play)}
 
     def redraw(self, _change: object = None) -> None:
-        drawn = self.draw(**self.values)
-        self.picture, self.words = drawn if isinstance(drawn, tuple) else (drawn, "")
-        if isinstance(self.picture, str):
-            self._html.value = self.picture
-        else:
-            self._plot.outputs = (_output(self.picture),)
-        self._caption.value = f'<p role="status" style="line-height:1.5">{escape(self.words)}</p>' if self.words else ""
+        self.view.busy = True  # the page shows it if the picture takes its time
+        try:
+            drawn = self.draw(**self.values)
+            self.picture, self.words = drawn if isinstance(drawn, tuple) else (drawn, "")
+            self.view.show(self.picture, self.words)
+        finally:
+            self.view.busy = False
 
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        """What a cell's output keeps: the widget, its sentence, and for the builder the picture as data."""
+        bundle = super()._repr_mimebundle_(**kwargs) or {}
+        bundle["text/plain"] = self.words or "a picture: run this cell to see it"
+        return bundle | ({PICTURE: self.still()} if os.environ.get(WANTED) else {})
 
-def _output(figure: go.Figure) -> dict:
-    """A figure as a cell's output keeps it: JupyterLab draws it with its own copy of plotly, without the network."""
-    bundle = {"application/vnd.plotly.v1+json": json.loads(figure.to_json())}
-    return {"output_type": "display_data", "data": bundle, "metadata": {}}
+    def still(self) -> dict:
+        """The picture as it is now, as plain data."""
+        is_html = isinstance(self.picture, str)
+        figure, html = ({}, self.picture) if is_html else (as_json(self.picture), "")
+        return {"figure": figure, "html": html, "words": self.words}
+
+    def choose(self, name: str, value: object) -> None:
+        """Set a control, as a click into the picture does. What it does not take is no choice."""
+        if name in self._read():
+            try:
+                self.controls[name].value = value
+            except TraitError:
+                pass
 
 
 def slider(label: str, value: float, low: float, high: float, step: float | None = None) -> ipywidgets.Widget:

@@ -3,52 +3,119 @@
 from __future__ import annotations
 
 import math
-from html import escape
+import os
 from numbers import Real
+from pathlib import Path
 
-import ipywidgets
+import anywidget
+import traitlets
+from IPython import get_ipython
+from IPython.display import display
+
+from ..stored import LAB
+from .numbers import number, read_number
+
+FOLDER = Path(__file__).parent
+ESM = (FOLDER / "prediction_view.js").read_text(encoding="utf-8")
+CSS = (FOLDER / "prediction_view.css").read_text(encoding="utf-8")
+COVERED = "The answer is covered until you commit a guess above."
 
 
-class Prediction(ipywidgets.VBox):
-    """A question, a field for your number, and a button that fixes it.
+def widget_bundle(bundle: dict | tuple[dict, dict] | None, text: str) -> dict:
+    """What a widget displays, with a text of ours for readers without widgets (ipywidgets' own is its repr)."""
+    data = bundle[0] if isinstance(bundle, tuple) else bundle or {}
+    return {**data, "text/plain": text}
 
-    Without a browser it works as well: `guess.commit(5)`. A lesson never depends on the guess: `reveal` shows the
-    answer whether or not there is one, and says so.
+
+class Prediction(anywidget.AnyWidget):
+    """A question, an empty field for your number, and two buttons: *commit* fixes the guess, *skip* goes without.
+
+    Without a browser it works as well: `guess.commit(5)`. A lesson never depends on the guess, and running the cell
+    again keeps it. In `minispec lab` the answer waits until there is a guess, or none is wanted; everywhere else
+    `reveal` shows it at once.
     """
 
+    _esm, _css = ESM, CSS
+    question = traitlets.Unicode().tag(sync=True)
+    unit = traitlets.Unicode().tag(sync=True)
+    shown = traitlets.Unicode().tag(sync=True)  # the guess, as it is written
+    said = traitlets.Unicode().tag(sync=True)
+    closed = traitlets.Bool(False).tag(sync=True)
+    told = traitlets.Dict().tag(sync=True)  # by the browser: {"commit": text} or {"skip": True}
+    guess = traitlets.Float(None, allow_none=True)
+
     def __init__(self, question: str, unit: str = "") -> None:
-        self.question, self.unit = question, unit
-        self.guess: float | None = None
-        self._field = ipywidgets.FloatText(
-            description="my guess", style={"description_width": "auto"}, layout=ipywidgets.Layout(width="220px")
-        )
-        self._button = ipywidgets.Button(description="commit", tooltip="after this the guess stays as it is")
-        self._said = ipywidgets.HTML()
-        self._button.on_click(lambda _: self.commit(self._field.value))
-        row = ipywidgets.HBox([self._field, ipywidgets.Label(unit), self._button])
-        super().__init__([ipywidgets.HTML(f"<b>{escape(question)}</b>"), row, self._said])
+        super().__init__(question=question, unit=unit)
         self.add_class("minispec-predict")
+        self.observe(self._hear, names="told")
+        if (kept := _guesses().get((question, unit))) is not None:
+            self.commit(kept)
 
     def commit(self, guess: float) -> None:
         if isinstance(guess, bool) or not isinstance(guess, Real) or not math.isfinite(guess):
             raise ValueError(f"guess={guess!r} is not a number to compare with: commit a finite one")
-        if self.guess is not None:
+        if self.closed:
             return  # the first guess counts
-        self.guess = float(guess)
-        self._field.value, self._field.disabled, self._button.disabled = self.guess, True, True
-        said = f"Your guess is {_number(self.guess)} {self.unit}".rstrip()
-        self._said.value = f"<span role='status'>{escape(said)}. Run on.</span>"
+        self.shown = number(float(guess))
+        self.said = f"Your guess is {self.shown} {self.unit}".rstrip() + ". Run on."
+        _guesses()[self.question, self.unit] = float(guess)
+        self.guess, self.closed = float(guess), True
+
+    def skip(self) -> None:
+        """Go on without a guess."""
+        if not self.closed:
+            self.said, self.closed = "Skipped. Run on.", True
 
     def reveal(self, answer: float) -> None:
-        """Print the answer beside the guess."""
+        """Print the answer beside the guess; to a reader who has not decided yet, show it when they have."""
+        if self.closed or not os.environ.get(LAB) or get_ipython() is None:
+            print(self.verdict(answer))
+        else:
+            display(Answer(self, answer))
+
+    def verdict(self, answer: float) -> str:
+        """What `reveal` says."""
         unit = f" {self.unit}" if self.unit else ""
         if self.guess is None:
-            print("your guess: none (commit one next time: it makes the answer stick)")
+            guessed = ["your guess: none (commit one next time: it makes the answer stick)"]
         else:
-            print(f"your guess: {_number(self.guess)}{unit}")
-        print(f"the answer: {_number(answer)}{unit}")
-        if self.guess is not None:
-            print(_verdict(self.guess, answer))
+            guessed = [f"your guess: {number(self.guess)}{unit}"]
+        compared = [] if self.guess is None else [_verdict(self.guess, answer)]
+        return "\n".join([*guessed, f"the answer: {number(answer)}{unit}", *compared])
+
+    def _hear(self, change: dict) -> None:
+        """What the browser tells: the text of the field, or that it is to stay empty."""
+        message = change["new"]
+        if message.get("skip"):
+            self.skip()
+        elif "commit" in message:
+            try:
+                self.commit(read_number(str(message["commit"]), self.unit))
+            except ValueError as problem:
+                self.said = str(problem)
+
+
+class Answer(anywidget.AnyWidget):
+    """An answer that waits for its prediction."""
+
+    _esm, _css = ESM, CSS
+    text = traitlets.Unicode(COVERED).tag(sync=True)
+    covered = traitlets.Bool(True).tag(sync=True)
+    told = traitlets.Dict().tag(sync=True)  # by the browser: {"skip": True}
+
+    def __init__(self, prediction: Prediction, answer: float) -> None:
+        super().__init__()
+        self.add_class("minispec-answer")
+
+        def uncover(_change: object = None) -> None:
+            self.text, self.covered = prediction.verdict(answer), False
+
+        prediction.observe(uncover, names="closed")
+        self.observe(lambda change: change["new"].get("skip") and prediction.skip(), names="told")
+
+    def _repr_mimebundle_(self, **kwargs) -> dict:
+        """What is saved says that there is an answer, and not which."""
+        return widget_bundle(super()._repr_mimebundle_(**kwargs), f"{COVERED} Then run this cell again.")
 
 
 def predict(question: str, unit: str = "") -> Prediction:
@@ -56,11 +123,10 @@ def predict(question: str, unit: str = "") -> Prediction:
     return Prediction(question, unit)
 
 
-def _number(x: float) -> str:
-    """Three figures, never in powers of ten: 0.05, 2.77, 1,840."""
-    if x == 0 or not math.isfinite(x):
-        return f"{x:g}"
-    return f"{round(x, 2 - math.floor(math.log10(abs(x)))):,.10f}".rstrip("0").rstrip(".")
+def _guesses() -> dict[tuple[str, str], float]:
+    """The guesses of this notebook's kernel, by question. Outside a notebook none are kept."""
+    shell = get_ipython()
+    return {} if shell is None else shell.user_ns.setdefault("_minispec_guesses", {})
 
 
 def _verdict(guess: float, answer: float) -> str:
@@ -71,4 +137,4 @@ def _verdict(guess: float, answer: float) -> str:
         return f"{side}, not even the same sign: go on, because this is where there is most to learn"
     if guess == 0 or answer == 0:
         return side
-    return f"{side} by a factor of {_number(max(guess / answer, answer / guess))}"
+    return f"{side} by a factor of {number(max(guess / answer, answer / guess))}"

@@ -57,6 +57,11 @@ def name_of(bytes_per_number: float) -> str:
     return next((name for name, size in STORED.items() if size == bytes_per_number), f"{bytes_per_number:g} bytes")
 
 
+def figures(x: float) -> str:
+    """Three figures, written out: 1,880 and not 1.88e+03."""
+    return f"{float(f'{x:.3g}'):,.0f}" if abs(x) >= 99.95 else f"{x:.3g}"
+
+
 def si(x: float, unit: str) -> str:
     """Three figures and a prefix: si(3.35e12, "B/s") is "3.35 TB/s"."""
     for prefix in ("", "k", "M", "G", "T"):

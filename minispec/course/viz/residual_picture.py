@@ -7,7 +7,7 @@ from html import escape
 import torch
 
 from ... import exact, verify
-from .style import KINDS, PALETTE
+from .style import KINDS, PALETTE, swatch
 from .wrong_verifiers import NOTHING
 
 TOO_MUCH, TOO_LITTLE = PALETTE[3], PALETTE[4]
@@ -63,9 +63,9 @@ def _box(title: str, number: str, note: str, good: bool | None) -> str:
     return (
         f'<div style="flex:1 1 130px; padding:5px 10px; border-left:5px solid {colour}; '
         f'background:color-mix(in srgb, {colour} 10%, transparent)">'
-        f'<div style="color:var(--jp-ui-font-color2); font-size:12px">{escape(title)}</div>'
+        f'<div style="font-size:12px">{escape(title)}</div>'
         f'<div style="font-size:17px; font-weight:600">{mark}{escape(number)}</div>'
-        f'<div style="color:var(--jp-ui-font-color2); font-size:12px">{escape(note)}</div></div>'
+        f'<div style="font-size:12px">{escape(note)}</div></div>'
     )
 
 
@@ -115,11 +115,7 @@ def emitted_card(found, drawn) -> str:
             )
         if abs(off) > 5e-4:
             marks.append(_number(i, top, scale, f"{off:+.2f}".replace("-", "−"), n, bold=True))
-    keys = [
-        f'<span style="color:{KINDS[kind]}">■</span> {kind}'
-        for kind, part in found.parts.items()
-        if float(part.sum()) > 0
-    ]
+    keys = [f"{swatch(KINDS[kind])}{kind}" for kind, part in found.parts.items() if float(part.sum()) > 0]
     note = " &nbsp; ".join([*keys, "<b>—</b> p", *(["○ sampled"] if drawn else [])])
     values = ", ".join(f"{found.place.labels[x].strip()} {float(found.emitted[x]):.3f}" for x in shown)
     wanted = ", ".join(f"{float(found.p[x]):.3f}" for x in shown)
@@ -219,10 +215,7 @@ def joint_card(found) -> str:
                 f'font-size="{12.5 if step > 36 else 10.5}" pointer-events="none">{text}</text>'
             )
     marks.append(f'<text x="4" y="{TOP - 7}" {SMALL}>first ↓ second →</text>')
-    note = (
-        f'<span style="color:{TOO_MUCH}">■</span> too often &nbsp; '
-        f'<span style="color:{TOO_LITTLE}">■</span> too seldom (in %)'
-    )
+    note = f"{swatch(TOO_MUCH)}too often &nbsp; {swatch(TOO_LITTLE)}too seldom (in %)"
     label = (
         f"pairs of tokens: the joint distribution is {found.two_places:.3f} away from the target's in total variation"
     )

@@ -11,7 +11,7 @@ from ... import theory
 from ...model import Config
 from . import presets
 from .panel import Panel, choice
-from .style import GREY, PALETTE, TEMPLATE
+from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
 from .timing import NOW, Here, recorded, shown_first
 
 PROMPT = 512  # tokens of the prompt whose prefill is marked
@@ -39,7 +39,9 @@ def roofline_figure(
     """
     shape = dict(bytes_per_weight=bytes_per_weight, batch=batch, context=context)
     ridge = theory.balance_point(hardware)
-    corners = [LEFT, ridge, RIGHT]
+    ours = [place(hardware, config, tokens=count, **shape)[0] for count in (1, PROMPT, tokens)]
+    left, right = min(LEFT, *(x / 2 for x in ours)), max(RIGHT, *(2 * x for x in ours))  # every mark is on the axis
+    corners = [left, ridge, right]
     figure = go.Figure(layout=dict(template=TEMPLATE))
     figure.add_trace(
         go.Scatter(
@@ -51,9 +53,9 @@ def roofline_figure(
         )
     )
     for run in measured:
-        ours, colour = run.label == NOW, PALETTE[1 if run.label == NOW else 0]
+        own, colour = run.label == NOW, PALETTE[1 if run.label == NOW else 0]
         if run.hardware != hardware:
-            other = [LEFT, theory.balance_point(run.hardware), RIGHT]
+            other = [left, theory.balance_point(run.hardware), right]
             figure.add_trace(
                 go.Scatter(
                     x=other,
@@ -73,7 +75,7 @@ def roofline_figure(
                 textposition="bottom right",
                 name=run.what,
                 mode="markers+text",
-                marker=dict(size=8, symbol="circle" if ours else "square", color=colour),
+                marker=dict(size=8, symbol="circle" if own else "square", color=colour),
             )
         )
     marks = (
@@ -95,10 +97,10 @@ def roofline_figure(
             x=log10(x), y=1.0, yref="paper", yanchor="bottom", xanchor=anchor, text=text, showarrow=False
         )
     every = [hardware, *(run.hardware for run in measured)]
-    low, high = LEFT * min(h.bandwidth for h in every), max(h.flops for h in every)
+    low, high = left * min(h.bandwidth for h in every), max(h.flops for h in every)
     figure.update_layout(
         title=dict(text=f"{hardware.name}: ridge at {ridge:.3g} FLOP per byte", y=0.97),
-        xaxis=dict(title="arithmetic intensity, FLOP per byte", type="log", range=[log10(LEFT), log10(RIGHT)], dtick=1),
+        xaxis=dict(title="arithmetic intensity, FLOP per byte", type="log", range=[log10(left), log10(right)], dtick=1),
         yaxis=dict(
             title="arithmetic, at best",
             type="log",
@@ -106,9 +108,9 @@ def roofline_figure(
             tickvals=[10.0**n for n in range(6, 17)],
             ticktext=[presets.si(10.0**n, "FLOP/s") for n in range(6, 17)],
         ),
-        legend=dict(orientation="h", y=-0.2, entrywidth=0.48, entrywidthmode="fraction"),
-        margin=dict(t=70, b=90),
-        height=480,
+        legend=LEGEND_ABOVE | dict(y=1.07),
+        margin=dict(t=205, b=55),
+        height=590,
     )
     return figure
 
@@ -128,8 +130,10 @@ def roofline(here: Here | None = None) -> Panel:
         limit = "memory" if flops / read < ridge else "compute"
         words = (
             f"{model}, weights in {presets.name_of(stored)}, {batch:,} × {tokens:,} tokens after {context:,} cached: "
-            f"{presets.si(flops, 'FLOP')} for {presets.si(read, 'B')} read, {flops / read:.3g} FLOP per byte. "
-            f"The ridge is at {ridge:.3g}, so the pass is {limit}-bound: at best {presets.duration(seconds)}, "
+            f"{presets.si(flops, 'FLOP')} for {presets.si(read, 'B')} read, {presets.figures(flops / read)} FLOP "
+            "per byte. "
+            f"The ridge is at {presets.figures(ridge)}, so the pass is {limit}-bound: "
+            f"at best {presets.duration(seconds)}, "
             f"with {flops / seconds / hardware.flops:.1%} of the arithmetic in use."
         )
         return figure, words

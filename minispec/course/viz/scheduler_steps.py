@@ -108,10 +108,10 @@ def record(engine: Engine | DryEngine, asks: Sequence[Ask]) -> list[Moment]:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | None = None) -> str:
+def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | None = None, lines: int = 0) -> str:
     """One line per request in the pass: what it reads, its slots, its tokens. `show` is one of MOMENTS.
 
-    `decode` makes a word of a token; `slots` is how many the picture has room for.
+    `decode` makes a word of a token; `slots` and `lines` are how many the picture has room for.
     """
     if show not in MOMENTS:
         raise ValueError(f"show={show!r}: give one of {', '.join(MOMENTS)}")
@@ -124,7 +124,7 @@ def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | Non
     )
     cell = "padding:3px 10px 3px 0;text-align:left;vertical-align:middle"
     names = ("request", "reads", f"slots, in blocks of {size}", "tokens")
-    widths = ("auto", "76px", "auto", "auto")  # the second's texts differ in length, and the strips shall not jump
+    widths = ("auto", "76px", "240px", "180px")  # the second's texts differ in length, and the strips shall not jump
     rows = "".join(
         f'<th style="{cell};font-weight:500;opacity:.75;min-width:{width}">{name}</th>'
         for name, width in zip(names, widths, strict=True)
@@ -136,7 +136,9 @@ def scheduler_steps_html(moment: Moment, show: str, decode=str, slots: int | Non
         rows += "<tr>" + "".join(f'<td style="{cell}">{text}</td>' for text in texts) + "</tr>"
     if not moment.parts:
         rows += f'<tr><td style="{cell}" colspan="4">No request is in this pass.</td></tr>'
-    table = f'<table style="border-collapse:collapse;background:none;margin:0">{rows}</table>'
+    for _ in range(lines - max(1, len(moment.parts))):  # room for those that come and go, so that nothing below jumps
+        rows += f'<tr aria-hidden="true"><td style="{cell}" colspan="4">&nbsp;</td></tr>'
+    table = f'<table style="border-collapse:collapse;background:none;margin:0;width:100%">{rows}</table>'
     style = "line-height:1.4;color:var(--jp-ui-font-color1,inherit);overflow-x:auto;padding-right:12px"
     return f'<div style="{style}">{head}{table}{_legend()}</div>'
 
@@ -194,8 +196,8 @@ def _strip(part: Part, show: str, size: int, slots: int) -> str:
     label = escape(f"Request {letter(part.id)}: {_slots_in_words(part, show, size)}")
     width = slots * SLOT + 2
     return (
-        f'<svg role="img" aria-label="{label}" viewBox="-1 0 {width} {LINE}" width="{width}" height="{LINE}" '
-        f'style="display:block"><title>{label}</title>{"".join(drawn)}</svg>'
+        f'<svg role="img" aria-label="{label}" viewBox="-1 0 {width} {LINE}" '
+        f'style="display:block;width:100%;min-width:240px;max-width:{width}px"><title>{label}</title>{"".join(drawn)}</svg>'
     )
 
 
@@ -316,7 +318,7 @@ def scheduler_steps(target: Model, drafter: Drafter, asks: Sequence[Ask] | None 
         words = in_words(run[step], MOMENTS[at])
         if moment >= 3 * len(run) - 1:
             words += f" All {len(asks)} were served in {len(run)} steps."
-        return scheduler_steps_html(run[step], MOMENTS[at], word, slots), words
+        return scheduler_steps_html(run[step], MOMENTS[at], word, slots, len(asks)), words
 
     play, place = player("moment", 3 * max(map(len, runs.values())) - 1, interval=1200)
     place.value = 3 * 4  # all requests are there, and the fourth plan has drafts

@@ -72,10 +72,10 @@ def surface_figure(
     cost = v if callable(v) else lambda k: v
     lengths = list(range(1, LONGEST + 1))
     grid = [[theory.speedup(a, k, c, cost(k)) for k in lengths] for a in ALPHAS]
-    figure = make_subplots(1, 2, column_widths=[0.56, 0.44], horizontal_spacing=0.16)
+    figure = make_subplots(1, 2, column_widths=[0.56, 0.44], horizontal_spacing=0.22)
     figure.add_heatmap(
         x=lengths, y=ALPHAS, z=grid, zmin=0, zmax=MOST, colorscale=SCALE,
-        colorbar=dict(title="speed-up", x=0.47, thickness=12, tickvals=[0, 1, 2, 3, 4]),
+        colorbar=dict(x=0.44, thickness=12, tickvals=[0, 1, 2, 3, 4]),
         hovertemplate="k = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
     )  # fmt: skip
     edge = [(k, theory.break_even(k, c, cost(k))) for k in lengths]

@@ -20,7 +20,7 @@ from ...files.registry import BENCHMARKS
 from ...model import Config
 from . import presets
 from .panel import Panel, choice
-from .style import GREY, PALETTE, TEMPLATE
+from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
 
 CURVE = (1, 2, 3, 4, 5, 6, 8, 16, 32, 64, 128)
 LINE = (*range(1, 17), *(2**n for n in range(5, 9)), 24, 48, 96, 192)
@@ -180,12 +180,12 @@ def timing_figure(
         )
     figure.update_traces(hovertemplate=hover)
     figure.update_layout(
-        title="What a forward pass over M tokens per sequence costs, in passes over one",
+        title=dict(text="What a forward pass over M tokens per sequence costs, in passes over one", y=0.97),
         xaxis=dict(title="M, tokens per sequence in the pass", type="log", tickvals=[2**n for n in range(9)]),
         yaxis=dict(title="t(M) / t(1)", type="log", tickvals=[2**n for n in range(9)], range=[-0.25, 2.45]),
-        legend=dict(orientation="h", y=-0.22),
-        margin=dict(b=110),
-        height=450,
+        legend=LEGEND_ABOVE,
+        margin=dict(t=150, b=55),
+        height=510,
     )
     return figure
 

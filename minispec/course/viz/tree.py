@@ -23,6 +23,8 @@ from .style import GREY, KINDS, PALETTE, TEMPLATE
 
 ACCEPTED, CHOSEN = KINDS["accepted"], PALETTE[1]
 MOST = 32  # nodes: more cannot be read in a picture
+HEIGHT = 600  # whatever the tree: what lies below the picture stays where it is
+LONGEST = 9  # letters of a token that have room beside a node
 
 
 def rows_of(parents: Sequence[int]) -> list[float]:
@@ -59,18 +61,24 @@ def tree_figure(
     if reach is not None and len(reach) != n:
         raise ValueError(f"reach has {len(reach)} numbers for a tree of {n} nodes: give one for each")
     words = [last, *(say(token) for token in cycle.drafted)]
-    names = [escape(repr(word)[1:-1].replace(" ", "␣")) for word in words]
+    names = [escape(_short(repr(word)[1:-1].replace(" ", "␣"))) for word in words]
     depth = [0, *depths(parents)]
     chosen = {place + 1 for place in path_to(parents, node - 1)} | {0}  # as places of the pass
     accepted = {place + 1 for place in cycle.path} | {0}
 
     figure = make_subplots(1, 2, column_widths=[0.52, 0.48], horizontal_spacing=0.12,
-                           subplot_titles=("the tree", "the mask (number: token @position)"))  # fmt: skip
-    figure.update_layout(template=TEMPLATE, showlegend=False, height=max(400, 120 + 18 * size))
+                           subplot_titles=("the tree", "the mask: token @position"))  # fmt: skip
+    figure.update_layout(
+        template=TEMPLATE, showlegend=False, height=HEIGHT, margin=dict(l=20, r=10, t=40, b=50), meta={"choose": "node"}
+    )  # a click on a node, or on its line of the mask, chooses it
     figure.update_annotations(font_size=14)
     _draw_tree(figure, parents, names, depth, chosen, accepted, reach)
     _draw_mask(figure, parents, names, [cycle.committed - 1 + d for d in depth], node, chosen)
     return figure, _words(cycle, words, depth, node, parents, reach)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
 def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
@@ -100,8 +108,8 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
             *("top right" if node in parents else "middle right" for node in range(len(parents))),
         ],
         textfont=dict(size=12),
-        customdata=list(zip(paths, shown, strict=True)),
-        hovertemplate="%{customdata[0]}%{customdata[1]}<extra></extra>",
+        customdata=list(zip(range(len(rows)), paths, shown, strict=True)),
+        hovertemplate="%{customdata[1]}%{customdata[2]}<extra></extra>",
         marker=dict(
             size=[7 if reach is None or not place else 6 + 16 * reach[place - 1] ** 0.5 for place in range(len(rows))],
             color=[ACCEPTED if place in accepted else GREY for place in range(len(rows))],
@@ -111,7 +119,7 @@ def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
         row=1,
         col=1,
     )
-    figure.update_xaxes(title="depth", range=[-0.7, max(depth) + 0.9], tickvals=list(range(max(depth) + 1)),
+    figure.update_xaxes(title="depth", range=[-0.9, max(depth) + 1.0], tickvals=list(range(max(depth) + 1)),
                         showgrid=False, zeroline=False, row=1, col=1)  # fmt: skip
     figure.update_yaxes(visible=False, autorange="reversed", row=1, col=1)
 
@@ -130,8 +138,11 @@ def _draw_mask(figure, parents, names, positions, node, chosen) -> None:
         showscale=False,
         xgap=1,
         ygap=1,
-        customdata=[[("sees" if see else "does not see", columns[j]) for j, see in enumerate(row)] for row in seen],
-        hovertemplate="%{y} %{customdata[0]} %{customdata[1]}<extra></extra>",
+        customdata=[
+            [(place, "attends to" if see else "does not attend to", columns[j]) for j, see in enumerate(row)]
+            for place, row in enumerate(seen)
+        ],
+        hovertemplate="%{y} %{customdata[1]} %{customdata[2]}<extra></extra>",
         row=1,
         col=2,
     )

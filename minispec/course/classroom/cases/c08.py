@@ -26,6 +26,14 @@ def _(draw):
     return draw.until(lambda: lookup_case(draw), has_a_choice)
 
 
+@fresh("08.ngram", "an occurrence that overlaps the suffix", weight=0.5, count=5)
+def _(draw):
+    """7 5 5 5: the suffix 5 5 occurs one position earlier, too."""
+    run, *others = draw.sample(range(1, 9), 4)
+    text = [*others[: draw.whole(0, 3)], *[run] * draw.whole(2, 3 + draw.size)]
+    return dict(text=text, n_max=draw.whole(1, 4), k=draw.whole(1, 3))
+
+
 @fresh("08.ngram", "tokens of several digits", weight=0.5, count=6)
 def _(draw):
     """12 and then 3 is not 1 and then 23, whatever it looks like side by side."""

@@ -124,6 +124,12 @@ def _(draw):
     return shape_case(draw, draw.whole(2, 3), 3)
 
 
+@fresh("09.tree_tokens", "a budget for more than all nodes", weight=0.5, count=5)
+def _(draw):
+    case = shape_case(draw, draw.whole(1, 2), 2)
+    return {**case, "budget": len(every_node(case["accuracies"])) + draw.whole(1, 4)}
+
+
 @fresh("09.tree_tokens", "one head", weight=0.5, count=6)
 def _(draw):
     return shape_case(draw, 1, 4)

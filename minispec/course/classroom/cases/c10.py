@@ -44,6 +44,12 @@ def _(draw):
     return anchors_case(draw, draw.whole(2, 3))
 
 
+@fresh("10.block_mask", "the same anchor twice", weight=0.5, count=5)
+def _(draw):
+    case = anchors_case(draw, draw.whole(1, 2))
+    return {**case, "anchors": [*case["anchors"], case["anchors"][0]]}
+
+
 @fresh("10.block_mask", "an anchor at the beginning or at the end", weight=0.5, count=6)
 def _(draw):
     case = anchors_case(draw, draw.whole(1, 2))

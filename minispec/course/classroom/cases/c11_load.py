@@ -48,8 +48,8 @@ def _(draw):
 
 
 def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
-    """Requests of these kinds: good, slow to the first token, slow after it, late in both, failed, one token, at a
-    target."""
+    """Requests of these kinds: good, slow to the first token, slow after it, late in both, failed, no wait at all,
+    one token, at a target."""
     ttft, tpot = draw.whole(4, 30), draw.whole(3, 12)  # targets, in twentieths of a second
 
     def below(target):
@@ -65,6 +65,7 @@ def load(draw: Draw, kinds: str, count: int | None = None) -> dict:
             "p": (below(ttft), above(tpot)),
             "b": (above(ttft), above(tpot)),
             "f": (None, None),
+            "0": (0.0, draw.choice([0.0, below(tpot), above(tpot)])),  # a time like any other: None alone means none
             "1": (draw.choice([below, above])(ttft), None),
             "=": draw.choice([(ttft / 20, below(tpot)), (below(ttft), tpot / 20), (ttft / 20, tpot / 20),
                               (ttft / 20, None), (ttft / 20, above(tpot)), (above(ttft), tpot / 20)]),
@@ -87,6 +88,11 @@ def _(draw):
 @fresh("11.goodput", "exactly at a target")
 def _(draw):
     return load(draw, "===gf")
+
+
+@fresh("11.goodput", "no wait at all", weight=0.5, count=4)
+def _(draw):
+    return load(draw, "00f1")
 
 
 @fresh("11.goodput", "nothing to count", weight=0.5, count=6)

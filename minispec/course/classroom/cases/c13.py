@@ -121,6 +121,12 @@ def _(draw):
     return splits(draw, draw.whole(2, 2 + draw.size), most=most, shift=shift)
 
 
+@fresh("13.merge_splits", "every score far below zero", weight=0.5, count=4)
+def _(draw):
+    """A low maximum does not make a split empty."""
+    return splits(draw, draw.whole(1, 2 + draw.size), shift=-(10.0 ** draw.whole(5, 8)))
+
+
 @fresh("13.merge_splits", "splits without slots")
 def _(draw):
     count = draw.whole(2, 3 + draw.size)

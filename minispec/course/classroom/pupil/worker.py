@@ -17,7 +17,9 @@ import os
 import random
 import signal
 import socket
+import struct
 import sys
+import time
 import types
 
 import numpy as np
@@ -314,6 +316,7 @@ def keeper(order: dict, link: int, leash: int) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.setsid()
     _only(link, leash)
+    processes = os.open("/proc", os.O_RDONLY) if os.path.isdir("/proc") else -1  # the pupil's own /proc will be another
     if "namespaces" in order["level"]:
         unshare()
     child = os.fork()  # the first process of the new namespace: with it all others in there end
@@ -329,7 +332,8 @@ def keeper(order: dict, link: int, leash: int) -> None:
             os._exit(0)
     os.close(link)
     try:
-        os.read(leash, 1)  # returns when the other end is closed
+        while os.read(leash, 1):  # nothing comes when the other end is closed; else the grader asks for the time
+            os.write(leash, used(child, processes))
     finally:
         for end in (os.kill, os.killpg):  # where there is no namespace: with the processes that it should not have made
             try:
@@ -338,6 +342,17 @@ def keeper(order: dict, link: int, leash: int) -> None:
                 pass
         os.waitpid(child, 0)
     os._exit(0)
+
+
+def used(child: int, processes: int) -> bytes:
+    """The processor time of a process, and its state as /proc says it: R for running, S for sleeping …"""
+    try:
+        seconds = time.clock_gettime((~child << 3) | 2)  # Linux's clock of another process
+        with open(os.open(f"{child}/stat", os.O_RDONLY, dir_fd=processes), "rb") as stream:
+            state = stream.read().rpartition(b")")[2].split()[0]
+    except (OSError, AttributeError, IndexError):
+        seconds, state = -1.0, b"?"
+    return struct.pack("=dc", seconds, state)
 
 
 def _only(*kept: int) -> None:

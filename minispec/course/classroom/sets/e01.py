@@ -29,7 +29,9 @@ INTENSITY = exercise(
         "For the FLOPs: every parameter is multiplied and added once for every token of the pass, and there are "
         "batch · tokens of them. For the bytes: the weights are read once for all tokens of the pass, and the cache of "
         "a sequence once for all tokens of that sequence.",
-        "2 · weights · batch · tokens, divided by weights · bits / 8 + batch · context · kv_bytes.",
+        "The numerator grows with batch and with tokens. In the denominator the weights, in bytes and not bits, "
+        "appear once, and every sequence adds its own cache of `context` tokens. `tokens` is not in the "
+        "denominator. A model with 8 parameters of 8 bits, at batch 1 and without context, does 2 FLOPs per byte.",
     ),
     code="minispec.theory.pass_bytes",
     reference=intensity,

@@ -28,7 +28,8 @@ KV_BYTES = exercise(
         "Start with one token in one layer. Which vectors does attention keep of it, and how many numbers are in each?",
         "It keeps a key and a value for each key/value head, with head_dim numbers each. Multiply by the layers, the "
         "tokens and the sequences. Query heads keep nothing, because a query is used once, by its own token.",
-        "2 · layers · kv_heads · head_dim · bits / 8 bytes for a token, times batch · length, divided by 2**30.",
+        "Count the numbers of one token first: two for each layer, key/value head and dimension. Then bits to "
+        "bytes, then all tokens of all sequences, then GiB. `heads` does not occur in it.",
     ),
     code="minispec.theory.kv_bytes_per_token",
     reference=kv_gib,
@@ -129,8 +130,10 @@ CACHED_ATTENTION = exercise(
         "do not count. A score for every slot, softmax, a weighted sum of values.",
         "Several query heads share one key/value head: with G = H // Hkv, heads 0 … G − 1 use the first, the next G "
         "the second. Either give q the shape [Hkv, G, D], or repeat keys and values with repeat_interleave(G, dim=0).",
-        "k, v = keys[:, :length], values[:, :length]; scores = q.view(Hkv, G, D) @ k.transpose(1, 2) / √D is "
-        "[Hkv, G, length]; softmax over the last dimension, times v, back to [H, D] with reshape.",
+        "Group the H query heads by the key/value head they use, as [Hkv, G, D], so that one matrix product per "
+        "group gives the scores [Hkv, G, length]; divide by √D, take the softmax over the last dimension, and a "
+        "second product with the values leads back to [H, D]. Cut off the slots from `length` on before anything "
+        "else, because they may hold anything.",
     ),
     code="minispec.cache.attention",
     reference=cached_attention,
@@ -251,15 +254,16 @@ RAGGED = exercise(
     "02.ragged",
     title="Sequences of different lengths",
     level="M",
-    minutes=25,
+    minutes=20,
     points=2,
     hints=(
         "Take one sequence of length 3 and a pass of 2 new tokens. Into which slots do these two go? Which slots may "
         "the first of them see, and which the second?",
         "New token t of sequence b goes into slot lengths[b] + t and sees everything up to that slot, the slot "
         "included. So the mask is one comparison of two things: the number of a slot, and the slot of a token.",
-        "slot = torch.arange(S), own = lengths[:, None] + torch.arange(count) is [B, T]; compare slot <= "
-        "own[:, :, None], and broadcasting makes it [B, T, S].",
+        "Write down for one new token which slot is its own: the length of its sequence plus its number in the "
+        "pass. It attends to that slot and all before it. With the own slots as a tensor [B, T, 1] and all slots as "
+        "[S], one comparison gives the whole mask.",
     ),
     code="minispec.cache.visible_slots",
     reference=visible,

@@ -35,7 +35,9 @@ SLOTS = exercise(
         "of its own block?",
         "divmod(p, block_size) gives both: the quotient says which entry of the table it is, the remainder how far "
         "into that block. The entry is the number of a block, not yet the number of a slot.",
-        "table[p // block_size] * block_size + p % block_size, for every p from start up to, not including, stop.",
+        "Take position 9 with blocks of 4: it is in the block with index 2 of the table, at offset 1. Integer "
+        "division and remainder give these two for every position, and a block begins at its number times "
+        "block_size. `stop` itself is not included.",
     ),
     code="minispec.serving.blocks.BlockPool.slots",
     reference=slots,
@@ -313,8 +315,9 @@ COPY_ON_WRITE = exercise(
         "If the last block is full (length % block_size == 0), append a free block; there is nothing to copy. If its "
         "count is 1, there is nothing to do. If it is shared, replace it by a free block, copy, and correct the counts "
         "of both blocks.",
-        "In the shared case: source = table[-1]; table[-1] = refcount.index(0); the source's count falls by 1, the new "
-        "block's becomes 1; copies = [(source, table[-1])].",
+        "In the shared case three things change: the last entry of the table becomes the first free block, the "
+        "count of the old block falls by one, and that of the new one becomes 1. The copy is reported as (from, "
+        "to), and nothing else of the table is touched.",
     ),
     code="minispec.serving.blocks.BlockPool.allocate",
     reference=copy_on_write,
@@ -451,6 +454,10 @@ PREFIX_HASH = exercise(
         "for end in range(block_size, len(prompt), block_size): the block is prompt[end − block_size : end], and the "
         "range excludes end == len(prompt) by itself.",
     ),
+    legend={
+        "stored": "prompts whose full blocks are in memory, numbered from 0",
+        "evicted": "blocks that have been given away since",
+    },
     code="minispec.serving.blocks.BlockPool.match_prefix",
     reference=prefix_blocks,
     observe=observe_prefix,

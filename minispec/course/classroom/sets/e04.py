@@ -180,10 +180,10 @@ TOKEN_BUDGET = exercise(
         "A chunk is min(uncomputed tokens, what is left of the budget, max_chunk), and it is subtracted from the "
         "budget. In the third round stop when there is no slot or no budget left. The requests are in order, so "
         "request i needs i < seats.",
-        "First set `plan[i] = 1` for every i < running with `behind[i] == 1`, and subtract 1 from the budget for "
-        "each. Then, for i from 0 up to `min(len(behind), seats)`: where plan[i] is still 0, set `plan[i] = "
-        "min(behind[i], left, max_chunk)` and subtract it. Running requests come before waiting ones because the list "
-        "is in this order.",
+        "Walk through the list twice. The first time give one token to every running request that lacks just one, as "
+        "long as the budget lasts. The second time give the others, running ones first and then new ones while "
+        "there are seats, the least of what they lack, what is left of the budget, and max_chunk. The list is "
+        "already in the order that you need.",
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=plan_step,
@@ -314,9 +314,10 @@ PREEMPTION = exercise(
         "It does not fit when n − 1 is a multiple of block_size. Then the request takes a free block, if there is "
         "one. If not, the last request that still runs is preempted and its ⌈(n − 1) / block_size⌉ blocks become "
         "free. Then look again, unless the preempted request was the one that asked.",
-        "for i in order, if i still runs and needs a block: while free == 0: out = running.pop(); free += its blocks; "
-        "note (out, prompt + output of it); if out == i: stop. Otherwise free -= 1 at the end. All tokens of a "
-        "preempted request are processed again: prompt[out] + output[out].",
+        "Keep a list of those that run and take victims from its end, one after another, until a block is free. A "
+        "victim gives back all of its blocks and is noted with its prompt and its output, because both have to be "
+        "processed again. If the request that asks is itself the last one, it is its own victim, and the search "
+        "ends there.",
     ),
     code="minispec.serving.scheduler.Scheduler._decode",
     reference=make_room,

@@ -37,7 +37,7 @@ GREEDY_VERIFY = exercise(
     "05.greedy_verify",
     title="The greedy decision",
     level="E",
-    minutes=10,
+    minutes=15,
     points=1,
     hints=(
         "One forward pass gave you logits for k + 1 positions. Which draft token do the logits at position i judge: "
@@ -241,10 +241,14 @@ LOOP = exercise(
         "The draft model processes sequence[draft.length:] first, in one pass, and after that its own newest draft "
         "token, k passes in all. The target processes [sequence[-1], *drafted] in one pass. Note n = len(sequence) "
         "before you add to it.",
-        "while len(sequence) − len(prompt) < count: draft k tokens; accepted, token = our_verify(target.read(…), "
-        "drafted); extend the sequence by drafted[:accepted] and token; rewind both caches to what our_rewind(n, k, "
-        "accepted) says. At the end return the new tokens, cut to count.",
+        "One cycle has four steps. Run the draft model until it has proposed k tokens, and begin with what its "
+        "cache lacks. Run the target once on the last token and the draft. Append the accepted tokens and the one "
+        "that our_verify returns. Rewind both caches to what our_rewind says. At the end cut the output to `count` "
+        "tokens, because the last cycle may bring more.",
     ),
+    legend={
+        "wrong_positions": "where the draft model's token is not the target's",
+    },
     code="minispec.speculate",
     reference=loop,
     observe=observe_loop,

@@ -83,7 +83,7 @@ def more_than_certain(p, q, token):
 
 
 def bars(answer):
-    """p, q and the learner's residual, side by side."""
+    """p, q, the learner's residual, and what is emitted with it, which should be p again."""
     import plotly.graph_objects as go
 
     from ...viz.style import GREY, PALETTE, TEMPLATE
@@ -92,11 +92,16 @@ def bars(answer):
     found = answer(p.clone(), q.clone())
     if not isinstance(found, Tensor) or found.shape != p.shape:
         raise Complaint(f"the picture needs a probability for each of the {len(p)} tokens: return a tensor [{len(p)}].")
-    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title="What your residual gives to each token"))
+    accepted = torch.minimum(p, q)
+    emitted = accepted + (1 - accepted.sum()) * found  # accepted draft tokens, and corrections after a rejection
+    gap = float((emitted - p).abs().max())
+    verdict = "equal to p everywhere" if gap < 1e-6 else f"off by up to {gap:.2f}: the bars beside p show where"
+    figure = go.Figure(layout=dict(template=TEMPLATE, barmode="group", title=f"What is emitted is {verdict}"))
     for name, values, colour in (
         ("target p", p, PALETTE[0]),
         ("draft q", q, GREY),
         ("your residual", found, PALETTE[1]),
+        ("emitted with it", emitted, PALETTE[2]),
     ):
         heights = [round(float(v), 4) for v in values]
         figure.add_bar(name=name, x=[f"token {i}" for i in range(len(p))], y=heights, marker_color=colour)
@@ -194,7 +199,11 @@ def emitted_runs(answer, p, q):
 
     def cycle(random):
         drafted = [pick(row, random()) for row in q]
-        return tokens(answer(p, q, drafted, random))
+        given = list(drafted)
+        emitted = tokens(answer(p, q, given, random))
+        if given != drafted:
+            raise Complaint("your function changes its argument drafted, which belongs to the caller. Work on a copy.")
+        return emitted
 
     return distribution_of(cycle)
 
@@ -453,9 +462,10 @@ TOP_P = exercise(
         "its sampler used?",
         "Sort the tokens, most likely first, and add up their probabilities. Keep tokens until the sum has reached "
         "top_p, including the one that reaches it. Then scale the kept ones so that they sum to 1.",
-        "order = probs.argsort(descending=True); before = probs[order].cumsum(0) − probs[order] is the mass before "
-        "each token; keep those with before < top_p. Set the others to zero, divide by the sum, sample from that with "
-        "pick, and return that same distribution.",
+        "Sort the tokens by probability and look at the mass *before* each of them: a token is kept as long as that "
+        "mass is below top_p, so that the one which reaches top_p is kept as well. The kept probabilities go back "
+        "to their own tokens, are divided by their sum, and this one distribution is both sampled from and "
+        "returned.",
     ),
     code="minispec.sampling.Sampling.probs",
     reference=draft_top_p,

@@ -45,8 +45,8 @@ EXPECTED_TOKENS = exercise(
         "probabilities up.",
         "At least i + 1 tokens are emitted when the first i draft tokens are accepted, which has probability α^i, for "
         "i = 0 … k. The sum of these is E[N], and the quotient is a short way to express it, except at α = 1.",
-        "sum(alpha**i for i in range(k + 1)) is right everywhere. With the quotient, treat alpha == 1 separately and "
-        "return k + 1.",
+        "Adding up the powers of α from the 0th to the k-th is right everywhere. The quotient (1 − α^(k+1)) / (1 − "
+        "α) is the same sum, but it needs a case of its own where its denominator is 0.",
     ),
     code="minispec.theory.expected_tokens",
     reference=theory.expected_tokens,
@@ -199,7 +199,7 @@ SPEEDUP = exercise(
     "07.speedup",
     title="The speed-up of a cycle",
     level="E",
-    minutes=15,
+    minutes=10,
     points=2,
     hints=(
         "Let one plain forward pass of the target take time 1. How long does plain decoding need for E[N] tokens, and "
@@ -310,8 +310,9 @@ BEST_K = exercise(
         "0?",
         "Compute E[N] / (k·c + v[k]) for every k and keep the best so far. Plain decoding has the speed-up 1 and is "
         "best as long as nothing exceeds it. v may jump, so look at all k, also after a dip.",
-        "best, most = 0, 1.0; for k in range(1, len(v)): s = expected_tokens(alpha, k) / (k * c + v[k]); if s > most: "
-        "best, most = k, s.",
+        "Start with k = 0 and speed 1, the plain decoding that has to be beaten. Go through k from 1 up to the "
+        "longest, with v[k] for each, and replace the best only by something strictly faster: then of equally good "
+        "ones the smallest remains.",
     ),
     code="minispec.theory.best_k",
     reference=best_k,
@@ -408,8 +409,9 @@ WHEN_IT_PAYS = exercise(
         "It only grows, from 1 / (k·c + v) at α = 0 to (k + 1) / (k·c + v) at α = 1. So there is at most one "
         "crossing. If the second value is below 1 there is none; otherwise halve the interval [0, 1] until it is "
         "narrow.",
-        "cost = k * c + v. If cost > k + 1: math.inf. Otherwise, 40 times: middle = (low + high) / 2; if "
-        "expected_tokens(middle, k) < cost then low = middle, else high = middle.",
+        "If the cost is above k + 1, no α is enough. Otherwise keep an interval that begins as 0 to 1 and look at "
+        "its middle: if it yields less than the cycle costs, the answer is in the upper half. Twenty halvings give "
+        "six decimals, so forty are plenty.",
     ),
     code="minispec.theory.break_even",
     reference=theory.break_even,

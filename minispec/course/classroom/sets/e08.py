@@ -53,8 +53,10 @@ NGRAM = exercise(
         "it may have occurred before, from the latest to the earliest. The first match is the answer.",
         "The suffix is text[-n:]. An earlier occurrence ends just before position `end` if text[end − n : end] "
         "equals it, and end < len(text) because a token has to follow. The draft then begins at text[end].",
-        "for n in range(min(n_max, len(text)), 0, −1): for end in range(len(text) − 1, n − 1, −1): if text[end − n "
-        ": end] == text[−n:], return text[end : end + k]. After both loops, return [].",
+        "Two loops, one inside the other: the outer one over the length of the suffix, from the longest to 1, the "
+        "inner one over the positions where it may have ended before, from the latest to the earliest. The first match "
+        "is the answer. The latest one that counts is the one that ends a token before the sequence does; "
+        "otherwise the suffix finds itself.",
     ),
     code="minispec.drafters.NGram",
     reference=lookup,
@@ -191,9 +193,10 @@ SUFFIX_WALK = exercise(
         "Write a small loop that finds all positions end < len(text) with text[end − n : end] == string, and count "
         "the tokens text[end]. The most frequent one wins, and among equals the one that came last. Multiply P by "
         "its share.",
-        "string = longest suffix; p = 1; then up to k times: find the positions and count; x = the best; p *= "
-        "counts[x] / len(positions); stop if p < floor; append x to the draft and to the string; score += p. Stop "
-        "as well if there is no position.",
+        "Write one function that lists all positions after a string, and use it twice: to find the longest suffix "
+        "that has any, and in each step of the walk. In a step the token's share of the positions multiplies P. "
+        "Compare P with the floor before you keep the token. To break a tie, look at the positions from the last "
+        "one backwards.",
     ),
     code="minispec.drafters.suffix.walk",
     reference=suffix_walk,
@@ -320,8 +323,9 @@ EARLY_EXIT = exercise(
         "RMSNorm works over the last dimension: divide each token's vector by the root of the mean of its squares "
         "(with eps inside the root), then multiply by norm_weight. Then apply the LM head, a matrix with one row "
         "for each token of the vocabulary.",
-        "x = streams[n]; x = x / (x.pow(2).mean(−1, keepdim=True) + eps).sqrt() * norm_weight; return x @ head.T. "
-        "Since streams[0] is the embedding, streams[n] is the stream after n layers.",
+        "streams[0] is the embedding, so streams[n] is the stream after n layers. RMSNorm divides by the root of "
+        "the mean square over the last dimension, with eps under the root, and multiplies by its weight. The LM "
+        "head is a matrix [V, d], so it has to be transposed for the product.",
     ),
     code="minispec.drafters.EarlyExit",
     reference=exit_logits,
@@ -454,9 +458,13 @@ CASCADE_LAW = exercise(
         "The middle model accepts the guess with probability min(1, middle/tiny), and otherwise samples from the "
         "residual of middle against tiny. What comes out follows `middle` exactly. So what is q, the distribution "
         "of the draft token?",
-        "if random() < accept_probability(middle, tiny, guess): draft = guess, else draft = pick(residual(middle, "
-        "tiny), random()). In both cases q is middle.",
+        "The guess was sampled from tiny although middle is wanted, which is the situation of set 06: accept it by "
+        "their ratio or replace it from their residual. Either way the result follows the distribution of middle, "
+        "and that is the q to report.",
     ),
+    legend={
+        "p": "the target's distribution, which has the last word",
+    },
     code="minispec.exact.cascade_distribution",
     reference=cascade_draft,
     observe=observe_cascade,

@@ -76,8 +76,9 @@ MEDUSA_HEAD = exercise(
         "z = h + SiLU(W h + b), with h outside of SiLU, so that a head with W = 0 and b = 0 predicts what the LM "
         "head predicts. The logits come from the rows lm_head[head_ids] of the matrix, and the argmax among them is "
         "an index from 0 to v − 1. Which token does it stand for?",
-        "z = h + F.silu(weight @ h + bias) has shape [K, d]; logits = z @ lm_head[head_ids].T; tokens = "
-        "head_ids[logits.argmax(−1)]. The LM head itself predicts position t + 1, so head k predicts t + 1 + k.",
+        "The residual connection matters: a head adds SiLU of its linear map to h, it does not replace h. Of the LM "
+        "head use only the tokens that head_ids names, take the argmax over them, and translate its index back into "
+        "a token. The LM head itself predicts position t + 1, so head 1 is responsible for t + 2.",
     ),
     code="minispec.drafters.MedusaHeads",
     reference=medusa_guesses,
@@ -215,9 +216,9 @@ TREE_MASK = exercise(
         "Every token attends to the prefix and to the last token. A node attends to itself and to whatever its "
         "parent attends to. Parents come before their children, so one loop in order is enough. A node's position "
         "is its parent's plus one.",
-        "mask = zeros, mask[:, :prefix + 1] = True; for node i: row i + 1 of the mask |= row parents[i] + 1, and "
-        "its own slot, prefix + 1 + i, becomes True. (parents[i] = −1 gives row 0 of the mask, the last token.) "
-        "positions = [prefix], then positions[parents[i] + 1] + 1 for each node.",
+        "Fill the mask in order, parents before children: begin with the last token, which attends to the prefix "
+        "and to itself. A node takes over what its parent attends to (with parents[i] = −1 that is the last token) "
+        "and adds its own slot. The columns are the prefix, the last token, then the nodes.",
     ),
     code="minispec.tree.verify_mask",
     reference=tree_mask,
@@ -368,9 +369,15 @@ TREE_VERIFY = exercise(
         "The residual r = norm([p − q₀]₊). It takes the role of p for the second sibling: accept it with min(1, "
         "r/q₁), and after a rejection continue with norm([r − q₁]₊). If no sibling is left, sample from the last "
         "residual.",
-        "r = p; for i, d in enumerate(siblings): if random() < accept_probability(r, q[i], d): return i, d; else r "
-        "= residual(r, q[i]). After the loop: None, pick(r, random()).",
+        "Keep one distribution that says what is still wanted; it begins as p. Test each sibling against it with "
+        "that sibling's own q[i]. After a rejection it is replaced by its residual. If all were rejected, the "
+        "token comes from what is left.",
     ),
+    legend={
+        "draft": "the distribution that siblings are sampled from",
+        "count": "how many siblings",
+        "drawn": "whether a token may be sampled twice",
+    },
     code="minispec.verify.tree",
     reference=verify_siblings,
     observe=observe_siblings,
@@ -641,8 +648,9 @@ TYPICAL = exercise(
         "H = −Σ p ln p, where tokens with p = 0 add nothing; threshold = min(ε, δ · e^(−H)); passes = p > "
         "threshold. Token x is emitted with probability q(x) if it passes, plus (the probability that the draft "
         "token is refused) · p(x).",
-        "found = q * passes + (q * ~passes).sum() * p, and the distance is (found − p).abs().sum() / 2. "
-        "torch.special.entr(p) is −p ln p, with 0 at p = 0.",
+        "There are two ways to emit a token: it was drafted and passed, or something was drafted that did not pass, "
+        "and then it came from p. Add up both for every token, subtract p, and the distance is half the sum of the "
+        "absolute differences. In the entropy a token with p = 0 contributes 0, not NaN.",
     ),
     code="minispec.verify.typical",
     reference=typical_distribution,

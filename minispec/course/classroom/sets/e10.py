@@ -69,8 +69,9 @@ FEATURES = exercise(
         "Entry t pairs the feature of position t with the token x_{t+1}, which was sampled from the target's "
         "distribution there. So the tokens are `text` without its first. Given x_{t+1}, the entry predicts the "
         "position after it.",
-        "normed = [h / sqrt(mean(h², over d) + eps) for each of the three streams]; g = cat(normed, −1) @ fc.T is "
-        "[T, d]; tokens = text[1:]; positions = [t + 2 for t in range(T)].",
+        "Normalise each of the three streams by its own root mean square over d before you put them side by side "
+        "along d, then multiply by fc, transposed. The feature of position t stands beside the token that follows "
+        "it, text[t + 1], and the pair predicts the token after that.",
     ),
     code="minispec.drafters.EagleHead.fuse",
     reference=eagle_entries,
@@ -204,8 +205,9 @@ BLOCK_MASK = exercise(
         "When x_n has just been sampled, the target has processed positions 0 … n − 1, so the context is t < n, "
         "strictly. Inside the block attention is bidirectional, because all blanks are filled at once. Other blocks "
         "draft from other positions and must stay invisible.",
-        "Row i of the mask belongs to block i // block. Context part: arange(length) < anchors[i // block]. Block "
-        "part: True where j // block == i // block. Positions: anchors[i // block] + i % block.",
+        "For position i only two numbers matter: its block, i // block, and its offset, i % block. Its context ends "
+        "before the anchor of its block, and of the columns after the context it attends to those with the same "
+        "block number. Its position is anchor plus offset.",
     ),
     code="minispec.drafters.DFlash",
     reference=block_mask,
@@ -389,10 +391,14 @@ DYNAMIC_TREE = exercise(
         "The first pass is expand([()]). Then, depth − 1 times: take the `width` paths of the newest depth with the "
         "largest joint probability, expand them in one call, and enter their children with the joint probability of "
         "the parent times their own. At the end all paths of the dictionary compete.",
-        "joint = {(): 1}; newest = [()]; for each of depth rounds: chosen = the width best of newest; for path, "
-        "children in zip(chosen, expand(chosen)): for token, p in children: joint[(*path, token)] = joint[path] * "
-        "p. At the end return the budget best of joint, without ().",
+        "Keep a table from each path to its joint probability, with the empty path at 1. In every round choose the "
+        "`width` best of the paths that the last round added, expand all of them in a single pass, and enter their "
+        "children with the product. At the end sort the whole table, without the empty path.",
     ),
+    legend={
+        "first": "the drafter's distribution after the root",
+        "after": "the one after each token",
+    },
     code="minispec.drafters.growth.grow",
     reference=grow_tree,
     observe=observe_tree,

@@ -52,8 +52,9 @@ LOOKAHEAD = exercise(
         "A pass emits at most one token more than it drafts, so of the tokens that are left one is the target's own. "
         "The pass processes num_tokens − num_computed tokens of the sequence and the draft tokens. The last slot it "
         "fills belongs to token number num_tokens + drafts.",
-        "drafts = max(0, min(k, max_tokens − num_tokens − 1)); slots = num_tokens − num_computed + drafts; blocks = "
-        "⌈(num_tokens + drafts) / block_size⌉ − num_blocks, and 0 where that is negative.",
+        "A pass with j draft tokens emits up to j + 1, so j is at most max_tokens − num_tokens − 1, and never "
+        "negative. The slots are the tokens that are not computed yet, and these draft tokens. The blocks have to "
+        "cover num_tokens plus draft tokens; subtract what the table has, and stop at 0.",
     ),
     code="minispec.serving.scheduler.Request.num_tokens_with_spec",
     reference=lookahead_slots,
@@ -169,12 +170,16 @@ def rollback_map(answer) -> str:
     """Two requests that share a prefix: tables, counts and free blocks, as one of them is rolled back."""
     tables, refcount, size = {"A": [0, 1, 2, 3], "B": [0, 1, 4]}, [2, 2, 1, 1, 1, 0], 4
     lines = ["two requests share blocks 0 and 1 (blocks of 4 slots); A is rolled back", ""]
-    lines.append("A keeps  A's table    count of blocks 0–5   freed")
+    lines += ["# kept   = discarded, in a block that stays", ""]
+    lines.append("A keeps  A's block table                     count of 0–5         freed   B's blocks")
     for length in (16, 13, 9, 8, 5, 0):
         found = observe_rollback(answer, tables["A"], refcount, size, length)
         tables["A"], refcount = found["table"], found["refcount"]
-        shown = [" ".join(map(str, found[name])) or "-" for name in ("table", "refcount", "freed")]
-        lines.append(f"{length:7}  {shown[0]:11}  {shown[1]:20}  {shown[2]}")
+        marks = ("#" * length).ljust(len(tables["A"]) * size, "=")
+        blocks = [f"{block}:{marks[i * size : (i + 1) * size]}" for i, block in enumerate(tables["A"])]
+        counts, freed = (" ".join(map(str, found[name])) or "-" for name in ("refcount", "freed"))
+        intact = "intact" if all(refcount[block] > 0 for block in tables["B"]) else "LOST"
+        lines.append(f"{length:7}  {' '.join(blocks) or '-':34}  {counts:19}  {freed:6}  {intact}")
     return "\n".join(lines)
 
 
@@ -189,8 +194,9 @@ ROLLBACK = exercise(
         "is it in another table too? And may it be given to another request now?",
         "Keep ⌈length / block_size⌉ blocks. Each of the others leaves this one table, so its count falls by one. A "
         "block is free only when its count is 0.",
-        "while len(table) > keep: block = table.pop(); refcount[block] −= 1; if refcount[block] == 0: "
-        "freed.append(block). This order releases the last block first.",
+        "Take blocks off the end of the table as long as it has more than it may keep. Each of them loses one from "
+        "its count, whether it is shared or not, but only one whose count has become 0 is added to `freed`. From "
+        "the end, the order comes out right by itself.",
     ),
     code="minispec.serving.blocks.BlockPool.trim",
     reference=rollback,
@@ -320,8 +326,8 @@ BATCH_K = exercise(
         "divided by the seconds of the cycle. Then there are only longest + 1 numbers to compare.",
         "Sequence i gives E[N] with its own α. The pass over B · (k + 1) tokens takes as long as the slower of reading "
         "and computing; reading does not depend on k, computing does. k steps of the draft come before it.",
-        "speed(k) = sum(expected_tokens(a, k) for a in alphas) / (k * draft + max(read, len(alphas) * (k + 1) * "
-        "compute)); take the k from 0 to longest with the greatest speed, the first of equals.",
+        "For every k from 0 to longest, divide the sum of all sequences' expected tokens by the seconds of a cycle; "
+        "the arithmetic is for B · (k + 1) tokens, and drafting for k steps. Keep the first of the largest.",
     ),
     code="minispec.drafters.adaptive.AdaptiveLength.speed",
     reference=batch_k,

@@ -40,15 +40,16 @@ LATENCIES = exercise(
     "11.latencies",
     title="Latencies of a stream that comes in bursts",
     level="M",
-    minutes=20,
+    minutes=15,
     points=2,
     hints=(
         "Three of the numbers are differences of moments, and only one of them is divided by anything. Which of the "
         "three would change if a step's two tokens arrived as two events at the same moment?",
         "TTFT ends with the first event. ITL is between neighbouring events, however many tokens they bring. TPOT "
         "spreads the time after the first event over the tokens after the first one.",
-        "times = [t for t, _ in log]; tokens = sum(n for _, n in log); TTFT = times[0] − sent; TPOT = (times[-1] − "
-        "times[0]) / (tokens − 1), None for a single token; ITL: times[i + 1] − times[i] for every i.",
+        "Make one list of the times and one number, all tokens together. TTFT needs the first time, TPOT the first "
+        "and the last and the number of tokens minus one, ITL all neighbouring pairs of times. Only a request with "
+        "one token in all has no TPOT; one event with three tokens has a TPOT of 0.",
     ),
     code="minispec.bench.serve.latencies",
     reference=latencies,
@@ -149,8 +150,9 @@ GOODPUT = exercise(
         "Decide for each request by itself whether its user got what was promised. Then count, and divide by time.",
         "A request that failed met nothing. A request with one token has no TPOT that could be too long, so only its "
         "TTFT counts. Exactly the target is still within it.",
-        "good = sum(ttft is not None and ttft <= ttft_target and (tpot is None or tpot <= tpot_target) for ttft, tpot "
-        "in requests); return good / seconds.",
+        "Three questions for each request: did it fail (its TTFT is None)? Is TTFT within the target? Is there a "
+        "TPOT, and if so, is it within its target? Count those that get through, and divide by the seconds. Ask for "
+        "None with `is None`, because 0 seconds is a time.",
     ),
     code="minispec.bench.serve.meets",
     reference=goodput,
@@ -259,8 +261,9 @@ ADMISSION = exercise(
         "like then? Stop at the first one that has to wait.",
         "With b requests in the batch a step takes seconds[b − 1], and each request gets tokens_per_step tokens in it, "
         "so every TPOT is about their quotient. Blocks that one request takes are gone for the next.",
-        "for blocks in waiting: b = running + admitted + 1; stop if b > len(seconds), or blocks > free_blocks, or "
-        "seconds[b − 1] / tokens_per_step > target while b > 1; else admitted += 1 and free_blocks −= blocks.",
+        "Three reasons to stop, and the first request that meets one ends the loop: the batch with it would be "
+        "longer than `seconds`; it needs more blocks than are left; or TPOT with it is above the target and it "
+        "would not be alone. Every request that is admitted uses up its blocks.",
     ),
     code="minispec.serving.scheduler.Scheduler.schedule",
     reference=admission,
@@ -391,8 +394,9 @@ ABORT = exercise(
         "because it has just ended. What has to happen in each case?",
         "In the queue it holds no blocks, but it has to leave, or it will run in vain. In the batch its table goes, "
         "each of its blocks loses one count, and those that no other table holds are free.",
-        "if id in waiting: waiting.remove(id); for block in reversed(tables.pop(id, [])): refcount[block] −= 1; if "
-        "refcount[block] == 0: freed.append(block).",
+        "Look into the queue and into the tables, and a request that is in neither is no error. Take its table out of "
+        "`tables` and go through it from the end: every count falls by one, and a block whose count is 0 then is "
+        "free. Tables of other requests stay as they are.",
     ),
     code="minispec.serving.scheduler.Scheduler.finish",
     reference=abort,

@@ -77,9 +77,9 @@ SYMMETRIC = exercise(
         "stand for? What is then the step between two neighbouring integers?",
         "weight.view(out, in // group, group) puts every group into the last dimension. Its scale is the largest "
         "absolute value over 2^(bits−1) − 1; a group of zeros gets 1. Divide, round to the nearest, multiply back.",
-        "blocks = weight.view(len(weight), -1, group); scale = blocks.abs().amax(-1) / (2 ** (bits − 1) − 1), 1 where "
-        "that is 0; integers = (blocks / scale[..., None]).round(); restored = integers * scale[..., None]. Give "
-        "integers and restored the shape of weight again.",
+        "View a row as groups, [out, in / group, group]; then the largest absolute value over the last dimension "
+        "gives all scales at once. Where it is 0, use the scale 1 instead. The scales need one more dimension to be "
+        "divided by and multiplied with, and the results the shape of `weight` again.",
     ),
     code="minispec.files.quantize.quantize",
     reference=symmetric,
@@ -261,9 +261,15 @@ ONLINE_SOFTMAX = exercise(
         "They were computed with the old m. With new = max(m, the tile's largest), every old term e^(s − m) becomes "
         "e^(s − new), which is e^(m − new) times as much: the same factor for ℓ and for o. Then add the tile's own "
         "terms. Divide once, at the end.",
-        "for s, v in tiles: new = max(m, s.max()); f = exp(m − new); w = exp(s − new); ell = ell * f + w.sum(); "
-        "o = o * f + w @ v; m = new. Begin with m = −∞, ell = 0, o = 0; return o / ell.",
+        "Begin with m = −∞ and zeros. Per tile: the new maximum, one factor e^(old − new) for everything so far, "
+        "and the tile's own weights e^(s − new). Both ℓ and o are multiplied by the factor before the tile's part "
+        "is added. Divide once, after the last tile.",
     ),
+    legend={
+        "scores": "all scores, in order",
+        "values": "their values",
+        "tile": "scores per tile",
+    },
     code="minispec.gpu.attention.flash_decode",
     reference=online_softmax,
     observe=observe_softmax,
@@ -401,8 +407,9 @@ BYTES_READ = exercise(
         "Before: 2 bytes for each weight, and the caches. After: bits / 8 bytes for each weight, one scale of 2 bytes "
         "for every group, and the same caches. Each pass takes as long as the slower of reading and computing, and "
         "the time for computing stays.",
-        "cache = batch * context * kv_bytes; time(b) = max((weights * b + cache) / bandwidth, 2 * weights * batch / "
-        "peak); the answer is time(2) / time(bits / 8 + 2 / group).",
+        "Write the time of a pass as a function of the bytes per parameter and call it twice: with 2, and with bits / "
+        "8 plus the share of a scale, 2 / group. The caches and the arithmetic are the same in both. The maximum "
+        "has to be taken in each of them before you divide.",
     ),
     code="minispec.theory.quantized_bytes",
     reference=gain,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .... import theory
-from ..exercise import Complaint, exercise
+from ..exercise import Complaint, exercise, law
 from ..show import is_number, kind, plain
 
 # ---- 13.pass_bytes --------------------------------------------------------------------------------------------------
@@ -56,9 +56,9 @@ PASS_BYTES = exercise(
         "q and o have hidden × (heads · head_dim) parameters, k and v hidden × (kv_heads · head_dim), gate, up and "
         "down hidden × intermediate. The LM head has vocab × hidden. The cache holds a key and a value per layer, "
         "key/value head and cached token. How often is a weight read if the pass has several tokens?",
-        "weights = layers · (2 · hidden · heads · head_dim + 2 · hidden · kv_heads · head_dim + 3 · hidden · "
-        "intermediate) + vocab · hidden; cache = 2 · layers · kv_heads · head_dim · context; return size · (weights + "
-        "cache). `tokens` does not occur in it.",
+        "Add up the parameters of one layer: two matrices as wide as all query heads, two as wide as the key/value "
+        "heads, three in the MLP. Multiply by the layers and add one LM head. The cache has two numbers per layer, "
+        "key/value head, dimension and cached token. Everything takes `size` bytes, and `tokens` does not occur.",
     ),
     code="minispec.theory.pass_bytes",
     reference=pass_bytes,
@@ -170,8 +170,9 @@ ROOFLINE = exercise(
         "the same time, so which of the two is the least time possible?",
         "best = max(read / bandwidth, flops / peak), and the share is best / seconds. If it is below a half, the "
         "kernel mostly waits for something else. Otherwise the larger of the two times names what bounds it.",
-        "best = max(read / bandwidth, flops / peak); share = best / seconds; bound = 'latency' if share < 0.5 else "
-        "'memory' if read / bandwidth >= flops / peak else 'compute'; return flops / read, bound, share.",
+        "Compute both times once and give them names. The larger one over the measured seconds is the share. Decide "
+        "in this order: a share below one half is latency; otherwise the larger time names the bound, and if both "
+        "are equal it is memory.",
     ),
     code="minispec.theory.roofline_time",
     reference=place,
@@ -279,7 +280,7 @@ def states(*splits: int, dim: int = 2, seed: int = 0, height: float = 3.0, empty
             m, ell, o = [*m, -1e30], [*ell, 0.0], [*o, torch.full((dim,), torch.nan).double()]
         else:
             m, ell, o = [*m, float(scores.max())], [*ell, float(weights.sum())], [*o, weights @ values]
-    return dict(m=torch.tensor(m).double(), ell=torch.tensor(ell).double(), o=torch.stack(o))
+    return dict(m=law(*m), ell=law(*ell), o=torch.stack(o))
 
 
 MERGE_SPLITS = exercise(
@@ -294,8 +295,8 @@ MERGE_SPLITS = exercise(
         "With M = max m, split i gets the weight w_i = e^(m_i − M), for its o and for its ℓ alike. Add up both and "
         "divide at the end. A split without slots has ℓ = 0, and its o is whatever was in memory: leave it out before "
         "you multiply, because 0 · NaN is NaN.",
-        "there = ell > 0; m, ell, o = m[there], ell[there], o[there]; w = (m − m.max()).exp(); return (w[:, None] * "
-        "o).sum(0) / (w * ell).sum()",
+        "Select the splits with ℓ > 0 in all three tensors before you compute anything. The weights need one more "
+        "dimension when they meet o, [S, 1] with [S, D]. Sum over the splits above and below, and divide once.",
     ),
     code="minispec.gpu.attention.flash_decode",
     reference=merge_splits,
@@ -499,8 +500,14 @@ CAPTURED = exercise(
         "of the numbers that you use will be different the second time? Where must such a number live?",
         "A Python number is frozen into the graph, so the argument `count` is right for the first replay only. "
         "gpu.count is read anew by each replay. Take every position from it, and let the device move it on.",
-        "last = gpu.count - 1; token = gpu.next(gpu.token(last), last); gpu.write(gpu.count, token); gpu.advance()",
+        "Four kernels are enough: get the token at the last position, ask the model for the next one, write it at "
+        "the position gpu.count, and advance. The last position is gpu.count − 1, on the device. The argument "
+        "`count` is not needed, and the order of the last two matters.",
     ),
+    legend={
+        "text": "the tokens of the sequence before the first replay",
+        "replays": "how often the graph is replayed",
+    },
     code="minispec.gpu.decode.FastDecoder.step",
     reference=captured_step,
     observe=observe_captured,

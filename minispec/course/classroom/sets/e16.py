@@ -77,8 +77,9 @@ COLUMN_ROW = exercise(
         "Split `up` into column blocks and `down` into row blocks of the same width: rank r computes "
         "relu(x @ up_r) @ down_r, a tensor of the full shape [T, d]. The true result is the sum of these over the "
         "ranks.",
-        "parts = [relu(x @ a) @ b for a, b in zip(up.chunk(ranks, dim=1), down.chunk(ranks, dim=0))]; return "
-        "all_reduce(parts) + bias. Add the bias once, after the sum.",
+        "Rank r gets a block of columns of `up` and the same block of rows of `down`, so its own activations are "
+        "all that it needs. The sum of all ranks' products is the result, and it takes one all_reduce. Add the bias "
+        "once, after the sum: inside it would be added by every rank.",
     ),
     code="minispec.parallel.tensor.parallelize",
     reference=column_row,
@@ -195,8 +196,9 @@ KV_PER_RANK = exercise(
         "on 4 ranks? And with 8 heads on 16 ranks, when every rank has query heads that need keys?",
         "It is kv_heads / ranks, but never less than one, because further ranks hold copies. Each rank has all layers. "
         "The weights are divided as well, and what they leave of a rank's memory is for its part of the cache.",
-        "per_token = 2 · layers · max(1, kv_heads // ranks) · head_dim · bits / 8; tokens = (memory − weight_bytes / "
-        "ranks) // per_token, and 0 where the weights do not fit.",
+        "A rank holds kv_heads // ranks heads, but at least one. What is left of its memory after its share of the "
+        "weights, divided by the bytes of a token on this rank and rounded down, is the answer; if nothing is left "
+        "it is 0.",
     ),
     code="minispec.theory.kv_bytes_per_token",
     reference=kv_per_rank,

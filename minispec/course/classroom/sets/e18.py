@@ -8,6 +8,7 @@ MINISPEC_TRIAL names another model that comes with a draft.
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -69,8 +70,9 @@ SAMPLER = exercise(
         "p = softmax(logits / temperature), or one-hot on the argmax where temperature is 0. q is a distribution "
         "already, so leave it as it is. With a one-hot p the same acceptance rule and the same residual are right, so "
         "no second branch is needed.",
-        "For draft token i: if random() < min(1, p[i, d] / q[i, d]) keep it, else return drafted[:i] and one token "
-        "from the normalised [p[i] − q[i]]₊. After the loop: all draft tokens and one token from p[-1].",
+        "First turn all logits into distributions, one-hot ones at temperature 0. Then go through the draft: by "
+        "the ratio of p to q at its token it is kept, or else the clamped difference of the two, normalised, gives "
+        "the last token. If the loop comes to its end, p[-1] does.",
     ),
     code="minispec.verify.chain",
     reference=sampler,
@@ -194,9 +196,13 @@ DRAFTER = exercise(
         "logits into a distribution, sample from it. Which tokens are missing at first, and which later?",
         "[*text, *drafted][model.length:] are the missing tokens, every time: one or two at first, then the draft "
         "token before. Only the last logits matter. Keep the distribution that you sampled from.",
-        "k times: logits = model.read([*text, *drafted][model.length:])[-1]; q_i = softmax(logits / temperature), or "
-        "one-hot at 0; drafted.append(pick(q_i, random())). Return drafted and torch.stack of the q_i, None if k is 0.",
+        "The first pass processes everything that the cache lacks, whatever that is; later passes process one token "
+        "each, and only the last logits are of use. Note the distribution after temperature for each "
+        "token you sample. For k = 0 there is no pass and no q.",
     ),
+    legend={
+        "held": "how many of the tokens the model's cache holds",
+    },
     code="minispec.drafters.Model.propose",
     reference=drafter,
     observe=observe_drafts,
@@ -366,10 +372,14 @@ LOOP = exercise(
         "A cycle emits at most one token more than it drafts, so min(k, tokens still wanted − 1) draft tokens are "
         "enough and nothing has to be cut. After the cycle every token of the sequence is verified, but the last one "
         "has not been processed yet, so no cache may hold more than len(text) − 1 tokens.",
-        "while fewer than count: wanted = min(k, remaining − 1); drafted, q = propose(draft, text, wanted); emitted = "
-        "verify(target.read([text[-1], *drafted]), q, drafted); if end in emitted, return up to and with it; text += "
-        "emitted; target.rewind(len(text) − 1); draft.rewind(min(draft.length, len(text) − 1)).",
+        "Per cycle: how many tokens are still wanted, and draft at most one fewer; propose; one pass of the target "
+        "over the last token and the draft; verify. If `end` is among the emitted tokens, return everything up to "
+        "it. Then rewind: both caches hold all but the last token of the sequence, and the draft model's may hold "
+        "fewer.",
     ),
+    legend={
+        "wrong_places": "positions at which the draft model's token is not the target's",
+    },
     code="minispec.speculate",
     reference=loop,
     observe=observe_loop,
@@ -549,7 +559,26 @@ def real_models(name: str) -> tuple:
     return target, load(f"{name}-draft", device=target.device, dtype=target.dtype)
 
 
+@contextmanager
+def nothing_compiled(name: str):
+    """For micro torch's products are quick enough. Our compiled pass takes seconds to load, and on a machine that never
+    ran it 20 to compile, in the middle of somebody's check."""
+    if name != "micro" or "MINISPEC_LINEAR" in os.environ:
+        yield
+        return
+    os.environ["MINISPEC_LINEAR"] = "torch"
+    try:
+        yield
+    finally:
+        del os.environ["MINISPEC_LINEAR"]
+
+
 def write_for_real(answer, name: str) -> Run:
+    with nothing_compiled(name):
+        return generated(answer, name)
+
+
+def generated(answer, name: str) -> Run:
     target, draft = real_models(name)
     prompt = target.encode(PROMPT)
     models = [RealModel(role, model, prompt, COUNT + K + 2) for role, model in (("target", target), ("draft", draft))]
@@ -609,16 +638,16 @@ WHOLE = exercise(
     "18.whole",
     title="All of it",
     level="H",
-    minutes=30,
+    minutes=20,
     points=5,
     hints=(
         "Nothing new has to be computed here: your loop calls `propose` and `verify` with fewer arguments than your "
         "drafter and your sampler take. Which arguments are missing, and where are they known?",
         "Temperature and random are missing, and this function has them. Make two small functions that fill them in, "
         "or use functools.partial, and pass them to your loop. Then fix the parts that their own checks reject.",
-        "def my_propose(model, text, k): return propose(model, text, k, temperature, random); def my_verify(logits, q, "
-        "drafted): return verify(logits, q, drafted, temperature, random); return loop(target, draft, my_propose, "
-        "my_verify, prompt, k, count, end).",
+        "loop calls propose with three arguments and verify with three, but yours take a temperature and a source "
+        "of random numbers as well. Define two small functions inside that pass these on, and hand them to loop. "
+        "There is nothing else to do.",
     ),
     code="minispec.speculate",
     reference=whole,

@@ -48,7 +48,8 @@ OPTIMAL = exercise(
     hints=(
         "There are two equations and two unknowns: C = 6·N·D and D = r·N. Put the second into the first.",
         "C = 6·r·N², so N is a square root. D follows from it.",
-        "N = math.sqrt(flops / (6 * tokens_per_parameter)) and D = tokens_per_parameter * N.",
+        "Put D = r · N into C = 6 · N · D: it becomes 6 · r · N², which can be solved for N with one square root. "
+        "Then D follows from N.",
     ),
     code="minispec.theory.compute_optimal",
     reference=theory.compute_optimal,

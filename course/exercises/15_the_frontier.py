@@ -1,0 +1,253 @@
+# %% [markdown]
+# # Exercises 15: the frontier
+#
+# Things that inference engines have added to speculative decoding since it was published: a rule that accepts more of the
+# same drafts, drafts from a model with another vocabulary, sampling whose rules depend on what was generated, and one budget
+# for the drafts of a whole batch. The last exercise is about the price: what a verify pass costs a mixture of experts. Each
+# exercise stands alone, and each keeps the promise of exercises 06: the output follows the target's distribution exactly.
+#
+# A distribution is a tensor `[V]` of probabilities. Where a function gets `random`, call `random()` for a fresh random
+# number in [0, 1), and use it only in a comparison, as in `random() < 0.3`, or to sample a token: `pick(probs, random())`.
+
+# %%
+import torch
+
+from minispec.course.classroom import check, hint, progress_table
+from minispec.verify import pick, residual
+
+# %% [markdown] exercise="15.block"
+# ## 1. Block verification
+#
+# Token-by-token verification stops at the first rejection. Block verification (Sun et al., 2025, arXiv:2403.10444) asks
+# about whole prefixes, so a later token with $p > q$ can make up for an earlier one with $p < q$. Number positions from 0: $p_i$
+# and $q_i$ are the distributions after the first $i$ draft tokens, and $d_i$ was sampled from $q_i$. Let $q_k = 0$, because
+# nothing is drafted after the last token.
+#
+# $$w_0 = 1, \quad w_{i+1} = \min\left(1, w_i \frac{p_i(d_i)}{q_i(d_i)}\right), \qquad
+# R_i = \sum_x [w_i\,p_i(x) - q_i(x)]_+, \qquad h_i = \frac{R_i}{R_i + 1 - w_i}$$
+#
+# Go through the prefixes from the longest to the shortest, $i = k \dots 1$, with a fresh random number for each. The first $i$
+# with `random() < h_i` is the number $a$ of accepted tokens; if there is none, $a = 0$. (Where $R_i + 1 - w_i = 0$, take
+# $h_i = 1$.) Then emit one token more, sampled from $\mathrm{norm}([w_a\,p_a - q_a]_+)$.
+#
+# | | | |
+# |---|---|---|
+# | `p` | tensor `[k + 1, V]` | the target's distributions |
+# | `q` | tensor `[k, V]` | what the draft tokens were sampled from |
+# | `drafted` | list of k tokens | may be empty |
+# | `random` | function | `random()` is a fresh number in [0, 1) |
+# | returns | list of tokens | the accepted draft tokens and one more |
+#
+# You may use `residual(p, q)`, which is $\mathrm{norm}([p - q]_+)$ and also takes $w\,p$ instead of $p$.
+
+
+# %% exercise="15.block"
+def verify_block(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -> list[int]:
+    """All tokens that one cycle emits."""
+    ### BEGIN SOLUTION: weights first, then the coins from the longest prefix on, then one token more
+    k = len(drafted)
+    q = torch.cat([q, torch.zeros_like(p[:1])])  # [k + 1, V]
+    w = [torch.ones((), dtype=p.dtype)]
+    for i, d in enumerate(drafted):
+        w.append((w[-1] * p[i, d] / q[i, d]).clamp(max=1))
+    accepted = 0
+    for i in range(k, 0, -1):
+        rest = (w[i] * p[i] - q[i]).clamp(min=0).sum()
+        stop = rest / (rest + 1 - w[i]) if rest + 1 - w[i] > 0 else 1.0
+        if random() < float(stop):
+            accepted = i
+            break
+    return [*drafted[:accepted], pick(residual(w[accepted] * p[accepted], q[accepted]), random())]
+    ### END SOLUTION
+
+
+# %% exercise="15.block"
+check("15.block", verify_block)
+
+# %% [markdown] exercise="15.shared"
+# ## 2. A draft token from another vocabulary
+#
+# The draft model has its own tokenizer. Only tokens that both vocabularies have, the same string at whatever ids, can be
+# verified (Timor et al., 2025, arXiv:2502.05202, token-level intersection). Sample one of these, and report the token and
+# the $q$ in the *target's* ids.
+#
+# $$q(x) = \frac{m(x)\,[x \in S]}{\sum_{y \in S} m(y)}, \qquad S = \text{the tokens that both have}$$
+#
+# | | | |
+# |---|---|---|
+# | `probs` | tensor `[number of the draft model's tokens]` | the draft model's distribution $m$ over its own tokens |
+# | `own` | list of strings | the text of each of the draft model's tokens; no text comes twice |
+# | `theirs` | list of strings | the text of each of the target's tokens; no text comes twice |
+# | `random` | function | `random()` is a fresh number in [0, 1) |
+# | returns | `(token, q)` | the target's id of the sampled token, and a tensor `[number of the target's tokens]` |
+#
+# At least one shared token has a probability above 0.
+
+
+# %% exercise="15.shared"
+def draft_shared(probs: torch.Tensor, own: list[str], theirs: list[str], random) -> tuple[int, torch.Tensor]:
+    """Sample a draft token that the target has too: its id there, and the distribution that it came from."""
+    ### BEGIN SOLUTION: restrict, renormalise, sample, translate
+    shared = torch.tensor([piece in theirs for piece in own])
+    kept = probs * shared / (probs * shared).sum()
+    sampled = pick(kept, random())
+    q = torch.zeros(len(theirs), dtype=probs.dtype)
+    for id, piece in enumerate(own):
+        if piece in theirs:
+            q[theirs.index(piece)] = kept[id]
+    return theirs.index(own[sampled]), q
+    ### END SOLUTION
+
+
+# %% exercise="15.shared"
+check("15.shared", draft_shared)
+
+# %% [markdown] exercise="15.budget"
+# ## 3. One budget for a whole batch
+#
+# A step may verify `budget` draft tokens, of all sequences together. Each draft token has a confidence: the estimated
+# probability that it is accepted, given that all before it in its draft were. Choose how many tokens of each draft to verify
+# so that the expected number of accepted tokens is as large as possible. Between equally good slots the first sequence wins.
+#
+# $$\max_{n_1, n_2, \dots} \sum_s \sum_{j \le n_s} \prod_{i \le j} c_{s,i} \qquad \text{with} \quad \sum_s n_s \le
+# \text{budget}$$
+#
+# | | | |
+# |---|---|---|
+# | `confidences` | list of lists | `confidences[s][j]` is $c$ of draft token $j$ of sequence $s$, above 0 and at most 1 |
+# | `budget` | whole number | draft tokens that the step may verify |
+# | returns | list of whole numbers | how many tokens of each draft are verified. Use the whole budget if there are enough |
+
+
+# %% exercise="15.budget"
+def slots(confidences: list[list[float]], budget: int) -> list[int]:
+    """How many tokens of each draft to verify."""
+    ### BEGIN SOLUTION: one slot at a time, to the token that is most likely to survive
+    lengths = [0] * len(confidences)
+    alive = [1.0] * len(confidences)  # the probability that all tokens taken so far are accepted
+    for _ in range(budget):
+        able = [s for s, row in enumerate(confidences) if lengths[s] < len(row)]
+        if not able:
+            break
+        best = max(able, key=lambda s: alive[s] * confidences[s][lengths[s]])
+        alive[best] *= confidences[best][lengths[best]]
+        lengths[best] += 1
+    return lengths
+    ### END SOLUTION
+
+
+# %% exercise="15.budget"
+check("15.budget", slots)
+
+# %% [markdown] exercise="15.penalties"
+# ## 4. Penalties at every position of a draft
+#
+# A forward pass that verifies a draft gives the logits of $k + 1$ positions at once. Penalties depend on what was emitted before each of them, and that
+# differs from position to position. Process them so that at every position they are what plain autoregressive decoding would
+# have sampled from.
+#
+# $$z'(x) = z(x) - \text{frequency} \cdot c(x) - \text{presence} \cdot [c(x) > 0]$$
+#
+# Here $c(x)$ says how often the token $x$ has been emitted before that position, if the draft tokens before it are accepted.
+#
+# | | | |
+# |---|---|---|
+# | `logits` | $k + 1$ lists of $V$ numbers | those at $i$ are what the target says after the output and the first $i$ draft tokens |
+# | `output` | list of tokens | what was emitted so far, without the prompt |
+# | `drafted` | list of $k$ tokens | may be empty |
+# | `frequency`, `presence` | numbers | the two penalties |
+# | returns | $k + 1$ lists of $V$ numbers | the processed logits |
+
+
+# %% exercise="15.penalties"
+def penalties(
+    logits: list[list[float]], output: list[int], drafted: list[int], frequency: float, presence: float
+) -> list[list[float]]:
+    """The logits of a verify pass with frequency and presence penalties, each position by its own prefix."""
+    ### BEGIN SOLUTION: which tokens come before position i? what is paid once, and what every time?
+    processed = []
+    for i, row in enumerate(logits):
+        before = output + drafted[:i]
+        counts = [before.count(token) for token in range(len(row))]
+        processed.append([z - frequency * n - presence * (n > 0) for z, n in zip(row, counts, strict=True)])
+    return processed
+    ### END SOLUTION
+
+
+# %% exercise="15.penalties"
+check("15.penalties", penalties)
+
+# %% [markdown] exercise="15.constraint"
+# ## 5. A constraint along a draft
+#
+# A constraint (a regular expression, a JSON schema) has been compiled to an automaton over tokens: in a state, a token leads to
+# another state, or it is forbidden. Say what is allowed at every position of a verify pass, and in which state the sequence is
+# after the cycle. The target accepts a part of the draft and emits one token more.
+#
+# A draft may hold forbidden tokens, because its drafter does not know of the constraint. No allowed output begins like that, so
+# after such a token nothing is allowed. (It will not be accepted, so these positions are never used.)
+#
+# | | | |
+# |---|---|---|
+# | `step` | dict | `step[state, token]` is the next state; a pair that is missing is forbidden |
+# | `state` | text | the state before the draft |
+# | `drafted` | list of $k$ tokens | may be empty |
+# | `accepted` | whole number from 0 to $k$ | how many draft tokens are accepted |
+# | `token` | token | the one that is emitted after them |
+# | returns | `(allowed, state)` | $k + 1$ lists of tokens, sorted; the state after the cycle, None if `token` has no step there |
+
+
+# %% exercise="15.constraint"
+def constraint(
+    step: dict[tuple[str, int], str], state: str, drafted: list[int], accepted: int, token: int
+) -> tuple[list[list[int]], str | None]:
+    """The tokens that a constraint allows at every position of a draft, and its state after the cycle."""
+    ### BEGIN SOLUTION: which state belongs to each position? from which of them does the cycle go on?
+    along = [state]
+    for drafted_token in drafted:
+        along.append(step.get((along[-1], drafted_token)))  # None has no steps, so it stays None
+    allowed = [sorted(after for before, after in step if before == here) for here in along]
+    return allowed, step.get((along[accepted], token))
+    ### END SOLUTION
+
+
+# %% exercise="15.constraint"
+check("15.constraint", constraint)
+
+# %% [markdown] exercise="15.experts"
+# ## 6. How many experts does a verify pass read?
+#
+# In a mixture of experts every token goes to the `per_token` experts with the largest router logits (Shazeer et al., 2017,
+# arXiv:1701.06538). A forward pass reads the weights of an expert once if at least one of its tokens needs them. Say for one
+# layer how many experts a pass over $M$ tokens reads, in two ways: the number to be *expected* if every token chose $k$
+# different ones of the $E$ experts at random, independently of the other tokens, and the number *counted* for the router logits
+# that are given. Leave these as they are.
+#
+# Then say what that does to the cost of the pass. As long as reading weights decides, $v$ is what this pass reads, divided by
+# what a pass over one token reads.
+#
+# | | | |
+# |---|---|---|
+# | `logits` | $M$ lists of $E$ numbers | the router logits of each token of the pass, finite, perhaps far apart; $M \ge 1$, and no two of a token are equal |
+# | `per_token` | whole number from 1 to $E$ | how many experts a token uses, $k$ |
+# | `always` | number above 0 | bytes that every pass reads, as a share of this layer: attention, LM head, router |
+# | `expert` | number above 0 | bytes of one expert |
+# | returns | `(expected, counted, v)` | three numbers; $v$ belongs to the counted experts |
+
+
+# %% exercise="15.experts"
+def experts(logits: list[list[float]], per_token: int, always: float, expert: float) -> tuple[float, int, float]:
+    """Experts that a pass over these tokens reads, expected and counted, and the cost v of the pass."""
+    ### BEGIN SOLUTION: one expert and all tokens for the expectation; the union of the choices for the count
+    E, M = len(logits[0]), len(logits)
+    expected = E * (1 - (1 - per_token / E) ** M)
+    touched = set()
+    for row in logits:
+        touched |= set(sorted(range(E), key=lambda e: -row[e])[:per_token])
+    v = (always + len(touched) * expert) / (always + per_token * expert)
+    return expected, len(touched), v
+    ### END SOLUTION
+
+
+# %% exercise="15.experts"
+check("15.experts", experts)

@@ -1,0 +1,166 @@
+"""A picture of every widget, stored with the notebook: what a code host, a PDF and a reader without a kernel see.
+
+A widget lives in its kernel. While a lesson is built, `Panel` adds to its output what it draws, under the type PICTURE;
+here Chromium draws it with the script that draws it in JupyterLab (viz/picture_view.js), and the PNG takes the widget's
+place. PNG because every reader shows it: JupyterLab an SVG only once the notebook is trusted, LaTeX none at all. It has
+its own background, so it reads well on a dark page too, and its alternative text is the sentence the panel speaks.
+
+The picture remembers what it was drawn from. As long as that is the same, no build draws it anew; without Chromium the
+stored one stays.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import plotly
+from nbformat import NotebookNode, from_dict
+
+from ..stored import PICTURE, PLOTLY, WIDGET, stored_pictures
+from ..viz.picture_view import CSS, ESM, PLOTLY_JS
+from ..viz.style import GREY, TEXT
+
+WIDTH, SCALE = 900, 1.5
+# JupyterLab's light theme, as far as our pictures ask for it.
+PAGE = """<!doctype html><meta charset="utf-8"><style>
+:root { --jp-ui-font-color0: #000; --jp-ui-font-color1: #212121; --jp-ui-font-color2: #5a5a5a;
+  --jp-layout-color0: #fff; --jp-border-color1: #bdbdbd; --jp-border-color2: #e0e0e0; --jp-brand-color1: #1565c0;
+  --jp-ui-font-family: "DejaVu Sans", "Helvetica Neue", Arial, sans-serif; --jp-code-font-family: "DejaVu Sans Mono",
+  Menlo, Consolas, monospace }
+body { margin: 0; background: #fff; font: 13px/1.3 var(--jp-ui-font-family) }
+#card { box-sizing: border-box; padding: 12px 16px; width: WIDTHpx }
+</style><style>CSS</style><div id="card"></div>""".replace("WIDTH", str(WIDTH)).replace("CSS", CSS)
+DRAW = """async ([script, state]) => {
+    const card = document.getElementById("card");
+    const view = (await import(URL.createObjectURL(new Blob([script], {type: "text/javascript"})))).default;
+    globalThis.minispecEnd?.();
+    card.replaceChildren();
+    globalThis.minispecEnd = view.render({el: card, model: {get: name => state[name], on() {}, send() {}}});
+    while (card.dataset.drawn !== String(state.drawn)) await new Promise(requestAnimationFrame);
+    await document.fonts.ready;
+}"""
+LIBRARY = """source => {
+    const module = {exports: {}};
+    new Function("module", source)(module);
+    globalThis.minispecPlotly = Promise.resolve(module.exports);
+}"""
+
+
+def find_chromium() -> str | None:
+    """The path of a Chromium that playwright can drive, if both are here."""
+    if find_spec("playwright") is None:
+        return None
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+Draw = Callable[[dict], tuple[bytes, int, int]]  # what to draw → a PNG, its width and height on the page
+
+
+@contextmanager
+def painter():
+    """A function that makes a PNG, or None where there is no Chromium."""
+    if (chromium := find_chromium()) is None:
+        yield None
+        return
+    from playwright.sync_api import sync_playwright
+
+    sandbox = not hasattr(os, "geteuid") or os.geteuid() != 0  # Chromium has none for root
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--disable-gpu"], chromium_sandbox=sandbox)
+        page = browser.new_page(viewport={"width": WIDTH, "height": 700}, device_scale_factor=SCALE)
+        page.set_content(PAGE)
+        page.evaluate(LIBRARY, PLOTLY_JS.read_text(encoding="utf-8"))
+        number = 0
+
+        def draw(drawn: dict) -> tuple[bytes, int, int]:
+            nonlocal number
+            number += 1
+            page.evaluate(DRAW, [ESM, {**drawn, "greys": [GREY, TEXT], "longest": "", "drawn": number, "busy": False}])
+            card = page.locator("#card")
+            box = card.bounding_box()
+            return card.screenshot(animations="disabled"), round(box["width"]), round(box["height"])
+
+        yield draw
+        browser.close()
+
+
+def drawn_from(drawn: dict) -> str:
+    """A fingerprint of everything that a picture depends on, less the browser."""
+    text = json.dumps([drawn, ESM, PAGE, SCALE, plotly.__version__], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def store_pictures(notebook: NotebookNode, before: NotebookNode | None = None, draw: Draw | None = None) -> list[str]:
+    """Put pictures where widgets are, and beside plotly figures. `before` is the notebook as it was last stored.
+
+    Returns the sources of cells whose picture is missing, or not that of this run, because nothing can draw here.
+    """
+    known = {kept["metadata"]["minispec"]["drawn_from"]: kept for _, kept in stored_pictures(before)}
+    places = {place: kept for place, kept in stored_pictures(before)}
+    behind = []
+    for cell in notebook.cells:
+        for number, output in enumerate(cell.get("outputs", ())):
+            drawn = what_it_draws(output)
+            if drawn is None:
+                continue
+            mark = drawn_from(drawn)
+            if mark in known:
+                stored = known[mark]
+            elif draw is not None:
+                stored = as_output(drawn, mark, *draw(drawn))
+            else:
+                behind.append(cell.source)
+                stored = places.get((cell.id, cell.source, number)) or {
+                    "data": {"text/plain": drawn["words"]},
+                    "metadata": {},
+                }
+            output.data = {**_kept(output.data), **_of_a_picture(stored["data"], output.data)}
+            output.metadata = from_dict(stored["metadata"])
+        # What is still a view is a prediction or a drill, which is nothing without its kernel.
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+    return behind
+
+
+def what_it_draws(output: dict) -> dict | None:
+    """What an output would have us draw: {"figure", "html", "words"}. None if it is no picture of ours."""
+    data = output.get("data", {})
+    if PICTURE in data:
+        return json.loads(json.dumps(data[PICTURE]))
+    if PLOTLY in data and WIDGET not in data:
+        figure = {key: data[PLOTLY][key] for key in ("data", "layout")}
+        return json.loads(json.dumps({"figure": figure, "html": "", "words": figure_words(figure)}))
+    return None
+
+
+def figure_words(figure: dict) -> str:
+    """A figure without a sentence of its own: its title and its axes."""
+    layout = figure["layout"]
+    titles = [layout.get(name, {}).get("title", {}).get("text", "") for name in ("yaxis", "xaxis")]
+    title = layout.get("title", {}).get("text", "") or "A chart"
+    return f"{title}: {' over '.join(filter(None, titles))}." if any(titles) else f"{title}."
+
+
+def as_output(drawn: dict, mark: str, png: bytes, width: int, height: int) -> dict:
+    size = {"width": width, "height": height}
+    return {
+        "data": {"image/png": base64.b64encode(png).decode(), "text/plain": drawn["words"]},
+        "metadata": {"image/png": {"alt": drawn["words"], **size}, "minispec": {"drawn_from": mark}},
+    }
+
+
+def _kept(data: dict) -> dict:
+    """A plotly figure stays beside its picture: JupyterLab shows it in the colours of its theme."""
+    return {PLOTLY: data[PLOTLY]} if PLOTLY in data else {}
+
+
+def _of_a_picture(data: dict, live: dict) -> dict:
+    """The picture, and its words where the live output has words too: nbval compares the kinds of both."""
+    return {key: value for key, value in data.items() if key == "image/png" or (key == "text/plain" and key in live)}

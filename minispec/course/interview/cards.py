@@ -1,0 +1,75 @@
+"""The bank as cards to print and cut: eight on a sheet of A4, the questions in front, their answers on the back.
+
+    minispec cards cards.html --topics speed kv-cache      then print it on both sides, turned over the long edge
+
+A back page is mirrored from left to right, so that each answer is on the back of its question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from .cheatsheet import cells_of
+from .plain_markdown import inline
+from .question import Question
+from .questions import topics
+
+COLUMNS, ROWS = 2, 4
+NUMBERS = 2  # on a card
+STYLE = """@page { size: A4; margin: 0 } * { box-sizing: border-box }
+body { margin: 0; font: 8pt/1.25 sans-serif; color: #000; background: #fff }
+.sheet { width: 210mm; height: 296.9mm; display: grid; grid-template: repeat(4, 1fr) / repeat(2, 1fr);
+  page-break-after: always; overflow: hidden }
+.sheet:last-child { page-break-after: auto }
+.card { border: .3pt dashed #999; padding: 6mm 7mm; overflow: hidden; min-height: 0; min-width: 0;
+  display: flex; flex-direction: column; gap: 1.5mm }
+.front { justify-content: center; font-size: 12pt; line-height: 1.3 } .front.long { font-size: 10pt }
+.card p { margin: 0 } .card small { color: #444; font-size: 7pt } .card ul { margin: 0; padding-left: 4mm }
+.back { font-size: 8.2pt; line-height: 1.22 }"""
+
+
+def front(question: Question) -> str:
+    size, label = " long" if len(question.question) > 180 else "", escape(_label(question))
+    return f'<div class="card front{size}"><small>{label}</small><p>{escape(question.question)}</p></div>'
+
+
+def back(question: Question) -> str:
+    """The spoken answer, the numbers to remember, what raises and what sinks."""
+    numbers = "".join(f"<li>{escape(name)}: {inline(value)}</li>" for name, value in _numbers(question))
+    parts = [
+        f"<small>{escape(_label(question))} · lesson {escape(question.lesson)}</small><p>{escape(question.spoken)}</p>",
+        f"<ul>{numbers}</ul>" if numbers else "",
+        f"<p><b>+</b> {escape(question.raises[0])}</p><p><b>−</b> {escape(question.sinks[0])}</p>",
+    ]
+    return f'<div class="card back">{"".join(parts)}</div>'
+
+
+def _label(question: Question) -> str:
+    return f"{question.topic} · {question.kind}"
+
+
+def _numbers(question: Question) -> list[tuple[str, str]]:
+    return [cells_of(number) for number in question.numbers if number.remember][:NUMBERS]
+
+
+def sheets(questions: Sequence[Question]) -> list[str]:
+    """Front, back, front, back, …: left and right are swapped on the back."""
+    made, many = [], COLUMNS * ROWS
+    for start in range(0, len(questions), many):
+        here = [*questions[start : start + many], *[None] * many][:many]
+        mirrored = [card for i in range(0, many, COLUMNS) for card in reversed(here[i : i + COLUMNS])]
+        for cards, side in ((here, front), (mirrored, back)):
+            filled = "".join('<div class="card"></div>' if card is None else side(card) for card in cards)
+            made.append(f'<section class="sheet">{filled}</section>')
+    return made
+
+
+def page(bank: Mapping[str, Question], wanted: Sequence[str] = ()) -> str:
+    """All cards, or those of some topics, as one HTML file."""
+    for topic in wanted:
+        if topic not in (known := topics(dict(bank))):
+            raise ValueError(f"topics={topic!r}: give some of {', '.join(known)}")
+    chosen = [question for question in bank.values() if not wanted or question.topic in wanted]
+    head = f"<!doctype html><meta charset='utf-8'><title>Interview cards</title><style>{STYLE}</style>"
+    return head + "\n".join(sheets(chosen)) + "\n"

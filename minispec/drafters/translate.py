@@ -1,0 +1,156 @@
+"""A draft model with another vocabulary than the target's (Timor et al., 2025, arXiv:2502.05202, token-level
+intersection).
+
+Verification compares p(d) with q(d) for the same token d, so only tokens that both vocabularies have can be proposed.
+Let S be these shared tokens: the same bytes, whatever their ids. The draft model's distribution is restricted to S and
+renormalised, q(x) = q_draft(x) / q_draft(S), a token is sampled from *that*, and its id is translated. q is then a
+distribution over the target's vocabulary, zero outside S, and it is the one that was sampled from. Nothing else is
+asked of q, so the output is exact. Tokens outside S come only from corrections and bonuses.
+
+The draft model's context is the target's, as text, in the draft model's own tokens. Text does not split at the same
+places in both vocabularies, and a new piece can change the split of what comes before it ("un" + "do" may be one token
+"undo"). So the whole text is tokenized again in every cycle, and the draft model's cache is kept as far as its tokens
+are still the same. What the draft model has seen is a function of the text alone, as q must be.
+
+Two sizes of one vocabulary need none of this. Vendors pad embeddings to round numbers, so two models with the same
+tokenizer can score different numbers of ids; `Padded` forbids the ids that only the draft model has, and gives zero to
+those that only the target has.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+from collections.abc import Sequence
+from itertools import takewhile
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..tree import Draft
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from ..files.handle import Model
+
+
+class Padded:
+    """The same tokens, and a different number of ids after them."""
+
+    def __init__(self, own_size: int, target_size: int, device):
+        both = min(own_size, target_size)
+        self.own = self.theirs = torch.arange(both, device=device)  # ids of the shared tokens in either vocabulary
+        self.prepare(own_size, target_size)
+
+    def prepare(self, own_size: int, target_size: int) -> None:
+        self.own_size, self.target_size = own_size, target_size
+        self.forbidden = torch.ones(own_size, dtype=torch.bool, device=self.own.device)  # [V of the draft model]
+        self.forbidden[self.own] = False
+        self.id_of = dict(zip(self.own.tolist(), self.theirs.tolist(), strict=True))
+
+    def restrict(self, logits: Tensor) -> Tensor:
+        """[..., V of the draft model] without the tokens that the target does not have: their probability is 0, and
+        whatever makes a distribution of the rest renormalises it."""
+        return logits.masked_fill(self.forbidden, -torch.inf)
+
+    def to_target(self, draft: Draft) -> Draft:
+        """Its tokens and distributions in the target's ids."""
+        q = None
+        if draft.probs is not None:
+            q = draft.probs.new_zeros(len(draft.tokens), self.target_size)  # [k, V of the target]
+            q[:, self.theirs] = draft.probs[:, self.own]
+        return Draft([self.id_of[token] for token in draft.tokens], q, confidence=draft.confidence)
+
+    def to_draft(self, tokens: Sequence[int]) -> list[int]:
+        """The context of the draft model. An id that only the target has is padding: no text holds it."""
+        return [token if token in self.id_of else 0 for token in tokens]
+
+
+class Shared(Padded):
+    """Two vocabularies and the tokens that both have."""
+
+    def __init__(self, draft: Model, target: Model):
+        self.tokenizer, self.bytes_of = draft.tokenizer, spellings(target.tokenizer)
+        own, theirs = ids(spellings(draft.tokenizer)), ids(self.bytes_of)
+        shared = sorted((own[spelling], theirs[spelling]) for spelling in own.keys() & theirs.keys())
+        if not shared:
+            raise ValueError(f"{draft.name} and {target.name} have no token in common: choose another draft model")
+        self.own, self.theirs = torch.tensor(shared, device=draft.device).T
+        self.bytes_ids = {spelling[0]: id for spelling, id in own.items() if len(spelling) == 1}
+        self.prepare(draft.config.vocab_size, target.config.vocab_size)
+
+    def to_draft(self, tokens: Sequence[int]) -> list[int]:
+        """The same text in the draft model's tokens. Special tokens are no text and are left out; the bytes of a
+        character that is not finished yet go as tokens of one byte each, where there are such."""
+        decoder = codecs.getincrementaldecoder("utf-8")("ignore")
+        text = decoder.decode(b"".join(self.bytes_of.get(token, b"") for token in tokens))
+        unfinished, _ = decoder.getstate()
+        known = [self.bytes_ids[byte] for byte in unfinished if byte in self.bytes_ids]
+        return [*self.tokenizer.encode(text, add_special_tokens=False).ids, *known]
+
+
+def vocabulary(draft: Model, target: Model, translate: bool) -> Padded | None:
+    """What stands between a draft model's ids and its target's; None: nothing, they are the same."""
+    if translate:
+        if draft.tokenizer is None or target.tokenizer is None:
+            raise ValueError("translate=True needs the tokenizers of both models: load them from folders that have one")
+        return Shared(draft, target)
+    sizes = draft.config.vocab_size, target.config.vocab_size
+    if sizes[0] != sizes[1] and same_tokens(draft.tokenizer, target.tokenizer):
+        return Padded(*sizes, draft.device)
+    return None
+
+
+def same_tokens(one: Tokenizer | None, other: Tokenizer | None) -> bool:
+    """Whether both give every id they have in common the same token. (Where one lacks tokenizers, nobody knows.)"""
+    if one is None or other is None:
+        return False
+    small, large = sorted((one.get_vocab(), other.get_vocab()), key=len)
+    return all(large.get(token) == id for token, id in small.items())
+
+
+def foreign(draft: Model, target: Model) -> bool:
+    """Whether the draft model has a tokenizer of its own."""
+    known = draft.tokenizer is not None and target.tokenizer is not None
+    return known and not same_tokens(draft.tokenizer, target.tokenizer)
+
+
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes]:
+    """id → the bytes of its text. Special tokens stand for no text and are left out."""
+    special = {id for id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    byte_level = "ByteLevel" in json.dumps(json.loads(tokenizer.to_str()).get("decoder"))
+    spell = byte_level_spelling if byte_level else plain_spelling
+    return {id: spell(token) for token, id in tokenizer.get_vocab().items() if id not in special}
+
+
+def ids(spelled: dict[int, bytes]) -> dict[bytes, int]:
+    """bytes → id; the lowest, where several tokens have the same text."""
+    return {spelling: id for id, spelling in sorted(spelled.items(), reverse=True)}
+
+
+def byte_level_spelling(token: str) -> bytes:
+    """GPT-2's alphabet: printable bytes are themselves, the other 68 are the characters from U+0100 on, in order."""
+    return b"".join(BYTE_OF[c].to_bytes(1, "big") if c in BYTE_OF else c.encode() for c in token)
+
+
+def plain_spelling(token: str) -> bytes:
+    """SentencePiece: ▁ is a space, and <0x0A> the byte 10."""
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace("▁", " ").encode()
+
+
+def byte_alphabet() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF = byte_alphabet()
+
+
+def common(held: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(held, tokens, strict=False)))

@@ -1,0 +1,1 @@
+"""Mixtures of experts: the layer (experts), and how many experts a pass reads (theory)."""

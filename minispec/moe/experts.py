@@ -1,0 +1,111 @@
+"""A mixture of experts: many MLPs in a layer, of which each token uses a few (Shazeer et al., 2017, arXiv:1701.06538).
+
+    g = softmax(R x)        E numbers, by the router R
+    S = the k largest       renormalised to sum to 1 in some families (Mixtral), not in others (OLMoE)
+    y = Σ_{e ∈ S} g_e · MLP_e(x)  +  σ(s · x) · MLP_shared(x)        the last where a family has a shared expert
+
+A token reads k experts of E, so decoding one sequence reads few bytes. M tokens in one pass read the union of their
+choices, each of these experts once: that is what makes verification more expensive here than in a dense model
+(theory.py beside this file). `grouped` computes it that way, `gathered` with fixed shapes for a GPU.
+
+Shapes: n tokens, d hidden size, E experts, k of them per token, f neurons of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The shape of a mixture, a part of a model's Config."""
+
+    count: int  # E
+    per_token: int  # k
+    size: int  # f
+    shared_size: int = 0  # neurons of the shared expert; 0: there is none
+    renormalise: bool = True  # whether the k gates are scaled to sum to 1
+    dense_layers: tuple[int, ...] = ()  # layers that have an ordinary MLP
+
+
+def route(logits: Tensor, k: int, renormalise: bool) -> tuple[Tensor, Tensor]:
+    """Router logits [n, E] → the gates of the k largest and which they are, [n, k] each."""
+    probs = logits.to(torch.promote_types(logits.dtype, torch.float32)).softmax(-1)
+    gates, chosen = probs.topk(k, dim=-1)
+    if renormalise:
+        gates = gates / gates.sum(-1, keepdim=True)
+    return gates.to(logits.dtype), chosen
+
+
+def grouped(x: Tensor, gates: Tensor, chosen: Tensor, experts: Sequence[nn.Module]) -> Tensor:
+    """Σ gate · expert(x) for x [n, d]: a loop over the experts that some token chose, each with all of its tokens."""
+    y = torch.zeros_like(x)
+    for e in chosen.unique().tolist():
+        token, choice = (chosen == e).nonzero(as_tuple=True)
+        y.index_add_(0, token, gates[token, choice, None] * experts[e](x[token]))
+    return y
+
+
+def gathered(x: Tensor, gates: Tensor, chosen: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    """The same with the experts' weights stacked, gate_up [E, 2f, d] and down [E, d, f], as two batched products.
+
+    Every shape depends on n and k alone and nothing is asked of the device, so a CUDA graph can hold it. It reads an
+    expert once for every token that chose it, which suits the few tokens of a decode step."""
+    n, k = chosen.shape
+    rows = x.repeat_interleave(k, 0)[..., None]  # [n·k, d, 1]
+    gate, up = (gate_up[chosen.flatten()] @ rows).squeeze(-1).chunk(2, -1)  # [n·k, f] each
+    each = (down[chosen.flatten()] @ (F.silu(gate) * up)[..., None]).view(n, k, -1)
+    return (gates[..., None] * each).sum(1)
+
+
+def stacked(experts: Sequence[nn.Module]) -> tuple[Tensor, Tensor]:
+    """The weights of experts as `gathered` wants them."""
+    gate_up = [torch.cat([expert.gate_proj.weight, expert.up_proj.weight]) for expert in experts]
+    return torch.stack(gate_up), torch.stack([expert.down_proj.weight for expert in experts])
+
+
+class Mixture(nn.Module):
+    """The MLP of a layer, as a mixture: parameters carry the names of Qwen's and OLMoE's checkpoints."""
+
+    def __init__(self, shape: Experts, router: nn.Module, experts: Sequence[nn.Module], shared=None, shared_gate=None):
+        super().__init__()
+        self.shape, self.gate, self.experts = shape, router, nn.ModuleList(experts)
+        self.shared_expert, self.shared_expert_gate = shared, shared_gate
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])  # [n, d]
+        gates, chosen = route(self.gate(rows), self.shape.per_token, self.shape.renormalise)
+        y = grouped(rows, gates, chosen, self.experts)
+        if self.shared_expert is not None:
+            y = y + self.shared_expert_gate(rows).sigmoid() * self.shared_expert(rows)
+        return y.view(x.shape)
+
+
+@contextmanager
+def counting(model: nn.Module) -> Iterator[list[list[set[int]]]]:
+    """While this lasts, note of every pass of a Transformer which experts each of its mixtures touched: a list with one
+    entry per pass, each a list with one set per sparse layer."""
+    mixtures = [part for part in model.modules() if isinstance(part, Mixture)]
+    passes: list[list[set[int]]] = []
+
+    def note(mixture: Mixture):
+        def keep(_, args, logits: Tensor) -> None:
+            if mixture is mixtures[0]:
+                passes.append([])
+            _, chosen = route(logits, mixture.shape.per_token, mixture.shape.renormalise)
+            passes[-1].append(set(chosen.flatten().tolist()))
+
+        return keep
+
+    hooks = [mixture.gate.register_forward_hook(note(mixture)) for mixture in mixtures]
+    try:
+        yield passes
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,100 @@
+"""Checks of block verification, each a function of the verifier: run on minispec's own, and on wrong ones to catch."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from distribution_checks import (
+    EXACT,
+    _random_laws,
+    assert_same,
+    propose_greedy,
+    propose_until_unsure,
+    random_pairs,
+    target_law,
+    toy_model,
+)
+
+from minispec import exact, verify
+
+SIZES = ((3, 2, 3), (2, 3, 3), (5, 1, 2))  # V, k, tokens that are compared
+
+
+def mean_length(cycle: dict) -> float:
+    """Tokens that a cycle emits on average: the accepted ones and one more."""
+    return sum(len(run) * weight for run, weight in cycle.items())
+
+
+def check_one_token(block=verify.block, pairs: int = 60) -> None:
+    """k = 1: what a cycle emits first follows p, whatever p and q are."""
+    for p, q in random_pairs(pairs):
+        cycle = exact.chain_distribution(lambda c: p, lambda c: q, 1, verify=block)  # noqa: B023
+        first = torch.zeros_like(p)
+        for run, weight in cycle.items():
+            first[run[0]] += weight
+        assert_same(first, p, f"p={p.tolist()}, q={q.tolist()}")
+
+
+def check_cycles(block=verify.block, sizes=SIZES) -> None:
+    """The first n tokens of repeated cycles follow the target's joint distribution, and so does one cycle that plain
+    decoding continues: nothing has to be remembered after a partial acceptance."""
+    for V, k, n in sizes:
+        for sparse in (False, True):
+            target, draft = toy_model(V, 1, sparse=sparse), toy_model(V, 2, sparse=sparse, sharpness=1.5)
+            for propose in (exact.propose_chain, propose_greedy, propose_until_unsure):
+                cycle = partial(exact.chain_distribution, target, draft, k, propose=propose, verify=block)
+                what = f"V={V}, k={k}, {propose.__name__}"
+                assert_same(exact.joint_distribution(cycle, n), target_law(target, n), what)
+                plain = partial(exact.plain_distribution, target)
+                once = exact.joint_distribution(lambda c: plain(c) if c else cycle(c), k + 1)  # noqa: B023
+                assert_same(once, target_law(target, k + 1), f"{what}, one cycle, then plain")
+
+
+def check_length(block=verify.block, seeds: int = 9) -> None:
+    """P(a prefix is kept) is Σ Πq·w exactly, never less than token by token, and more in the paper's example."""
+    for seed in range(seeds):
+        V, k = ((3, 3), (2, 4), (4, 2))[seed % 3]
+        target, draft = toy_model(V, 2 * seed, sparse=seed % 2 == 1), toy_model(V, 2 * seed + 1)
+        block_wise = mean_length(exact.chain_distribution(target, draft, k, verify=block))
+        token_wise = mean_length(exact.chain_distribution(target, draft, k))
+        assert block_wise >= token_wise - EXACT, f"seed {seed}: {block_wise} < {token_wise}"
+        reached, expected = {(): (1.0, 1.0)}, 1.0  # prefix → (Πq, w)
+        for _ in range(k):
+            step = {}
+            for prefix, (drafted, w) in reached.items():
+                for x, (px, qx) in enumerate(zip(target(prefix).tolist(), draft(prefix).tolist(), strict=True)):
+                    if qx > 0:
+                        step[(*prefix, x)] = drafted * qx, min(1.0, w * px / qx)
+            reached = step
+            expected += sum(drafted * w for drafted, w in reached.values())
+        assert abs(block_wise - expected) <= EXACT, f"seed {seed}: {block_wise} instead of {expected}"
+    p = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
+    means = [
+        mean_length(exact.chain_distribution(lambda c: p, lambda c: p.flip(0), 2, verify=rule))
+        for rule in (verify.chain, block)
+    ]
+    assert np.allclose(means, [1 + 10 / 9, 1 + 11 / 9], atol=EXACT), means
+
+
+def check_batch(block_batch=verify.block_batch, rows: int = 60) -> None:
+    """All rows at once give what one row at a time gives on the same random numbers, ragged drafts included."""
+    generator, nan = torch.Generator().manual_seed(0), float("nan")
+    for V, k, sparse in [(2, 1, False), (8, 4, False), (8, 4, True), (5, 3, True)]:
+        p, q = (_random_laws((rows, k + extra, V), generator, sparse) for extra in (1, 0))
+        drafted = torch.multinomial(q.flatten(0, 1), 1, generator=generator).view(rows, k)
+        lengths = torch.randint(0, k + 1, (rows,), generator=generator)
+        u = torch.rand(rows, k + 1, generator=generator, dtype=torch.float64)
+        u[::7], u[3::7] = 0.0, 1 - 2.0**-53  # the two ends of [0, 1)
+        padded = torch.where((torch.arange(k) < lengths[:, None])[..., None], q, nan)  # what pads q may be anything
+        for told, long in [(q, None), (padded, lengths), (None, lengths), (None, None)]:
+            accepted, token = block_batch(p, told, drafted, long, u)
+            for b in range(rows):
+                n = k if long is None else int(long[b])
+                one = verify.block(p[b, : n + 1], None if told is None else told[b, :n], drafted[b, :n], u[b, : n + 1])
+                assert (int(accepted[b]), int(token[b])) == (one.accepted, one.token), f"row {b}, {n} drafts"
+                assert float(p[b, one.accepted, one.token]) > 0, "emitted a token the target cannot say"
+
+
+CHECKS = {"one token": check_one_token, "cycles": check_cycles, "length": check_length}

@@ -1,0 +1,114 @@
+"""On a busy machine an honest answer is not stopped: what counts is the time that it had, not the clock on the wall."""
+
+from __future__ import annotations
+
+import os
+from time import monotonic, sleep, thread_time
+
+import pytest
+from graders import solutions
+from mutants.patching import broken
+
+from minispec.course.classroom import crew, grade, guard
+from minispec.course.classroom.gradebook import UNGRADED
+from minispec.course.classroom.guard import OutOfPatience, TimeUp, time_limit
+from minispec.course.classroom.sandbox import Limits, Nursery
+
+
+def spin(seconds: float) -> None:
+    end = monotonic() + seconds
+    while monotonic() < end:
+        pass
+
+
+def outcome(limit, *args, lasts: float = 0.6) -> str:
+    try:
+        with limit(*args):
+            spin(lasts)
+    except BaseException as error:
+        return type(error).__name__
+    return "done"
+
+
+def slow_clock() -> float:
+    return monotonic() / 1000  # of a process that gets a thousandth of a processor
+
+
+def test_a_clock_that_hardly_moves_stops_nothing():
+    assert outcome(time_limit, 0.3) == TimeUp.__name__
+    assert outcome(time_limit, 0.3, slow_clock) == "done"
+    assert outcome(time_limit, 0.3, slow_clock, 0.3) == OutOfPatience.__name__
+    assert outcome(time_limit, 0.3, lambda: 2 * monotonic(), 60.0) == TimeUp.__name__
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("by_wall, start", "by_wall, start"), ("if by_wall or (left", "if True or (left"),
+     ("by_wall, start, last = clock is monotonic,", "by_wall, start, last = True,")],
+)  # fmt: skip
+def test_mutants_that_go_by_the_wall_are_caught(tmp_path, old, new):
+    mutant = broken(guard, old, new, tmp_path)
+    assert (outcome(mutant.time_limit, 0.3, slow_clock) == "done") == (old == new)
+
+
+@pytest.fixture(scope="module")
+def nursery():
+    with Nursery(Limits(seconds=2.0)) as made:
+        yield made
+
+
+def pupil_of(nursery, body: str):
+    source = f"import time\ndef accept(p, q, token):\n    {body}"
+    exercise = grade.everything()["06.accept"]
+    return nursery.pupil(exercise, grade.course("06"), [source])
+
+
+def call(answer, seconds: float = 2.0) -> tuple[str, float]:
+    import torch
+
+    start = answer.spent()
+    found = outcome_of(lambda: answer(torch.ones(1), torch.ones(1), 0), answer, seconds)
+    return found, answer.spent() - start
+
+
+def outcome_of(program, answer, seconds: float) -> str:
+    try:
+        with time_limit(seconds, answer.spent):
+            program()
+    except BaseException as error:
+        return type(error).__name__
+    return "done"
+
+
+needs_linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="other systems go by the wall clock")
+
+
+@needs_linux
+def test_work_counts_and_so_does_sleep(nursery):
+    loop = "while time.process_time() < 1.0: pass"
+    with pupil_of(nursery, loop) as answer:
+        found, took = call(answer)
+        assert found == "done" and 0.5 < took < 2.0
+    with pupil_of(nursery, "time.sleep(30)") as answer:
+        assert call(answer, 0.8)[0] == TimeUp.__name__
+    with pupil_of(nursery, "while True: pass") as answer:
+        assert call(answer, 0.8)[0] == TimeUp.__name__
+
+
+@needs_linux
+def test_a_wait_of_the_graders_own_costs_the_answer_nothing(nursery):
+    """The grader was kept from running for a while: the answer was done long before."""
+    with pupil_of(nursery, "return 1.0") as answer:
+        start = answer.spent() - thread_time()
+        sleep(1.5)
+        assert answer.spent() - thread_time() - start < 0.2
+
+
+def out_of_patience(nursery, task):
+    raise OutOfPatience
+
+
+def test_a_machine_that_is_too_busy_is_the_graders_failure_and_is_tried_again():
+    task = grade.Task("alice", "06.accept", (solutions("06")["06.accept"],))
+    [(_, result)] = crew.judged([task], grade.Options(), out_of_patience)
+    assert result.outcome == UNGRADED and f"{crew.TRIES} times" in result.text and "busy" in result.text

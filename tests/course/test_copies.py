@@ -1,0 +1,159 @@
+"""The folder mine/: what is yours stays, what is not is renewed, and nothing that is saved shows an error later."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from minispec.course.classroom import copies, terminal
+from minispec.course.stored import PICTURE, WIDGET
+
+LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
+ALT = {"image/png": {"alt": "A roofline with two points."}, "minispec": {"drawn_from": "0123"}}
+
+
+def notebook(*cells: tuple[str, str]) -> str:
+    made = []
+    for number, (kind, source) in enumerate(cells):
+        made.append(nbformat.v4.new_markdown_cell(source) if kind == "text" else nbformat.v4.new_code_cell(source))
+        made[-1].id = f"cell-{number}"
+    return nbformat.writes(nbformat.v4.new_notebook(cells=made)) + "\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """A clone with a lesson and a set of exercises, and its copies."""
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setattr(copies, "NotebookNotary", lambda: None)  # signing is tested in the browser
+    links = "[doc](../docs/a.md) [set](../exercises/06_sets.ipynb) [next](01_next.ipynb) ![p](../docs/p.png)"
+    for name, text in ((LESSON, notebook(("text", links), ("code", "viz.roofline()"))), (SET, notebook(("code", "1")))):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    assert copies.lay_out(tmp_path) == []
+    return tmp_path
+
+
+def mine(root: Path, name: str) -> Path:
+    return root / "mine" / name
+
+
+def files(root: Path) -> list[str]:
+    return sorted(file.relative_to(root / "mine").as_posix() for file in (root / "mine").rglob("*.ipynb"))
+
+
+def change(file: Path, text: str = "mine") -> str:
+    file.write_text(notebook(("code", text)), encoding="utf-8")
+    return file.read_text(encoding="utf-8")
+
+
+def test_links_lead_where_they_did(root):
+    source = nbformat.read(mine(root, LESSON), 4).cells[0].source
+    assert source == (
+        "[doc](../../docs/a.md) [set](../exercises/06_sets.ipynb) [next](01_next.ipynb) ![p](../../docs/p.png)"
+    )
+
+
+def test_an_untouched_copy_follows_the_course(root):
+    new = change(root / LESSON, "new")
+    assert copies.lay_out(root) == [] and mine(root, LESSON).read_text(encoding="utf-8") == new
+    assert files(root) == [SET, LESSON]
+
+
+def test_what_is_yours_stays_and_the_new_one_is_laid_beside(root):
+    yours = change(mine(root, SET))
+    assert copies.lay_out(root) == [] and files(root) == [SET, LESSON]  # the course has not changed
+    new = change(root / SET, "new")
+    [said] = copies.lay_out(root)
+    beside = SET.replace(".ipynb", ".new.ipynb")
+    assert beside in said and mine(root, SET).read_text(encoding="utf-8") == yours
+    assert mine(root, beside).read_text(encoding="utf-8") == new
+    assert copies.lay_out(root) == []  # said once
+    mine(root, beside).unlink()
+    assert copies.lay_out(root) == [] and not mine(root, beside).exists()  # read and thrown away
+    newer = change(root / SET, "newer")
+    assert len(copies.lay_out(root)) == 1 and mine(root, beside).read_text(encoding="utf-8") == newer
+    kept = change(mine(root, beside), "yours too")
+    change(root / SET, "newest")
+    [said] = copies.lay_out(root)
+    assert ".new-2.ipynb" in said and mine(root, beside).read_text(encoding="utf-8") == kept
+
+
+def test_a_copy_that_is_gone_is_made_again(root):
+    mine(root, LESSON).unlink()
+    (root / "mine" / copies.MADE).write_text("half a f")
+    assert copies.lay_out(root) == [] and mine(root, LESSON).is_file()
+
+
+def test_commands_find_the_notebook_that_its_reader_writes_in(root):
+    assert terminal.locate("06", root) == mine(root, SET)
+    change(root / "mine/exercises/06_sets.attempt-1.ipynb")
+    change(root / "mine/exercises/06_sets.new.ipynb")
+    assert terminal.locate("06", root) == mine(root, SET)
+    for file in (root / "mine/exercises").iterdir():
+        file.unlink()
+    assert terminal.locate("06", root) == root / SET
+
+
+def test_reset_renews_the_copy_and_keeps_the_attempt(root):
+    source = root / "course/exercises/06_sets.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("# %% [markdown]\n# # Sets\n# [doc](../docs/a.md)\n", encoding="utf-8")
+    yours, stored = change(mine(root, SET)), (root / SET).read_bytes()
+    job, kept = copies.reset("06", root)
+    assert job.target == mine(root, SET) and kept.read_text(encoding="utf-8") == yours
+    assert "../../docs/a.md" in job.target.read_text(encoding="utf-8") and (root / SET).read_bytes() == stored
+    assert copies.reset("06", root)[1] is None
+
+
+# ---------------------------------------------------------------- what is saved
+
+
+def view(text: str, **more: object) -> dict:
+    data = {WIDGET: {"model_id": "x"}, "text/plain": text, **more}
+    return {"output_type": "display_data", "metadata": {}, "data": data}
+
+
+def saved(cell: dict, path: str = f"mine/{LESSON}") -> list[dict]:
+    content = {"cells": [cell], "metadata": {"widgets": {}, "kernelspec": {}}, "nbformat": 4, "nbformat_minor": 5}
+    copies.keep_pictures({"type": "notebook", "content": content}, path=path, contents_manager=None)
+    assert content["metadata"] == {"kernelspec": {}} and WIDGET not in json.dumps(content)
+    return content["cells"][0]["outputs"]
+
+
+@pytest.fixture
+def illustrated(root, monkeypatch):
+    stored = nbformat.read(root / LESSON, 4)
+    stored.cells[1].outputs = [
+        nbformat.v4.new_output("execute_result", {"image/png": "AAAA", "text/plain": "A roofline."}, metadata=ALT)
+    ]
+    nbformat.write(stored, root / LESSON)
+    monkeypatch.setattr(copies.pictures_for, "__defaults__", (root,))
+    return stored.cells[1]
+
+
+def test_a_saved_widget_becomes_its_stored_picture(illustrated):
+    cell = {"id": illustrated.id, "cell_type": "code", "source": illustrated.source}
+    printed = {"output_type": "stream", "name": "stdout", "text": "hello"}
+    for path in (f"mine/{LESSON}", f"mine/{LESSON}".replace(".ipynb", ".new-2.ipynb")):
+        kept, picture = saved({**cell, "outputs": [printed, view("words", **{PICTURE: {}})]}, path)
+        assert kept == printed
+        assert picture["data"] == {"image/png": "AAAA", "text/plain": "A roofline."} and picture["metadata"] == ALT
+
+
+def test_a_widget_without_a_picture_leaves_its_sentence_or_nothing(illustrated):
+    cell = {"id": illustrated.id, "cell_type": "code", "source": "viz.roofline(mine)"}  # edited: another picture
+    [said] = saved({**cell, "outputs": [view("k is 2")]})
+    assert said["data"] == {"text/plain": "k is 2"}
+    assert saved({**cell, "outputs": [view("VBox(children=(IntSlider(value=1),))")]}) == []
+    [said] = saved({**cell, "source": illustrated.source, "outputs": [view("k is 2")]}, "somewhere/else.ipynb")
+    assert said["data"] == {"text/plain": "k is 2"}
+
+
+def test_other_files_are_saved_as_they_are():
+    model = {"type": "file", "content": "widgets"}
+    copies.keep_pictures(model, path="a.txt")
+    copies.keep_pictures({"type": "notebook", "content": None}, path="mine/x.ipynb")
+    assert model == {"type": "file", "content": "widgets"}

@@ -1,0 +1,71 @@
+"""Pictures that would lie are noticed: each wrong variant fails the test that recomputes its fact."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("ipywidgets")
+
+import test_viz_11
+import test_viz_16
+import test_viz_drawing
+import test_viz_pictures
+from mutants.patching import rewrite
+
+from minispec.course import viz
+
+STEPS = sys.modules["minispec.course.viz.drafting_steps"]
+# What is wrong: whose function is changed, from what to what, and the test that notices.
+MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
+    "the weights are read again for every token": (
+        test_viz_drawing, "one_pass", "presets.weights_read(config) * bytes_per_weight",
+        "presets.weights_read(config) * bytes_per_weight * tokens",
+        test_viz_drawing.test_a_pass_reads_the_weights_once_whatever_its_tokens,
+    ),
+    "a choice judges the token before it": (
+        viz, "judge_arrows", "zip(drafted, choices, strict=False)", "zip(drafted, choices[1:], strict=False)",
+        lambda: test_viz_pictures.test_a_choice_judges_the_token_after_it("abxd", 2),
+    ),
+    "what both have is a product": (
+        viz, "overlap", "torch.minimum(p, q), (p - q)", "p * q, (p - q)",
+        test_viz_pictures.test_the_overlap_is_the_acceptance,
+    ),
+    "every batch has the holes of the whole queue": (
+        viz, "static_holes", "theory.static_batch_idle(batch)", "theory.static_batch_idle(lengths)",
+        test_viz_pictures.test_the_holes_are_the_formulas,
+    ),
+    "the correction counts as cached": (
+        viz, "engine_step", "list(pool.table(\"A\")), request.num_computed_tokens",
+        "list(pool.table(\"A\")), request.num_tokens",
+        lambda: test_viz_pictures.test_an_engine_step_keeps_what_was_accepted(1),
+    ),
+    "every node attends to every other": (
+        viz, "tree_and_mask", "mask = tree.verify_mask(parents)", "mask = tree.verify_mask(parents) | True",
+        test_viz_pictures.test_the_mask_is_the_trees,
+    ),
+    "the state meets its own token": (
+        STEPS, "_eagle", "token = words[-1] if s == 1", "token = words[-2] if s == 1",
+        test_viz_pictures.test_the_state_belongs_to_the_position_before_the_token,
+    ),
+    "the bowl's minimum forgets the six": (
+        test_viz_16, "lowest", "(flops / 6) **", "flops **",
+        lambda: test_viz_16.test_the_bowls_minimum_is_one_and_slides_to_larger_models(21),
+    ),
+    "what moves a dot least is named": (
+        test_viz_11, "why_they_differ", "most = max(alone", "most = min(alone",
+        test_viz_11.test_the_words_name_what_moves_a_dot_most,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_picture_that_lies_is_noticed(name, monkeypatch):
+    owner, function, old, new, check = MUTANTS[name]
+    check()  # the true one passes
+    rewrite(monkeypatch, owner, function, old, new)
+    with pytest.raises((AssertionError, TypeError)):
+        check()
+        pytest.fail(f"nothing notices that {name}", pytrace=False)

@@ -1,0 +1,254 @@
+"""Draft models of another vocabulary: what is shared, the exact distribution, greedy equality, caches, and padding."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+
+import pytest
+import torch
+from distribution_checks import EXACT, assert_same, target_law, toy_model
+from loop_checks import LAW_TOKENS
+from mutants.patching import rewrite
+from pytest import MonkeyPatch
+from sequence_distribution import assert_follows, joint_distribution, many_rows
+from tiny_models import random_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+import minispec as ms
+from minispec import exact
+from minispec.drafters import translate
+from minispec.drafters.translate import Padded, Shared, foreign, same_tokens, spellings
+
+TEXT = ["the fox said to the dog that the other dog undoes what the fox has done", "undo the dog, do the fox"]
+
+
+def letters(order: str) -> Tokenizer:
+    """One token for each letter, in this order."""
+    tokenizer = Tokenizer(models.BPE({letter: id for id, letter in enumerate(order)}, []))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
+
+
+def byte_level(size: int, text=TEXT) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[f"<|end {size}|>"], initial_alphabet=alphabet,
+                                  show_progress=False)  # fmt: skip
+    tokenizer.train_from_iterator(text, trainer)
+    return tokenizer
+
+
+TINY = dict(hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8, dtype=torch.float32)
+ORDERS = "abcde", "fdbgac"  # shared: a, b, c, d, at other ids
+
+
+@cache
+def pair() -> tuple[ms.Model, ms.Model]:
+    """A target over a … e and a stranger over f, d, b, g, a, c."""
+    return tuple(random_model(vocab_size=len(order), num_layers=layers, seed=layers, tokenizer=letters(order), **TINY)
+                 for order, layers in zip(ORDERS, (3, 1), strict=True))  # fmt: skip
+
+
+@cache
+def text_pair(dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
+    return tuple(random_model(vocab_size=tokenizer.get_vocab_size(), seed=seed, tokenizer=tokenizer, end_tokens=[0],
+                              dtype=dtype)
+                 for seed, tokenizer in enumerate((byte_level(330), byte_level(280, TEXT[1:]))))  # fmt: skip
+
+
+# ---- what is shared ------------------------------------------------------------------------------------------------
+
+
+def test_spellings():
+    tokenizer = byte_level(300)
+    spelled = spellings(tokenizer)
+    assert 0 not in spelled and len(spelled) == tokenizer.get_vocab_size() - 1  # the special token is no text
+    text = "undo the café 日本 🦊\n"
+    ids = tokenizer.encode(text).ids
+    assert b"".join(spelled[id] for id in ids) == text.encode()
+    assert {spelled[id] for id in range(1, 257)} == {bytes([byte]) for byte in range(256)}
+    assert translate.plain_spelling("▁the") == b" the" and translate.plain_spelling("<0x0A>") == b"\n"
+
+
+def test_shared_tokens_have_the_same_bytes():
+    target, draft = text_pair()
+    shared = Shared(draft, target)
+    own, theirs = spellings(draft.tokenizer), spellings(target.tokenizer)
+    assert all(own[a] == theirs[b] for a, b in shared.id_of.items())
+    assert len(shared.id_of) == len(set(own.values()) & set(theirs.values())) > 256
+    assert len(set(shared.id_of.values())) == len(shared.id_of)  # one to one
+    assert foreign(draft, target) and not foreign(target, target)
+
+
+def check_context() -> None:
+    """The draft model's context is the same text; unfinished characters go byte by byte, special tokens not at all."""
+    target, draft = text_pair()
+    shared = Shared(draft, target)
+    ids = target.encode("undoes the 日本 fox")
+    for end in range(1, len(ids) + 1):
+        own = shared.to_draft(ids[:end])
+        spelled = [b"".join(spellings(model.tokenizer)[id] for id in some)
+                   for model, some in ((target, ids[:end]), (draft, own))]  # fmt: skip
+        assert spelled[0] == spelled[1]
+    assert shared.to_draft([0, *ids]) == shared.to_draft(ids) == draft.encode("undoes the 日本 fox")
+
+
+def test_context():
+    check_context()
+
+
+# ---- exact -----------------------------------------------------------------------------------------------------------
+
+
+def check_exact() -> None:
+    """Cycles of toys over two vocabularies follow the target's joint distribution."""
+    target, stranger = toy_model(5, 1), toy_model(6, 2)
+    shared = Shared(*reversed(pair()))
+    letter = {id: letter for letter, id in pair()[0].tokenizer.get_vocab().items()}
+
+    def draft(context):  # over the target's ids, through the very functions that a draft model uses
+        own = tuple(pair()[1].tokenizer.get_vocab().get(letter[token], 5) for token in context)
+        probs = shared.restrict(stranger(own).log()).softmax(-1)
+        return shared.to_target(ms.drafters.Draft([1], probs[None])).probs[0]
+
+    assert float(draft(())[4]) == 0.0 and abs(float(draft(()).sum()) - 1) <= EXACT  # e is not shared
+    own = stranger(())  # f d b g a c
+    assert torch.allclose(draft(())[:4], own[[4, 2, 5, 1]] / own[[4, 2, 5, 1]].sum(), atol=EXACT, rtol=0)
+    cycle = partial(exact.chain_distribution, target, draft, 2)
+    assert_same(exact.joint_distribution(cycle, 3), target_law(target, 3), "two vocabularies")
+
+
+def test_exact():
+    check_exact()
+
+
+def check_sampled(draws: int = 4000) -> None:
+    """Through real caches; and what was sampled is in the q that is told."""
+    target, draft = pair()
+    drafter, prompt = ms.drafters.Model(draft, translate=True), [0, 1, 4, 2]
+    with many_rows(seed=0):
+        outs = ms.speculate(target, [prompt] * draws, drafter, 3, LAW_TOKENS, temperature=1.0)
+    law = joint_distribution(target, prompt, LAW_TOKENS, ms.Sampling(temperature=1.0))
+    assert_follows([out.tokens for out in outs], law, "another vocabulary")
+    assert 0.1 < ms.Trace.of(outs).acceptance_rate < 0.95
+    assert not drafter.read and not drafter.held
+
+
+def test_sampled_outputs_follow_the_target():
+    check_sampled()
+
+
+# ---- greedy, and its caches ------------------------------------------------------------------------------------------
+
+PROMPTS = ["undo the dog", "the fox 日本", "do", "said to the other dog that"]
+
+
+def check_greedy() -> None:
+    """Token for token what `generate` emits, alone, in a batch and in an engine; a draft reads only what is new, and
+    drafts what it would draft after reading the whole text afresh."""
+    target, draft = text_pair()
+    plain = [out.tokens for out in ms.generate(target, PROMPTS, 20)]
+    drafter = ms.drafters.Model(draft, translate=True)
+    outs = ms.speculate(target, PROMPTS, drafter, 3, 20)
+    assert [out.tokens for out in outs] == plain
+    drafted = [[cycle.drafted for cycle in out.trace.cycles] for out in outs]
+    for prompt, tokens, cycles in zip(PROMPTS, plain, outs, strict=True):
+        assert ms.speculate(target, prompt, drafter, 3, 20).tokens == tokens
+        for cycle in cycles.trace.cycles:
+            text = [*target.encode(prompt), *tokens][: cycle.committed]
+            context = ms.drafters.Context(10**9, text, ms.Sampling(), torch.Generator())
+            [fresh] = drafter.propose([context], max(1, len(cycle.drafted)))
+            drafter.forget(10**9)
+            assert fresh.tokens[: len(cycle.drafted)] == cycle.drafted
+    assert any(cycle for cycles in drafted for cycle in cycles)
+    engine = ms.Engine(target, drafter, k=3)
+    outs = engine.generate(PROMPTS, ms.SamplingParams(max_new_tokens=20), progress=False)
+    assert [out.tokens for out in outs] == plain
+
+
+def test_greedy():
+    check_greedy()
+
+
+def check_split() -> None:
+    """ "un" is a token of the draft model's, and so is "undo": after "do" nothing of the old split may stay."""
+    target, draft = text_pair()
+    shared = Shared(draft, target)
+    un, undo = (shared.to_draft(target.encode(text)) for text in ("the un", "the undo the dog"))
+    kept = translate.common(un, undo)
+    assert kept < len(un)  # the split has changed
+    drafter = ms.drafters.Model(draft, translate=True)
+    drafter.fit(target)
+    context = ms.drafters.Context(1, target.encode("the un"), ms.Sampling(), torch.Generator())
+    drafter.propose([context], 2)
+    context.tokens = [*context.tokens, *target.encode("do the dog")]
+    drafter.settle(1, [], 0)
+    assert drafter._translated(context).tokens == undo and drafter.read[1] == kept
+
+
+def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
+    check_split()
+
+
+# ---- padding ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sizes", [(330, 352), (352, 330), (340, 384)])
+def test_padded_vocabularies_need_no_wrapper(sizes):
+    """One tokenizer, embeddings of two sizes: greedy outputs are plain decoding's, and the draft is of use."""
+    tokenizer = byte_level(330)
+    target, draft = (random_model(vocab_size=size, num_layers=2, seed=0, tokenizer=tokenizer) for size in sizes)
+    drafter = ms.drafters.Model(draft)
+    plain = ms.generate(target, PROMPTS, 12)
+    outs = ms.speculate(target, PROMPTS, drafter, 3, 12)
+    assert [out.tokens for out in outs] == [out.tokens for out in plain]
+    assert isinstance(drafter.vocabulary, Padded) and drafter.chain_model is None
+    logits = torch.randn(2, sizes[1], generator=torch.Generator().manual_seed(0))
+    probs = drafter.vocabulary.restrict(logits).softmax(-1)
+    q = drafter.vocabulary.to_target(ms.drafters.Draft([1, 2], probs)).probs
+    assert q.shape == (2, sizes[0]) and torch.allclose(q.sum(-1), torch.ones(2)) and not q[:, min(sizes) :].any()
+    out = ms.speculate(target, PROMPTS[0], drafter, 3, 12, temperature=1.0, seed=0)
+    assert len(out.tokens) == 12
+
+
+def test_what_is_refused():
+    target, draft = text_pair()
+    with pytest.raises(ValueError, match="translate=True"):  # says what would help
+        ms.speculate(target, "the", ms.drafters.Model(draft), 2, 4)
+    for models_ in ((random_model(), draft), (target, random_model())):
+        with pytest.raises(ValueError, match="tokenizers of both"):
+            ms.speculate(models_[0], [1, 2], ms.drafters.Model(models_[1], translate=True), 2, 4)
+    nothing = random_model(vocab_size=2, tokenizer=letters("xy"))
+    with pytest.raises(ValueError, match="in common"):
+        ms.speculate(pair()[0], [1], ms.drafters.Model(nothing, translate=True), 2, 4)
+    assert not same_tokens(letters("ab"), letters("ba")) and same_tokens(letters("ab"), letters("abc"))
+
+
+# ---- mutants ---------------------------------------------------------------------------------------------------------
+
+MUTANTS = {
+    "tokens outside the target's vocabulary may be sampled": (
+        Padded, "restrict", "return logits.masked_fill(self.forbidden, -torch.inf)", "return logits", check_exact),
+    "the map is off by one": (
+        Padded, "prepare", "zip(self.own.tolist(), self.theirs.tolist(), strict=True)",
+        "zip(self.own.tolist(), self.theirs.roll(1).tolist(), strict=True)", check_sampled),
+    "q is not told in the target's ids": (
+        Padded, "to_target", "q[:, self.theirs] = draft.probs[:, self.own]",
+        "q[:, self.own.clamp(max=self.target_size - 1)] = draft.probs[:, self.own]", check_exact),
+    "the cache keeps the old split": (
+        ms.drafters.DraftModel, "_translated", "common(self.held[row], tokens)", "len(tokens)", check_split),
+    "unfinished characters are left out": (
+        Shared, "to_draft", "*known]", "]", check_context),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_caught(name):
+    owner, function, old, new, check = MUTANTS[name]
+    with MonkeyPatch.context() as patch:
+        rewrite(patch, owner, function, old, new)
+        with pytest.raises((AssertionError, ValueError, KeyError, RuntimeError, IndexError)):
+            check()
+            pytest.fail(f"nobody notices that {name}", pytrace=False)

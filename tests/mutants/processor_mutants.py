@@ -1,0 +1,128 @@
+"""Wrong processors. Each function breaks one part of what depends on the prefix, as engines have had it broken."""
+
+from __future__ import annotations
+
+import sys
+
+from pytest import MonkeyPatch
+
+from minispec import verify
+from minispec.drafters.base import Context
+from minispec.processors import automaton, constraint, drafts, prefix
+from minispec.serving.turn import Turn
+from minispec.tree import Draft
+
+from .patching import Mutant, rewrite
+
+loop = sys.modules["minispec.speculate"]  # ms.speculate is the function
+
+
+def one_prefix_for_all_positions(patch: MonkeyPatch) -> None:
+    """Penalties are counted once per pass: every position of a draft sees the output as it was before the draft."""
+
+    def process(logits, contexts, given):
+        for row, (context, draft) in enumerate(zip(contexts, given, strict=True)):
+            if context.processed:
+                n, output = len(draft.tokens) + 1, context.processors.output(context.tokens)
+                logits[row, :n] = context.processors(logits[row, :n], [output] * n)
+        return True
+
+    patch.setattr(verify, "process", process)
+
+
+def siblings_are_on_one_path(patch: MonkeyPatch) -> None:
+    """A tree's nodes in the order of the pass: what a sibling guessed counts as if it had been emitted."""
+    rewrite(patch, drafts, "process", "prefixes[node] = [*prefixes[parent], token]",
+            "prefixes[node] = [*prefixes[node - 1], token]")  # fmt: skip
+    patch.setattr(verify, "process", drafts.process)
+
+
+def best_tokens_of_the_raw_logits(patch: MonkeyPatch) -> None:
+    """An engine's shortcut for greedy requests does not look whether anything is to be processed."""
+    patch.setattr(Turn, "held", property(lambda self: False))
+
+
+def states_not_rolled_back(patch: MonkeyPatch) -> None:
+    """The automaton goes on from the last state that it was asked for: after a rejected draft, a wrong one."""
+    rewrite(patch, constraint.Follower, "allowed", "del self.seen[same:], self.states[same + 1 :]", "pass")
+
+
+def sampled_tokens_left_out(patch: MonkeyPatch) -> None:
+    """Cuts a sampled draft where it is sure to be rejected. What is emitted there then comes from p, not from the
+    residual: looks harmless, and is biased."""
+
+    def without_impossible(draft: Draft, context: Context) -> Draft:
+        bare = Draft(draft.tokens, None, draft.parents, draft.scratch)
+        if (left := right(bare, context)) is bare:
+            return draft
+        return Draft(left.tokens, draft.probs if draft.probs is None else draft.probs[: len(left.tokens)], left.parents)
+
+    right = loop.without_impossible
+    patch.setattr(loop, "without_impossible", without_impossible)
+    patch.setattr("minispec.drafters.model.process_next", lambda logits, contexts, drafted: logits)
+
+
+def drafts_are_masked_and_q_is_not(patch: MonkeyPatch) -> None:
+    """The draft token is taken from processed logits, and the verifier is told of the distribution before."""
+
+    def sampled(self, contexts, k):
+        made = right(self, contexts, k)
+        for context, draft in zip(contexts, made, strict=True):
+            if context.processed and draft.probs is not None:
+                draft.probs = 0.5 * draft.probs + 0.5 / draft.probs.shape[-1]
+        return made
+
+    from minispec.drafters.model import DraftModel
+
+    right = DraftModel._chains
+    patch.setattr(DraftModel, "_chains", sampled)
+
+
+def prompt_counts_as_output(patch: MonkeyPatch) -> None:
+    """Presence and frequency penalties count the prompt, too."""
+    rewrite(patch, prefix.Processors, "__call__", "torch.bincount(_ids(output),",
+            "torch.bincount(_ids([*self.prompt, *output]),")  # fmt: skip
+
+
+def positive_logits_alone(patch: MonkeyPatch) -> None:
+    """Divides negative logits, too: the penalty makes unlikely tokens likelier."""
+    rewrite(patch, prefix.Processors, "__call__", "torch.where(z > 0, z / r, z * r)", "z / r")
+
+
+def frequency_as_presence(patch: MonkeyPatch) -> None:
+    rewrite(patch, prefix.Processors, "__call__", "frequency_penalty * counts", "frequency_penalty * (counts > 0)")
+
+
+def may_end_anywhere(patch: MonkeyPatch) -> None:
+    """End tokens are allowed in every state: half a match is emitted as if it were one."""
+    patch.setattr(automaton, "after", automaton.after.__wrapped__)  # finds nothing cached, leaves nothing
+    patch.setattr(automaton, "may_end", lambda r: True)
+
+
+def a_bad_word_is_its_last_token(patch: MonkeyPatch) -> None:
+    """Forbids the last token of a bad word wherever it is, whatever stands before it."""
+    rewrite(patch, prefix.Processors, "forbidden", "if not begun or [*self.prompt, *output][-len(begun) :] == begun:",
+            "if True:")  # fmt: skip
+
+
+def held_back_by_one_too_few(patch: MonkeyPatch) -> None:
+    rewrite(patch, prefix.Processors, "forbidden", "len(output) < self.params.min", "len(output) + 1 < self.params.min")
+
+
+MUTANTS = {
+    mutant.__name__: Mutant(mutant, caught_by)
+    for mutant, *caught_by in (
+        (one_prefix_for_all_positions, "penalties", "exact"),
+        (siblings_are_on_one_path, "exact"),
+        (best_tokens_of_the_raw_logits, "engine"),
+        (states_not_rolled_back, "constraint"),
+        (sampled_tokens_left_out, "law"),
+        (drafts_are_masked_and_q_is_not, "law"),
+        (prompt_counts_as_output, "law"),
+        (positive_logits_alone, "exact"),
+        (frequency_as_presence, "exact"),
+        (may_end_anywhere, "constraint"),
+        (a_bad_word_is_its_last_token, "exact"),
+        (held_back_by_one_too_few, "exact"),
+    )
+}

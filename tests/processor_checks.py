@@ -1,0 +1,293 @@
+"""Checks of sampling that depends on the prefix: with every draft the output is that of plain decoding.
+
+test_processors.py runs them on minispec as it is; test_processor_mutants.py runs the same functions while one part is
+broken on purpose, and expects them to fail.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from math import inf
+from random import Random
+
+import torch
+from all_drafters import ALL
+from loop_checks import LAW_PROMPT, LAW_TOKENS, law_pair
+from sequence_distribution import assert_follows, many_rows
+from tiny_models import random_model
+from tokenizers import Tokenizer, decoders, models
+
+import minispec as ms
+from minispec import exact, verify
+from minispec.drafters import Context
+from minispec.processors.drafts import process_next
+from minispec.tree import Draft
+
+# ---- a toy vocabulary -----------------------------------------------------------------------------------------------
+
+END, LETTERS = 0, "ab0,"
+PIECES = ["<end>", *("".join(letters) for n in (1, 2, 3) for letters in product(LETTERS, repeat=n))][:64]
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 3, 1, 4, 1]
+REGEX = r"(a|b0?)+,[^,]{2,5}(,|0)*"
+
+
+@cache
+def pair() -> tuple[ms.Model, ms.Model]:
+    """A target whose tokens have texts of one to three letters, and its first layer as the draft."""
+    tokenizer = Tokenizer(models.WordLevel({piece: token for token, piece in enumerate(PIECES)}, unk_token="<end>"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(["<end>"])
+    return ms.Model("toy", random_model().transformer, tokenizer, {END}), random_model(num_layers=1)
+
+
+def random_options(random: Random) -> dict:
+    """Some of everything, together with all ways to end."""
+    some = dict(
+        repetition_penalty=random.choice((0.8, 1.3, 2.0)),
+        presence_penalty=random.choice((-1.0, 0.5, 2.0)),
+        frequency_penalty=random.choice((-0.3, 0.4, 1.5)),
+        logit_bias={random.randrange(64): random.choice((-9.0, 2.0, 5.0)) for _ in range(4)},
+        bad_words_ids=[random.choices(range(64), k=random.choice((1, 1, 2))) for _ in range(12)],
+        min_new_tokens=random.randint(1, 9),
+        stop_token_ids=random.sample(range(64), 6),
+        stop=["".join(random.choices(LETTERS, k=random.choice((2, 3, 4)))) for _ in range(2)],
+        ignore_eos=True,
+    )
+    options = {name: value for name, value in some.items() if random.random() < 0.35}
+    if random.random() < 0.4:
+        way = random.choice([dict(regex=REGEX), dict(choices=["abab,0", "b0,,a", "ab"]), dict(regex="[ab]*0{2,}")])
+        options |= way
+        if options.get("ignore_eos"):
+            options["stop_token_ids"] = [END]
+    return options | dict(max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14), logprobs=2,
+                          logprobs_mode=random.choice(("raw_logprobs", "processed_logprobs")))  # fmt: skip
+
+
+def assert_same(out: ms.Output, plain: ms.Output) -> None:
+    """The same tokens, text and end, and log-probabilities within rounding."""
+    assert (out.tokens, out.text) == (plain.tokens, plain.text)
+    assert (out.finish_reason, out.stop_reason, out.error) == (plain.finish_reason, plain.stop_reason, None)
+    for own, other in zip(out.logprobs, plain.logprobs, strict=True):
+        assert own.token == other.token and close(own.logprob, other.logprob)
+        assert all(close(a, b) for (_, a), (_, b) in zip(own.top, other.top, strict=True))
+
+
+def close(a: float, b: float) -> bool:
+    return a == b or abs(a - b) < 1e-9
+
+
+# ---- greedy: the same tokens ----------------------------------------------------------------------------------------
+
+
+def check_one(name: str, options: dict, k: int = 3, fast: bool = False) -> None:
+    """One drafter, in the loop and in an engine, against plain decoding."""
+    target, draft = pair()
+    plain = ms.generate(target, PROMPT, **options)
+    drafter = ALL[name](target, draft)
+    assert_same(ms.speculate(target, PROMPT, drafter, k, **options), plain)
+    engine = ms.Engine(target, ALL[name](target, draft), num_blocks=64, block_size=4, k=k, fast=fast)
+    ids = [engine.add(PROMPT, **options), engine.add(PROMPT[3:], 8)]
+    outs = engine.run()
+    assert_same(outs[ids[0]], plain)
+    assert outs[ids[1]].tokens == ms.generate(target, PROMPT[3:], 8).tokens  # a neighbour does not notice
+
+
+def check_greedy(names: Sequence[str] = ("model", "ngram", "eagle, tree"), seeds=range(16)) -> None:
+    for seed in seeds:
+        check_one(names[seed % len(names)], random_options(Random(seed)))
+
+
+def check_penalties() -> None:
+    """Each alone, so strong that what was drafted decides what comes after it."""
+    for options in (dict(repetition_penalty=0.4), dict(presence_penalty=-4.0), dict(frequency_penalty=-1.0)):
+        for name in ("eagle, tree", "quantized, 8 bits"):
+            check_one(name, dict(max_new_tokens=16, ignore_eos=True, logprobs=2) | options)
+
+
+def check_constraint() -> None:
+    """What comes out is what was asked for, and the whole of it; drafts that leave the automaton are rejected."""
+    target, draft = pair()
+    for name in ("model", "ngram", "medusa", "eagle, tree", "cascade"):
+        for seed in range(3):
+            out = ms.speculate(target, PROMPT, ALL[name](target, draft), 4, 40, regex=REGEX, temperature=1.0, seed=seed)
+            assert out.finish_reason == "stop" and re.fullmatch(REGEX, out.text), out.text
+            out = ms.speculate(target, PROMPT, ALL[name](target, draft), 4, 40, choices=["ab0", "b,,"], seed=seed)
+            assert out.text in ("ab0", "b,,")
+
+
+def check_engine(count: int = 24, fast: bool = False) -> None:
+    """Random requests with everything on, in few blocks: preempted, aborted, and each as if it were alone."""
+    target, draft = pair()
+    for drafter in (None, ALL["model"](target, draft), ALL["eagle, tree"](target, draft)):
+        random = Random(1)
+        engine = ms.Engine(target, drafter, num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=64,
+                           max_chunk=16, k=3, fast=fast)  # fmt: skip
+        asked, outs = {}, {}
+        for _ in range(count):
+            prompt, options = random.choices(range(64), k=random.randint(1, 24)), random_options(random)
+            asked[engine.add(prompt, **options)] = (prompt, options)
+        while engine.jobs:
+            engine.step()
+            engine.check_integrity()
+            if random.random() < 0.05 and engine.jobs:
+                engine.abort(random.choice(list(engine.jobs)))
+            outs |= engine.take()
+        for id, (prompt, options) in asked.items():
+            plain = ms.generate(target, prompt, **options)
+            if outs[id].finish_reason == "abort":
+                assert outs[id].tokens == plain.tokens[: len(outs[id].tokens)]
+            else:
+                assert_same(outs[id], plain)
+        assert count < 20 or engine.metrics()["totals"]["preemptions"] > 0
+
+
+# ---- sampled: the same distribution ---------------------------------------------------------------------------------
+# The reference is written down here once more, one prefix and one token at a time.
+
+KNOBS = (
+    dict(repetition_penalty=1.6, frequency_penalty=0.7, presence_penalty=-0.4),
+    dict(logit_bias={2: 1.5, 4: -2.0}, bad_words_ids=[[1], [3, 2]], presence_penalty=1.2),
+    dict(choices=[(3, 1, 2), (3, 4), (2, 2, 2), (1,)], stop_token_ids=[0], frequency_penalty=1.0),
+    dict(min_new_tokens=2, stop_token_ids=[0, 3], repetition_penalty=0.5),
+)
+
+
+def by_hand(logits: Sequence[float], prompt: Sequence[int], output: Sequence[int], knobs: dict) -> list[float]:
+    """Processed logits of one position."""
+    made, ends = [], knobs.get("stop_token_ids", ())
+    fits = [c for c in knobs.get("choices", ()) if c[: len(output)] == tuple(output)]
+    for x, z in enumerate(logits):
+        z += knobs.get("logit_bias", {}).get(x, 0.0)
+        if x in prompt or x in output:
+            z = z / knobs.get("repetition_penalty", 1.0) if z > 0 else z * knobs.get("repetition_penalty", 1.0)
+        z -= knobs.get("frequency_penalty", 0.0) * list(output).count(x)
+        z -= knobs.get("presence_penalty", 0.0) * (x in output)
+        for *begun, last in knobs.get("bad_words_ids", ()):
+            if x == last and [*prompt, *output][len(prompt) + len(output) - len(begun) :] == begun:
+                z = -inf
+        if x in ends and len(output) < knobs.get("min_new_tokens", 0):
+            z = -inf
+        if fits and not any(c[len(output) :][:1] == (x,) or (x in ends and c == tuple(output)) for c in fits):
+            z = -inf
+        made.append(z)
+    return made
+
+
+@cache
+def table(context: tuple[int, ...], seed: int) -> torch.Tensor:
+    """Logits of a toy model: other ones after every context."""
+    generator = torch.Generator().manual_seed(hash((seed, *context)) % 2**31)
+    return 1.5 * torch.randn(5, generator=generator, dtype=torch.float64)
+
+
+PLAIN = ms.Sampling(temperature=1.0)
+
+
+def toy_context(processors, output: tuple[int, ...]) -> Context:
+    return Context(0, [*processors.prompt, *output], PLAIN, None, processors=processors)
+
+
+def check_exact(knobs=KNOBS, processed_drafts=(True, False), trees: bool = True) -> None:
+    """The distribution of whole outputs through the real verifiers, computed down every branch: plain decoding's."""
+    prompt, sampling, model = (1, 2, 1), PLAIN, ms.Model("toy", law_pair()[0].transformer)
+    for number, some in enumerate(knobs):
+        tokens = 3 - number % 2
+        processors = ms.SamplingParams(**some).processors(model, prompt)
+
+        def plain(context, some=some, number=number):
+            z = by_hand(table(context, number).tolist(), prompt, context, some)
+            return {(x,): float(p) for x, p in enumerate(torch.tensor(z, dtype=torch.float64).softmax(-1)) if p > 0}
+
+        expected = cut_at_ends(exact.joint_distribution(plain, tokens), some)
+        for own in processed_drafts:
+
+            @cache
+            def q_after(context, processors=processors, number=number, own=own):
+                logits = table(context, number + 100)[None]
+                if own:
+                    logits = process_next(logits, [toy_context(processors, context)], [])
+                return sampling.probs(logits)[0]
+
+            def cycle(context, widths, processors=processors, number=number, q_after=q_after):
+                known = {}  # of each draft: the target's distributions, by the code that is tested
+
+                def program(random):
+                    made = exact.propose_tree(q_after, context, widths, random)
+                    draft = Draft(made[0], made[2], made[1] if max(widths) > 1 else None)
+                    outputs = {-1: context}
+                    for node, (token, parent) in enumerate(zip(draft.tokens, draft.tree, strict=True)):
+                        outputs[node] = (*outputs[parent], token)
+                    if (drafted := tuple(draft.tokens)) not in known:
+                        logits = torch.stack([table(output, number) for output in outputs.values()])[None]
+                        verify.process(logits, [toy_context(processors, context)], [draft])
+                        known[drafted] = sampling.probs(logits[0])
+                    p, u = known[drafted], [random() for _ in outputs]
+                    if draft.parents is None:
+                        return verify.chain(p, draft.probs, draft.tokens, u).run(draft.tokens)
+                    return verify.tree(p, draft.probs, draft.tokens, draft.parents, u).run(draft.tokens)
+
+                return exact.exact_distribution(program)
+
+            for widths in ((1, 1), (2,)) if trees and not own else ((1, 1),):
+                found = exact.joint_distribution(lambda context, w=widths, c=cycle: c(context, w), tokens)
+                off = exact.total_variation(cut_at_ends(found, some), expected)
+                assert off <= 1e-12, f"{some}, widths {widths}, own {own}: {off}"
+
+
+def cut_at_ends(found: dict, knobs: dict) -> dict:
+    """What follows an end token is never emitted."""
+    cut, ends = Counter(), knobs.get("stop_token_ids", ())
+    for output, probability in found.items():
+        end = next((i + 1 for i, token in enumerate(output) if token in ends), len(output))
+        cut[output[:end]] += probability
+    return dict(cut)
+
+
+@cache
+def expected_law(number: int) -> dict:
+    """Of the real model, whole outputs."""
+    model, knobs = law_pair()[0], KNOBS[number]
+    beginnings = list(product(range(5), repeat=LAW_TOKENS - 1))
+    with torch.inference_mode():
+        logits = model.transformer(torch.tensor([[*LAW_PROMPT, *b] for b in beginnings])).logits[
+            :, len(LAW_PROMPT) - 1 :
+        ]
+    law: Counter = Counter()
+    for beginning, lines in zip(beginnings, logits.double().tolist(), strict=True):
+        reach, ended = 1.0, False
+        for n, line in enumerate(lines):
+            p = torch.tensor(by_hand(line, LAW_PROMPT, beginning[:n], knobs), dtype=torch.float64).softmax(-1).tolist()
+            if n == LAW_TOKENS - 1:
+                for x, px in enumerate(p):
+                    law[(*beginning, x)] += reach * px
+            else:
+                reach *= p[beginning[n]]
+                ended = reach == 0
+            if ended:
+                break
+    return {output: p for output, p in cut_at_ends(law, knobs).items() if p > 0}
+
+
+def check_law(names: Sequence[str] = ("model",), draws: int = 400, numbers: Sequence[int] = (0, 2)) -> None:
+    """Sampled outputs through real caches follow it."""
+    target, draft = law_pair()
+    for name in names:
+        for number in numbers:
+            with many_rows(number):
+                outs = ms.speculate(target, [LAW_PROMPT] * draws, ALL[name](target, draft), 3, LAW_TOKENS,
+                                    temperature=1.0, **KNOBS[number])  # fmt: skip
+            assert_follows([out.tokens for out in outs], expected_law(number), f"{name}, {KNOBS[number]}")
+
+
+CHECKS = {
+    "greedy": check_greedy,
+    "penalties": check_penalties,
+    "constraint": check_constraint,
+    "engine": check_engine,
+    "exact": check_exact,
+    "law": check_law,
+}

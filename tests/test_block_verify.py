@@ -1,0 +1,127 @@
+"""Block verification: exact distributions, exact lengths, batches, and the loop and the engine that use it."""
+
+from __future__ import annotations
+
+from inspect import getdoc
+
+import pytest
+import torch
+from block_verify_checks import CHECKS, check_batch
+from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, PROMPTS, greedy_pair, law_pair, target_law
+from mutants.block_rule_mutants import MUTANTS
+from mutants.patching import rewrite
+from pytest import MonkeyPatch
+from sequence_distribution import assert_follows, many_rows
+from serving import engine_checks
+
+import minispec as ms
+from minispec import verify
+from minispec.rules import block_verify
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_block_verification(check):
+    CHECKS[check]()
+
+
+def test_a_batch_is_row_by_row():
+    check_batch()
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_mutants_are_caught(mutant):
+    assert getdoc(mutant)
+    with pytest.raises(AssertionError):
+        CHECKS[MUTANTS[mutant]](mutant)
+        pytest.fail(f"{MUTANTS[mutant]} does not notice {mutant.__name__}", pytrace=False)
+
+
+def test_the_other_rule_is_lossless_too():
+    CHECKS["cycles"](verify.chain, sizes=((3, 2, 3),))  # so it is caught by its length alone
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("(place < lengths[:, None])[..., None]", "(place < K)[:, None]"),  # looks at what pads q
+        ("(place[1:] <= lengths[:, None])", "(place[1:] <= K)"),  # accepts padding
+        ("u.gather(1, lengths[:, None]).squeeze(1)", "u[:, -1]"),  # takes another sequence's number
+    ],
+)
+def test_batch_mutants_are_caught(old, new):
+    with MonkeyPatch.context() as patch:
+        rewrite(patch, block_verify, "block_batch", old, new)
+        with pytest.raises((AssertionError, RuntimeError)):
+            check_batch(block_verify.block_batch)
+
+
+def test_edges():
+    p = torch.tensor([[0.0, 1.0, 0.0]], dtype=torch.float64)
+    for q in (None, p[:0]):
+        assert verify.block(p, q, [], [0.5]) == ([], 1)  # nothing drafted: plain decoding
+    accepted, token = verify.block_batch(p[None].expand(2, -1, -1), None, torch.zeros(2, 0, dtype=torch.long), None,
+                                         torch.rand(2, 1, dtype=torch.float64))  # fmt: skip
+    assert accepted.tolist() == [0, 0] and token.tolist() == [1, 1]
+    same = torch.full((4, 3), 1 / 3)
+    for u in (0.0, 0.5, 1 - 2.0**-53):  # p = q: everything is accepted, whatever the coins say
+        assert verify.block(same, same[:3], [0, 1, 2], [u] * 4).accepted == 3
+
+
+def test_sampled_outputs_follow_the_target():
+    """Through real caches: the draft model's and the target's."""
+    target, draft = law_pair()
+    with many_rows(seed=1):
+        prompts = [LAW_PROMPT] * 6000
+        outs = ms.speculate(target, prompts, ms.drafters.Model(draft), 3, LAW_TOKENS, rule="block", **ONE)
+    assert_follows([out.tokens for out in outs], target_law(**ONE), 'rule="block"')
+
+
+@pytest.mark.parametrize("rule", verify.RULES)
+def test_loop_and_engine_really_use_the_rule_they_are_given(rule, monkeypatch):
+    """Both rules are lossless, so no distribution would show it."""
+    calls = {"token": 0, "block": 0}
+    for name, real in (("token", verify.chain_batch), ("block", verify.block_batch)):
+
+        def counting(*args, name=name, real=real):
+            calls[name] += 1
+            return real(*args)
+
+        monkeypatch.setattr(verify, real.__name__, counting)
+    target, draft = greedy_pair()
+    out = ms.speculate(target, [1, 2], ms.drafters.Model(draft), 3, 8, rule=rule, temperature=1.0, seed=0)
+    assert calls == dict.fromkeys(calls, 0) | {rule: len(out.trace.cycles)}
+    engine = ms.Engine(target, ms.drafters.Model(draft), k=3, rule=rule)
+    engine.generate([[1, 2]], ms.SamplingParams(max_new_tokens=8, temperature=1.0, seed=0), progress=False)
+    assert calls[rule] > len(out.trace.cycles) and sum(calls.values()) == calls[rule]
+
+
+def test_greedy_outputs_are_those_of_generate_and_nothing_else_changes():
+    target, draft = greedy_pair()
+    plain = ms.generate(target, list(PROMPTS), 16)
+    for k in (3, "auto"):
+        outs = ms.speculate(target, list(PROMPTS), ms.drafters.Model(draft), k, 16, rule="block")
+        assert [out.tokens for out in outs] == [out.tokens for out in plain]
+    engine = ms.Engine(target, ms.drafters.Model(draft), k=3, rule="block")
+    outs = engine.generate(list(PROMPTS), ms.SamplingParams(max_new_tokens=16), progress=False)
+    assert [out.tokens for out in outs] == [out.tokens for out in plain]
+
+
+def test_in_the_engine_sampled_outputs_follow_the_target():
+    engine_checks.check_distribution(draws=1000, rule="block")
+
+
+def test_trees_and_lossy_drafters_and_unknown_rules_are_refused():
+    target, draft = greedy_pair()
+    chain = ms.drafters.Model(draft)
+    lossy = ms.drafters.Model(draft)
+    lossy.lossless = False
+    trees = ms.drafters.Model(draft)
+    trees.extra_slots = 2
+    for drafter, rule, words in ((lossy, "block", "trees"), (trees, "block", "trees"), (chain, "blocks", "rule=")):
+        with pytest.raises(ValueError, match=words):
+            ms.speculate(target, [1, 2], drafter, 2, 4, rule=rule)
+        with pytest.raises(ValueError, match=words):
+            ms.Engine(target, drafter, k=2, rule=rule)
+    tree = ms.drafters.Draft([1, 2], None, [-1, -1])  # also from a drafter that had not said so
+    with pytest.raises(ValueError, match="trees"):
+        verify.judge(torch.zeros(1, 3, 64), [None], [tree], rule="block")

@@ -1,0 +1,252 @@
+"""Mixtures of experts: against transformers, against their own definition, and under everything that decodes."""
+
+from __future__ import annotations
+
+import doctest
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from all_drafters import ALL
+from mutants.patching import rewrite
+from tiny_models import random_model
+
+import minispec as ms
+from minispec import theory
+from minispec.course import experts_lab
+from minispec.cpu.fused import fused
+from minispec.files.folder import load_folder, save_folder
+from minispec.files.hf_config import from_hf, to_hf
+from minispec.files.quantize import to_int8
+from minispec.model import rope_at
+from minispec.moe import experts
+from minispec.moe import theory as theory_moe
+from minispec.moe.experts import Experts, counting, gathered, grouped, route, stacked
+
+NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
+BASE = NO_ENDS | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, vocab_size=61,
+                      intermediate_size=24, max_position_embeddings=64)  # fmt: skip
+FAMILIES = {
+    "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
+    "qwen3_moe": dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, norm_topk_prob=True),
+    "qwen3_moe, half dense": dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, head_dim=16,
+                                  decoder_sparse_step=2, norm_topk_prob=False),
+    "olmoe": dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
+    "qwen2_moe": dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=False,
+                      shared_expert_intermediate_size=20),
+}  # fmt: skip
+SHAPE = Experts(count=6, per_token=2, size=16)
+
+
+@pytest.fixture(scope="module")
+def sparse() -> ms.Model:
+    return random_model(experts=SHAPE)
+
+
+# ---- against transformers -------------------------------------------------------------------------------------------
+
+
+def in_double(hf, config, patch) -> None:
+    """transformers rounds to float32 in its norms and routers, whatever the model's dtype is. Here it does not. (Both
+    round the angles of RoPE, so here both use ours; test_model.py compares those.)"""
+    rope = [part[:, 0] for part in rope_at(config, torch.arange(19)[None], torch.float64)]
+    hf.model.rotary_emb.forward = lambda x, position_ids: rope
+    patch.setattr(torch.Tensor, "float", torch.Tensor.double)
+    patch.setattr(F, "softmax", lambda x, dim=None, dtype=None: x.softmax(dim))
+    for part in hf.modules():
+        if "RMSNorm" in type(part).__name__:
+            part.forward = lambda x, part=part: F.rms_norm(x, part.weight.shape, part.weight, part.variance_epsilon)
+
+
+@pytest.fixture(params=FAMILIES)
+def family(request, tmp_path):
+    """The same random weights in transformers and in minispec, by way of a folder on disk."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    keys = BASE | FAMILIES[request.param]
+    config = AutoConfig.for_model(request.param.partition(",")[0], **keys, attn_implementation="eager")
+    hf = AutoModelForCausalLM.from_config(config, experts_implementation="eager").eval()
+    generator = torch.Generator().manual_seed(len(request.param))
+    for key, parameter in hf.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        scale = 0.2 if parameter.ndim == 1 else 1.5 / parameter.shape[-1] ** 0.5
+        parameter.data.copy_(scale * noise + ("norm" in key))
+    hf.save_pretrained(tmp_path)
+    return SimpleNamespace(hf=hf.double(), folder=tmp_path, ours=ms.load(tmp_path, device="cpu", dtype=torch.float64))
+
+
+@torch.no_grad()
+def test_logits_equal_transformers(family, monkeypatch):
+    tokens = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(0))
+    ours = family.ours.transformer(tokens).logits
+    cache = family.ours.transformer.new_cache(2, 24)
+    steps = [family.ours.transformer(part, cache).logits for part in tokens.split(4, dim=1)]
+    with monkeypatch.context() as patch:
+        in_double(family.hf, family.ours.config, patch)
+        expected = family.hf(tokens, use_cache=False).logits
+    assert expected.std() > 0.5
+    assert float((ours - expected).abs().max()) <= 1e-9
+    assert float((torch.cat(steps, 1) - expected).abs().max()) <= 1e-9
+
+
+def test_a_config_goes_there_and_back(family, tmp_path):
+    config = family.ours.config
+    assert from_hf(json.loads((family.folder / "config.json").read_text())) == config
+    assert from_hf(to_hf(config)) == config
+    save_folder(family.ours, tmp_path / "again", bits=None)
+    again = load_folder(tmp_path / "again", dtype=torch.float64)
+    tokens = torch.tensor([[3, 1, 4, 1, 5]])
+    assert torch.equal(again.transformer(tokens).logits, family.ours.transformer(tokens).logits)
+
+
+def test_what_would_be_computed_wrongly_is_refused():
+    keys = BASE | FAMILIES["olmoe"] | dict(model_type="olmoe", clip_qkv=8.0)
+    with pytest.raises(ValueError, match="clip_qkv"):
+        from_hf(keys)
+
+
+# ---- against the definition -----------------------------------------------------------------------------------------
+
+
+def parts(n: int, seed: int = 0):
+    """x [n, d], gates and choices of a random mixture, and its experts."""
+    mlps = random_model(experts=SHAPE, seed=seed).transformer.layers[0].mlp
+    x = torch.randn(n, 32, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    gates, chosen = experts.route(mlps.gate(x), SHAPE.per_token, SHAPE.renormalise)
+    return x, gates, chosen, mlps.experts
+
+
+def definition(x, gates, chosen, mlps):
+    return torch.stack([sum(g * mlps[e](row) for g, e in zip(gs, es.tolist(), strict=True))
+                        for row, gs, es in zip(x, gates, chosen, strict=True)])  # fmt: skip
+
+
+def test_both_products_are_the_definition():
+    for n, seed in ((1, 0), (5, 1), (40, 2)):
+        x, gates, chosen, mlps = parts(n, seed)
+        expected = definition(x, gates, chosen, mlps)
+        assert torch.allclose(experts.grouped(x, gates, chosen, mlps), expected, atol=1e-12)
+        assert torch.allclose(experts.gathered(x, gates, chosen, *stacked(mlps)), expected, atol=1e-12)
+        assert torch.allclose(gates.sum(-1), torch.ones(n).double())
+
+
+MUTANTS = {
+    "the second choice is lost": ("grouped", "chosen.unique()", "chosen[:, 0].unique()"),
+    "a token has one gate for all": ("grouped", "gates[token, choice, None]", "gates[token, 0, None]"),
+    "later experts overwrite": ("grouped", "y.index_add_(0, token,", "y.index_copy_(0, token,"),
+    "gate and up exchanged": ("gathered", "(F.silu(gate) * up)", "(F.silu(up) * gate)"),
+    "rows in the wrong order": ("gathered", "x.repeat_interleave(k, 0)", "x.repeat(k, 1)"),
+    "no renormalisation": ("route", "if renormalise:", "if not renormalise:"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_mixtures_are_noticed(name, monkeypatch):
+    function, old, new = MUTANTS[name]
+    rewrite(monkeypatch, experts, function, old, new)
+    with pytest.raises(AssertionError):
+        test_both_products_are_the_definition()
+
+
+def test_without_renormalisation_the_gates_are_the_routers_own():
+    logits = torch.tensor([[1.0, 3.0, 2.0]], dtype=torch.float64)
+    gates, chosen = route(logits, 2, renormalise=False)
+    assert chosen.tolist() == [[1, 2]] and torch.allclose(gates, logits.softmax(-1)[:, [1, 2]])
+
+
+def test_a_token_is_the_same_whatever_else_is_in_the_batch():
+    x, gates, chosen, mlps = parts(9)
+    whole = grouped(x, gates, chosen, mlps)
+    for i in range(9):
+        alone = slice(i, i + 1)
+        assert torch.allclose(grouped(x[alone], gates[alone], chosen[alone], mlps), whole[alone], atol=1e-12)
+    assert torch.allclose(gathered(x, gates, chosen, *stacked(mlps)), whole, atol=1e-12)
+
+
+# ---- experts touched ------------------------------------------------------------------------------------------------
+
+
+def test_counting_sees_every_pass_and_layer(sparse):
+    transformer = sparse.transformer
+    with counting(transformer) as passes:
+        transformer(torch.tensor([[1, 2, 3]]))
+        transformer(torch.tensor([[4]]))
+    assert [len(one) for one in passes] == [2, 2]
+    assert all(len(layer) == SHAPE.per_token for layer in passes[1])
+    assert all(SHAPE.per_token <= len(layer) <= SHAPE.count for layer in passes[0])
+    assert not any(layer.mlp.gate._forward_hooks for layer in transformer.layers)
+    transformer(torch.tensor([[5]]))
+    assert len(passes) == 2
+
+
+def test_the_formula_is_the_mean_of_uniform_choices():
+    assert doctest.testmod(theory_moe).failed == 0
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(4000, 5, 16, generator=generator)
+    chosen = scores.topk(3, -1).indices.flatten(1)  # [4000, 15]: five tokens each choose three of sixteen
+    touched = [len(set(row)) for row in chosen.tolist()]
+    assert sum(touched) / 4000 == pytest.approx(theory_moe.experts_touched(16, 3, 5), rel=0.01)
+    with pytest.raises(ValueError, match="per_token=9"):
+        theory_moe.experts_touched(8, 9, 1)
+    assert theory_moe.verify_cost_of_experts(1.0, 1.0, 4, 4, k=5) == 1  # all experts always: a dense model
+
+
+# ---- what decodes with it -------------------------------------------------------------------------------------------
+
+GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "cascade", "lookahead", "medusa",
+           "eagle, tree", "dflash")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", GENERIC)
+def test_greedy_outputs_equal_plain_decoding(sparse, name):
+    draft = random_model(experts=SHAPE, num_layers=1)
+    plain = ms.generate(sparse, [1, 2, 3, 4], max_new_tokens=16).tokens
+    out = ms.speculate(sparse, [1, 2, 3, 4], ALL[name](sparse, draft), k=3, max_new_tokens=16)
+    assert out.tokens == plain
+
+
+def test_the_engine_serves_it(sparse):
+    prompts, params = [[1, 2, 3], [9, 8], [4, 4, 4, 4, 4]], ms.SamplingParams(max_new_tokens=12)
+    drafter = ms.drafters.Model(random_model(experts=SHAPE, num_layers=1))
+    outputs = ms.Engine(sparse, drafter, num_blocks=32, k=3).generate(prompts, params, progress=False)
+    assert [out.tokens for out in outputs] == [ms.generate(sparse, ids, max_new_tokens=12).tokens for ids in prompts]
+
+
+def test_compiled_passes_leave_it_to_the_reference(monkeypatch):
+    from minispec.gpu.fused import require_ordinary
+
+    model = random_model(experts=SHAPE, head_dim=16, dtype=torch.float32)
+    monkeypatch.setenv("MINISPEC_LINEAR", "numba")
+    with torch.inference_mode(False), torch.no_grad():
+        assert (
+            fused(model.transformer, model.transformer.new_cache(1, 64), torch.zeros(1, 40, dtype=torch.long)) is None
+        )
+        assert fused(model.transformer, model.transformer.new_cache(1, 64), torch.zeros(1, 3, dtype=torch.long)) is None
+    assert not model.transformer.ordinary
+    with pytest.raises(ValueError, match="mixture of experts"):
+        require_ordinary(model.transformer, "fast=True: this")
+    with pytest.raises(ValueError, match="mixture of experts"):
+        to_int8(model.transformer)
+
+
+# ---- the lab of lesson 15 -------------------------------------------------------------------------------------------
+
+
+def test_an_upcycled_model_emits_what_the_dense_one_does(tiny):
+    mixture = experts_lab.upcycle(tiny, experts=8, per_token=2)
+    ids = [1, 2, 3, 4, 5, 6, 7, 8]
+    plain = ms.generate(tiny, ids, max_new_tokens=12).tokens
+    assert ms.generate(mixture, ids, max_new_tokens=12).tokens == plain
+    assert tiny.config.experts is None and not isinstance(tiny.transformer.layers[0].mlp, experts.Mixture)
+    assert experts_lab.touched_by(mixture, ids, 1) == 2
+    assert 2 < experts_lab.touched_by(mixture, ids, 4) <= 8
+    out, touched = experts_lab.touched_while_speculating(mixture, ids, ms.drafters.Model(tiny), k=3, count=12)
+    assert out.tokens == plain and 2 <= touched <= 8
+
+
+def test_the_best_k_of_a_mixture():
+    whole = dict(experts=4, per_token=4, always=1e9, expert=2e9)  # every expert always: a dense model
+    k, v, gain = experts_lab.best_length(0.8, 0.09e9, longest=64, **whole)  # c = 0.09 / 9
+    assert (k, v) == (theory.best_k(0.8, 0.01), 1) and gain == pytest.approx(theory.speedup(0.8, k, 0.01))

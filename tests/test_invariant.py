@@ -1,0 +1,102 @@
+"""MINISPEC_BATCH_INVARIANT=1: the same bits for a token, whatever else is in the pass."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mutants.patching import rewrite
+from tiny_models import random_model
+
+import minispec as ms
+from minispec import kernels
+from minispec.course import numerics
+from minispec.cpu import fused as cpu_fused
+from minispec.cpu import machine
+
+pytestmark = pytest.mark.skipif(machine.compiled() is None, reason="needs numba")
+IDS = [5, 17, 3, 60, 22, 8, 41, 9, 33, 2, 11]
+
+
+@pytest.fixture(autouse=True)
+def flag(monkeypatch):
+    monkeypatch.setenv("MINISPEC_BATCH_INVARIANT", "1")
+
+
+@pytest.fixture(scope="module")
+def model() -> ms.Model:
+    return random_model(dtype=torch.float32, head_dim=16, hidden_size=64, intermediate_size=96)
+
+
+def company(count: int) -> list[list[int]]:
+    return [[(7 * t + 13 * b) % 64 for t in range(len(IDS))] for b in range(count)]
+
+
+def check_batches(model):
+    def torchs_product(*_):
+        raise AssertionError("a product of torch's, whose order of summation depends on the number of tokens")
+
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels.F, "linear", torchs_product)
+        alone = numerics.decode_logits(model, IDS)
+        for others in (1, 7, 8, 39):
+            assert torch.equal(numerics.decode_logits(model, IDS, company(others)), alone), f"a batch of {others + 1}"
+
+
+def test_a_batch_does_not_change_a_bit(model):
+    check_batches(model)
+
+
+@torch.no_grad()
+def test_a_verify_pass_has_the_bits_of_decoding(model):
+    ids = torch.tensor([(IDS * 5)[:50]])
+    one, *others = ([model.transformer(part, cache).logits for part in ids.split(step, 1)]
+                    for step in (1, 5, 9, 50) for cache in [model.transformer.new_cache(1, 50)])  # fmt: skip
+    for steps in others:
+        assert torch.equal(torch.cat(steps, 1), torch.cat(one, 1))
+
+
+@torch.no_grad()
+def test_drafts_of_a_batch_have_the_bits_of_decoding(model):
+    """Eleven sequences with five tokens each, of which some are padding: what a verify pass in a batch looks like."""
+    batch = torch.tensor([IDS, *company(10)])  # [11, 11]
+    cache = model.transformer.new_cache(11, 16)
+    model.transformer(batch[:, :6], cache)
+    logits = model.transformer(batch[:, 6:], cache, counts=torch.tensor([5, 1] * 5 + [3])).logits
+    assert cache.lengths.tolist() == [11, 7] * 5 + [9]
+    for row in (0, 10):
+        assert torch.equal(logits[row].double(), numerics.decode_logits(model, batch[row].tolist())[6:])
+
+
+def test_outputs_are_those_of_plain_decoding_in_float32(model):
+    draft = ms.drafters.Model(random_model(dtype=torch.float32, num_layers=1, head_dim=16, hidden_size=64,
+                                           intermediate_size=96))  # fmt: skip
+    prompts = [IDS, *company(9)]
+    plain = [ms.generate(model, ids, max_new_tokens=10).tokens for ids in prompts]
+    assert [out.tokens for out in ms.generate(model, prompts, max_new_tokens=10)] == plain
+    assert [out.tokens for out in ms.speculate(model, prompts, draft, k=4, max_new_tokens=10)] == plain
+    engine, params = ms.Engine(model, draft, num_blocks=64, k=4), ms.SamplingParams(max_new_tokens=10)
+    assert [out.tokens for out in engine.generate(prompts, params, progress=False)] == plain
+
+
+MUTANTS = {
+    "the head leaves large batches to torch": (kernels, "linear", "if M > MOST_TOKENS and", "if M < 0 and"),
+    "large passes are torch's": (cpu_fused, "most_tokens", "invariant.wanted()", "False"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_wrong_versions_are_noticed(name, model, monkeypatch):
+    owner, function, old, new = MUTANTS[name]
+    rewrite(monkeypatch, owner, function, old, new)
+    if owner is kernels:
+        monkeypatch.setattr("minispec.model.linear", kernels.linear)
+    with pytest.raises((AssertionError, ValueError)):
+        check_batches(model)
+
+
+def test_what_cannot_be_invariant_is_refused(tiny):
+    with pytest.raises(ValueError, match="MINISPEC_BATCH_INVARIANT"):
+        ms.generate(tiny, [1, 2, 3], max_new_tokens=2)  # float64
+    params = ms.SamplingParams(max_new_tokens=2)
+    [out] = ms.Engine(tiny, num_blocks=8).generate([[1, 2]], params, progress=False)
+    assert out.finish_reason == "error" and "MINISPEC_BATCH_INVARIANT" in str(out.error)

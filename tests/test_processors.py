@@ -1,0 +1,244 @@
+"""Sampling that depends on the prefix: penalties, biases, bad words and constraints, with every drafter."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from functools import reduce
+from itertools import product
+from random import Random
+
+import pytest
+import torch
+from all_drafters import ALL
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from processor_checks import (
+    CHECKS,
+    PIECES,
+    PROMPT,
+    REGEX,
+    assert_same,
+    check_engine,
+    check_law,
+    check_one,
+    pair,
+    random_options,
+)
+
+import minispec as ms
+from minispec.processors import constraint
+from minispec.processors.automaton import after, may_end, parse
+
+# ---- the same as plain decoding -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_processors(check):
+    CHECKS[check]()
+
+
+@settings(max_examples=24)
+@given(name=st.sampled_from(list(ALL)), seed=st.integers(0, 10**6), k=st.integers(1, 5), fast=st.booleans())
+def test_greedy_outputs_are_those_of_plain_decoding(name, seed, k, fast):
+    """Random processors and random ends, every drafter, in the loop and in an engine: the same tokens, text, reason to
+    stop, and log-probabilities."""
+    check_one(name, random_options(Random(seed)), k, fast)
+
+
+@pytest.mark.parametrize("name", ["ngram", "eagle, chain"])
+def test_sampled_outputs_follow_the_distribution(name):
+    check_law([name], 300, [0])
+
+
+def test_an_engine_with_fixed_shapes():
+    check_engine(10, fast=True)
+
+
+def test_a_batch():
+    """Each sequence by its own prefix."""
+    target, draft = pair()
+    prompts, options = [PROMPT, PROMPT[4:], PROMPT[:2]], dict(frequency_penalty=0.8, repetition_penalty=1.3, logprobs=2)
+    together = ms.generate(target, prompts, 12, **options)
+    for prompt, out, other in zip(prompts, together, ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12,
+                                                                  **options), strict=True):  # fmt: skip
+        assert_same(out, ms.generate(target, prompt, 12, **options))
+        assert_same(other, out)
+
+
+def test_where_passes_are_recorded():
+    """What is recorded knows no prefix: another path serves such a request, and says so once."""
+    target, draft = pair()
+    recorded = ms.Model("recorded", target.transformer, target.tokenizer, target.end_tokens)
+    recorded.accelerate(compile=False)
+    options = dict(max_new_tokens=16, frequency_penalty=1.0, regex="[ab0,]+", ignore_eos=True, stop_token_ids=[0],
+                   logprobs=1)  # fmt: skip
+    plain = ms.generate(target, PROMPT, **options)
+    bare = {name: value for name, value in options.items() if name != "logprobs"}
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert ms.generate(recorded, PROMPT, **bare).tokens == plain.tokens
+        for name in ("model", "ngram", "eagle, tree", "dflash"):
+            assert_same(ms.speculate(recorded, PROMPT, ALL[name](recorded, draft), 3, **options), plain)
+            assert ms.speculate(recorded, PROMPT, ALL[name](recorded, draft), 3, **bare).tokens == plain.tokens
+    assert sum("by the host" in str(one.message) for one in told) == 1
+
+
+def test_a_processed_draft_is_accepted_more_often():
+    """Penalised and masked like the target, the same draft model is right more often."""
+    target, draft = pair()
+
+    class Raw(ms.drafters.Model):
+        def propose(self, contexts, k):
+            kept = [context.processors for context in contexts]
+            for context in contexts:
+                context.processors = None
+            drafts = super().propose(contexts, k)
+            for context, processors in zip(contexts, kept, strict=True):
+                context.processors = processors
+            return drafts
+
+    for options in (dict(regex=REGEX), dict(frequency_penalty=2.0), dict(repetition_penalty=2.0)):
+        cycles = []
+        for drafter in (ms.drafters.Model(draft), Raw(draft)):
+            outs = [ms.speculate(target, PROMPT, drafter, 4, 24, temperature=1.0, seed=s, **options) for s in range(5)]
+            tokens, passes = sum(len(o.tokens) for o in outs), sum(len(o.trace.cycles) for o in outs)
+            cycles.append(tokens / passes)
+        assert cycles[0] > cycles[1], options
+
+
+# ---- against transformers -------------------------------------------------------------------------------------------
+
+
+def test_as_transformers_does_it():
+    """Its processors for the same options, on random logits and prefixes."""
+    processors = pytest.importorskip("transformers").generation.logits_process
+    target, random = pair()[0], Random(0)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        prompt, output = random.choices(range(64), k=9), random.choices(range(64), k=random.randint(0, 7))
+        logits, ids = torch.randn(1, 64, generator=generator, dtype=torch.float64), torch.tensor([prompt + output])
+        words = [[t] for t in random.sample(range(1, 64), 3)] + [[output[-1] if output else prompt[-1], 5], [1, 2, 3]]
+        bias = {t: random.uniform(-3, 3) for t in random.sample(range(64), 5)}
+        cases = {
+            "repetition_penalty": (1.7, processors.RepetitionPenaltyLogitsProcessor(1.7)),
+            "bad_words_ids": (words, processors.NoBadWordsLogitsProcessor(words, eos_token_id=0)),
+            "logit_bias": (bias, processors.SequenceBiasLogitsProcessor({(t,): b for t, b in bias.items()})),
+            "min_new_tokens": (4, processors.MinNewTokensLengthLogitsProcessor(len(prompt), 4, [0])),
+        }
+        for name, (value, theirs) in cases.items():
+            ours = ms.SamplingParams(**{name: value}).processors(target, prompt)(logits, [output])
+            assert torch.allclose(ours, theirs(ids, logits.clone()), rtol=0, atol=1e-6), name
+
+
+# ---- automata -------------------------------------------------------------------------------------------------------
+
+PATTERNS = [
+    "ab|ac", "(ab)*", "[a-c]{2,3}", "a?b+c*", "(a|bc)+", "[^a]b{0,2}", "(?:a(b|c){2})*|c", ".b.", "a{2}", "a{,2}b",
+    "(a?b?){2}", r"[\]a]+", "((a|b)?c?)*", "", "a||b",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_derivatives_match_as_python_does(pattern):
+    r = parse(pattern)
+    for n in range(5):
+        for text in map("".join, product("abc]", repeat=n)):
+            assert may_end(reduce(after, text, r)) == bool(re.fullmatch(pattern, text)), text
+
+
+@pytest.mark.parametrize("pattern", ["^a", "a$", r"a\b", "(?=a)b", "a*?", "(?P<x>a)", r"(a)\1", r"\Aab", "a++"])
+def test_what_our_parser_does_not_know(pattern):
+    with pytest.raises((NotImplementedError, ValueError), match="regex"):
+        parse(pattern)
+
+
+def test_allowed_tokens_are_those_that_lead_to_a_match():
+    """By brute force: a token is allowed if some text that matches begins with what there is and the token."""
+    target, pattern = pair()[0], "(ab|0)*,a{1,3}"
+    texts = [text for n in range(9) for text in map("".join, product("ab0,", repeat=n)) if re.fullmatch(pattern, text)]
+    follower = constraint.follower(target, [0], regex=pattern)
+    for output in ([], [PIECES.index("ab")], [PIECES.index("0"), PIECES.index(",a")]):
+        so_far = "".join(PIECES[token] for token in output)
+        longer = [text[len(so_far) :] for text in texts if text.startswith(so_far)]
+        right = [any(rest.startswith(piece) for rest in longer) for piece in PIECES]
+        right[0] = "" in longer
+        assert follower.allowed(output).tolist() == right
+    assert follower.allowed([PIECES.index("b")]) is None
+    assert follower.allowed([PIECES.index("0"), 0]) is None  # it has ended
+    assert bool(follower.allowed([])[PIECES.index("ab")])  # and goes back to any prefix
+
+
+SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "n"],
+          "properties": {"name": {"enum": ["fox", "cat"]}, "n": {"enum": [3, 12]}}}  # fmt: skip
+
+
+def test_json_by_the_library():
+    """llguidance follows drafts and rolls back: the same as plain decoding, and JSON of the schema."""
+    pytest.importorskip("llguidance", reason='the extra "constraints" is not installed')
+    target = ms.load("micro", device="cpu", dtype=torch.float64)
+    for options in (dict(json_schema=SCHEMA), dict(regex=r"(?i:yes|no)")):
+        plain = ms.generate(target, "The", 40, **options)
+        for name in ("quantized, 8 bits", "ngram", "lookahead"):
+            assert ms.speculate(target, "The", ALL[name](target, target), 4, 40, **options).tokens == plain.tokens
+        assert plain.finish_reason == "stop"
+        if "json_schema" in options:
+            said = json.loads(plain.text)
+            assert said["name"] in ("fox", "cat") and isinstance(said["n"], int)
+    with pytest.raises(ValueError, match="json_schema"):
+        ms.generate(target, "The", 4, json_schema={"type": "nonsense"})
+
+
+def test_text_of_a_real_vocabulary():
+    """A choice may be spelt by any of its tokenisations; a bad word is left out at the start and after a space."""
+    target = ms.load("micro", device="cpu")
+    for seed in range(4):
+        out = ms.generate(target, "The fox was", 20, choices=[" happy", " sad and old"], temperature=1.5, seed=seed)
+        assert out.text in (" happy", " sad and old") and out.finish_reason == "stop"
+    free = ms.generate(target, "Once upon a time", 12).text
+    word = free.split()[0]
+    assert word not in ms.generate(target, "Once upon a time", 12, bad_words=[word]).text.split()
+
+
+# ---- what cannot be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(repetition_penalty=0.0), dict(repetition_penalty="1"), dict(presence_penalty=float("nan")),
+        dict(frequency_penalty="x"), dict(logit_bias={"a": 1}), dict(logit_bias={1: float("inf")}),
+        dict(logit_bias={64: 1.0}), dict(bad_words=[""]), dict(bad_words_ids=[[]]), dict(choices=[]), 
+        dict(choices="ab"),
+        dict(choices=["a", [1]]), dict(regex=3), dict(regex="("), dict(json_schema=[1]), dict(regex="a", choices=["a"]),
+        dict(regex="a", ignore_eos=True), dict(logprobs_mode="cooked"),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused_in_words(options):
+    (name, *_) = options
+    with pytest.raises(ValueError, match=r"regex|constraint" if name == "regex" else name):
+        ms.generate(pair()[0], PROMPT, 4, **options)
+
+
+def test_a_constraint_that_no_token_can_follow():
+    with pytest.raises(ValueError, match="no token"):
+        ms.generate(pair()[0], PROMPT, 4, regex="axb")
+
+
+def test_a_constraint_has_the_last_word():
+    """Where min_new_tokens and bad words leave nothing that it allows, they yield."""
+    target = pair()[0]
+    out = ms.generate(target, PROMPT, 9, choices=["ab"], min_new_tokens=9, bad_words_ids=[[PIECES.index("ab")]])
+    assert (out.text, out.finish_reason) == ("ab", "stop")
+
+
+def test_processed_logprobs_are_of_what_was_sampled_from():
+    target = pair()[0]
+    options = dict(choices=["ab0"], temperature=1.0, seed=1, logprobs=0)
+    raw, made = (
+        ms.generate(target, PROMPT, 9, logprobs_mode=m, **options) for m in ("raw_logprobs", "processed_logprobs")
+    )
+    assert raw.tokens == made.tokens
+    assert all(one.logprob < -0.5 for one in raw.logprobs)  # the model did not expect it
+    assert made.logprobs[-1].logprob == 0.0  # and nothing else but the end was left
