@@ -103,6 +103,7 @@ class Lab:
 
     def open(self, name: str) -> None:
         """Open a notebook and wait until its kernel is ready."""
+        self._leave(lambda: self.page.goto("about:blank"))
         self.page.goto(f"{self.url}lab/tree/{name}?reset&token={TOKEN}")
         self.page.wait_for_selector(".jp-Notebook .jp-Cell")
         self.page.wait_for_function(READY)
@@ -183,11 +184,18 @@ class Lab:
         self.page.wait_for_timeout(500)
 
     def close(self) -> None:
-        """End the kernels, and the page with them. From here on nobody listens: what is cut off has not failed."""
-        failures, errors = list(self.failures), list(self.errors)
+        """End the kernels, and the page with them."""
+        self._leave(self._end)
+
+    def _end(self) -> None:
         self.theme("Light")  # the server remembers it
         self.page.evaluate("window.jupyterapp.serviceManager.sessions.shutdownAll()")
         self.page.close()
+
+    def _leave(self, how) -> None:
+        """Go away from what is open, while nobody listens: a question that is cut off has not failed."""
+        failures, errors = list(self.failures), list(self.errors)
+        how()
         self.failures, self.errors = failures, errors
 
 

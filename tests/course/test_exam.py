@@ -23,7 +23,6 @@ def kept(tmp_path, monkeypatch):
     """A progress file of one's own."""
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
     monkeypatch.setattr(exam, "FOLDER", tmp_path / "exams")
-    monkeypatch.setattr(progress, "_hints_of_this_process", {})
 
 
 def ids(chosen) -> list[str]:

@@ -7,6 +7,7 @@ import inspect
 import json
 import re
 import struct
+from concurrent.futures import ThreadPoolExecutor
 from html import unescape
 from pathlib import Path
 
@@ -119,8 +120,14 @@ def test_chromium_draws_figures_and_html():
     if find_chromium() is None:
         pytest.skip("no playwright, or no chromium on this machine")
     html = Panel(lambda: ('<b style="color:var(--jp-ui-font-color1)">x</b>', "an x"), {}).still()
-    with pictures.painter() as draw:
-        first, second, third = draw(panel().still()), draw(html), draw(panel().still())
+
+    def drawn() -> list[tuple[bytes, int, int]]:
+        with pictures.painter() as draw:
+            return [draw(panel().still()), draw(html), draw(panel().still())]
+
+    # In a thread: playwright allows one browser in each, and other tests of this process may have theirs open.
+    with ThreadPoolExecutor(1) as threads:
+        first, second, third = threads.submit(drawn).result()
     assert first == third != second  # the same bytes
     for png, width, height in (first, second):
         assert png[:8] == b"\x89PNG\r\n\x1a\n" and width == pictures.WIDTH
