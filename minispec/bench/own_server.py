@@ -56,6 +56,7 @@ def serve(spec: str, parent: Connection, choices: dict) -> None:
 
     try:
         listener, engine = listen("127.0.0.1", 0), engine_for(spec, **choices)
+        engine.warm_up()
     except ValueError as error:
         parent.send(error)
         return

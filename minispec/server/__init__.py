@@ -12,6 +12,7 @@ They need the packages of the extra "serve"; this file does not, so that `minisp
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from importlib.util import find_spec
 
 from ..drafters.by_name import DRAFTERS
@@ -53,6 +54,8 @@ def add_arguments(parser) -> None:
         help="requests that may wait to run; the next gets status 429 (default: %(default)s)")  # fmt: skip
     add("--drain", type=options.positive, default=10.0, metavar="S",
         help="after SIGTERM or Ctrl-C, seconds for open requests to end (default: %(default)s)")  # fmt: skip
+    add("--warm-up", action=BooleanOptionalAction, default=True,
+        help="compile and record before listening what the first requests would wait for (default: yes)")  # fmt: skip
     parser.set_defaults(run=run)
 
 

@@ -27,8 +27,11 @@ def serve(args) -> None:
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
     engine = Engine(target, drafter, args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens,
                     args.k)  # fmt: skip
+    print(f"{engine!r}", flush=True)
+    if args.warm_up:
+        print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
     app = make_app(engine, args.served_model_name, key, args.max_body * 1024, args.max_waiting)
-    print(f"{engine!r}\nlistening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
+    print(f"listening on {address(listener)}/v1 (Ctrl-C ends it)", flush=True)
     if key is None and not is_loopback(args.host):
         print("whoever reaches this port may use it: give --api-key", flush=True)
     make_server(app, args.drain).run([listener])

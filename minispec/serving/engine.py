@@ -45,6 +45,7 @@ from .request import FINISHED, Step
 from .runner import Runner
 from .scheduler import POLICIES
 from .turn import Job, Turn
+from .warm_up import warm_up
 
 
 class Engine:
@@ -92,11 +93,10 @@ class Engine:
         self.lock, self.closed = FairLock(), False
 
     def __repr__(self) -> str:
-        pool, most, by = self.pool, self.scheduler.max_num_seqs, type(self.drafter).__name__
+        pool, by = self.pool, f"drafter={type(self.drafter).__name__}, " if self.drafter else ""
         size = f"{pool.num_blocks * bytes_per_block(self.target, pool.block_size) / 2**20:,.0f} MiB"
         memory = f"{pool.num_blocks} blocks of {pool.block_size} tokens ({size})"
-        drafter = f"drafter={by}, " if self.drafter else ""
-        return f"Engine({self.target.name}, {drafter}{memory}, max_num_seqs={most})"
+        return f"Engine({self.target.name}, {by}{memory}, max_num_seqs={self.scheduler.max_num_seqs})"
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
@@ -188,8 +188,7 @@ class Engine:
             if self.closed:
                 raise ValueError("this engine has been shut down: make a new one")
             taken = ChainMap(self.jobs, self.outputs)
-            if id is None:
-                id = next(n for n in count(self.scheduler.arrivals) if n not in taken)
+            id = next(n for n in count(self.scheduler.arrivals) if n not in taken) if id is None else id
             if not isinstance(id, (int, str)) or id in taken:
                 raise ValueError(f"request_id={id!r}: give a number or a string that no running request has, and no "
                                  "output not yet taken")  # fmt: skip
@@ -318,3 +317,4 @@ class Engine:
             return self.measured.to_dict() | {"blocks": asdict(self.pool.stats())}
 
     check_integrity = check_engine  # between steps only
+    warm_up = warm_up  # before any request is added

@@ -190,8 +190,8 @@ def serve(*options: str) -> tuple[subprocess.Popen, str]:
     """`minispec serve` as a process, and its address."""
     command = [sys.executable, "-m", "minispec", "serve", "--port", "0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    process.stdout.readline()
-    return process, process.stdout.readline().split()[2]
+    said = next(line for line in process.stdout if line.startswith("listening on"))
+    return process, said.split()[2]
 
 
 @pytest.mark.slow

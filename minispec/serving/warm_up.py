@@ -1,0 +1,91 @@
+"""Requests of nobody, served before anybody asks: whatever is compiled or recorded at first use is made now.
+
+On a GPU a pass, a draft and a cycle launched ahead are recorded for each shape that comes up (gpu/buckets.py), and each
+recording takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
+which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
+it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by
+chance, as a server's clients do. Prompts of all sizes come before.
+
+Nothing of it remains: no output, no cached prefix, no figure, nothing that a drafter could have learnt.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from .budget import Calibration
+from .metrics import Metrics
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
+PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetition find some
+
+
+def warm_up(engine: Engine) -> float:
+    """Serve them, one by one leaving; the seconds it took."""
+    if engine.jobs:
+        raise ValueError(f"{len(engine.jobs)} requests are being served: warm an engine up before you add any")
+    began, pool, runner = time.perf_counter(), engine.pool, engine.runner
+    caching, pool.enable_prefix_caching = pool.enable_prefix_caching, False
+    chance = random.Random(0)
+    try:
+        if runner.buckets:
+            for tokens in prompt_sizes(engine):
+                serve(engine, 1, tokens, 0.0, list.pop)
+        leave = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
+        most = engine.scheduler.max_num_seqs if runner.buckets else 1
+        for temperature in (0.0, 1.0):
+            for order in leave if most > 1 else leave[:1]:
+                serve(engine, most, PATTERN, temperature, order)
+    finally:
+        pool.enable_prefix_caching = caching
+        pool.counts.clear()
+        engine.measured = Metrics(engine.measured.steps.maxlen)
+        if runner.calibration:
+            runner.calibration = Calibration()
+    return time.perf_counter() - began
+
+
+def prompt_sizes(engine: Engine) -> list[int]:
+    """16, 32, 64, … tokens, as many as a step and a sequence may have."""
+    most = min(engine.scheduler.max_num_batched_tokens, longest(engine))
+    return [1 << n for n in range(4, most.bit_length()) if 1 << n <= most]
+
+
+def longest(engine: Engine) -> int:
+    """A prompt for which there is room, with one token after it and a draft."""
+    nodes = engine.drafter.max_tree_nodes(engine.k) + engine.drafter.scratch_slots if engine.drafts else 0
+    return min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
+
+
+def serve(engine: Engine, count: int, tokens: int, temperature: float, leave) -> None:
+    """`count` requests with prompts of so many tokens; once each has come a few cycles far, they leave one by one."""
+    vocabulary = engine.target.config.vocab_size
+    steps = CYCLES + 2 * count
+    room = min(engine.target.config.max_length, engine.pool.max_tokens) - tokens
+    options = dict(max_new_tokens=max(1, min(room, steps * (engine.k + 1))), temperature=temperature, ignore_eos=True)
+    ids = []
+    try:
+        for i in range(count):
+            first = i * PATTERN
+            ids.append(engine.add([(first + n % PATTERN) % vocabulary for n in range(tokens)], **options))
+        for step in range(steps):
+            engine.step()
+            if step >= CYCLES and step % 2 and ids:
+                forget(engine, leave(ids))
+    finally:
+        for id in ids:
+            forget(engine, id)
+
+
+def forget(engine: Engine, id: int | str) -> None:
+    """End a request as if it had never been. A drafter that is rewound does not learn from it."""
+    if id in engine.jobs:
+        engine.runner.restart(engine.jobs[id])
+        engine.abort(id)
+    if (output := engine.outputs.pop(id, None)) and output.error:
+        raise output.error

@@ -1,0 +1,129 @@
+"""An engine that was warmed up records next to nothing under load, and nothing of what it served for that remains."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+
+import pytest
+from all_drafters import random_dflash, random_eagle, random_medusa
+from fast_checks import pair
+from mutants.patching import rewrite
+
+import minispec as ms
+from minispec.gpu import record
+from minispec.serving.warm_up import warm_up
+
+D, module = ms.drafters, sys.modules[warm_up.__module__]
+DRAFTERS: dict[str, Callable[[ms.Model], D.Drafter | None]] = {
+    "no drafter": lambda target: None,
+    "n-gram": lambda target: D.NGram(),
+    "draft model": lambda target: D.Model(pair()[1]),
+    "medusa": lambda target: D.Medusa(target, random_medusa(target), nodes=6),
+    "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),
+    "dflash": lambda target: D.DFlash(target, random_dflash(target), nodes=8),
+}
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> list:
+    """One entry for each thing that a GPU would have recorded."""
+    made, usual = [], record.Recorded.__init__
+    monkeypatch.setattr(record.Recorded, "__init__", lambda self, *args: (made.append(1), usual(self, *args))[1])
+    return made
+
+
+def endless() -> ms.Model:
+    return ms.Model("endless", pair()[0].transformer)
+
+
+def make(target: ms.Model, drafter: D.Drafter | None, **options) -> ms.Engine:
+    return ms.Engine(target, drafter, num_blocks=512, max_num_seqs=6, k=3, **dict(fast=True) | options)
+
+
+def load(engine: ms.Engine, requests: int) -> list[list[int]]:
+    """Requests that come, end or are aborted at random moments; what each was answered, in the order of their ids."""
+    chance, ids, outs = random.Random(1), [], {}
+    while len(ids) < requests or engine.jobs:
+        while len(ids) < requests and len(engine.jobs) < 6 and chance.random() < 0.5:
+            prompt, temperature = (
+                [chance.randrange(8) for _ in range(chance.randrange(2, 40))],
+                chance.choice([0, 0, 1]),
+            )
+            ids.append(engine.add(prompt, chance.randrange(4, 30), temperature=temperature, seed=len(ids)))
+        engine.step()
+        if engine.jobs and chance.random() < 0.1:
+            engine.abort(chance.choice(list(engine.jobs)))
+        outs |= engine.take()
+    return [outs[id].tokens for id in ids]
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_under_load_next_to_nothing_is_left_to_be_recorded(name, recorded):
+    target = endless()
+    cold = make(target, DRAFTERS[name](target))
+    expected = load(cold, 30)
+    without = len(recorded)
+    warm = make(target, DRAFTERS[name](target))
+    warm.warm_up()
+    recorded.clear()
+    assert load(warm, 30) == expected
+    assert without >= 10 and len(recorded) <= without / 5
+
+
+def left_behind() -> None:
+    """Fails if anything of a warm-up remains."""
+    suffix = D.Suffix(memory=8)
+    engine = make(endless(), suffix, fast=None, block_size=4)
+    fresh = engine.metrics()
+    engine.warm_up()
+    assert engine.metrics() == fresh and not engine.jobs and not engine.outputs
+    assert engine.pool.enable_prefix_caching and not engine.pool.block_of and not suffix.past.texts
+    engine.check_integrity()
+
+
+def test_nothing_is_left_behind():
+    left_behind()
+
+
+MUTANTS = {
+    "prefixes are cached": ("warm_up", "pool.enable_prefix_caching, False", "pool.enable_prefix_caching, True"),
+    "steps are counted": ("warm_up", "engine.measured = Metrics(", "Metrics("),
+    "blocks are counted": ("warm_up", "pool.counts.clear()", "pass"),
+    "the drafter learns": ("forget", "engine.runner.restart(engine.jobs[id])", "pass"),
+    "outputs are kept": ("forget", "engine.outputs.pop(id, None)", "engine.outputs.get(id)"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_test_sees_what_is_left_behind(name, monkeypatch):
+    rewrite(monkeypatch, module, *MUTANTS[name])
+    monkeypatch.setattr(ms.Engine, "warm_up", module.warm_up)
+    with pytest.raises(AssertionError):
+        left_behind()
+
+
+def test_it_comes_before_any_request():
+    engine = make(pair()[0], None)
+    engine.add([5], 4)
+    with pytest.raises(ValueError, match="1 requests are being served"):
+        engine.warm_up()
+
+
+def test_small_engines_are_warmed_up_too():
+    """Few blocks, one row, no room for the longest prompts, no drafts: what cannot be served is not asked for."""
+    target = endless()
+    for options in (
+        dict(num_blocks=2),
+        dict(max_num_seqs=1),
+        dict(max_num_batched_tokens=4),
+        dict(k=0),
+        dict(block_size=4),
+    ):
+        settings = dict(num_blocks=8, max_num_seqs=3, k=2, fast=True) | options
+        engine = ms.Engine(target, DRAFTERS["eagle"](target), **settings)
+        engine.warm_up()
+        [out] = engine.generate([[5, 6, 7]], max_new_tokens=5)
+        assert out.tokens == ms.generate(target, [5, 6, 7], 5).tokens
+        engine.check_integrity()
