@@ -49,7 +49,9 @@ def _(draw):
 @fresh("06.accept", "improbable tokens", weight=0.5, count=6)
 def _(draw):
     """Both probabilities are tiny, and their ratio is not: nothing may be added to them, and nothing rounded."""
-    case, tiny = drafted(draw, lambda p, q: 0 < p < q), 10.0 ** -draw.whole(5, 9)
+    larger = draw.chance(0.5)
+    case = drafted(draw, lambda p, q: 0 < p != q and (p > q) == larger)
+    tiny = 10.0 ** -draw.whole(3, 4)
     for name in ("p", "q"):
         probs = case[name] * tiny
         others = [token for token in range(len(probs)) if token != case["token"]]
