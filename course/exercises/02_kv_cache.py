@@ -63,8 +63,8 @@ check("02.kv_bytes", kv_gib)
 # o_h = \sum_s w_{h,s} \, v_{g,s}$$
 #
 # The cache has room for `S` tokens, and only its first `length` slots count. The new token's own key and value have
-# just been stored in the last of these, slot `length − 1`. The slots after them may hold anything, such as draft tokens
-# that were rejected.
+# just been stored in the last of these, slot `length − 1`. The slots after them may hold any numbers, such as those of
+# draft tokens that were rejected.
 #
 # | | | |
 # |---|---|---|

@@ -130,7 +130,7 @@ draw("07.speedup", speedup)
 # | | | |
 # |---|---|---|
 # | `alpha`, `c` | numbers | as above |
-# | `v` | list of numbers | `v[k]` is the cost of verifying k draft tokens; `v[0]` = 1; `len(v) - 1` is the longest draft allowed |
+# | `v` | list of two or more numbers | `v[k]` is the cost of verifying k draft tokens; `v[0]` = 1; `len(v) - 1` is the longest draft allowed |
 # | returns | whole number, 0 ≤ k ≤ len(v) − 1 | the best $k$; of equally good ones the smallest, so 0 if nothing *beats* plain decoding |
 #
 # You may use minispec's own `expected_tokens(alpha, k)` for $E[N]$.

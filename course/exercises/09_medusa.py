@@ -75,7 +75,7 @@ check("09.medusa_head", medusa_guesses)
 #
 # | | | |
 # |---|---|---|
-# | `parents` | list of n whole numbers | −1 ≤ parents[i] < i |
+# | `parents` | list of n ≥ 1 whole numbers | −1 ≤ parents[i] < i |
 # | `prefix` | whole number ≥ 0 | tokens in the cache, at positions 0 … prefix − 1 |
 # | returns | `(mask, positions)` | a bool tensor `[n+1, prefix+n+1]`, True where the token of that row attends to the token of that column; and n + 1 positions |
 #
@@ -167,7 +167,7 @@ check("09.tree_verify", verify_siblings)
 #
 # | | | |
 # |---|---|---|
-# | `accuracies` | list of K lists | `accuracies[k][i]` for head k + 1; all between 0 and 1 |
+# | `accuracies` | list of K lists | `accuracies[k][i]` for head k + 1; all between 0 and 1, the likeliest candidate first |
 # | `budget` | whole number ≥ 1 | how many nodes; the root is not a draft token and does not count |
 # | returns | `(nodes, tokens)` | a list of tuples, in any order, and E[N] of that tree |
 #

@@ -379,7 +379,7 @@ check("14.draft_vocabulary", to_target_ids)
 #
 # | | | |
 # |---|---|---|
-# | `cycles` | list of `(drafted, accepted, emitted)` | counts of each forward pass, at least one; `emitted` is what reached the output |
+# | `cycles` | list of `(drafted, accepted, emitted)` | counts of each forward pass, at least one; `emitted` ≥ 1 is what reached the output |
 # | returns | number | the mean acceptance length |
 
 

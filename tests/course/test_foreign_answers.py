@@ -1,6 +1,7 @@
-"""Answers by people who saw the exercise notebooks and nothing else: 868 wrong ones, 201 right ones.
+"""Answers by people who saw the exercise notebooks and nothing else: 1,304 wrong ones, 322 right ones.
 
-Those of set 14 (60 wrong, 20 right more) were written together with the set.
+Those of set 14 (60 wrong, 20 right more) were written together with the set. `make test` takes every third of them,
+which is a minute; MINISPEC_FOREIGN=all takes them all.
 
 The wrong ones must be caught, the right ones accepted. `diagnosis` is the mistake that `check` named when all of these
 were read one by one, and it fitted; another name would be a wrong diagnosis, none at all is allowed.
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -23,6 +25,7 @@ FOREIGN = [
     for file in sorted(Path(__file__).with_name("foreign").glob("*.json"))
     for answer in json.loads(file.read_text(encoding="utf-8"))
 ]
+ASKED = FOREIGN if os.environ.get("MINISPEC_FOREIGN") == "all" else FOREIGN[::3]
 
 
 @pytest.fixture(autouse=True)
@@ -45,13 +48,13 @@ def function_of(answer: dict):
 
 
 def test_there_are_enough_of_them():
-    assert sum(not answer["right"] for answer in FOREIGN) >= 300 and sum(answer["right"] for answer in FOREIGN) >= 100
-    assert {answer["exercise"] for answer in FOREIGN} == everything().keys()
+    assert sum(not answer["right"] for answer in ASKED) >= 300 and sum(answer["right"] for answer in ASKED) >= 100
+    assert {answer["exercise"] for answer in ASKED} == everything().keys()
 
 
 @pytest.mark.parametrize("id", everything())
 def test_wrong_ones_are_caught_and_right_ones_accepted(id: str):
-    for answer in (answer for answer in FOREIGN if answer["exercise"] == id):
+    for answer in (answer for answer in ASKED if answer["exercise"] == id):
         judgement = judge(find(id), function_of(answer))
         assert judgement.outcome == (RIGHT if answer["right"] else WRONG), answer["what"]
         assert judgement.mutant in (None, answer["diagnosis"]), answer["what"]

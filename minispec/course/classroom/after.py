@@ -27,7 +27,7 @@ AFTER: dict[str, tuple[str, str]] = {
     ),
     "02.cached_attention": (
         "One query over the cache gives what full attention gives for the last position: nothing is recomputed.",
-        "Write NaN into the slots beyond length. The result must not change.",
+        "Write NaN into the slots beyond length. If the result changes, remember that 0 · NaN is NaN.",
     ),
     "02.ragged": (
         "A mask is all that sequences of different lengths need to share one pass.",

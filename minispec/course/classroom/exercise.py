@@ -190,6 +190,18 @@ def tokens(value, what: str = "the result") -> tuple[int, ...]:
     return tuple(token(x, f"every element of {what}") for x in value)
 
 
+def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], None]]:
+    """A copy of an argument for one call, and a function that complains if the call has changed it."""
+    given = list(value)
+
+    def give_back() -> None:
+        changed = getattr(answer, "changed", ())  # of an answer in another process: what it did to its copies
+        if given != list(value) or any(given is argument for argument in changed):
+            raise Complaint(f"your function changes its argument {name}, which belongs to the caller. Work on a copy.")
+
+    return given, give_back
+
+
 def pair(value, what: str) -> tuple:
     """The same for two things."""
     if not isinstance(value, (list, tuple)) or len(value) != 2:

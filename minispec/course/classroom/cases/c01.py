@@ -62,6 +62,12 @@ def _(draw):
     return draw.until(lambda: work(draw), crossed)
 
 
+@fresh("01.roofline", "close to the ridge", weight=0.5, count=8)
+def _(draw):
+    """Which of the two it is depends on the digits after the point."""
+    return draw.until(lambda: work(draw), lambda case: 0.001 < abs(reading_over_computing(case) - 1) < 0.05)
+
+
 def tokens_until_ridge(case: dict) -> float:
     parts = {name: case[name] for name in ("weights", "bits", "batch", "context", "kv_bytes")}
     return case["peak"] / case["bandwidth"] / intensity(tokens=1, **parts)

@@ -46,6 +46,20 @@ def _(draw):
     return dict(p=case["p"].float(), q=case["q"].float(), token=case["token"])
 
 
+@fresh("06.accept", "improbable tokens", weight=0.5, count=6)
+def _(draw):
+    """Both probabilities are tiny, and their ratio is not: nothing may be added to them, and nothing rounded."""
+    larger = draw.chance(0.5)
+    case = drafted(draw, lambda p, q: 0 < p != q and (p > q) == larger)
+    tiny = 10.0 ** -draw.whole(3, 4)
+    for name in ("p", "q"):
+        probs = case[name] * tiny
+        others = [token for token in range(len(probs)) if token != case["token"]]
+        probs[others[0]] += 1 - probs.sum()
+        case[name] = probs
+    return case
+
+
 def differ(p, q) -> bool:
     return bool((p != q).any())
 
@@ -70,6 +84,16 @@ def _(draw):
     q = p.clone()
     moved = draw.whole(1, round(100 * float(p[a]))) / 100
     q[a], q[b] = round(float(p[a]) - moved, 2), round(float(p[b]) + moved, 2)
+    return dict(p=p, q=q)
+
+
+@fresh("06.residual", "almost equal", weight=0.5, count=6)
+def _(draw):
+    """However little they differ, the residual is where p is larger, and only there."""
+    p = draw.probs(draw.whole(2, 3 + draw.size), positive=True)
+    a, b = draw.sample(range(len(p)), 2)
+    q, moved = p.clone(), draw.whole(1, 9) * 10.0 ** -draw.whole(3, 4)
+    q[a], q[b] = q[a] - moved, q[b] + moved
     return dict(p=p, q=q)
 
 

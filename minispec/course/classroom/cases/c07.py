@@ -7,7 +7,7 @@ from ..fresh import Draw, fresh
 
 
 def share(draw: Draw) -> float:
-    return draw.choice([draw.whole(1, 19) / 20, draw.whole(1, 19) / 20, draw.whole(1, 19) / 20, 0.995, 0.003])
+    return draw.choice([draw.whole(1, 19) / 20, draw.whole(1, 19) / 20, draw.whole(1, 19) / 20, 0.995, 0.9995, 0.003])
 
 
 @fresh("07.expected_tokens", "0 < α < 1", weight=2)

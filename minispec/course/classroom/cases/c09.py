@@ -87,9 +87,15 @@ def _(draw):
 
 @fresh("09.tree_verify", "the same token twice", count=6)
 def _(draw):
-    """Sampled independently from a draft that prefers one token, which the target likes less."""
+    """Sampled independently from a draft that prefers one token, which the target likes less. With two other tokens
+    the residual still changes after the second rejection."""
     favourite = draw.whole(55, 90) / 100
     p = draw.whole(10, 50) / 100
+    if draw.chance(0.5):
+        rest, part = 1 - favourite, draw.choice([0.2, 0.4])
+        draft = torch.tensor([favourite, part * rest, (1 - part) * rest]).double().round(decimals=3)
+        target = torch.tensor([p, (1 - p) / 2, (1 - p) / 2]).double().round(decimals=3)
+        return dict(p=target, draft=draft, count=2, drawn="independent")
     return dict(
         p=torch.tensor([p, 1 - p]).double().round(decimals=2),
         draft=torch.tensor([favourite, 1 - favourite]).double().round(decimals=2),

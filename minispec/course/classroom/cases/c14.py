@@ -125,6 +125,15 @@ def _(draw):
     return outputs(draw, 0.3, draw.choice(["near", "at the end", "before"]))
 
 
+@fresh("14.eos", "two kinds of end in one step", count=6)
+def _(draw):
+    """The one that comes first in the output ends it, wherever it stands in `eos`."""
+    first, second = eos = draw.sample(range(90, 100), 2)
+    between = [draw.whole(1, 9) for _ in range(draw.whole(0, 2))]
+    step = [draw.whole(1, 9), second, *between, first, draw.whole(1, 9)]
+    return dict(steps=[[draw.whole(1, 9)], step], eos=eos, max_new_tokens=len(between) + 9)
+
+
 def text(draw: Draw, stop: str, longest: int) -> dict:
     """Pieces of one or two characters of a small alphabet, in steps."""
     pieces = ["".join(draw.choice("ab#") for _ in range(draw.choice([1, 1, 2]))) for _ in range(2 + 3 * draw.size)]
@@ -142,6 +151,13 @@ def found(case: dict) -> bool:
 @fresh("14.stop_string", "early in a long step", weight=2)
 def _(draw):
     return draw.until(lambda: text(draw, draw.choice(["#", "##", "b#"]), 2 + 2 * draw.size), found)
+
+
+@fresh("14.stop_string", "early in a long token", count=6)
+def _(draw):
+    stop = draw.choice(["#", "##", "b#"])
+    word = "".join(draw.choice("ab") for _ in range(draw.whole(0, 2))) + stop + "a" * draw.whole(2, 9)
+    return dict(steps=[["a"] * draw.whole(0, 2) + [word], ["a"]], stop=stop)
 
 
 @fresh("14.stop_string", "across two steps")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from ..fakes import VOCABULARY
 from ..fresh import Draw, fresh
-from ..sets.e18 import script
+from ..sets.e18 import flawed_loop, observe_whole, only_the_last_token, sampler, script, whole
 
 TEMPERATURES = [0.5, 0.7, 1.0, 1.5, 2.0]
 
@@ -116,6 +118,23 @@ def _(draw):
 @fresh("18.whole", "greedy", count=3)
 def _(draw):
     return output_case(draw, draw.whole(1, 4), draw.whole(2, 3), 0.0)
+
+
+def forgetful(target, draft, prompt, k, count, end, temperature, random):
+    """Right, but the draft model never processes the last token of a draft that was accepted whole."""
+    propose = partial(only_the_last_token, temperature=temperature, random=random)
+    verify = partial(sampler, temperature=temperature, random=random)
+    return flawed_loop(target, draft, propose, verify, prompt, k, count, end)
+
+
+@fresh("18.whole", "the draft after one that was accepted whole", count=4)
+def _(draw):
+    """Its draft model's cache lacks two tokens: without them the output is right, and takes other drafts."""
+
+    def matters(case):
+        return observe_whole(whole, **case) != observe_whole(forgetful, **case)
+
+    return draw.until(lambda: output_case(draw, draw.whole(1, 2), draw.whole(6, 9), 0.0), matters)
 
 
 @fresh("18.whole", "the end comes early", count=2)

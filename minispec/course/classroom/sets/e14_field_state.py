@@ -140,7 +140,7 @@ def flawed_inputs(prompt, cycles, *, cached=lambda before, draft, emitted: befor
 
 
 def observe_inputs(answer, prompt, cycles):
-    found = answer(list(prompt), [(list(draft), list(emitted)) for draft, emitted in cycles])
+    found = answer(prompt, [(list(draft), list(emitted)) for draft, emitted in cycles])
     if not isinstance(found, (list, tuple)):
         raise Complaint(f"return a list with the tokens of each cycle; yours is {kind(found)}.")
     return [list(tokens(each, "each element of the result")) for each in found]

@@ -19,7 +19,7 @@ from ....files.folder import load
 from ....files.registry import KNOWN
 from ....sampling import Sampling
 from ....verify import accept_probability, one_hot, pick, residual
-from ..exercise import Complaint, distribution_of, exercise, pair, rows, tokens
+from ..exercise import Complaint, distribution_of, exercise, lend, pair, rows, tokens
 from ..fakes import LawModel, ScriptedModel, continuation, whole_text, wrong_at
 from ..show import kind
 from .e05 import greedy_verify
@@ -53,7 +53,10 @@ def emitted_runs(answer, logits, q, temperature):
 
     def cycle(random):
         drafted = [pick(row, random()) for row in q]
-        return tokens(answer(logits, q if drafted else None, drafted, temperature, random))
+        given, give_back = lend(answer, "drafted", drafted)
+        emitted = tokens(answer(logits, q if drafted else None, given, temperature, random))
+        give_back()
+        return emitted
 
     return distribution_of(cycle)
 
@@ -169,7 +172,9 @@ def observe_drafts(answer, text, held, k, temperature):
 
     def draft(random):
         model = LawModel("draft", lambda t: TWO[whole_text(t) % 4], text[:held], most_passes=k + 2)
-        drafted, q = pair(answer(model, list(text), k, temperature, random), "the draft tokens and their distributions")
+        given, give_back = lend(answer, "text", text)
+        drafted, q = pair(answer(model, given, k, temperature, random), "the draft tokens and their distributions")
+        give_back()
         drafted = tokens(drafted, "the first of your two results")
         if drafted and not (isinstance(q, Tensor) and q.shape == (len(drafted), 2)):
             raise Complaint(
@@ -346,7 +351,7 @@ def observe_loop(answer, prompt, wrong_places, k, count, end):
     target = ScriptedModel("target", whole_text, prompt[:-1], most_passes=2 * count + 2)
     draft = ScriptedModel("draft", wrong_at(wrong_places), prompt[:-1], most_passes=(2 * count + 2) * (k + 1))
     asked = Asked()
-    new = answer(target, draft, asked.propose, asked.verify, list(prompt), k, count, end)
+    new = answer(target, draft, asked.propose, asked.verify, prompt, k, count, end)
     passes = {
         f"target's pass {i}": f"after {held} tokens processes {read}" for i, (held, read) in enumerate(target.passes, 1)
     }
@@ -505,7 +510,9 @@ def observe_whole(answer, prompt, k, count, end, temperature):
             )
             for name, laws in THREE.items()
         ]
-        new = tokens(answer(*models, list(prompt), k, count, end, temperature, random))
+        given, give_back = lend(answer, "prompt", prompt)
+        new = tokens(answer(*models, given, k, count, end, temperature, random))
+        give_back()
         return new, f"{len(models[0].passes)} passes", f"{len(models[1].passes)} of the draft"
 
     return distribution_of(write)
