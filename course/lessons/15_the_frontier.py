@@ -190,9 +190,10 @@ viz.shared_figure(own, m, theirs, p_theirs)
 # $p(V_\cap)$, because the target asks for other tokens the rest of the time.
 #
 # The other half of the work is the draft model's *context*. The target's tokens are turned into text, and the text into the draft
-# model's tokens. Text does not split alike in both, and a new piece can change the split of what comes before it: in a draft
-# model that has a token *undo*, the token *un* is gone once *do* comes after it. So [`Shared`](../minispec/drafters/translate.py) tokenizes the text again in every
-# cycle and keeps the draft model's cache as far as the tokens are still the same. Three traps wait there:
+# model's tokens. Text does not split alike in both, and a new piece can change the split of what comes before it: in a draft model
+# that has a token *undo*, the token *un* is gone once *do* comes after it. So [`Shared`](../minispec/drafters/translate.py)
+# tokenizes the text again in every cycle and keeps the draft model's cache as far as the tokens are still the same. Three traps
+# wait there:
 #
 # - Names of tokens are not their bytes: *do* with a space before it is `Ġdo` in one tokenizer and `▁do` in another one.
 # - Special tokens stand for no text and have other names in each family. `Shared` leaves them out, so the end of an output is
@@ -361,8 +362,8 @@ share.reveal(100 * formed["blind"].tokens_per_pass / formed["masked"].tokens_per
 # ### Whose log-probabilities?
 #
 # First: of which *distribution*? `logprobs_mode="raw_logprobs"` (vLLM's name, and the default) is the model's own, before any
-# processing. `"processed_logprobs"` belongs to the distribution that the token was sampled from (or, if greedy, whose argmax it is).
-# Under a constraint the two are far apart: the model may find a token unlikely that was one of the few allowed.
+# processing. `"processed_logprobs"` belongs to the distribution that the token was sampled from (or, if greedy, whose argmax it
+# is). Under a constraint the two are far apart: the model may find a token unlikely that was one of the few allowed.
 
 # %% tags=["nbval-ignore-output"]
 for mode in ("raw_logprobs", "processed_logprobs"):
@@ -373,8 +374,8 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 # %% [markdown]
 # Second: of which *model*, now that two of them and a residual were at work? Of the target, always. An accepted token was sampled
 # from $q$, and a correction from $\mathrm{norm}([p - q]_+)$, but over all that can happen in the cycle each token is emitted with
-# probability $p(x)$. So a client sees the numbers of plain decoding. (In this table $\log q$ was computed afterwards, so it is there
-# for every token.)
+# probability $p(x)$. So a client sees the numbers of plain decoding. (In this table $\log q$ was computed afterwards, so it is
+# there for every token.)
 
 # %% tags=["nbval-ignore-output"]
 rows = prefixes.logprob_rows(small_target, small_draft, BEGINNINGS[0], k=4, seed=3, max_new_tokens=13)
@@ -389,14 +390,14 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # ([#30846](https://github.com/vllm-project/vllm/pull/30846)), and llama.cpp's server was reported in August 2026 to return 0.0 for
 # every token ([#27972](https://github.com/ggml-org/llama.cpp/issues/27972)). The cell above is the test.
 #
-# Which of them may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over the one that
-# it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and nothing is
-# penalised or cut off. At temperature 0.6 it was 2 where it should have been about 1
+# Which of them may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over the one
+# that it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and
+# nothing is penalised or cut off. At temperature 0.6 it was 2 where it should have been about 1
 # ([TRL #4159](https://github.com/huggingface/trl/issues/4159)), so TRL ([#4163](https://github.com/huggingface/trl/pull/4163)) and verl
 # ([#4755](https://github.com/verl-project/verl/pull/4755)) now ask vLLM for processed ones. Under top-p or top-k these are
 # normalised over the tokens that were kept, and the trainer has to do the same
-# ([TRL #6789](https://github.com/huggingface/trl/issues/6789)). Even then the ratio is only near 1, because sampler and trainer
-# round differently. Speculation changes none of this.
+# ([TRL #6789](https://github.com/huggingface/trl/issues/6789)). Even then the ratio is only near 1, because sampler and trainer round
+# differently. Speculation changes none of this.
 #
 # ### What is harder in production
 #
@@ -475,8 +476,9 @@ fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # confidences). With peaks and a fixed budget it does: the peak of a *second* slot depends on the first token, but a token never
 # ranks above those before it in its draft. So it can take a slot from another sequence, and never from its own predecessor. The
 # third choice breaks the rule unseen. There the second token's peak moves the *total*, so whether the first token is verified
-# depends on what it is. Safe are a fixed budget, one computed from an earlier step, and stopping at the first slot that is not worth
-# its price. vLLM estimates the acceptance from the peak of $q$ (#52228), and sizes the budget from older confidences (#47808).
+# depends on what it is. Safe are a fixed budget, one computed from an earlier step, and stopping at the first slot that is not
+# worth its price. vLLM estimates the acceptance from the peak of $q$ (#52228), and sizes the budget from older confidences
+# (#47808).
 #
 # What is it worth? Suppose that half of the sequences accept 90 % of their tested draft tokens and the others 30 %, and that a pass
 # costs the same up to 64 tokens and grows in proportion after that.
@@ -487,8 +489,8 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 # %% [markdown]
 # The best set of $N$ draft tokens is worth at least as much as any other $N$, so one budget is never slower than the best fixed
 # $k$, if the confidences are right. The gain is largest in the middle, at 32 sequences here: an idle machine verifies everything
-# anyway, and a full one nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and drafts of different
-# lengths do not fit CUDA graphs captured for one length per request. In the library it is
+# anyway, and a full one nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and
+# drafts of different lengths do not fit CUDA graphs captured for one length per request. In the library it is
 # `ms.Engine(…, draft_budget=64, allocation="survival")`, for draft models that propose chains.
 
 # %% [markdown]
@@ -567,11 +569,11 @@ for tokens in (1, 2, 5, 9):
 
 # %% [markdown]
 # The count stays below the formula, and nearly all of that is in the control already: some experts are popular. The first two
-# columns differ by noise (at 5 tokens neighbours even touch more). But this router is random, and cannot show what training does to
-# neighbours. For Mixtral that was counted (Jiang et al., 2024, arXiv:2401.04088, table 5). Two tokens that choose uniformly and
+# columns differ by noise (at 5 tokens neighbours even touch more). But this router is random, and cannot show what training does
+# to neighbours. For Mixtral that was counted (Jiang et al., 2024, arXiv:2401.04088, table 5). Two tokens that choose uniformly and
 # independently have an expert in common with probability 46 %. For consecutive tokens it is not far from that at the first and the
-# last layer (45 to 54 %), but 62 to 67 % in the middle. So a verify pass of a trained mixture touches somewhat fewer experts than the
-# formula says. Now inside a draft–verify loop, where rejected draft tokens ask for experts, too:
+# last layer (45 to 54 %), but 62 to 67 % in the middle. So a verify pass of a trained mixture touches somewhat fewer experts than
+# the formula says. Now inside a draft–verify loop, where rejected draft tokens ask for experts, too:
 
 # %%
 for k in (1, 2, 4, 8):
@@ -592,8 +594,8 @@ for k in (1, 2, 4, 8):
 #
 # We put the pass on the roofline of an H200: it reads every weight that it touches, and computes with $a$ experts for each token.
 # The dense model is Mixtral with one expert per layer. The third model is *fine-grained*, as newer ones are: many small experts.
-# All get a draft model of 250 million parameters. The best $k$ is searched from 0 (do not draft) to 64. Reading the KV cache is left
-# out; it would pull $v$ towards 1.
+# All get a draft model of 250 million parameters. The best $k$ is searched from 0 (do not draft) to 64. Reading the KV cache is
+# left out; it would pull $v$ towards 1.
 
 # %%
 SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM head), `expert` is one expert in all layers
@@ -622,22 +624,22 @@ viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES,
                     f"Mixtral gains more than the dense model from batch {passes} on (α = 0.7)")  # fmt: skip
 
 # %% [markdown]
-# A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a few
-# sequences; at α = 0.6 the best is not to draft at all. In a larger batch the plain pass touches nearly all experts anyway, so $v$
-# goes back to 1 and verification is free, until arithmetic decides.
+# A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a
+# few sequences; at α = 0.6 the best is not to draft at all. In a larger batch the plain pass touches nearly all experts anyway, so
+# $v$ goes back to 1 and verification is free, until arithmetic decides.
 #
 # Then it gains *more*, for two reasons. The first is no property of mixtures: the same draft model stands beside a pass that reads
-# all experts, so its share $c$ is 0.005 instead of 0.035. With a draft model of the dense model's $c$, Mixtral gains 2.51 in a batch
-# of 16, where the dense model gains 2.53. The second is: arithmetic decides later, because a mixture reads many weights
-# and computes with few. The sparser it is, the larger are the batches that still gain. Huang et al. (2025, arXiv:2505.19645) found both
-# ends by measuring. So when somebody reports that speculation made a mixture slower, ask for the batch size first.
+# all experts, so its share $c$ is 0.005 instead of 0.035. With a draft model of the dense model's $c$, Mixtral gains 2.51 in a
+# batch of 16, where the dense model gains 2.53. The second is: arithmetic decides later, because a mixture reads many weights and
+# computes with few. The sparser it is, the larger are the batches that still gain. Huang et al. (2025, arXiv:2505.19645) found
+# both ends by measuring. So when somebody reports that speculation made a mixture slower, ask for the batch size first.
 
 # %% [markdown]
 # ## How do the drafters hang together? (20 minutes)
 #
-# Lessons 09 and 10 built three drafters that use the target's hidden states: Medusa, EAGLE and DFlash. Each of them has relatives, and
-# an interviewer may ask about any. Two questions tell them apart. *What is a run given?* And *how many runs have to wait for one
-# another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
+# Lessons 09 and 10 built three drafters that use the target's hidden states: Medusa, EAGLE and DFlash. Each of them has relatives,
+# and an interviewer may ask about any. Two questions tell them apart. *What is a run given?* And *how many runs have to wait for
+# one another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
 
 # %%
 from minispec.bench.prompts import STORIES
@@ -667,10 +669,10 @@ print(family.family_table(micro, micro.encode(PROMPT), k=4))
 # $$f_t = \text{layer}\bigl(W\,[\,\text{norm}_e(\text{emb}(x_{t+1}));\; \text{norm}_h(h_t)\,]\bigr), \qquad
 # q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
 #
-# Embedding and LM head are the target's ([`MTPHead`](../minispec/drafters/mtp.py)). There is one such module, so for a second draft token
-# it is *chained*: $f_t$ stands in for the state $h_{t+1}$ that only the target could compute. DeepSeek hands $f_t$ on as it is,
-# Qwen3-Next hands on $\text{norm}(f_t)$, and there is a difference in training, too: DeepSeek-V3's module has learnt from true
-# states alone, and Qwen3-Next's also from chains.
+# Embedding and LM head are the target's ([`MTPHead`](../minispec/drafters/mtp.py)). There is one such module, so for a second
+# draft token it is *chained*: $f_t$ stands in for the state $h_{t+1}$ that only the target could compute. DeepSeek hands $f_t$ on
+# as it is, Qwen3-Next hands on $\text{norm}(f_t)$, and there is a difference in training, too: DeepSeek-V3's module has learnt
+# from true states alone, and Qwen3-Next's also from chains.
 #
 # ### Predict
 #
@@ -706,14 +708,15 @@ guess.reveal(per_pass["MTP"])
 # %% [markdown]
 # The two drafters are close, although EAGLE-3 reads three layers and was trained on more than three times as many tokens
 # ([micro-eagle](../minispec/data/micro-eagle/README.md), [micro-mtp](../minispec/data/micro-mtp/README.md)). So do not take the
-# gap for a verdict on the two designs: with so little training it says more about the training. What the designs do share is the cost:
-# one run of one layer per draft token in both, as the table above has counted for four, and each run waits for the one before.
-# (The shares at step 1, 2 and 3 are measured on stories of all temperatures, where guessing is harder than in greedy output.)
+# gap for a verdict on the two designs: with so little training it says more about the training. What the designs do share is the
+# cost: one run of one layer per draft token in both, as the table above has counted for four, and each run waits for the one
+# before. (The shares at step 1, 2 and 3 are measured on stories of all temperatures, where guessing is harder than in greedy
+# output.)
 #
 # A module that was trained with its model starts from far more. DeepSeek-V3's report gives an acceptance rate between 85 and 90 %
 # for the one token that it drafts. That is the reason why large models are served with MTP and $k$ of 1 to 3, and why the question
-# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `minispec train mtp` makes a module
-# for a target that has none.
+# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `minispec train mtp` makes a
+# module for a target that has none.
 
 # %% [markdown]
 # ## In production
@@ -721,12 +724,12 @@ guess.reveal(per_pass["MTP"])
 # vLLM's newer model runner has block verification since the summer of 2026
 # ([#46781](https://github.com/vllm-project/vllm/pull/46781)), and for SGLang it is proposed
 # ([#36516](https://github.com/sgl-project/sglang/pull/36516), which quotes 2 to 6 % more throughput for vLLM). With argmax drafts,
-# common in both, it changes nothing. But argmax drafts have a price of their own when the target samples: a draft token is accepted with
-# probability $p(\arg\max q)$ instead of $\sum \min(p, q)$, which is less if the draft model is well calibrated. vLLM's recipe for
-# DeepSeek-V4-Flash changed to sampled drafts in August 2026 and reports about 15 % more speed
-# ([recipes #751](https://github.com/vllm-project/recipes/pull/751)). An earlier version in vLLM's backend for Ascend had two bugs that this lesson's tests would
-# have shown: it accepted by a wrong condition, and it sampled the replacement from the residual of the other rule
-# ([#7807](https://github.com/vllm-project/vllm-ascend/issues/7807)). Hugging Face transformers uses draft models of another
+# common in both, it changes nothing. But argmax drafts have a price of their own when the target samples: a draft token is
+# accepted with probability $p(\arg\max q)$ instead of $\sum \min(p, q)$, which is less if the draft model is well calibrated.
+# vLLM's recipe for DeepSeek-V4-Flash changed to sampled drafts in August 2026 and reports about 15 % more speed ([recipes
+# #751](https://github.com/vllm-project/recipes/pull/751)). An earlier version in vLLM's backend for Ascend had two bugs that this
+# lesson's tests would have shown: it accepted by a wrong condition, and it sampled the replacement from the residual of the other
+# rule ([#7807](https://github.com/vllm-project/vllm-ascend/issues/7807)). Hugging Face transformers uses draft models of another
 # vocabulary since release 4.46 (*universal assisted generation*, by way of text,
 # [#33383](https://github.com/huggingface/transformers/pull/33383)), and since 4.50 with the token-level intersection, which allows
 # speculative sampling.
@@ -740,9 +743,8 @@ guess.reveal(per_pass["MTP"])
 #
 # <details><summary>When do block verification and the rule of lesson 06 accept the same number of tokens?</summary>
 #
-# If there is one draft token; if every token before the last has a ratio $p/q$ of at least 1, so that no deficit is there to be made
-# up for; and if nothing was sampled, because then no ratio exceeds 1.
-# </details>
+# If there is one draft token; if every token before the last has a ratio $p/q$ of at least 1, so that no deficit is there to be
+# made up for; and if nothing was sampled, because then no ratio exceeds 1. </details>
 #
 # <details><summary>A colleague maps draft ids to target ids by text, and reports the draft model's softmax without
 # renormalising it over the shared tokens. What goes wrong?</summary>
@@ -753,9 +755,8 @@ guess.reveal(per_pass["MTP"])
 #
 # <details><summary>May a server drop draft tokens whose $q(d)$ is below 0.1, to save verification?</summary>
 #
-# Not if they were sampled: which tokens are verified would depend on the tokens. It may stop drafting where the *peak* of $q$ is low,
-# or keep the unlikely token and stop after it, or drop what it likes if the draft is greedy.
-# </details>
+# Not if they were sampled: which tokens are verified would depend on the tokens. It may stop drafting where the *peak* of $q$ is
+# low, or keep the unlikely token and stop after it, or drop what it likes if the draft is greedy. </details>
 
 # %% [markdown]
 # ## Read the papers
