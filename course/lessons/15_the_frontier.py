@@ -413,10 +413,7 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 
 # %% [markdown]
 # > **Stop here: end of the first sitting.** Exercises 1, 2, 4 and 5 of [set 15](../exercises/15_the_frontier.ipynb) belong to what
-# > you have read. The second sitting needs no cell from above; begin it with the next one.
-
-# %%
-from minispec.course import budgets, viz
+# > you have read. The second sitting starts below and needs no cell from above.
 
 # %% [markdown]
 # ## Whose draft tokens should a full batch verify? (20 minutes)
@@ -432,6 +429,8 @@ from minispec.course import budgets, viz
 # [#52228](https://github.com/vllm-project/vllm/pull/52228)).
 
 # %% tags=["nbval-ignore-output"]
+from minispec.course import budgets, viz
+
 confidences = [[0.95, 0.9, 0.9, 0.85], [0.6, 0.5, 0.5, 0.4], [0.9, 0.4, 0.9, 0.9], [0.3, 0.3, 0.2, 0.2]]
 viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesitates once", "writes a poem"])
 
@@ -619,9 +618,11 @@ same_c = experts_lab.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
 print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f} ({same_c[0]})")
 
 # %% tags=["nbval-ignore-output"]
-passes = next(b for b, a, d in zip(BATCHES, gains[0.7, "Mixtral, 2 of 8"], gains[0.7, "dense"], strict=True) if a > d)
+overtakes = next(
+    b for b, a, d in zip(BATCHES, gains[0.7, "Mixtral, 2 of 8"], gains[0.7, "dense"], strict=True) if a > d
+)
 viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES,
-                    f"Mixtral gains more than the dense model from batch {passes} on (α = 0.7)")  # fmt: skip
+                    f"Mixtral overtakes the dense model at batch {overtakes} (α = 0.7)")  # fmt: skip
 
 # %% [markdown]
 # A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a
@@ -726,8 +727,8 @@ guess.reveal(per_pass["MTP"])
 # ([#36516](https://github.com/sgl-project/sglang/pull/36516), which quotes 2 to 6 % more throughput for vLLM). With argmax drafts,
 # common in both, it changes nothing. But argmax drafts have a price of their own when the target samples: a draft token is
 # accepted with probability $p(\arg\max q)$ instead of $\sum \min(p, q)$, which is less if the draft model is well calibrated.
-# vLLM's recipe for DeepSeek-V4-Flash changed to sampled drafts in August 2026 and reports about 15 % more speed ([recipes
-# #751](https://github.com/vllm-project/recipes/pull/751)). An earlier version in vLLM's backend for Ascend had two bugs that this
+# vLLM's recipe for DeepSeek-V4-Flash changed to sampled drafts in August 2026 and reports about 15 % more speed
+# ([recipes #751](https://github.com/vllm-project/recipes/pull/751)). An earlier version in vLLM's backend for Ascend had two bugs that this
 # lesson's tests would have shown: it accepted by a wrong condition, and it sampled the replacement from the residual of the other
 # rule ([#7807](https://github.com/vllm-project/vllm-ascend/issues/7807)). Hugging Face transformers uses draft models of another
 # vocabulary since release 4.46 (*universal assisted generation*, by way of text,
