@@ -374,8 +374,8 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 # %% [markdown]
 # Second: of which *model*, now that two of them and a residual were at work? Of the target, always. An accepted token was sampled
 # from $q$, and a correction from $\mathrm{norm}([p - q]_+)$, but over all that can happen in the cycle each token is emitted with
-# probability $p(x)$. So a client sees the numbers of plain decoding. (In this table $\log q$ was computed afterwards, so it is
-# there for every token.)
+# probability $p(x)$. So a client sees the numbers of plain decoding. (In the table below $\log q$ was computed afterwards, so
+# it is there for every token.)
 
 # %% tags=["nbval-ignore-output"]
 rows = prefixes.logprob_rows(small_target, small_draft, BEGINNINGS[0], k=4, seed=3, max_new_tokens=13)
@@ -390,8 +390,8 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # ([#30846](https://github.com/vllm-project/vllm/pull/30846)), and llama.cpp's server was reported in August 2026 to return 0.0 for
 # every token ([#27972](https://github.com/ggml-org/llama.cpp/issues/27972)). The cell above is the test.
 #
-# Which of them may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over the one
-# that it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and
+# Raw or processed: which may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over
+# the one that it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and
 # nothing is penalised or cut off. At temperature 0.6 it was 2 where it should have been about 1
 # ([TRL #4159](https://github.com/huggingface/trl/issues/4159)), so TRL ([#4163](https://github.com/huggingface/trl/pull/4163)) and verl
 # ([#4755](https://github.com/verl-project/verl/pull/4755)) now ask vLLM for processed ones. Under top-p or top-k these are
