@@ -280,7 +280,7 @@ worst.reveal(1 + shortcuts.index(max(shortcuts)))
 #   token. The draft model gives 0.68 to the three allowed first tokens, so the reported $q$ is 0.68 of the true one, and too
 #   many draft tokens pass: *b* nearly always instead of two times in three. Number 2 is wrong for the other 0.32 of the drafts,
 #   and is hard to see: the forbidden token would have been rejected, and its replacement would have come from the residual.
-#   Without it, the next token comes from $p$. Number 1 is wrong only for the second token, and only where that repeats the first.
+#   Without it, the next token comes from $p$. Number 1 is wrong only about the second token, which repeats the first too often.
 #
 # For tokens that were not sampled (n-grams, argmax drafts, the top-k trees of EAGLE-2 and 3) number 2 is exact, because which token
 # is proposed does not depend on chance. vLLM's scheduler leaves out what the grammar refuses
