@@ -612,7 +612,7 @@ for alpha in (0.6, 0.7):
         print(f"   {name:32s}", *(f"{gain:5.2f} ({k:2d})" for k, _, gain in best[::2]))
 
 c = {name: experts_lab.draft_cost(DRAFT, 16, **shape) for name, shape in SHAPES.items()}
-print("\nc in a batch of 16:", ", ".join(f"{name} {cost:.3f}" for name, cost in c.items()))
+print("\nc in a batch of 16:", "; ".join(f"{cost:.3f} ({name})" for name, cost in c.items()))
 larger = DRAFT * c["dense"] / c["Mixtral, 2 of 8"]  # a draft model for Mixtral with the c of the dense model
 same_c = experts_lab.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
 print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f} ({same_c[0]})")

@@ -149,7 +149,6 @@ QUOTED: dict[str, dict[float, object]] = {
         24: VOCABULARY["new_tokens"],
         2.2: GIVEN,  # a section of DeepSeek-V3's report
         0.68: float(prefixes.Q[:3].sum()),  # of the toy's q on a, b, c
-        0.32: float(prefixes.Q[3:].sum()),
         46: 100 * (1 - 6 / 8 * 5 / 7),
         45: GIVEN,  # table 5 of Mixtral's paper
         54: GIVEN,
