@@ -472,12 +472,12 @@ fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # Whether a token is verified must not depend on that token. If unlikely tokens are left out *after* they were sampled, the tokens
 # that stay no longer follow the $q$ that the verifier divides by. It may depend on everything that was known before the token was
 # sampled: on its prefix, on the other sequences, and on which drafts passed in earlier steps (that is how the engine calibrates
-# confidences). With peaks and a fixed budget it does: the peak of a *second* slot depends on the first token, but a token never
-# ranks above those before it in its draft. So it can take a slot from another sequence, and never from its own predecessor. The
-# third choice breaks the rule unseen. There the second token's peak moves the *total*, so whether the first token is verified
+# confidences). Peaks with a fixed budget keep this rule. The peak of a *second* slot does depend on the first token, but a token
+# never ranks above those before it in its draft. So it can take a slot from another sequence, and never from its own predecessor.
+# The third choice breaks the rule unseen: there the second token's peak moves the *total*, so whether the first token is verified
 # depends on what it is. Safe are a fixed budget, one computed from an earlier step, and stopping at the first slot that is not
-# worth its price. vLLM estimates the acceptance from the peak of $q$ (#52228), and sizes the budget from older confidences
-# (#47808).
+# worth its price. In vLLM (links above) the estimate for draft models is made from the peak of $q$, and the budget from older
+# confidences.
 #
 # What is it worth? Suppose that half of the sequences accept 90 % of their tested draft tokens and the others 30 %, and that a pass
 # costs the same up to 64 tokens and grows in proportion after that.

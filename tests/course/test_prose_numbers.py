@@ -150,8 +150,7 @@ QUOTED: dict[str, dict[float, object]] = {
         2.2: GIVEN,  # a section of DeepSeek-V3's report
         0.68: float(prefixes.Q[:3].sum()),  # of the toy's q on a, b, c
         46: 100 * (1 - 6 / 8 * 5 / 7),
-        45: GIVEN,  # table 5 of Mixtral's paper
-        54: GIVEN,
+        54: GIVEN,  # table 5 of Mixtral's paper
         62: GIVEN,
         67: GIVEN,
     },
