@@ -48,7 +48,7 @@ def verify_cost_of_experts(always: float, expert: float, experts: int, per_token
     """v = bytes(K + 1) / bytes(1) for a batch of B sequences, as long as reading the weights decides.
 
     >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4), 2)
-    2.82
+    2.81
     >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4, batch=32), 2)
     1.0
     """
