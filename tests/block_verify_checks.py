@@ -78,6 +78,35 @@ def check_length(block=verify.block, seeds: int = 9) -> None:
     assert np.allclose(means, [1 + 10 / 9, 1 + 11 / 9], atol=EXACT), means
 
 
+ALMOST_ONE = 1 - 2.0**-53  # the largest random number
+
+
+def almost_equal(dtype: torch.dtype, count: int = 60):
+    """(p [k+1, V], q [k, V], drafted [k]) whose p and q agree but for the last bit of some numbers."""
+    generator = torch.Generator().manual_seed(0)
+    for V, k in ((2, 1), (3, 2), (5, 4)) * (count // 3):
+        p = _random_laws((k + 1, V), generator, sparse=False).to(dtype)
+        step = torch.randint(-1, 2, (k, V), generator=generator).to(dtype)
+        q = torch.where(step == 0, p[:k], torch.nextafter(p[:k], step.sign() * 2))
+        yield p, q, torch.multinomial(p[:k], 1, generator=generator).flatten().tolist()
+
+
+def check_rounding(block=verify.block) -> None:
+    """Where p = q up to rounding, R and 1 − w are 0 or nearly: the verdict stays one that p allows. Above all if only
+    the last draft token has p < q, by one bit: it may be rejected, and then all before it are kept."""
+    for dtype in (torch.float32, torch.float64):
+        for p, q, drafted in almost_equal(dtype):
+            for u in (0.0, 0.5, ALMOST_ONE):
+                path, token = block(p, q, drafted, [u] * len(p))
+                assert token < p.shape[-1] and float(p[len(path), token]) > 0, (p, q, drafted, u)
+        for k in (1, 2, 4):
+            q = torch.full((k, 4), 0.25, dtype=dtype)
+            p = torch.cat([q, q[:1]])
+            p[k - 1, 2] = torch.nextafter(p[k - 1, 2], p.new_zeros(()))
+            verdict = block(p, q, [2] * k, [ALMOST_ONE] * k + [0.6])
+            assert (len(verdict.path), verdict.token) == (k - 1, 2), f"{dtype}, k={k}: {verdict}"
+
+
 def check_batch(block_batch=verify.block_batch, rows: int = 60) -> None:
     """All rows at once give what one row at a time gives on the same random numbers, ragged drafts included."""
     generator, nan = torch.Generator().manual_seed(0), float("nan")
@@ -97,4 +126,4 @@ def check_batch(block_batch=verify.block_batch, rows: int = 60) -> None:
                 assert float(p[b, one.accepted, one.token]) > 0, "emitted a token the target cannot say"
 
 
-CHECKS = {"one token": check_one_token, "cycles": check_cycles, "length": check_length}
+CHECKS = {"one token": check_one_token, "cycles": check_cycles, "length": check_length, "rounding": check_rounding}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from inspect import getdoc
+from pathlib import Path
 
 import pytest
 import torch
-from block_verify_checks import CHECKS, check_batch
+from block_verify_checks import ALMOST_ONE, CHECKS, almost_equal, check_batch
 from loop_checks import LAW_PROMPT, LAW_TOKENS, ONE, PROMPTS, greedy_pair, law_pair, target_law
 from mutants.block_rule_mutants import MUTANTS
 from mutants.patching import rewrite
@@ -36,6 +38,33 @@ def test_mutants_are_caught(mutant):
         pytest.fail(f"{MUTANTS[mutant]} does not notice {mutant.__name__}", pytrace=False)
 
 
+@pytest.mark.parametrize("check", ["one token", "length", "rounding"])  # the others verify drafts that were not sampled
+def test_the_lesson_has_the_same_rule(check):
+    lesson = Path(__file__).resolve().parents[1] / "course/lessons/15_the_frontier.py"
+    body = ast.parse(lesson.read_text(encoding="utf-8")).body
+    [rule] = [node for node in body if isinstance(node, ast.FunctionDef) and node.name == "block"]
+    names = {"Verdict": verify.Verdict, "pick": verify.pick}
+    exec(compile(ast.Module([rule], []), str(lesson), "exec"), names)
+    CHECKS[check](names["block"])
+
+
+def check_small_rests() -> None:
+    """A prefix of weight 1 that no longer one has covered is kept, however little is missing."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        p = torch.full((1, 4), 0.25, dtype=dtype)
+        q, one = p.clone(), torch.ones(1, dtype=dtype)
+        for share in (0.3, 0.7, 1.4):
+            q[0, 0] = 0.25 - share * torch.finfo(dtype).eps
+            assert float(block_verify.stop_probability(p, q, one)) == 1, (dtype, share)
+
+
+def test_small_rests(monkeypatch):
+    check_small_rests()
+    rewrite(monkeypatch, block_verify, "stop_probability", "rest + (1 - weights)", "rest + 1 - weights")
+    with pytest.raises(AssertionError):
+        check_small_rests()
+
+
 def test_the_other_rule_is_lossless_too():
     CHECKS["cycles"](verify.chain, sizes=((3, 2, 3),))  # so it is caught by its length alone
 
@@ -63,8 +92,18 @@ def test_edges():
                                          torch.rand(2, 1, dtype=torch.float64))  # fmt: skip
     assert accepted.tolist() == [0, 0] and token.tolist() == [1, 1]
     same = torch.full((4, 3), 1 / 3)
-    for u in (0.0, 0.5, 1 - 2.0**-53):  # p = q: everything is accepted, whatever the coins say
+    for u in (0.0, 0.5, ALMOST_ONE):  # p = q: everything is accepted, whatever the coins say
         assert verify.block(same, same[:3], [0, 1, 2], [u] * 4).accepted == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_batch_rounds_as_one_row_does(dtype):
+    for p, q, drafted in almost_equal(dtype):
+        for u in (0.0, 0.5, ALMOST_ONE):
+            numbers = torch.full((1, len(p)), u, dtype=torch.float64)
+            accepted, token = verify.block_batch(p[None], q[None], torch.tensor([drafted]), None, numbers)
+            one = verify.block(p, q, drafted, numbers[0])
+            assert (int(accepted), int(token)) == (one.accepted, one.token)
 
 
 def test_sampled_outputs_follow_the_target():

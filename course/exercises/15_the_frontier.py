@@ -53,7 +53,8 @@ def verify_block(p: torch.Tensor, q: torch.Tensor, drafted: list[int], random) -
     accepted = 0
     for i in range(k, 0, -1):
         rest = (w[i] * p[i] - q[i]).clamp(min=0).sum()
-        stop = rest / (rest + 1 - w[i]) if rest + 1 - w[i] > 0 else 1.0
+        below = rest + (1 - w[i])
+        stop = rest / below if below > 0 else 1.0
         if random() < float(stop):
             accepted = i
             break

@@ -1,14 +1,17 @@
 # %% [markdown]
 # # 15 The frontier
 #
-# *Time:* 90 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [07 how fast](07_how_fast.ipynb), [08 drafters](08_drafters.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [14 is it really exact](14_is_it_really_exact.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
+# *Time:* 160 minutes · *Before this:* [06 rejection sampling](06_rejection_sampling.ipynb), [07 how fast](07_how_fast.ipynb), [08 drafters](08_drafters.ipynb), [09 medusa](09_medusa.ipynb), [10 EAGLE and DFlash](10_eagle_and_dflash.ipynb), [11 speculation in a server](11_speculation_in_a_server.ipynb), [14 is it really exact](14_is_it_really_exact.ipynb) · *Practice:* [exercises 15](../exercises/15_the_frontier.ipynb)
 #
 # The rejection sampler of lesson 06 (Leviathan et al., 2023, arXiv:2211.17192) is settled. What people ask today is what comes
 # around it. Is token by token the best rule there is? Can a draft model with another tokenizer be used? Why did my penalties
-# weaken under speculation, and whose log-probabilities do I get? Whose draft tokens should a full batch verify? Why does a
-# mixture of experts gain less? And how do EAGLE-3.1, MTP, Hydra and the other names of the last years hang together? Each answer
-# is a few lines of code, and what is emitted is checked by its exact distribution. What is said about other engines was looked up
-# in November 2026.
+# weaken under speculation, and whose log-probabilities do I get? Whose draft tokens should a full batch verify? When does a
+# mixture of experts gain less than a dense model, and when more? And how do EAGLE-3.1, MTP, DSpark and the other names of the last
+# years hang together? Each answer is a few lines of code, and what is emitted is checked by its exact distribution. What is said
+# about other engines was looked up in November 2026.
+#
+# **Take two sittings.** The first three sections are about what may be sampled and accepted; the next three are about cost. A stop
+# is marked between them. The questions do not build on one another, and the minutes are in the headings.
 #
 # You will be able to
 #
@@ -16,7 +19,7 @@
 # - use a draft model of another vocabulary, and say what the restriction costs;
 # - say why sampling rules that look at the prefix need a prefix for every draft token, and what a log-probability is then;
 # - divide one verification budget among the drafts of a batch without biasing the output;
-# - say what a mixture of experts changes about the price of a verify pass;
+# - say when a mixture of experts gains less from speculation than a dense model, and why it gains at all;
 # - say of a drafter that uses the target's hidden states what it is given, and how many of its runs wait for one another.
 
 # %%
@@ -25,12 +28,12 @@ from fractions import Fraction
 import torch
 
 from minispec import exact, verify
-from minispec.course import budgets, viz
+from minispec.course import viz
 from minispec.sampling import pick
 from minispec.verify import Verdict
 
 # %% [markdown]
-# ## Is token by token the best rule?
+# ## Is token by token the best rule? (30 minutes)
 #
 # The rule of lesson 06 looks at one draft token at a time and stops at the first rejection. Take two positions, a vocabulary of
 # two tokens, and models that ignore the context: the target gives token B two thirds of the probability, and the draft model
@@ -66,9 +69,10 @@ def block(p, q, draft, u):
         w.append(min(1.0, w[i] * float(p[i, d] / q[i, d])))
     for i in reversed(range(len(draft) + 1)):  # the longest prefix first
         missing = (w[i] * p[i] - (q[i] if i < len(draft) else 0)).clamp(min=0)
-        R = float(missing.sum())  # R = 0 with w = 1 is never reached: then p = q, and a longer prefix was kept
-        if i == 0 or u[i - 1] < R / (R + 1 - w[i]):
-            return Verdict(list(range(i)), pick(missing / R, u[-1]))
+        R = float(missing.sum())
+        below = R + (1 - w[i])
+        if i == 0 or u[i - 1] < (R / below if below > 0 else 1):  # 0/0 where p = q: only rounding leads there
+            return Verdict(list(range(i)), pick(missing / R if R > 0 else p[i], u[-1]))
 
 
 # %% [markdown]
@@ -116,20 +120,23 @@ more.reveal(accepted["block, above"])
 viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block}, names="AB")
 
 # %% [markdown]
-# Both rules are lossless, and block verification accepts a tenth more on average, but not of every draft. A, B is now always
+# Both rules are lossless. On average block verification accepts a tenth more draft tokens, which makes a twentieth more emitted
+# tokens per pass, because each pass emits one more in any case. But it does not gain with every draft. A, B is now always
 # kept. In exchange A, A is kept less often: over all continuations A may be kept only half of the time, and A, B has used up
 # most of that. Only the average is never worse.
 #
-# After the cycle nothing has to be remembered ([`block`](../minispec/rules/block_verify.py) has the proof). In the library it is
+# The next cycle starts from the target as it is: no debt is carried over, although this cycle accepted more of some drafts
+# ([`block`](../minispec/rules/block_verify.py) has the proof). In the library it is
 # `rule="block"` in `ms.speculate` and `ms.Engine`. It needs *sampled* chains whose $q$ was stored: for greedy decoding, and for
 # drafts that were not sampled, the two rules accept the same.
 #
-# On a real pair the gain is about as large as here. SmolLM2 with its draft model, $k = 4$, temperature 1, seven short prompts, 24
-# new tokens each: for the same drafts the expected tokens per forward pass rose by a factor of 1.048 ± 0.012 (float32, one core
-# of a Neoverse-N1; `minispec bench rules`). The paper reports 5 to 8 % in wall-clock time.
+# On a real pair the tokens per pass rise about as much as here. SmolLM2 with its draft model, $k = 4$, temperature 1, seven short
+# prompts, 24 new tokens each: for the same drafts the expected tokens per forward pass rose by a factor of 1.048 ± 0.012 (one
+# standard error, over prompts; float32, one core of a Neoverse-N1; `minispec bench rules`). The paper reports 5 to 8 % in
+# wall-clock time.
 
 # %% [markdown]
-# ## Can the draft model have another vocabulary?
+# ## Can the draft model have another vocabulary? (15 minutes)
 #
 # Verification compares $p(d)$ and $q(d)$ for the *same* token, so it seems that draft model and target must share a tokenizer.
 # They need not (Timor et al., 2025, arXiv:2502.05202). Let $V_\cap$ be the tokens that both vocabularies have: the same bytes, at
@@ -183,9 +190,10 @@ viz.shared_figure(own, m, theirs, p_theirs)
 # $p(V_\cap)$, because the target asks for other tokens the rest of the time.
 #
 # The other half of the work is the draft model's *context*. The target's tokens are turned into text, and the text into the draft
-# model's tokens. Text does not split alike in both, and a new piece can change the split of what comes before it: *un*
-# followed by *do* may become one token. So [`Shared`](../minispec/drafters/translate.py) tokenizes the text again in every
-# cycle and keeps the draft model's cache as far as the tokens are still the same. Three traps wait there:
+# model's tokens. Text does not split alike in both, and a new piece can change the split of what comes before it: in a draft model
+# that has a token *undo*, the token *un* is gone once *do* comes after it. So [`Shared`](../minispec/drafters/translate.py)
+# tokenizes the text again in every cycle and keeps the draft model's cache as far as the tokens are still the same. Three traps
+# wait there:
 #
 # - Names of tokens are not their bytes: *do* with a space before it is `Ġdo` in one tokenizer and `▁do` in another one.
 # - Special tokens stand for no text and have other names in each family. `Shared` leaves them out, so the end of an output is
@@ -199,7 +207,7 @@ viz.shared_figure(own, m, theirs, p_theirs)
 # tokenizer.
 
 # %% [markdown]
-# ## Sampling that depends on the prefix
+# ## Sampling that depends on the prefix (40 minutes)
 #
 # Temperature and top-p look at the logits of one position and at nothing else. Other options look at the *prefix*, at all
 # tokens before that position:
@@ -214,14 +222,15 @@ viz.shared_figure(own, m, theirs, p_theirs)
 #
 # Plain decoding meets one prefix after the other. A verify pass meets $k + 1$ of them at once: position $i$ of a draft comes
 # after the output *and* the first $i$ draft tokens. If an engine processes all positions with the prefix it had before the
-# draft, the penalties are late by up to $k$ tokens, and a grammar is asked about a state that is long gone. Engines have shipped
-# every possible answer ([vLLM #6718](https://github.com/vllm-project/vllm/issues/6718) is the question in a user's words):
+# draft, the penalties are late by up to $k$ tokens, and a grammar is asked about a state that is long gone. If it then counts
+# only the last token of each cycle, the penalties stay too weak for good. Engines have shipped every possible answer
+# ([vLLM #6718](https://github.com/vllm-project/vllm/issues/6718) is the question in a user's words):
 #
 # | engine | penalties in a verify pass, November 2026 |
 # |---|---|
-# | vLLM | one prefix per position since late 2025 ([#19482](https://github.com/vllm-project/vllm/pull/19482)); before, V1 ignored them ([#18902](https://github.com/vllm-project/vllm/issues/18902)) |
-# | SGLang | the same penalties for the whole draft, "relaxed" in its code; spec v2 ignored them until [#22049](https://github.com/sgl-project/sglang/pull/22049) (April 2026), then did the same |
-# | TensorRT-LLM, one-model | ignored until [#17701](https://github.com/NVIDIA/TensorRT-LLM/pull/17701) (August 2026); now a flag at start, refused without it |
+# | vLLM | one prefix per position since late 2025 ([#19482](https://github.com/vllm-project/vllm/pull/19482)); before that they were ignored ([#18902](https://github.com/vllm-project/vllm/issues/18902)) |
+# | SGLang | one prefix for the whole draft, and the last accepted token of a cycle is counted ([#22049](https://github.com/sgl-project/sglang/pull/22049), April 2026); reported: the others never are, so a `frequency_penalty` is divided by the tokens per cycle ([#33643](https://github.com/sgl-project/sglang/pull/33643), a fix proposed in August 2026) |
+# | TensorRT-LLM, where drafter and target are one engine | ignored until [#17701](https://github.com/NVIDIA/TensorRT-LLM/pull/17701) (August 2026); now the server is started with `enable_penalty`, or refuses such requests |
 #
 # How much does it matter? We compute it, with the exact distributions of lesson 14, for a toy and drafts of two tokens.
 
@@ -232,17 +241,27 @@ from minispec.course import prefixes, viz
 print(prefixes.toy_table())
 
 # %% [markdown]
-# Three shortcuts suggest themselves. With the penalty: (1) judge both draft tokens by the prefix before the first. With the
-# constraint: (2) leave a sampled draft token out because it is forbidden and would be rejected anyway; or (3) mask the draft
-# model, too, and report the $q$ from before the mask.
+# ### Predict
+#
+# Three shortcuts suggest themselves.
+#
+# 1. With the penalty: judge both draft tokens by the prefix before the first.
+# 2. With the constraint: end the draft before the first sampled token that is forbidden, because it would be rejected anyway.
+# 3. With the constraint: mask the draft model, too, and report the $q$ from before the mask.
 
 # %% tags=["nbval-ignore-output"]
-worst = viz.predict("Which shortcut moves most of the distribution of two-token outputs: 1, 2 or 3?")
+worst = viz.predict("Which shortcut biases the distribution of two-token outputs most: 1, 2 or 3?")
 worst
+
+# %% [markdown]
+# ### Run
 
 # %% tags=["spoiler"]
 prefix_errors = prefixes.prefix_errors()
 print(prefixes.prefix_table(prefix_errors))
+
+# %% [markdown]
+# ### Reveal
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 shortcuts = [off for name, (off, _) in prefix_errors.items() if name.startswith("wrong")]
@@ -251,19 +270,23 @@ worst.reveal(1 + shortcuts.index(max(shortcuts)))
 # %% [markdown]
 # Three things are in this table.
 #
-# - **Where every position is processed by its own prefix, the output is exact**, whatever the draft model did. The verifier
+# - **Where every position is processed by its own prefix, the output is exact**, whatever the draft model proposes. The verifier
 #   needs no new rule: $p$ is the target's distribution after all processing, and $q$ the one that the draft token was really
 #   sampled from. [`process`](../minispec/processors/drafts.py) is a dozen lines. (Exact means: as plain decoding with the same
 #   masks. Masking token by token is not the model's distribution *given* a valid output; Park et al., 2024, arXiv:2405.21047.)
 # - **Processing the draft, too, is not needed for exactness, but for speed.** A draft model that does not know of a constraint
 #   proposes what it forbids, and each such token is rejected.
-# - **All three shortcuts are biased.** Number 2 is hard to see: the forbidden token would have been rejected, and its
-#   replacement would have come from the residual. Without it, the next token comes from $p$. For tokens that were not sampled
-#   (n-grams, argmax drafts, the top-k trees of EAGLE-2 and 3) leaving out is fine, because which token is proposed does not
-#   depend on chance. vLLM's scheduler leaves out what the grammar refuses
-#   ([#14702](https://github.com/vllm-project/vllm/pull/14702)), harmless with its argmax drafts
-#   ([#16899](https://github.com/vllm-project/vllm/pull/16899)). Its newer model runner can sample drafts
-#   ([#35461](https://github.com/vllm-project/vllm/pull/35461)): then check what your version does with a refused slot.
+# - **All three shortcuts are biased**, and how much depends on how often they are wrong. Number 3 is wrong for every draft
+#   token. The draft model gives 0.68 to the three allowed first tokens, so the reported $q$ is 0.68 of the true one, and too
+#   many draft tokens pass: *b* nearly always instead of two times in three. Number 2 is wrong for the other 0.32 of the drafts,
+#   and is hard to see: the forbidden token would have been rejected, and its replacement would have come from the residual.
+#   Without it, the next token comes from $p$. Number 1 is wrong only about the second token, which repeats the first too often.
+#
+# For tokens that were not sampled (n-grams, argmax drafts, the top-k trees of EAGLE-2 and 3) number 2 is exact, because which token
+# is proposed does not depend on chance. vLLM's scheduler leaves out what the grammar refuses
+# ([#14702](https://github.com/vllm-project/vllm/pull/14702)), harmless with its argmax drafts
+# ([#16899](https://github.com/vllm-project/vllm/pull/16899)). Its newer model runner can sample drafts
+# ([#35461](https://github.com/vllm-project/vllm/pull/35461)): then check what your version does with a refused slot.
 #
 # ### An automaton over tokens
 #
@@ -290,14 +313,14 @@ viz.prefix_masks_figure(r"\d\d:\d\d", ["1", "2", "12", "30", ":", "2:", "am"], [
 
 # %% [markdown]
 # The third draft token leaves the automaton. It is rejected, the end is emitted instead, and the last line is never used.
-# Then the state has to be the one of "12:30", not of "12:30am". There is nothing to roll back if the state is a *function of
-# the prefix*: [`Follower`](../minispec/processors/constraint.py) keeps the states of all positions and goes back to where two
-# prefixes diverge.
+# Then the state has to be the one of "12:30", not of "12:30am". Nothing has to be undone if the state is a *function of
+# the prefix*: [`Follower`](../minispec/processors/constraint.py) keeps the states of all positions, and looks up the one at the
+# end of what the old and the new prefix have in common.
 #
-# ### What it does to the speed
+# ### Predict
 #
-# Now `micro` with its draft model at temperature 1, $k = 4$: a sentence of a fixed form after each of three prompts, with four
-# seeds. One run masks the draft, the other hides the constraint from it.
+# Masking the draft is for speed. How much is it worth? `micro` with its draft model at temperature 1, $k = 4$, completes three
+# prompts with a sentence of a fixed form, with four seeds each. One run masks the draft, the other hides the constraint from it.
 
 # %% tags=["nbval-ignore-output"]
 small_target, small_draft = ms.load("micro", device="cpu"), ms.load("micro-draft", device="cpu")
@@ -306,15 +329,28 @@ BEGINNINGS = ["Once upon a time there was a fox.", "Tom and Lily went to the par
 share = viz.predict("Without the mask, a pass emits which share of the tokens that it emits with the mask?", "%")
 share
 
+# %% [markdown]
+# ### Run
+
 # %% tags=["spoiler", "nbval-ignore-output"]
-per_pass = prefixes.tokens_per_pass(
+formed = prefixes.masked_and_blind(
     small_target, small_draft, BEGINNINGS, k=4, seeds=4, temperature=1.0, max_new_tokens=30, regex=FORM
 )
-for name, values in per_pass.items():
-    print(f"{name:6s} {sum(values) / 3:.2f} tokens per pass; by prompt", ", ".join(f"{x:.2f}" for x in values))
-share.reveal(100 * sum(per_pass["blind"]) / sum(per_pass["masked"]))
+for name, found in formed.items():
+    print(f"{name:6s} {found.tokens_per_pass:.2f} tokens per pass; {found.rejected} draft tokens rejected, "
+          f"{found.forbidden} of these forbidden")  # fmt: skip
 
 # %% [markdown]
+# ### Reveal
+
+# %% tags=["spoiler", "nbval-ignore-output"]
+share.reveal(100 * formed["blind"].tokens_per_pass / formed["masked"].tokens_per_pass)
+
+# %% [markdown]
+# In our run it was two thirds. A blind draft goes on as a story would, with a comma, a name or the end, and four of five of its
+# rejected tokens were forbidden. A masked draft proposes nothing that is forbidden. What it still loses are ordinary disagreements
+# between $p$ and $q$, and they are many, because the form leads both models away from what they would tell.
+#
 # Where a grammar forces a *string*, such as the next key of a JSON object, it rarely forces a *token*, because the first
 # characters of the string are tokens, too (in a tool-call schema none of 23 positions had a single choice,
 # [vllm-metal #650](https://github.com/vllm-project/vllm-metal/pull/650)). But the usual tokens of that string are a good draft:
@@ -325,9 +361,9 @@ share.reveal(100 * sum(per_pass["blind"]) / sum(per_pass["masked"]))
 #
 # ### Whose log-probabilities?
 #
-# First: of which *distribution*? `logprobs_mode="raw_logprobs"` (vLLM's name, and the default) is the model's own opinion, before
-# any processing. `"processed_logprobs"` is that of what the token was sampled from, or for a greedy request the argmax taken from.
-# Under a constraint the two are far apart: the model may find a token unlikely that was one of the few allowed.
+# First: of which *distribution*? `logprobs_mode="raw_logprobs"` (vLLM's name, and the default) is the model's own, before any
+# processing. `"processed_logprobs"` belongs to the distribution that the token was sampled from (or, if greedy, whose argmax it
+# is). Under a constraint the two are far apart: the model may find a token unlikely that was one of the few allowed.
 
 # %% tags=["nbval-ignore-output"]
 for mode in ("raw_logprobs", "processed_logprobs"):
@@ -338,10 +374,11 @@ for mode in ("raw_logprobs", "processed_logprobs"):
 # %% [markdown]
 # Second: of which *model*, now that two of them and a residual were at work? Of the target, always. An accepted token was sampled
 # from $q$, and a correction from $\mathrm{norm}([p - q]_+)$, but over all that can happen in the cycle each token is emitted with
-# probability $p(x)$. So a client sees the numbers of plain decoding, and reinforcement learning may divide by them.
+# probability $p(x)$. So a client sees the numbers of plain decoding. (In the table below $\log q$ was computed afterwards, so
+# it is there for every token.)
 
 # %% tags=["nbval-ignore-output"]
-rows = prefixes.logprob_rows(small_target, small_draft, BEGINNINGS[0], k=4, seed=3, max_new_tokens=14)
+rows = prefixes.logprob_rows(small_target, small_draft, BEGINNINGS[0], k=4, seed=3, max_new_tokens=13)
 print("kind       token      reported   log p   log q   log of the residual")
 for row in rows:
     last = "" if row.kind != "corrected" else f"{row.residual:7.2f}"
@@ -352,6 +389,15 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # It is easily broken. In vLLM, until December 2025, the sampler changed the logits in place before the raw values were taken
 # ([#30846](https://github.com/vllm-project/vllm/pull/30846)), and llama.cpp's server was reported in August 2026 to return 0.0 for
 # every token ([#27972](https://github.com/ggml-org/llama.cpp/issues/27972)). The cell above is the test.
+#
+# Raw or processed: which may reinforcement learning *divide by*? Its importance ratio is the trainer's probability of a token over
+# the one that it was sampled with, and that is the *processed* one. With raw values every ratio is wrong unless the temperature is 1 and
+# nothing is penalised or cut off. At temperature 0.6 it was 2 where it should have been about 1
+# ([TRL #4159](https://github.com/huggingface/trl/issues/4159)), so TRL ([#4163](https://github.com/huggingface/trl/pull/4163)) and verl
+# ([#4755](https://github.com/verl-project/verl/pull/4755)) now ask vLLM for processed ones. Under top-p or top-k these are
+# normalised over the tokens that were kept, and the trainer has to do the same
+# ([TRL #6789](https://github.com/huggingface/trl/issues/6789)). Even then the ratio is only near 1, because sampler and trainer round
+# differently. Speculation changes none of this.
 #
 # ### What is harder in production
 #
@@ -366,7 +412,11 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # In minispec, CUDA graphs know nothing of prefixes: such a request takes the eager path, or its drafts are verified on the CPU.
 
 # %% [markdown]
-# ## Whose draft tokens should a full batch verify?
+# > **Stop here: end of the first sitting.** Exercises 1, 2, 4 and 5 of [set 15](../exercises/15_the_frontier.ipynb) belong to what
+# > you have read. The second sitting starts below and needs no cell from above.
+
+# %% [markdown]
+# ## Whose draft tokens should a full batch verify? (20 minutes)
 #
 # In lesson 11 a full batch shortened every draft alike, because a verify pass is nearly free only up to some number of tokens. But
 # sequences differ: one copies code and accepts nearly everything, another one writes a poem. A draft token is worth the
@@ -374,10 +424,13 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # the tokens that are most likely to survive, whichever sequence they belong to. Along a draft this probability only falls, so
 # the best tokens are always prefixes of their drafts, and picking the largest ones first is optimal
 # ([`best_lengths`](../minispec/serving/budget.py)). SmartSpec (Liu et al., 2024, arXiv:2406.14066) chose lengths by what a batch
-# can afford, and vLLM ranks tokens like this since the summer of 2026 (*adaptive verification*,
-# [#47808](https://github.com/vllm-project/vllm/pull/47808)).
+# can afford, and vLLM ranks tokens like this since the summer of 2026 (*adaptive verification*: first by the confidence head of
+# DSpark drafters, [#47808](https://github.com/vllm-project/vllm/pull/47808), then for all draft models,
+# [#52228](https://github.com/vllm-project/vllm/pull/52228)).
 
 # %% tags=["nbval-ignore-output"]
+from minispec.course import budgets, viz
+
 confidences = [[0.95, 0.9, 0.9, 0.85], [0.6, 0.5, 0.5, 0.4], [0.9, 0.4, 0.9, 0.9], [0.3, 0.3, 0.2, 0.2]]
 viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesitates once", "writes a poem"])
 
@@ -387,8 +440,9 @@ viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesita
 # How should a confidence be measured? An obvious choice is $q(d)$, what the draft model gave the token that it sampled: an
 # unlikely draft token will probably be rejected, so leave it out. Another choice is the peak $\max_x q(x)$, which is known before
 # the token is sampled. A third one uses peaks, too, and chooses the *budget* by them: two draft tokens if the best two are worth
-# more than 1.4 tokens, else none. Two sequences of a toy with two tokens share the budget
-# ([budgets.py](../minispec/course/budgets.py)), and we compare the exact joint distribution of what both emit with plain decoding.
+# more than 1.4 tokens (the sum of their probabilities to survive), else none. In a toy with a vocabulary of two tokens, two
+# sequences draft two tokens each and share the budget ([budgets.py](../minispec/course/budgets.py)). We compare the exact joint
+# distribution of what both emit first with plain decoding.
 
 # %% tags=["nbval-ignore-output"]
 fair = viz.predict("Of the three choices, how many keep the distribution exact?")
@@ -418,9 +472,12 @@ fair.reveal(sum(distance < 1e-12 for distance in off.values()))
 # Whether a token is verified must not depend on that token. If unlikely tokens are left out *after* they were sampled, the tokens
 # that stay no longer follow the $q$ that the verifier divides by. It may depend on everything that was known before the token was
 # sampled: on its prefix, on the other sequences, and on which drafts passed in earlier steps (that is how the engine calibrates
-# confidences). The third choice breaks this rule unseen: the peak of the *second* slot depends on the first token, so whether
-# the first token is verified depends on what it is. Safe are a fixed budget, one computed from an earlier step (vLLM sizes it
-# from older confidences), and stopping at the first slot that is not worth its price.
+# confidences). Peaks with a fixed budget keep this rule. The peak of a *second* slot does depend on the first token, but a token
+# never ranks above those before it in its draft. So it can take a slot from another sequence, and never from its own predecessor.
+# The third choice breaks the rule unseen: there the second token's peak moves the *total*, so whether the first token is verified
+# depends on what it is. Safe are a fixed budget, one computed from an earlier step, and stopping at the first slot that is not
+# worth its price. In vLLM (links above) the estimate for draft models is made from the peak of $q$, and the budget from older
+# confidences.
 #
 # What is it worth? Suppose that half of the sequences accept 90 % of their tested draft tokens and the others 30 %, and that a pass
 # costs the same up to 64 tokens and grows in proportion after that.
@@ -430,13 +487,13 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 
 # %% [markdown]
 # The best set of $N$ draft tokens is worth at least as much as any other $N$, so one budget is never slower than the best fixed
-# $k$, if the confidences are right. The gain is largest in the middle: an idle machine verifies everything anyway, and a full one
-# nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and drafts of different
-# lengths do not fit CUDA graphs captured for one length per request. In the library it is
+# $k$, if the confidences are right. The gain is largest in the middle, at 32 sequences here: an idle machine verifies everything
+# anyway, and a full one nothing. Two costs are not in this picture: tokens are cut *after* drafting, so that was paid for, and
+# drafts of different lengths do not fit CUDA graphs captured for one length per request. In the library it is
 # `ms.Engine(…, draft_budget=64, allocation="survival")`, for draft models that propose chains.
 
 # %% [markdown]
-# ## Why does a mixture of experts gain less from speculation?
+# ## When does a mixture of experts gain less from speculation? (30 minutes)
 #
 # A **mixture of experts** has many MLPs per layer, and a router that gives each token to a few of them (Shazeer et al.,
 # 2017, arXiv:1701.06538). With $g = \mathrm{softmax}(R x)$ and $T$ the $a$ largest entries of $g$,
@@ -457,7 +514,6 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 import torch
 
 import minispec as ms
-from minispec import theory
 from minispec.course import experts_lab, viz
 from minispec.moe import theory as theory_moe
 
@@ -493,7 +549,7 @@ union.reveal(theory_moe.experts_touched(8, 2, 5))
 # of `micro` with sixteen copies of itself and a random router (*sparse upcycling*, Komatsuzaki et al., 2023, arXiv:2212.05055,
 # before any training). The gates of a token sum to 1 and all experts agree, so the model emits exactly what `micro` emits, while
 # its router works on the hidden states of real text. The middle column is a control: as many tokens of the same output, from random
-# positions. Between it and the formula are popular experts, and only between it and the count are neighbours.
+# positions. What it lacks to the formula is due to popular experts. Only what the first column lacks to it is due to neighbours.
 
 # %%
 micro, micro_draft = (ms.load(name, device="cpu", dtype=torch.float64) for name in ("micro", "micro-draft"))
@@ -511,10 +567,12 @@ for tokens in (1, 2, 5, 9):
     print(f"passes over {tokens} tokens {near:10.2f} {apart:18.2f} {formula:9.2f}")
 
 # %% [markdown]
-# The count stays below the formula, and nearly all of that is in the control already: some experts are popular, and neighbours
-# agree hardly more than strangers. A trained router may differ in both. Balancing its load makes experts equally popular over many
-# tokens and says nothing about neighbours, so it has to be counted on a trained model. Now inside a draft–verify loop, where
-# rejected draft tokens ask for experts, too:
+# The count stays below the formula, and nearly all of that is in the control already: some experts are popular. The first two
+# columns differ by noise (at 5 tokens neighbours even touch more). But this router is random, and cannot show what training does
+# to neighbours. For Mixtral that was counted (Jiang et al., 2024, arXiv:2401.04088, table 5). Two tokens that choose uniformly and
+# independently have an expert in common with probability 46 %. For consecutive tokens it is not far from that at the first and the
+# last layer (45 to 54 %), but 62 to 67 % in the middle. So a verify pass of a trained mixture touches somewhat fewer experts than
+# the formula says. Now inside a draft–verify loop, where rejected draft tokens ask for experts, too:
 
 # %%
 for k in (1, 2, 4, 8):
@@ -535,40 +593,54 @@ for k in (1, 2, 4, 8):
 #
 # We put the pass on the roofline of an H200: it reads every weight that it touches, and computes with $a$ experts for each token.
 # The dense model is Mixtral with one expert per layer. The third model is *fine-grained*, as newer ones are: many small experts.
-# All get a draft model of 250 million parameters. Reading the KV cache is left out; it would pull $v$ towards 1.
+# All get a draft model of 250 million parameters. The best $k$ is searched from 0 (do not draft) to 64. Reading the KV cache is
+# left out; it would pull $v$ towards 1.
 
 # %%
-SHAPES = {
-    "dense": dict(experts=1, per_token=1, always=1.6e9, expert=32 * 176.2e6),
-    "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.6e9, expert=32 * 176.2e6),
+SHAPES = {  # parameters: `always` is read by every pass (attention, router, LM head), `expert` is one expert in all layers
+    "dense": dict(experts=1, per_token=1, always=1.47e9, expert=32 * 176.2e6),
+    "Mixtral, 2 of 8": dict(experts=8, per_token=2, always=1.47e9, expert=32 * 176.2e6),
     "Qwen3-30B-A3B, 8 of 128": dict(experts=128, per_token=8, always=1.23e9, expert=48 * 4.72e6),
 }
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+BATCHES, DRAFT = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024), 0.25e9
 gains = {}
 for alpha in (0.6, 0.7):
     print(f"α = {alpha}: speedup (best k) for a batch of", *(f"{batch:9d}" for batch in BATCHES[::2]))
     for name, shape in SHAPES.items():
-        best = [experts_lab.best_length(alpha, 0.25e9, batch, hardware=theory.H200, **shape) for batch in BATCHES]
+        best = [experts_lab.best_length(alpha, DRAFT, batch, longest=64, **shape) for batch in BATCHES]
         gains[alpha, name] = [gain for _, _, gain in best]
-        print(f"   {name:33s}", *(f"{gain:5.2f} ({k:d})" for k, _, gain in best[::2]))
+        print(f"   {name:32s}", *(f"{gain:5.2f} ({k:2d})" for k, _, gain in best[::2]))
+
+c = {name: experts_lab.draft_cost(DRAFT, 16, **shape) for name, shape in SHAPES.items()}
+print("\nc in a batch of 16:", "; ".join(f"{cost:.3f} ({name})" for name, cost in c.items()))
+larger = DRAFT * c["dense"] / c["Mixtral, 2 of 8"]  # a draft model for Mixtral with the c of the dense model
+same_c = experts_lab.best_length(0.7, larger, 16, **SHAPES["Mixtral, 2 of 8"])
+print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f} ({same_c[0]})")
 
 # %% tags=["nbval-ignore-output"]
-viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES, "A mixture gains in the middle (α = 0.7)")
+overtakes = next(
+    b for b, a, d in zip(BATCHES, gains[0.7, "Mixtral, 2 of 8"], gains[0.7, "dense"], strict=True) if a > d
+)
+viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES,
+                    f"Mixtral overtakes the dense model at batch {overtakes} (α = 0.7)")  # fmt: skip
 
 # %% [markdown]
-# For a single sequence most of the gain is gone, and for the fine-grained model for a few sequences, too: at α = 0.6 even the best
-# $k$ is slower than not drafting. The best $k$ is 1 there, which is what a one-layer MTP module drafts. In a larger batch the
-# plain pass touches nearly all experts anyway, so $v$ goes back to 1 and verification is free, until arithmetic decides. That
-# happens later than in a dense model, because a mixture reads many weights and computes with few; the sparser it is, the larger
-# are the batches that still gain. MoESD (2025, arXiv:2505.19645) found both by measuring. So when somebody reports that
-# speculation made a mixture slower, ask for the batch size first.
-
-# %% [markdown]
-# ## How do the drafters hang together?
+# A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a
+# few sequences; at α = 0.6 the best is not to draft at all. In a larger batch the plain pass touches nearly all experts anyway, so
+# $v$ goes back to 1 and verification is free, until arithmetic decides.
 #
-# Lessons 09 and 10 built three drafters that use the target's hidden states: Medusa, EAGLE and DFlash. Each of them has relatives, and
-# an interviewer may ask about any. Two questions tell them apart. *What is a run given?* And *how many runs have to wait for one
-# another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
+# Then it gains *more*, for two reasons. The first is no property of mixtures: the same draft model stands beside a pass that reads
+# all experts, so its share $c$ is 0.005 instead of 0.035. With a draft model of the dense model's $c$, Mixtral gains 2.51 in a
+# batch of 16, where the dense model gains 2.53. The second is: arithmetic decides later, because a mixture reads many weights and
+# computes with few. The sparser it is, the larger are the batches that still gain. Huang et al. (2025, arXiv:2505.19645) found
+# both ends by measuring. So when somebody reports that speculation made a mixture slower, ask for the batch size first.
+
+# %% [markdown]
+# ## How do the drafters hang together? (20 minutes)
+#
+# Lessons 09 and 10 built three drafters that use the target's hidden states: Medusa, EAGLE and DFlash. Each of them has relatives,
+# and an interviewer may ask about any. Two questions tell them apart. *What is a run given?* And *how many runs have to wait for
+# one another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
 
 # %%
 from minispec.bench.prompts import STORIES
@@ -577,9 +649,12 @@ from minispec.course import family
 viz.family_tree(k=4)
 
 # %% [markdown]
-# A dashed box is not in minispec, and its line is told from the paper: Hydra (Ankner et al., 2024, arXiv:2402.05109) chains
-# Medusa's heads, and P-EAGLE (Hui et al., 2026, arXiv:2602.01469) is *parallel drafting* with EAGLE's layer, where one learnt vector
-# stands for every state that is not there yet. All others are in the library, so we need not believe the picture: this table
+# A dashed box is not in minispec, and its line is told from the paper. Hydra (Ankner et al., 2024, arXiv:2402.05109) chains
+# Medusa's heads. P-EAGLE (Hui et al., 2026, arXiv:2602.01469) is *parallel drafting* with EAGLE's layer, where one learnt vector
+# stands for every state that is not there yet. DSpark (Cheng et al., 2026, arXiv:2607.05147) comes with DeepSeek-V4 models and
+# answers both questions at once: a block is computed in one run, as by DFlash, and then a head small enough to cost next to nothing
+# goes along it and adds to the logits of each position what follows from the draft token before. A second head estimates the
+# confidences of the section on budgets. All others are in the library, so we need not believe the picture: this table
 # asks each drafter which of the target's layers it reads, and counts how often its trained module runs while it drafts four tokens.
 
 # %%
@@ -595,15 +670,16 @@ print(family.family_table(micro, micro.encode(PROMPT), k=4))
 # $$f_t = \text{layer}\bigl(W\,[\,\text{norm}_e(\text{emb}(x_{t+1}));\; \text{norm}_h(h_t)\,]\bigr), \qquad
 # q(x_{t+2}) = \text{softmax}\bigl(\text{head}(\text{norm}(f_t))\bigr)$$
 #
-# Embedding and LM head are the target's ([`MTPHead`](../minispec/drafters/mtp.py)). There is one such module, so for a second draft token
-# it is *chained*: $f_t$ stands in for the state $h_{t+1}$ that only the target could compute. DeepSeek hands $f_t$ on as it is,
-# Qwen3-Next hands on $\text{norm}(f_t)$, and there is a difference in training, too: DeepSeek-V3's module has learnt from true
-# states alone, and Qwen3-Next's also from chains.
+# Embedding and LM head are the target's ([`MTPHead`](../minispec/drafters/mtp.py)). There is one such module, so for a second
+# draft token it is *chained*: $f_t$ stands in for the state $h_{t+1}$ that only the target could compute. DeepSeek hands $f_t$ on
+# as it is, Qwen3-Next hands on $\text{norm}(f_t)$, and there is a difference in training, too: DeepSeek-V3's module has learnt
+# from true states alone, and Qwen3-Next's also from chains.
 #
 # ### Predict
 #
-# `micro` comes with an MTP module and with an EAGLE head, both small, both trained on stories that it told. As chains of three
-# draft tokens, on four beginnings of stories:
+# `micro` comes with an MTP module and with an EAGLE-3 head (the one of lesson 10, with a norm for each stream, as in EAGLE-3.1, and
+# handing on its feature un-normed). Both are small, and both were trained on stories that it told. As chains of three draft tokens,
+# on four beginnings of stories:
 
 # %%
 prompts = STORIES["stories"][:4]
@@ -633,14 +709,15 @@ guess.reveal(per_pass["MTP"])
 # %% [markdown]
 # The two drafters are close, although EAGLE-3 reads three layers and was trained on more than three times as many tokens
 # ([micro-eagle](../minispec/data/micro-eagle/README.md), [micro-mtp](../minispec/data/micro-mtp/README.md)). So do not take the
-# gap for a verdict on the two designs: with so little training it says more about the training. What the designs do share is the cost: a
-# chain of three takes three runs of one layer in both, as the table above has counted, and each run waits for the one before.
-# (The shares at step 1, 2 and 3 are measured on stories of all temperatures, where guessing is harder than in greedy output.)
+# gap for a verdict on the two designs: with so little training it says more about the training. What the designs do share is the
+# cost: one run of one layer per draft token in both, as the table above has counted for four, and each run waits for the one
+# before. (The shares at step 1, 2 and 3 are measured on stories of all temperatures, where guessing is harder than in greedy
+# output.)
 #
 # A module that was trained with its model starts from far more. DeepSeek-V3's report gives an acceptance rate between 85 and 90 %
 # for the one token that it drafts. That is the reason why large models are served with MTP and $k$ of 1 to 3, and why the question
-# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `minispec train mtp` makes a module
-# for a target that has none.
+# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `minispec train mtp` makes a
+# module for a target that has none.
 
 # %% [markdown]
 # ## In production
@@ -648,9 +725,12 @@ guess.reveal(per_pass["MTP"])
 # vLLM's newer model runner has block verification since the summer of 2026
 # ([#46781](https://github.com/vllm-project/vllm/pull/46781)), and for SGLang it is proposed
 # ([#36516](https://github.com/sgl-project/sglang/pull/36516), which quotes 2 to 6 % more throughput for vLLM). With argmax drafts,
-# common in both, it changes nothing. An earlier version in vLLM's backend for Ascend had two bugs that this lesson's tests would
-# have shown: it accepted by a wrong condition, and it sampled the replacement from the residual of the other rule
-# ([#7807](https://github.com/vllm-project/vllm-ascend/issues/7807)). Hugging Face transformers uses draft models of another
+# common in both, it changes nothing. But argmax drafts have a price of their own when the target samples: a draft token is
+# accepted with probability $p(\arg\max q)$ instead of $\sum \min(p, q)$, which is less if the draft model is well calibrated.
+# vLLM's recipe for DeepSeek-V4-Flash changed to sampled drafts in August 2026 and reports about 15 % more speed
+# ([recipes #751](https://github.com/vllm-project/recipes/pull/751)). An earlier version in vLLM's backend for Ascend had two bugs that this
+# lesson's tests would have shown: it accepted by a wrong condition, and it sampled the replacement from the residual of the other
+# rule ([#7807](https://github.com/vllm-project/vllm-ascend/issues/7807)). Hugging Face transformers uses draft models of another
 # vocabulary since release 4.46 (*universal assisted generation*, by way of text,
 # [#33383](https://github.com/huggingface/transformers/pull/33383)), and since 4.50 with the token-level intersection, which allows
 # speculative sampling.
@@ -664,9 +744,8 @@ guess.reveal(per_pass["MTP"])
 #
 # <details><summary>When do block verification and the rule of lesson 06 accept the same number of tokens?</summary>
 #
-# If there is one draft token; if every token before the last has a ratio $p/q$ of at least 1, so that no deficit is there to be made
-# up for; and if nothing was sampled, because then no ratio exceeds 1.
-# </details>
+# If there is one draft token; if every token before the last has a ratio $p/q$ of at least 1, so that no deficit is there to be
+# made up for; and if nothing was sampled, because then no ratio exceeds 1. </details>
 #
 # <details><summary>A colleague maps draft ids to target ids by text, and reports the draft model's softmax without
 # renormalising it over the shared tokens. What goes wrong?</summary>
@@ -677,9 +756,8 @@ guess.reveal(per_pass["MTP"])
 #
 # <details><summary>May a server drop draft tokens whose $q(d)$ is below 0.1, to save verification?</summary>
 #
-# Not if they were sampled: which tokens are verified would depend on the tokens. It may stop drafting where the *peak* of $q$ is low,
-# or keep the unlikely token and stop after it, or drop what it likes if the draft is greedy.
-# </details>
+# Not if they were sampled: which tokens are verified would depend on the tokens. It may stop drafting where the *peak* of $q$ is
+# low, or keep the unlikely token and stop after it, or drop what it likes if the draft is greedy. </details>
 
 # %% [markdown]
 # ## Read the papers
@@ -692,7 +770,7 @@ guess.reveal(per_pass["MTP"])
 #   token-level intersection.
 # - Dong et al., 2024: *XGrammar: flexible and efficient structured generation engine for large language models*
 #   ([arXiv:2411.15100](https://arxiv.org/abs/2411.15100)): masks for context-free grammars, for every step.
-# - MoESD's authors, 2025: *MoESD: unveil speculative decoding's potential for accelerating sparse MoE*
+# - Huang et al., 2025: *MoESD: unveil speculative decoding's potential for accelerating sparse MoE*
 #   ([arXiv:2505.19645](https://arxiv.org/abs/2505.19645)): why a mixture gains at moderate batches, with measurements.
 # - DeepSeek-AI, 2024: *DeepSeek-V3 technical report* ([arXiv:2412.19437](https://arxiv.org/abs/2412.19437)): section 2.2 on
 #   multi-token prediction, and its acceptance rate as a drafter.

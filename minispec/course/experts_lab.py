@@ -3,8 +3,8 @@
 `upcycle` replaces every MLP with E copies of itself and a random router (sparse upcycling, Komatsuzaki et al., 2023,
 arXiv:2212.05055, before its training). The gates of a token sum to 1 and all experts agree, so the output stays that of
 the dense model, token for token. Which experts a pass touches is nevertheless decided by the hidden states of real
-text, and can be counted. What a trained router does has to be counted on a trained model: balancing its load makes all
-experts equally popular over many tokens, and says nothing about tokens that are neighbours.
+text, and can be counted. A router that is random says nothing about what training does to neighbours; that was counted
+for Mixtral (Jiang et al., 2024, arXiv:2401.04088, table 5).
 """
 
 from __future__ import annotations
@@ -85,15 +85,21 @@ def pass_seconds(tokens: int, experts: int, per_token: int, always: float, exper
     return roofline_time(2 * read, 2 * tokens * (always + per_token * expert), hardware)
 
 
-def best_length(alpha: float, draft: float, batch: int = 1, longest: int = 8, hardware: Hardware = H200,
+def draft_cost(draft: float, batch: int = 1, hardware: Hardware = H200, **shape) -> float:
+    """c: a pass of a dense draft model of so many parameters, over a plain pass of the target, for the same batch."""
+    return pass_seconds(batch, 1, 1, draft / 2, draft / 2, hardware) / pass_seconds(batch, **shape, hardware=hardware)
+
+
+def best_length(alpha: float, draft: float, batch: int = 1, longest: int = 64, hardware: Hardware = H200,
                 **shape) -> tuple[int, float, float]:  # fmt: skip
-    """The best k for a batch, with a dense draft model of so many parameters: k, v there, and the speedup."""
+    """The best k for a batch, with a dense draft model of so many parameters: k, v there, and the speedup. k = 0: no
+    draft is worth its time."""
     plain = pass_seconds(batch, **shape, hardware=hardware)
-    drafting = pass_seconds(batch, 1, 1, draft / 2, draft / 2, hardware)
+    c = draft_cost(draft, batch, hardware, **shape)
 
     def at(k: int) -> tuple[float, float]:
-        verify = pass_seconds(batch * (k + 1), **shape, hardware=hardware)
-        return expected_tokens(alpha, k) * plain / (k * drafting + verify), verify / plain
+        v = pass_seconds(batch * (k + 1), **shape, hardware=hardware) / plain
+        return expected_tokens(alpha, k) / (k * c + v), v
 
-    k = max(range(1, longest + 1), key=lambda k: at(k)[0])
+    k = max(range(longest + 1), key=lambda k: at(k)[0])
     return k, at(k)[1], at(k)[0]

@@ -2,7 +2,7 @@
 have to wait for one another.
 
 Where minispec has the drafter, both are looked up in the code: which layers it asks the target for, and how often its
-trained module runs while k tokens are drafted. Hydra and P-EAGLE are not in here, and are told from their papers.
+trained module runs while k tokens are drafted. Hydra, DSpark and P-EAGLE are not in here: told from their papers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Member:
     line: str  # which branch it is on
     given: str  # what a run is given
     new: str  # what changed
-    runs: Callable[[int], int]  # for k draft tokens, one after another
+    runs: Callable[[int], int]  # of the trained module for k draft tokens, one after another
     sees_the_draft: bool  # whether a position knows which token was drafted before it
     make: Callable[[Model], Drafter] | None = None  # an untrained one, drafting a chain; None: not in minispec
 
@@ -69,6 +69,8 @@ FAMILY = (
     Member("MTP", 2024, LINES[2], "last state, next token", "a norm for each half", ONE_BY_ONE,
            True, lambda target: MTP(target, mtp.new_head(target).requires_grad_(False))),
     Member("DFlash", 2026, LINES[3], "several states, blanks", "blanks are filled together", AT_ONCE, False, _dflash),
+    Member("DSpark", 2026, LINES[3], "as DFlash, then the token before", "a small head goes along the block", AT_ONCE,
+           True),
     Member("P-EAGLE", 2026, LINES[3], "EAGLE-3's states, blanks", "one learnt state for all blanks", AT_ONCE, False),
 )  # fmt: skip
 

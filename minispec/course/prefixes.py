@@ -44,7 +44,7 @@ def toy_table() -> str:
     return (
         "tokens             a    b    c    d    end\n"
         + "\n".join(f"first token, {row}" for row in rows)
-        + "\nAfter tokens the same numbers, rotated: by 1 for each a, by 2 for each b, and so on."
+        + "\nAfter tokens the same numbers, rotated to the right: by 1 for each a, by 2 for each b, and so on."
         + f"\nfrequency_penalty = {PENALTY['frequency_penalty']:g}; or a constraint: one of {spelled}, and then the end"
     )
 
@@ -141,26 +141,34 @@ class Blind(DraftModel):
                 context.processors = processors
 
 
-def tokens_per_pass(target: Model, draft: Model, prompts: Sequence[str], k: int = 4, seeds: int = 4, **options):
-    """Tokens per forward pass of the target with drafts that see the processors, and with blind ones: for each prompt,
-    over several seeds."""
-    found: dict[str, list[float]] = {}
+class Speed(NamedTuple):
+    """What the drafts of several runs came to."""
+
+    tokens_per_pass: float
+    rejected: int  # draft tokens
+    forbidden: int  # of these: p = 0, because the constraint forbids them
+
+
+def masked_and_blind(target: Model, draft: Model, prompts: Sequence[str], k: int = 4, seeds: int = 4, **options):
+    """{"masked": Speed, "blind": Speed}: of drafts that see the processors and of drafts that do not."""
+    found: dict[str, Speed] = {}
     for name, drafter in (("masked", DraftModel(draft)), ("blind", Blind(draft))):
-        for prompt in prompts:
-            outs = [speculate(target, prompt, drafter, k, seed=seed, **options) for seed in range(seeds)]
-            passes = sum(len(out.trace.cycles) for out in outs)
-            found.setdefault(name, []).append(sum(len(out.tokens) for out in outs) / passes)
+        outs = [speculate(target, p, drafter, k, seed=seed, **options) for p in prompts for seed in range(seeds)]
+        cycles = [one for out in outs for one in out.trace.cycles]
+        rejected = [one.p[one.accepted] for one in cycles if not one.bonus]
+        tokens = sum(len(out.tokens) for out in outs)
+        found[name] = Speed(tokens / len(cycles), len(rejected), sum(p == 0 for p in rejected))
     return found
 
 
 class Reported(NamedTuple):
     """One emitted token, what the run says of it, and what it could be confused with."""
 
-    kind: str
+    kind: str  # accepted, corrected, bonus; plain where nothing was drafted
     piece: str
     reported: float
     p: float  # log p(x) of a plain pass over the same text
-    q: float  # log q(x), what the draft model gave it
+    q: float  # log q(x) of the draft model, computed afterwards, so it is there for every token
     residual: float  # log of what a correction is sampled from; NaN where the token was none
 
 
@@ -171,7 +179,7 @@ def logprob_rows(target: Model, draft: Model, prompt: str, k: int = 4, **options
     ids, n = target.encode(prompt), len(out.tokens)
     text = torch.tensor([ids + out.tokens], device=target.device)
     p, q = (model.transformer(text).logits[0, len(ids) - 1 : -1].softmax(-1) for model in (target, draft))  # [n, V]
-    kinds = [kind for cycle in out.trace.cycles for kind in cycle.kinds]
+    kinds = [kind if cycle.drafted else "plain" for cycle in out.trace.cycles for kind in cycle.kinds]
     left = torch.where(torch.tensor([kind == "corrected" for kind in kinds])[:, None], residual(p, q), torch.nan)
     columns = ([float(probs[i, out.tokens[i]].log()) for i in range(n)] for probs in (p, q, left))
     said = [one.logprob for one in out.logprobs]

@@ -5,8 +5,8 @@ with probability 1 − k/E. So M tokens touch
 
     E · (1 − (1 − k/E)^M)
 
-of them. Real routers like some experts better than others, which makes the number smaller; that neighbours choose alike
-adds little, as lesson 15 counts. A pass reads the weights that it touches, so while reading decides, a verify pass over
+of them. Real routers prefer some experts, and trained ones often choose alike for neighbours (lesson 15); both make the
+number smaller. A pass reads the weights that it touches, so while reading decides, a verify pass over
 K + 1 tokens costs v = bytes(K + 1) / bytes(1), which is 1 for a dense model and well above it here.
 """
 
@@ -32,11 +32,12 @@ def experts_touched(experts: int, per_token: int, tokens: int) -> float:
 
 
 def weights_read(always: float, expert: float, experts: int, per_token: int, tokens: int, touched=None) -> float:
-    """Parameters that a pass over so many tokens reads: `always` of them (attention, head, shared experts, routers) and
-    those of the experts touched, `expert` each. `touched` replaces the uniform estimate with a measured number.
+    """Parameters that a pass over so many tokens reads: `always` of them (attention, LM head, shared experts, routers;
+    of the input embedding only a row per token) and those of the experts touched, `expert` each, over all layers.
+    `touched` replaces the uniform estimate with a measured number.
 
-    >>> round(weights_read(1.6e9, 32 * 176.2e6, 8, 2, 1) / 1e9, 1)  # Mixtral-8x7B, one token
-    12.9
+    >>> round(weights_read(1.47e9, 32 * 176.2e6, 8, 2, 1) / 1e9, 1)  # Mixtral-8x7B, one token
+    12.7
     """
     _positive(always=always, expert=expert)
     touched = experts_touched(experts, per_token, tokens) if touched is None else touched
@@ -46,9 +47,9 @@ def weights_read(always: float, expert: float, experts: int, per_token: int, tok
 def verify_cost_of_experts(always: float, expert: float, experts: int, per_token: int, k: int, batch: int = 1) -> float:
     """v = bytes(K + 1) / bytes(1) for a batch of B sequences, as long as reading the weights decides.
 
-    >>> round(verify_cost_of_experts(1.6e9, 32 * 176.2e6, 8, 2, 4), 2)
-    2.8
-    >>> round(verify_cost_of_experts(1.6e9, 32 * 176.2e6, 8, 2, 4, batch=32), 2)
+    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4), 2)
+    2.81
+    >>> round(verify_cost_of_experts(1.47e9, 32 * 176.2e6, 8, 2, 4, batch=32), 2)
     1.0
     """
     _count(0, k=k)

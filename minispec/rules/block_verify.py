@@ -14,7 +14,9 @@ h whenever nothing longer was accepted:
     S + (1 − S)·h = w    ⇒    h_i = R / (R + 1 − w).
 
 At i = k nothing follows: q = 0, so R = w and h_k = w_k; and h₀ = 1. The accepted length is the largest i whose own coin
-says yes, and the token after it is sampled from norm([w·p − q]₊).
+says yes, and the token after it is sampled from norm([w·p − q]₊). Where w = 1 and p = q, h is 0/0. Exact numbers never
+lead there, because then w_{i+1} = 1 and a longer prefix was kept; with rounding they do, about once in 10⁷ cycles of
+float32 if draft model and target agree. Then the prefix is kept (h = 1) and the token comes from p.
 
 **Lossless.** A prefix d₁ … d_i is drafted and kept with probability Πq · w. The next token is x either because d_{i+1}
 is x and kept too, or because the cycle stopped at i and x was sampled:
@@ -51,7 +53,8 @@ def prefix_weights(p: Tensor, q: Tensor, drafted: Tensor) -> Tensor:
 def stop_probability(p: Tensor, q: Tensor, weights: Tensor) -> Tensor:
     """h [..., k+1]: stop after exactly i tokens, if no longer prefix was accepted. q is zero where nothing follows."""
     rest = (weights[..., None] * p - q).clamp(min=0).sum(-1)  # R
-    return torch.where(rest + 1 - weights > 0, rest / (rest + 1 - weights), 1.0)
+    below = rest + (1 - weights)  # in this order a small R is not rounded away, and w = 1 gives h = 1
+    return torch.where(below > 0, rest / below, 1.0)
 
 
 def block(p: Tensor, q: Tensor | None, drafted, generator) -> Verdict:

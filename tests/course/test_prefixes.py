@@ -15,6 +15,7 @@ from minispec.course import prefixes
 def check_reported(target, draft) -> None:
     rows = prefixes.logprob_rows(target, draft, "the quick brown", k=3, seed=2, max_new_tokens=24)
     assert {row.kind for row in rows} >= {"accepted", "corrected"}
+    assert [row.kind for row in prefixes.logprob_rows(target, draft, "the", k=3, max_new_tokens=1)] == ["plain"]
     for row in rows:
         assert row.reported == pytest.approx(row.p, abs=1e-6)
         assert math.isnan(row.residual) == (row.kind != "corrected")
@@ -35,12 +36,12 @@ def test_the_toy_is_told_as_it_is():
     told = prefixes.toy_table()
     assert all(f"{x:.2f}" in told for x in (*prefixes.P.tolist(), *prefixes.Q.tolist()))
     assert "abc, ac, ba, bbd, c" in told  # (0, 1, 2), (0, 2), (1, 0), (1, 1, 3), (2,)
-    assert torch.allclose(prefixes.toy_logits(prefixes.P, [0]).exp(), prefixes.P.roll(1))
+    assert "to the right" in told and prefixes.toy_logits(prefixes.P, [0]).exp()[1].item() == pytest.approx(0.34)
 
 
-def test_tokens_per_pass_of_every_prompt(tiny_text, draft_folder):
+def test_a_masked_draft_proposes_nothing_forbidden(tiny_text, draft_folder):
     draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
-    found = prefixes.tokens_per_pass(
+    found = prefixes.masked_and_blind(
         tiny_text,
         draft,
         ["the", "a dog"],
@@ -50,6 +51,6 @@ def test_tokens_per_pass_of_every_prompt(tiny_text, draft_folder):
         max_new_tokens=8,
         choices=["the dog", "a fox"],
     )
-    assert set(found) == {"masked", "blind"} and all(len(values) == 2 for values in found.values())
-    assert all(1 <= value <= 3 for values in found.values() for value in values)
-    assert sum(found["masked"]) > sum(found["blind"])
+    masked, blind = found["masked"], found["blind"]
+    assert 3 >= masked.tokens_per_pass > blind.tokens_per_pass >= 1
+    assert masked.forbidden == 0 < blind.forbidden <= blind.rejected

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from minispec import theory
 from minispec.bench.timeline import unpacked
+from minispec.course import prefixes
 from minispec.course.classroom.spoilers import uncovered
 from minispec.course.viz.control_room import REQUESTS
 from minispec.course.viz.presets import SHAPES, weights_read, work
@@ -147,6 +148,11 @@ QUOTED: dict[str, dict[float, object]] = {
         23: GIVEN,  # positions of a schema
         24: VOCABULARY["new_tokens"],
         2.2: GIVEN,  # a section of DeepSeek-V3's report
+        0.68: float(prefixes.Q[:3].sum()),  # of the toy's q on a, b, c
+        46: 100 * (1 - 6 / 8 * 5 / 7),
+        54: GIVEN,  # table 5 of Mixtral's paper
+        62: GIVEN,
+        67: GIVEN,
     },
     "16": {4.2: theory.H200.bandwidth / 1e12, 3.8: 1e3 * theory.pass_time(theory.H200, LLAMA_8B.parameters)},
     "appendix": {120: 6 * 20, 0.091: theory.compute_optimal(1.0)[0], 175: GIVEN, 70: GIVEN},  # GPT-3, Chinchilla

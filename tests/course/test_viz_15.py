@@ -76,7 +76,7 @@ def test_rates():
 
 
 def test_experts_are_drawn_by_the_formula_and_as_counted():
-    figure = viz.experts_figure(8, 2, {1: 2.0, 5: 7.0}, 1.6e9, 5.6e9, alpha=0.8, c=0.02, batches=(1, 64))
+    figure = viz.experts_figure(8, 2, {1: 2.0, 5: 7.0}, 1.47e9, 5.6e9, alpha=0.8, c=0.02, batches=(1, 64))
     lines = {line.name: line for line in figure.data}
     assert list(lines["2 of 8, if tokens choose independently"].y)[:2] == pytest.approx([25.0, 43.75])
     assert list(lines["2 of 16, counted on text"].y) == pytest.approx([12.5, 43.75])
@@ -121,3 +121,4 @@ def test_the_tree_shows_every_member_and_its_runs():
     assert all(f">{one.name}<" in svg for one in family.FAMILY)
     assert svg.count(">5 runs<") == sum(one.runs(5) == 5 for one in family.FAMILY)
     assert svg.count(">1 run<") == sum(one.runs(5) == 1 for one in family.FAMILY)
+    assert all(f"{one.name} ({one.year})" in drawing.words for one in family.FAMILY)

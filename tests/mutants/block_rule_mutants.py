@@ -57,6 +57,23 @@ def one_coin(p, q, drafted, generator):
     return verify.block(p, q, drafted, [generator[0]] * len(drafted) + [generator[-1]])
 
 
+def nothing_over_nothing(p, q, drafted, generator):
+    """Computes h = R / (R + 1 − w) also where that is 0/0: no random number is below NaN, so the prefix is given up."""
+    told, w, _ = parts(p, q, drafted)
+    rest = (w[:, None] * p - told).clamp(min=0).sum(-1)
+    h = rest / (rest + (1 - w))
+    a = next((i for i in range(len(drafted), 0, -1) if generator[i - 1] < float(h[i])), 0)
+    return Verdict(list(range(a)), pick(residual(w[a] * p[a], told[a]), generator[-1]))
+
+
+def empty_residual(p, q, drafted, generator):
+    """Samples from [w·p − q]₊ / R also where R = 0."""
+    told, w, h = parts(p, q, drafted)
+    a = next((i for i in range(len(drafted), 0, -1) if generator[i - 1] < float(h[i])), 0)
+    missing = (w[a] * p[a] - told[a]).clamp(min=0)
+    return Verdict(list(range(a)), pick(missing / missing.sum(), generator[-1]))
+
+
 def token_by_token(p, q, drafted, generator):
     """The other rule: lossless too, but it accepts less."""
     return verify.chain(p, q, drafted, generator)
@@ -68,5 +85,7 @@ MUTANTS = {  # and the check that catches it
     first_refusal_ends: "cycles",
     weight_not_capped: "cycles",
     one_coin: "cycles",
+    nothing_over_nothing: "rounding",
+    empty_residual: "rounding",
     token_by_token: "length",
 }

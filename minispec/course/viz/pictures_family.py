@@ -20,15 +20,14 @@ def family_tree(k: int = 4) -> Drawing:
         c.text(14, y + 8, line, 13, bold=True)
         for column, one in enumerate(member for member in FAMILY if member.line == line):
             place[one.name] = 14 + column * (WIDE + GAP), y + 18
-            if column:
+            if column and one.name != "P-EAGLE":  # which comes from EAGLE-3, drawn above it
                 c.arrow(14 + column * (WIDE + GAP) - GAP + 2, y + 18 + TALL / 2, 12 + column * (WIDE + GAP),
                         y + 18 + TALL / 2)  # fmt: skip
             _member(c, one, *place[one.name], k)
     (x1, y1), (x2, y2) = place["EAGLE-1"], place["MTP"]
     c.arrow(x1 + 30, y1 + TALL + 1, x2 + 30, y2 - 22, SOFT, 1.5, "4 3")  # the same pair as EAGLE-1's
     (x1, y1), (x2, y2) = place["EAGLE-3"], place["P-EAGLE"]
-    c.path(f"M{x1 + 60},{y1 + TALL + 2} L{x1 + 60},{y2 + TALL / 2} L{x2 + WIDE + 12},{y2 + TALL / 2}", SOFT, 1.2)
-    c.arrow(x2 + WIDE + 14, y2 + TALL / 2, x2 + WIDE + 2, y2 + TALL / 2, SOFT)
+    c.arrow(x1 + 60, y1 + TALL + 2, x2 + 60, y2 - 2, SOFT, 1.2)
     c.key(14, c.height - 10, [(STEPS, "runs wait for one another"), (BLOCK, "one run for all positions")], 12)
     said = "; ".join(f"{m.name} ({m.year}): given {m.given}; {m.new}; {m.runs(k)} in sequence" for m in FAMILY)
     return c.drawing(f"A family tree of drafters, with the runs in sequence that {k} draft tokens take. {said}.")
