@@ -1,4 +1,4 @@
-"""Numbers as candidates state them: with the working, with a reason, in percent; wrong only if a wrong one was stated."""
+"""Numbers as candidates state them: with the working, with a reason, in percent."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ FRAMES = (
     "The answer: {x}",
     "I would say roughly {x}, since only a has p above q.",
     "EAGLE-2 on an H100 gives {x}, if I am not mistaken.",
+    "All of it goes to a, so {x} for a, none and 0 for the others",
     "sum of min(p, q) is {a} / {b} = {x} for α = 0.8",
 )
 FORMATS = {
@@ -108,7 +109,7 @@ def test_units_and_words(value, unit, text):
 
 MUTANTS = [
     (stated, "judge", "if not value.working", "", check_other_verdicts),
-    (stated, "judge", "(final, last)", "(found[0],)", check_frames),
+    (stated, "judge", "(final, last)", "(last,)", check_frames),
     (stated, "judge", "(final, last)", "found", check_other_verdicts),
     (stated, "judge", "if not value.reason", "", check_frames),
     (stated, "judge", "if not value.given", "", check_reported),
