@@ -10,7 +10,7 @@ from pathlib import Path
 from .coding import check_file, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
-from .matcher import suggestions
+from .evidence import refusal, suggest
 from .mock_interview import Interview, keep
 from .practice import Record
 from .question import Question
@@ -96,16 +96,16 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
     if question:
         console.say()
         console.say(question.spoken, "One good answer: ", "  ")
-    matches = suggestions([box.text for box in turn.boxes], turn.heard)
-    suggested = {i for i, match in enumerate(matches) if match.suggested and turn.boxes[i].group != SINKS}
+    matches = suggest(turn, interview.transcript)
+    suggested = {i for i, match in enumerate(matches) if match.suggested}
     for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True)):
         if box.group != group:
             group = box.group
             console.say()
             console.say(TITLES.get(group, group))
         console.say(box.shown, f"{i + 1:4}{'?' if i in suggested else ' '}", " " * 5)
-        if i in suggested:
-            console.say(f"“{match.quote}” ({match.reason})", " " * 7)
+        if i in suggested or match.opposite:
+            console.say(f"{'you said the opposite? ' * match.opposite}“{match.quote}” ({match.reason})", " " * 7)
     console.say()
     console.say("A ? is a suggestion from the words of your answer, and no verdict. Which did you say? Numbers such "
                 "as 1 2 5-7, ? for the suggestions, Enter if none.")  # fmt: skip
@@ -123,13 +123,16 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
         else:
             console.say(f"Which words of yours earn {i + 1}? {turn.boxes[i].text}")
             ticks[i] = console.ask()
-    interview.do("grade", ticks=ticks)
+            if problem := refusal(turn, i, ticks[i], interview.transcript):
+                console.say(f"{problem} Once more, or Enter to leave it out.")
+                ticks[i] = console.ask()
+    interview.do("grade", ticks={i: words for i, words in ticks.items() if words or turn.boxes[i].group == SINKS})
     _, turn, reply, _ = interview.transcript[-1]
-    shown = graded(turn, reply)
+    shown = graded(turn, reply, interview.transcript)
     if question and schedule:
         schedule.review(question.id, rating(shown))
         Record().reach(question.id, shown.level())
-    console.say(f"Shown: {len(shown.shown)}. Claimed in other words: {len(shown.claimed)}.")
+    console.say(shown.tally())
 
 
 def _code(console: Console, interview: Interview, folder: Path | None) -> None:
