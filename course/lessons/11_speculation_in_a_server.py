@@ -333,13 +333,14 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #
 # The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
 # appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds *this machine, just now*:
-# `micro` on a CPU, SmolLM2 on a GPU. They are medians of three rounds of a small model, so they are noisy. By the argument
-# above $v \le k + 1$; where a round on a busy machine says more, the table says so, and the line is not a result.
+# `micro` on a CPU, SmolLM2 on a GPU. They are medians of five short rounds, so they are noisy. By the argument above a pass
+# over $k + 1$ times the tokens takes at most $k + 1$ times as long. Where $v$ is larger, the table says so: other processes
+# took time from the steps, or accepting and sampling did, which $v$ contains.
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
-dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=3)
+dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=5)
 print(viz.batch_table(dots))
 viz.batch_speedup(dots)
 

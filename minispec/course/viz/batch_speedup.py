@@ -199,7 +199,8 @@ def batch_table(dots: Sequence[BatchDot]) -> str:
         )
     if slow := [str(dot.batch) for dot in dots if dot.v > dot.k + 1]:
         lines.append(
-            f"v above k + 1 at batch {', '.join(slow)}: no pass needs that. The steps were disturbed; measure again."
+            f"v above k + 1 at batch {', '.join(slow)}: more than the pass alone explains. Measure again on a machine "
+            "that does nothing else."
         )
     return "\n".join(lines)
 

@@ -8,8 +8,8 @@ from ... import theory
 
 
 def compared(dots: Mapping[str, Sequence], cost: Callable[[int, int], float], same: Container[str] = ()) -> str:
-    """In words, the largest batch of each run. `cost(k, batch)` is the line's v, `same` names the runs whose machine and
-    model are those of the line.
+    """In words, the largest batch of each run. `cost(k, batch)` is the line's v, `same` names the runs whose machine
+    and model are those of the line.
 
     There a dot is held against the roofline with the dot's own k, α and c, so that only v differs. Elsewhere the line
     says nothing about it, and it is held against the formula with its own v.
