@@ -420,7 +420,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # <details><summary>Why is the measured v at batch 128 below the roofline's?</summary>
 #
 # With 500 tokens of context the roofline expects 2.54, and 1.90 was measured. Real steps take longer than their bounds. At
-# this size the plain step, the denominator, took 2.4 times its bound and the verification step 1.8 times, which lowers
+# this size the plain step, the denominator, took 2.42 times its bound and the verification step 1.81 times, which lowers
 # the ratio.
 # </details>
 #
@@ -563,7 +563,7 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # time our engine captured the launches of a batch shape only when it first met it (lesson 13), the requests of that
 # moment waited, and the load that was sent before each run need not have met all shapes. Drafts make more shapes, so part
 # of this tail may be missing warm-up; we have not measured how much. Today `minispec serve` goes through the shapes before
-# it listens ([`Engine.warm_up`](../minispec/serving/warm_up.py)).
+# it listens ([`Engine.warm_up`](../minispec/serving/engine.py)).
 
 # %% tags=["nbval-ignore-output"]
 viz.control_room(target, drafter)

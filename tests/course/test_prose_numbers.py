@@ -102,7 +102,8 @@ QUOTED: dict[str, dict[float, object]] = {
         60: 188 - 128,
         3.7: theory.expected_tokens(0.85, 4),
         2.4: over_bound(128, 1),
-        1.8: over_bound(128, 5),
+        2.42: over_bound(128, 1),
+        1.81: over_bound(128, 5),
         24: REQUESTS,  # of the control room
         30: GIVEN,  # minutes
         429: GIVEN,  # statuses of HTTP
