@@ -503,7 +503,7 @@ burst_tpot.reveal(round(1000 * latencies(in_bursts)["tpot"], 1))
 # differ where it matters, when a server is busy:
 
 # %%
-queued = Answer(sent=0.0, arrivals=[0.6 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
+queued = Answer(sent=0.0, arrivals=[0.55 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
 load = summary([one_by_one, in_bursts, queued], seconds=1.0, targets={"ttft": 0.2, "tpot": 0.018})
 print(f"throughput {load['requests_per_second']:.0f} requests/s, goodput {load['goodput']:.0f}")
 
@@ -563,7 +563,7 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # time our engine captured the launches of a batch shape only when it first met it (lesson 13), the requests of that
 # moment waited, and the load that was sent before each run need not have met all shapes. Drafts make more shapes, so part
 # of this tail may be missing warm-up; we have not measured how much. Today `minispec serve` goes through the shapes before
-# it listens ([`Engine.warm_up`](../minispec/serving/engine.py)).
+# it listens ([`warm_up`](../minispec/serving/warm_up.py)).
 
 # %% tags=["nbval-ignore-output"]
 viz.control_room(target, drafter)
