@@ -164,13 +164,17 @@ def pass_time(
     hardware: Hardware, weights: float, batch: int = 1, tokens: int = 1, context: int = 0,
     bytes_per_weight: float = 2, kv_bytes: float = 0, attention_width: int = 0,
 ) -> float:  # fmt: skip
-    """Seconds of one forward pass at best: roofline_time of `pass_bytes` and `pass_flops`.
+    """Seconds of one forward pass at best: roofline_time of the products with the weights + roofline_time of attention.
+
+    They are kernels one after the other, so compute-bound products do not overlap with the reading of the cache.
 
     >>> pass_time(H200, 8e9, tokens=5) == pass_time(H200, 8e9)  # verifying four draft tokens is free
     True
     """
-    read = pass_bytes(weights, bytes_per_weight, batch, context, kv_bytes)
-    return roofline_time(read, pass_flops(weights, batch, tokens, context, attention_width), hardware)
+    _not_negative(context=context, kv_bytes=kv_bytes, attention_width=attention_width)
+    products = roofline_time(pass_bytes(weights, bytes_per_weight, batch), pass_flops(weights, batch, tokens), hardware)
+    read, computed = batch * context * kv_bytes, 4 * batch * tokens * context * attention_width
+    return products + roofline_time(read, computed, hardware)
 
 
 # ---- 02 The KV cache ----
@@ -513,8 +517,8 @@ def medusa_parameters(hidden: int, vocab: int, heads: int = 5, shared_lm_head: b
 def verify_cost(hardware: Hardware, weights: float, k: int, batch: int = 1, **shape) -> float:
     """v = pass_time(k + 1 tokens per sequence) / pass_time(1): 1 while B·(k + 1) < ridge point, k + 1 for B beyond it.
 
-    `shape` goes to `pass_time`. With a long context most bytes are cache, which is read once for all k + 1 tokens, so v
-    falls again.
+    `shape` goes to `pass_time`. A long context adds the same time to both passes, because a cache is read once for all
+    k + 1 tokens, so v falls again.
 
     >>> [round(verify_cost(H200, 8e9, k=4, batch=b), 2) for b in (1, 32, 64, 128, 256)]
     [1.0, 1.0, 1.7, 3.4, 5.0]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from mutants.patching import rewrite
 from torch import nn
 
 from minispec import theory
@@ -122,9 +123,34 @@ def test_verifying_costs_between_one_and_k_plus_one_passes(k, batch, context):
     assert theory.verify_cost(theory.H200, 8e9, k, batch + 1, **shape) >= v - 1e-9  # a larger batch never helps
 
 
-def test_long_context_makes_verification_cheap_again():
-    at = [theory.verify_cost(theory.H200, 8e9, 4, 128, context=n, kv_bytes=131_072) for n in (0, 2000, 8000)]
-    assert at[0] > 3 and at[2] == 1 and at[0] > at[1] > at[2]
+def test_products_and_attention_are_bounded_each_on_its_own():
+    """In exact fractions: 8 B parameters in bf16 on an H200, 640 tokens. The products are compute-bound and take
+    640 · 16 GFLOP / 790 TFLOP/s, reading 128 · 4,000 cached tokens takes 67.1 GB / 4.2 TB/s, and the two add up."""
+    shape = dict(context=4000, kv_bytes=131_072, attention_width=32 * 32 * 128)
+    products, cache = Fraction(640 * 16 * 10**9, 790 * 10**12), Fraction(128 * 4000 * 131_072, 42 * 10**11)
+    assert theory.pass_time(theory.H200, 8e9, 128, 5, **shape) == pytest.approx(float(products + cache))
+    plain = Fraction(16 * 10**9, 42 * 10**11) + cache
+    v = theory.verify_cost(theory.H200, 8e9, 4, 128, **shape)
+    assert v == pytest.approx(float((products + cache) / plain)) and round(v, 2) == 1.46
+    # Enough tokens of one sequence make attention compute-bound too: 4 FLOPs per token, cached token and width.
+    computed = Fraction(500 * (16 * 10**9 + 4 * 4000 * 131_072), 790 * 10**12)
+    assert theory.pass_time(theory.H200, 8e9, 1, 500, **shape) == pytest.approx(float(computed))
+
+
+def test_one_roof_over_the_whole_pass_is_noticed(monkeypatch):
+    """The mutant that takes one maximum over the totals: at batch 128 it would call verification free."""
+    rewrite(monkeypatch, theory, "pass_time", "return products + roofline_time(read, computed, hardware)",
+            "return roofline_time(pass_bytes(weights, bytes_per_weight, batch) + read, "
+            "pass_flops(weights, batch, tokens) + computed, hardware)")  # fmt: skip
+    assert theory.verify_cost(theory.H200, 8e9, 4, 128, context=4000, kv_bytes=131_072) == 1
+    with pytest.raises(AssertionError):
+        test_products_and_attention_are_bounded_each_on_its_own()
+
+
+def test_long_context_makes_verification_cheaper_again_and_never_free():
+    contexts = (0, 2000, 8000, 10**9)
+    at = [theory.verify_cost(theory.H200, 8e9, 4, 128, context=n, kv_bytes=131_072) for n in contexts]
+    assert at[0] > 3 and at == sorted(at, reverse=True) and 1.2 < at[2] < 1.3 and 1 < at[3] < 1.001
 
 
 @pytest.mark.parametrize("tied", [False, True])

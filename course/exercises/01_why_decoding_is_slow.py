@@ -148,4 +148,6 @@ draw("01.ridge", free_drafts)
 # Without context a larger batch uses up the free draft tokens, and at batch size 128 none is left. With long contexts
 # the KV caches outweigh the weights. They grow with the batch just as the FLOPs do, so the number of free draft tokens
 # levels off, at 5 in the last column. (Attention's own FLOPs, which are left out here, would take about 12 % of that
-# column away.)
+# column away. And this is one roof over the whole pass, as if its kernels overlapped. They run one after the other, so
+# the products alone stop being free as early as without context, and the tokens after that are cheap rather than free;
+# lesson 11 bounds the two separately.)

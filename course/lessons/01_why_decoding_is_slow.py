@@ -251,14 +251,14 @@ for batch in (1, 8, 32, 64, 128):
 #
 # How close is that to a real GPU? Our engine, with the shape of Llama-3-8B in bf16 (and random weights) on an H200,
 # after 500 tokens of context, measured $t(5)/t(1)$ = 1.04 at batch size 1, 1.23 at 32 and 1.90 at 128
-# ([benchmarks](../docs/benchmarks.md)), where the roofline for this context gives 1.00, 1.00 and 2.22. So a real curve
+# ([benchmarks](../docs/benchmarks.md)), where the roofline for this context gives 1.00, 1.00 and 2.54. So a real curve
 # has no sharp corner, and it begins to rise earlier. (At 128 only the *ratio* is below that of the roofline. The pass
 # over one token took more than twice its bound there, so what the other four add is a smaller share of it.)
 #
-# The table counts the weights only. When contexts are long, the KV caches outweigh the weights. Then verification stays
-# cheap even at large batches, because the $M$ tokens of a sequence share the reading of its cache just as they share
-# the weights; *Go deeper* has the numbers. Whether speculation pays there depends on the drafter as well, which has a
-# cost and usually a cache of its own (lesson 11).
+# The table counts the weights only. When contexts are long, the KV caches outweigh the weights. Then verification becomes
+# cheaper again at large batches, because the $M$ tokens of a sequence share the reading of its cache; *Go deeper* has the
+# numbers. Whether speculation pays there depends on the drafter as well, which has a cost and usually a cache of its own
+# (lesson 11).
 
 # %% [markdown]
 # ## What can be done about it
@@ -321,7 +321,8 @@ meet.reveal(round(N / W, -3))  # 2·N·L = 4·W·L²/2
 # before.
 #
 # **Long contexts.** How much does the KV cache change at batch size 64? A pass now reads the weights and the caches of
-# all sequences:
+# all sequences. The products with the weights and attention to the caches are kernels one after the other, so
+# [`pass_time`](../minispec/theory.py) bounds each of them by the roofline and adds the two:
 
 # %%
 kv_bytes = 128 * 1024  # per cached token of Llama-3-8B in bf16: lesson 02 computes it
@@ -334,7 +335,8 @@ for context in (0, 1024, 4096, 8192):
     print(f"context {context:5d}: {read / 1e9:3.0f} GB read, {times}")
 
 # %% [markdown]
-# At 4,096 cached tokens per sequence five tokens take no longer than one, because the pass is memory-bound again.
+# The products over five tokens per sequence are compute-bound in every line, but attention takes as long for five as for
+# one, and the longer the context, the larger its share of the pass. So $t(5)/t(1)$ falls towards 1.
 #
 # **Overhead.** Here one pass of `micro` is timed on your device in two ways. In the first, Python starts one small
 # operation after the other. In the second, the default, all layers are started at once: on a CPU as a single call of

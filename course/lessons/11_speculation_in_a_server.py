@@ -125,6 +125,12 @@ print(f"B: {b.num_tokens} tokens, {b.num_computed_tokens} in the cache, blocks {
 #
 # So the **rewind** of lesson 05 (*rollback* in most papers) costs a subtraction here too. A tree of draft tokens needs one
 # step more: the accepted path is first moved together, because its nodes need not lie in neighbouring slots.
+#
+# This holds for keys and values. A recurrent layer (Mamba, gated delta net; hybrid models have both kinds) keeps one state
+# per sequence, and after a pass that state contains the rejected tokens, too. So an engine stores a checkpoint, the state
+# after each of the $k + 1$ positions, and goes on from the right one, which costs memory per request; or it keeps the state
+# before the draft and computes the accepted tokens again. A tree fits such layers badly: attention masks out siblings,
+# but siblings need states of their own.
 
 # %% [markdown]
 # ## Predict
@@ -282,8 +288,9 @@ for k in (4, 1):
 # %% [markdown]
 # With four draft tokens the gain is gone at batch 97, and with one at batch 155: shorter drafts stay useful up to larger
 # batches. As soon as the plain pass itself is compute-bound, from 188 requests on, $v = k + 1$, because five tokens then
-# take five times as long as one. At that point even perfect drafts gain nothing. Long contexts help, because each
-# request's cache is read once for all of its draft tokens, which keeps the pass memory-bound (*Go deeper* below).
+# take five times as long as one. At that point even perfect drafts gain nothing. Long contexts help: each request's cache
+# is read once for all of its draft tokens, so attention costs the same with and without a draft, and it is a growing share
+# of the pass (*Go deeper* below).
 
 # %% [markdown]
 # ## What do measurements say?
@@ -312,9 +319,11 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #   The line *formula at α = 0.72* shows the effect of the load alone: 1.83 at batch 1, 1.63 at batch 32, 1.18 at batch
 #   128. So most of the fall up to batch 32 is the prompts, and the fall after it is the load.
 # - **At batch 128 the run still gains**, 1.16 times, where the first table above said 0.77. The reason is $v$: 1.90
-#   measured, 3.40 in that table, which has no context. The larger $c$, 0.14 instead of 0.05, works against the gain. Of the
-#   five rounds at this size at least one was far slower (0.63; the median is 1.16), while the rounds without speculation
-#   were steady. We do not know why, so this line is the least certain.
+#   measured, 3.40 in that table. More than half of the difference is the context, with which the roofline gives 2.54. The
+#   rest is not to our credit: our plain step takes 2.4 times its bound at this size, and overhead that both steps share
+#   makes $v$ smaller. On an engine whose plain step is nearer its bound, the same drafts could lose here. (The larger $c$,
+#   0.14 instead of 0.05, works against the gain.) Of the five rounds at this size at least one was far slower (0.63; the
+#   median is 1.16), while the rounds without speculation were steady. We do not know why, so this line is the least certain.
 # - **At batch 32 it is the other way round.** The roofline says that verification is free, and measured $v$ is 1.23.
 #
 # So quote a crossover only together with its conditions (model, GPU, context, $k$, $\alpha$ and $c$), and measure it on your
@@ -324,12 +333,14 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 #
 # The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
 # appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds *this machine, just now*:
-# `micro` on a CPU, SmolLM2 on a GPU. With one round and a small model these dots are noisy.
+# `micro` on a CPU, SmolLM2 on a GPU. They are medians of five short rounds, so they are noisy. By the argument above a pass
+# over $k + 1$ times the tokens takes at most $k + 1$ times as long. Where $v$ is larger, the table says so: other processes
+# took time from the steps, or accepting and sampling did, which $v$ contains.
 
 # %% tags=["nbval-ignore-output"]
 timed, timed_draft = course_pair(ms.device())
 print(f"{timed.name} on {where(timed.device)}")
-dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=1)
+dots = viz.measure_batches(timed, ms.drafters.Model(timed_draft), batches=(1, 4, 16, 32), k=4, new=16, repeat=5)
 print(viz.batch_table(dots))
 viz.batch_speedup(dots)
 
@@ -359,9 +370,10 @@ print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 1
 #
 # How large should the budget be? A pass has a number of tokens that are nearly free on your machine, and every request of
 # the batch takes one of them for its certain token. What is left is for drafts: by the roofline, with 188 free tokens and
-# 128 requests, 60 draft tokens. Take that as a start only. In the run above a pass over 20 tokens, five for each of four
-# requests, already took 1.17 times as long as one over four. So measure the time of a pass against its number of tokens,
-# and choose the budget from that curve. If nothing is left, do not draft.
+# 128 requests, 60 draft tokens. Take that as a start only. In the run above a step that verified 20 tokens, five for each
+# of four requests, already took 1.17 times as long as a plain one over four (two requests and 10 tokens: 1.04), probably
+# because 20 tokens no longer fit into one tile of 16 (lesson 13). So measure the time of a step against its number of
+# tokens, and choose the budget from that curve. If nothing is left, do not draft.
 #
 # Which rules keep the target's distribution? If draft tokens are sampled, a draft may be cut for any reason that does not
 # depend on the tokens cut off: the size of the batch, memory, earlier acceptance, even the draft tokens before the cut.
@@ -372,15 +384,21 @@ print({sequences: draft_share(4, sequences, budget=64) for sequences in (1, 8, 1
 # %% [markdown]
 # ## Go deeper: do long contexts bring the gain back?
 #
-# *10 more minutes.* They do in part. Batching spreads the reading of the parameters over all requests, but each request has a cache of its
-# own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. The longer the contexts, the
-# longer the pass stays memory-bound, so $v$ stays near 1 at larger batches (Chen et al., 2024, MagicDec,
-# arXiv:2408.11049).
+# *10 more minutes.* They do in part. Batching spreads the reading of the parameters over all requests, but each request has
+# a cache of its own, and a verification pass reads that cache once for all $k + 1$ tokens of the request. So attention,
+# which is memory-bound, takes as long with a draft as without (Chen et al., 2024, MagicDec, arXiv:2408.11049). The products
+# with the parameters gain nothing by that. They are other kernels, before and after attention, and if they are
+# compute-bound, their time does not overlap with the reading of the cache. So each part has a bound of its own, and the two
+# add up:
 #
-# This has two limits. The cache has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too,
-# so $c$ does not stay what it was. We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token
-# against 128 KiB of the 8B target. Without a given $c$, `roofline_at` counts the bytes and FLOPs of both models and
-# computes it; `context` is the number of cached tokens per request.
+# $$t = \max\left(\frac{\text{parameters' bytes}}{\text{bandwidth}}, \frac{\text{products' FLOPs}}{\text{peak}}\right) +
+# \max\left(\frac{\text{cache's bytes}}{\text{bandwidth}}, \frac{\text{attention's FLOPs}}{\text{peak}}\right)$$
+#
+# The longer the contexts, the smaller the share of the products, and the nearer $v$ is to 1. This has two limits. The cache
+# has to fit into memory, of which an H200 has 141 GB. And the draft model has a cache too, so $c$ does not stay what it was.
+# We take a draft model of the shape of Llama-3.2-1B, whose cache takes 32 KiB per token against 128 KiB of the 8B target.
+# Without a given $c$, `roofline_at` computes it from the bounds of both models' passes; `context` is the number of cached
+# tokens per request.
 
 # %%
 print("batch  context    memory       c   v (k = 4)   best k   speed-up")
@@ -390,18 +408,19 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
     print(f"{batch:5d} {context:8,d} {at.gigabytes:6.0f} GB", found if at.gigabytes < 141 else "  does not fit")
 
 # %% [markdown]
-# At batch 128 a context of 4,000 tokens brings $v$ back from 3.40 to 1.00, and the best speed-up rises from 1.11 to 1.49. It
-# does not rise further because $c$ grows too, from 0.16 to 0.23: at long contexts the draft model spends its time on its
-# cache, which is a quarter of the target's. At batch 64, where two draft tokens were nearly free anyway, the speed-up even
-# falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a windowed cache, or none at all.
+# At batch 128 a context of 4,000 tokens brings $v$ from 3.40 to 1.44, and the best speed-up from 1.11 to 1.32. It does not
+# rise further because the products stay compute-bound, and because $c$ grows too, from 0.16 to 0.23: at long contexts the
+# draft model spends its time on its cache, which is a quarter of the target's. At batch 64, where two draft tokens were
+# nearly free anyway, the speed-up even falls, from 1.62 to 1.49. So a drafter for long contexts should have a small cache, a
+# windowed cache, or none at all.
 
 # %% [markdown]
 # ## Go deeper: the recorded run
 #
 # <details><summary>Why is the measured v at batch 128 below the roofline's?</summary>
 #
-# With 500 tokens of context the roofline expects 2.22, and 1.90 was measured. Real steps take longer than their bounds. At
-# this size the plain step, the denominator, took 2.4 times its bound and the verification step 2.1 times, which lowers
+# With 500 tokens of context the roofline expects 2.54, and 1.90 was measured. Real steps take longer than their bounds. At
+# this size the plain step, the denominator, took 2.42 times its bound and the verification step 1.81 times, which lowers
 # the ratio.
 # </details>
 #
@@ -430,6 +449,10 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # - **TPOT**, time per output token: of one answer, the time from the first event to the last, divided by the tokens after
 #   the first.
 # - **E2EL**, end-to-end latency: from sending the request to the last event.
+#
+# Other tools use the name ITL for something else. SGLang's benchmark divides a gap by the tokens that came with it, and
+# NVIDIA's AIPerf calls ITL what is TPOT here (the gaps are its *inter-chunk latency*). With speculation these differ by the
+# tokens per event, so name the tool with the number.
 #
 # Without speculation an event brings one token, and TPOT is the mean ITL. With speculation it brings several. Take an
 # answer of 25 tokens whose first event comes after 100 ms. Plain decoding sends a token every 20 ms. Speculation sends three
@@ -480,7 +503,7 @@ burst_tpot.reveal(round(1000 * latencies(in_bursts)["tpot"], 1))
 # differ where it matters, when a server is busy:
 
 # %%
-queued = Answer(sent=0.0, arrivals=[0.7 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
+queued = Answer(sent=0.0, arrivals=[0.55 + 0.05 * i for i in range(9)], tokens=25)  # it waited in the queue
 load = summary([one_by_one, in_bursts, queued], seconds=1.0, targets={"ttft": 0.2, "tpot": 0.018})
 print(f"throughput {load['requests_per_second']:.0f} requests/s, goodput {load['goodput']:.0f}")
 
@@ -508,7 +531,9 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # %% [markdown]
 # At half load a request waits for half a service time, at 95 % for about ten. So the rate that a server can *just* sustain
 # is not a rate to plan with, and a faster step pays twice: each request is shorter, and the load
-# $\rho$ at the same rate is lower.
+# $\rho$ at the same rate is lower. A fixed service time is the best case. Answers differ in length, and with a service time
+# of standard deviation $\sigma$ and mean $\mu$ the wait is $1 + \sigma^2/\mu^2$ times as long (Pollaczek and Khinchine), twice
+# as long if lengths are exponentially distributed.
 #
 # A continuous-batching server serves many requests at once, which softens the queue and moves the waiting into the steps:
 # with more tokens in a pass, prompts above all, a step takes longer. How many requests are there follows from Little's law,
@@ -517,17 +542,28 @@ for load in (0.5, 0.8, 0.9, 0.95):
 #
 # which holds for every system whose load is steady, waiting requests included. While nothing waits, it is the batch. If
 # speculation shortens the time that a request spends in the server, then **at the same rate the batch is smaller**, too.
+#
+# Speculation also has a price where there is nothing to draft. A draft model processes every prompt too, which lengthens
+# TTFT, and its parameters and its cache take memory from the pool. With 32 KiB per token beside the target's 128 KiB a fifth
+# fewer tokens fit, so the queue and preemption begin earlier. An EAGLE head or an MTP module costs about one layer of
+# each, and n-gram lookup neither.
 
 # %% [markdown]
 # ## The control room
 #
 # The widget serves 24 requests with a real engine on this machine. Each setting runs the load anew, which takes a few
 # seconds. Every fourth prompt is long, and `max_chunk` says how many tokens of it one step may process. The clock is that of
-# the engine's own steps; arrivals are scheduled on it, so nothing waits for them in vain. Bottom right is what we
-# recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate. In them the p99 of a server
-# with drafts is many times its median ([docs/benchmarks.md](../docs/benchmarks.md) has both). That is most likely not the drafts'
-# fault: our engine records the launches of a batch shape when it first meets it (lesson 13), the requests of that moment
-# wait, and drafts make more shapes. Engines for production record the usual shapes before the first request.
+# the engine's own steps; arrivals are scheduled on it, so nothing waits for them in vain. The batch is averaged over time, as
+# in Little's law, and of so few requests the slowest is shown instead of a p99. If many requests still have no token when
+# the last one arrives, the rate is above what the engine sustains: the queue grows as long as requests come, and every
+# latency depends on how long you measure.
+#
+# Bottom right is what we recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate. In
+# them the p99 of a server with drafts is many times its median ([docs/benchmarks.md](../docs/benchmarks.md) has both). At the
+# time our engine captured the launches of a batch shape only when it first met it (lesson 13), the requests of that
+# moment waited, and the load that was sent before each run need not have met all shapes. Drafts make more shapes, so part
+# of this tail may be missing warm-up; we have not measured how much. Today `minispec serve` goes through the shapes before
+# it listens ([`warm_up`](../minispec/serving/warm_up.py)).
 
 # %% tags=["nbval-ignore-output"]
 viz.control_room(target, drafter)
@@ -535,7 +571,8 @@ viz.control_room(target, drafter)
 # %% [markdown]
 # Things to try
 #
-# - Raise the rate with speculation off. Which grows first, TTFT or TPOT, and what does the queue do meanwhile?
+# - Raise the rate with speculation off. Which grows first, TTFT or TPOT, and what does the queue do meanwhile? From which
+#   rate on is there no steady state?
 # - Set `max_num_seqs` to 1 and then to 16 at a high rate: who pays for the short queue?
 # - Compare `max_chunk` 16 and 256. Whose ITL suffers from long prompts in one piece, and what do short pieces cost the long
 #   prompts themselves?
@@ -554,9 +591,9 @@ print(viz.rate_table(target, drafter, rates=(5, 40), k=4, count=12))
 # A rate leads to some batch size. At the rate that leads to exactly that crossover size, both servers have equal batches and
 # are equally fast, so this is where TPOT crosses, too. Below it Little's law helps: requests leave earlier, so the batch is
 # smaller, and in a smaller batch drafts gain more. Above it the effect is reversed, the queue grows sooner, and TTFT
-# shows it first. Throughput is quoted for a *full* batch, which may be far above the crossover, while most rates a server
-# is run at lead to batches below it. The p99 belongs to the moments with the fullest batch, so it crosses somewhat earlier
-# than the mean, and with a dozen requests it is simply the slowest one.
+# shows it first. Throughput is quoted for a *full* batch, which may be far above the crossover, while a server that is run
+# for latency may never reach it. The slowest requests belong to the moments with the fullest batch, so the tail crosses
+# somewhat earlier than the mean.
 # </details>
 
 # %% [markdown]
@@ -609,17 +646,25 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 # ```
 #
 # `minispec bench serve --url …` measures any server that speaks this API. [Serving](../docs/serving.md) says how to go on
-# to vLLM, SGLang or TGI with the same speculation, and what changes there.
+# to vLLM or SGLang with the same speculation, and what changes there.
 
 # %% [markdown]
 # ## In production
 #
-# **vLLM**'s scheduler has the draft tokens in `spec_token_ids`. It knows them when it plans a step (with asynchronous
-# scheduling only how many there are), and `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache
-# of its own. The settings come as `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and
-# `num_speculative_tokens`, our $k$; `num_speculative_tokens_per_batch_size` makes $k$ depend on the batch size. Its
-# metrics count drafts, draft tokens, accepted tokens, and accepted tokens per position. Look at these before you believe
-# any speed-up.
+# **vLLM**'s scheduler has the draft tokens in `spec_token_ids`. It knows them when it plans a step, and
+# `num_lookahead_tokens` reserves further slots for a drafter that keeps a cache of its own. The settings come as
+# `speculative_config`, with a `method` (`ngram`, `draft_model`, `eagle3`, `medusa`, …) and `num_speculative_tokens`, our $k$.
+# `num_speculative_tokens_per_batch_size` is a table of $k$ by batch size. `enable_adaptive_verification` profiles the cost
+# of a step at start-up and chooses from it how many draft tokens are verified in all (lesson 15). Its metrics count drafts,
+# draft tokens, accepted tokens, and accepted tokens per position. Look at these before you believe any speed-up.
+#
+# With **asynchronous scheduling** the host plans step $n + 1$ while step $n$ runs, before it knows what step $n$ accepts. It
+# plans as if everything were accepted, reserves slots for that, and sends placeholders instead of tokens. The true tokens and
+# lengths stay on the device, and when the result arrives, the host corrects `num_computed_tokens`.
+#
+# **Rollouts** of reinforcement learning are a load of their own. A batch begins full and ends with a few long answers, so
+# drafts pay most at the end, where the time is lost. Meanwhile every update moves the policy away from the drafter, and
+# acceptance falls unless the drafter is trained along or drafts from earlier rollouts.
 #
 # **SGLang** sets `speculative_algorithm`, `speculative_num_steps`, `speculative_eagle_topk` and
 # `speculative_num_draft_tokens`: the depth, the branching and the size of a draft tree. In **TensorRT-LLM** the draft length
@@ -674,5 +719,5 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 # - [Exercises 11](../exercises/11_speculation_in_a_server.ipynb): lookahead slots, rolling a block table back, one draft
 #   length for a batch; latencies of a stream in bursts, goodput, an admission rule, abort and give back.
 # - `minispec drill` asks `scheduler-integration`, `lookahead-slots`, `batch-effect`, `when-to-turn-off`, `win-or-hurt`,
-#   `long-context-speculation`.
+#   `long-context-speculation`, `hybrid-rollback`, `async-scheduling`, `speculation-in-rl`.
 # - [12 Fewer bytes](12_fewer_bytes.ipynb): if reading memory is the bottleneck, read less of it.

@@ -114,7 +114,7 @@ for name, tells in (("raises", question.raises), ("sinks", question.sinks)):
 # > **Cleo.** "When the batch makes verification compute-bound. For eight billion parameters on an H200 and short contexts the
 # > roofline says break-even at a batch of about ninety for this $k$. I would measure that crossing, shorten drafts below it and
 # > switch them off above. For a batch API with short prompts that keeps its GPUs full I would not build it at all. Long contexts
-# > are another matter, because reading the caches keeps the pass memory-bound."
+# > are another matter, because then most of a pass is reading caches, which takes as long with drafts as without."
 # >
 # > **Interviewer.** "What has to change in the server?"
 # >

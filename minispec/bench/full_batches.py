@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from tqdm import tqdm
 
 from .. import drafters, theory
 from ..files.handle import Model
+from ..model import Config
 from ..serving.engine import Engine
 from ..serving.metrics import StepRecord
 from ..trace import Trace
 from . import pairs
-from .measure import Timing, undisturbed, weight_bytes
+from .cards import weights
+from .measure import Timing, undisturbed
 from .serving import BLOCK, blocks_for
 
 
@@ -65,18 +67,18 @@ def crossover(sizes: Sequence[int], speedups: Sequence[float]) -> float | None:
     return None
 
 
-def roofline(hardware: theory.Hardware, target: Model, draft: Model, alpha: float, k: int, batch: int, context: int):
-    """The speed-up that α, two shapes, bandwidth and FLOP/s promise."""
+def roofline(
+    hardware: theory.Hardware, target: Config, size: int, alpha: float, k: int, batch: int, context: int
+) -> float:
+    """The speed-up that α, two shapes, bandwidth and FLOP/s promise: the target's, in numbers of `size` bytes, and that
+    of its first layers."""
 
-    def seconds(model: Model, tokens: int) -> float:
-        config, size = model.config, model.dtype.itemsize
+    def seconds(config: Config, tokens: int) -> float:
         kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
-        return theory.pass_time(
-            hardware, weight_bytes(model) / size, batch, tokens, context, size, kept,
-            config.num_layers * config.num_heads * config.head_dim,
-        )  # fmt: skip
+        width = config.num_layers * config.num_heads * config.head_dim
+        return theory.pass_time(hardware, weights(config), batch, tokens, context, size, kept, width)
 
-    plain = seconds(target, 1)
+    plain, draft = seconds(target, 1), replace(target, num_layers=pairs.LAYERS)
     return theory.speedup(alpha, k, seconds(draft, 1) / plain, seconds(target, k + 1) / plain)
 
 
@@ -121,7 +123,9 @@ def speculation(args, target: Model, draft: Model, hardware: theory.Hardware) ->
                 "c": c.median,
                 "v": v.median,
                 "predicted_speedup": theory.speedup(alpha, k, c.median, v.median),
-                "roofline_speedup": roofline(hardware, target, draft, alpha, k, size, args.context),
+                "roofline_speedup": roofline(
+                    hardware, target.config, target.dtype.itemsize, alpha, k, size, args.context
+                ),
                 "same_texts": sum(a == b for a, b in zip(texts, same, strict=True)) if not args.temperature else None,
             }
         )

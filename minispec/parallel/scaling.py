@@ -30,9 +30,7 @@ from ..theory import (
     expected_tokens,
     kv_bytes_per_token,
     parameter_count,
-    pass_bytes,
-    pass_flops,
-    roofline_time,
+    pass_time,
     tensor_parallel_bytes,
 )
 
@@ -143,9 +141,9 @@ def parallel_pass_time(
     """
     _check_heads(shape, ranks)
     kv = kv_bytes_per_token(shape.layers, shape.kv_heads, shape.head_dim) / min(ranks, shape.kv_heads)
-    read = pass_bytes(shape.weights / ranks, BF16, batch, context, kv)
-    flops = pass_flops(shape.weights, batch, tokens, context, shape.layers * shape.heads * shape.head_dim) / ranks
-    return roofline_time(read, flops, cluster.gpu) + communication_time(shape, ranks, batch, tokens, cluster)
+    width = shape.layers * shape.heads * shape.head_dim // ranks
+    alone = pass_time(cluster.gpu, shape.weights / ranks, batch, tokens, context, BF16, kv, width)
+    return alone + communication_time(shape, ranks, batch, tokens, cluster)
 
 
 def communication_time(

@@ -175,14 +175,13 @@ def test_the_crossover_of_made_up_curves(sizes, curve, at):
 
 def test_the_roofline_s_speedup(pair):
     """A machine that only reads: v = 1, and c is the ratio of bytes. One that only computes: v = k + 1."""
-    target, draft = pair
     reads, computes = theory.Hardware("reads", 1.0, 1e30), theory.Hardware("computes", 1e30, 1.0)
     bytes_read = [weight_bytes(model) for model in pair]
     kept = [8 * 2 * model.config.num_layers * TOY.num_kv_heads * TOY.head_dim for model in pair]
     big, small = (n + 6 * 50 * each for n, each in zip(bytes_read, kept, strict=True))
-    found = full_batches.roofline(reads, target, draft, 0.7, 4, 6, 50)
+    found = full_batches.roofline(reads, TOY, 8, 0.7, 4, 6, 50)
     assert found == pytest.approx(theory.expected_tokens(0.7, 4) / (4 * small / big + 1))
-    assert full_batches.roofline(computes, target, draft, 1.0, 4, 6, 50) < 1
+    assert full_batches.roofline(computes, TOY, 8, 1.0, 4, 6, 50) < 1
 
 
 # ---------------------------------------------------------------- on the command line

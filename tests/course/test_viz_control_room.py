@@ -10,12 +10,16 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
+from minispec.bench.client import Answer
 from minispec.bench.serve import arrivals, latencies
 from minispec.course import viz
 from minispec.course.viz.control_room import (
     LONG,
     NO_RECORDING,
+    Moment,
+    Shift,
     control_room_figure,
+    in_words,
     make_load,
     recorded_servers,
     run_shift,
@@ -43,6 +47,40 @@ def test_every_request_is_served_and_noted(tiny, drafter, k):
     last = shift.moments[-1]
     assert (last.waiting, last.running, last.blocks) == (0, 0, 0)
     assert shift.figures()["completed"] == 9
+
+
+def by_hand(moments, answers) -> Shift:
+    return Shift([Moment(0.0, 0, 0, 0, batch, seconds) for batch, seconds in moments],
+                 [Answer(sent, arrivals=arrivals, tokens=5) for sent, arrivals in answers], 64)  # fmt: skip
+
+
+def test_the_batch_is_averaged_over_time_as_littles_law_wants():
+    """Two requests, 0 to 4 s and 3 to 7 s, nothing to do until 10 s, one more to 12 s: 4 + 4 + 2 request-seconds in
+    12 s. The mean over the four steps, 5/4, knows neither how long they took nor of the pause."""
+    shift = by_hand([(1, 3.0), (2, 1.0), (1, 3.0), (1, 2.0)], [(0.0, [1, 4.0]), (3.0, [4, 7.0]), (10.0, [11, 12.0])])
+    spent = sum(answer.arrivals[-1] - answer.sent for answer in shift.answers)
+    assert shift.mean_batch == pytest.approx(spent / 12.0) == pytest.approx(10 / 12)  # rate · time in the server
+
+
+def test_little_holds_for_a_real_load(tiny, drafter):
+    """There is a place for each request, so it waits only for the step under way when it arrives."""
+    shift = run_shift(tiny, drafter, 200, 3, max_num_seqs=12, count=12)
+    spent = sum(answer.arrivals[-1] - answer.sent for answer in shift.answers)
+    held = shift.mean_batch * shift.end
+    longest = max(moment.seconds for moment in shift.moments)
+    assert held <= spent + 1e-9 and spent - held <= 12 * longest
+    assert all(moment.batch >= moment.running for moment in shift.moments)  # some end with the step
+
+
+def test_the_words_say_max_of_few_requests_and_how_many_still_waited():
+    few = by_hand([(1, 1.0)], [(0.0, [0.5, 1.0]), (0.2, [0.9, 1.3]), (0.8, [1.0, 2.2])])
+    assert few.tail == "max" and few.left_waiting == 1  # the second has its first token only after the third came
+    assert few.figures()["ttft_ms"]["max"] == pytest.approx(700) and few.figures()["tpot_ms"]["max"] == pytest.approx(
+        300
+    )
+    assert "max 700 ms" in in_words(few) and "TTFT p99" not in in_words(few) and "1 others still" in in_words(few)
+    many = by_hand([(1, 1.0)], [(0.0, [0.5, 1.0])] * 100)
+    assert many.tail == "p99" and "p99 500 ms" in in_words(many) and "max" not in in_words(many)
 
 
 def test_a_chunk_bounds_what_a_step_processes(tiny):

@@ -54,9 +54,9 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
         test_viz_16, "lowest", "(flops / 6) **", "flops **",
         lambda: test_viz_16.test_the_bowls_minimum_is_one_and_slides_to_larger_models(21),
     ),
-    "what moves a dot least is named": (
-        test_viz_11, "why_they_differ", "most = max(alone", "most = min(alone",
-        test_viz_11.test_the_words_name_what_moves_a_dot_most,
+    "a dot is compared with itself": (
+        test_viz_11, "compared", "v = cost(dot.k, dot.batch)", "v = dot.v",
+        test_viz_11.test_a_dot_is_compared_with_a_line_of_its_own,
     ),
 }  # fmt: skip
 

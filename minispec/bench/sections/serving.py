@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from ... import theory
-from .. import batching, memory, pairs, svg
+from .. import batching, full_batches, memory, pairs, svg
 from .base import NONE, Section, quartiles, ratio, table, where
+from .passes import itemsize
 
 
 def memory_use(result: dict) -> Section:
@@ -151,25 +152,37 @@ def _serving(result: dict) -> Section | None:
     )  # fmt: skip
 
 
+def rooflines(result: dict) -> list[float]:
+    """What the roofline promises each batch: α is recorded, the bandwidth and the FLOP/s are those of the run."""
+    hardware = theory.Hardware("measured", result["bandwidth"]["median"], result["flops"])
+    config, size = pairs.SHAPES[result["shape"]], itemsize(result)
+    return [
+        full_batches.roofline(hardware, config, size, row["acceptance"], result["k"], row["batch"], result["context"])
+        for row in result["speculation"]["results"]
+    ]
+
+
 def _full_batches(result: dict) -> Section | None:
     if not (part := result["speculation"]):
         return None
     rows, k = part["results"], result["k"]
     formula = [theory.speedup(row["acceptance"], k, row["c"], row["v"]) for row in rows]
+    roofline = rooflines(result)
     gains = [row["speedup"] for row in rows]
     lines = [
         [row["batch"], f"{row['plain_tokens_per_second']['median']:,.0f}", f"{row['tokens_per_second']['median']:,.0f}",
          f"{row['acceptance']:.2f}", f"{row['c']:.2f}", f"{row['v']:.2f}", pairs.spread(row["speedup"], 1),
-         f"{guess:.2f}", ratio(row["speedup"]["median"], guess), f"{row['roofline_speedup']:.2f}",
-         ratio(row["speedup"]["median"], row["roofline_speedup"])]
-        for row, guess in zip(rows, formula, strict=True)
+         f"{guess:.2f}", ratio(row["speedup"]["median"], guess), f"{bound:.2f}",
+         ratio(row["speedup"]["median"], bound)]
+        for row, guess, bound in zip(rows, formula, roofline, strict=True)
     ]  # fmt: skip
+    crossed = part["crossover"] | {"roofline": full_batches.crossover([row["batch"] for row in rows], roofline)}
     said = {name: f"none up to batch {rows[-1]['batch']}" if at is None else f"batch {at:.0f}"
-            for name, at in part["crossover"].items()}  # fmt: skip
+            for name, at in crossed.items()}  # fmt: skip
     series = [
         svg.Series("measured", [gain["median"] for gain in gains], *quartiles(gains)),
         svg.Series("formula with measured α, c, v", formula, predicted=True),
-        svg.Series("roofline with measured α", [row["roofline_speedup"] for row in rows], predicted=True,
+        svg.Series("roofline with measured α", roofline, predicted=True,
                    colour=svg.COLOURS[1]),
     ]  # fmt: skip
     how = f"temperature {part['temperature']:g}" if part["temperature"] else "greedy"

@@ -70,11 +70,16 @@ def _flops(weights, batch=1, tokens=1, context=0, attention_width=0) -> str:
 
 
 def _time(hardware, weights, batch=1, tokens=1, context=0, bytes_per_weight=2, kv_bytes=0, attention_width=0) -> str:
-    read = theory.pass_bytes(weights, bytes_per_weight, batch, context, kv_bytes)
-    done = theory.pass_flops(weights, batch, tokens, context, attention_width)
-    if read / hardware.bandwidth >= done / hardware.flops:
-        return f"{shown(read)} / {shown(hardware.bandwidth)}"
-    return f"{shown(done)} / {shown(hardware.flops)}"
+    products = theory.pass_bytes(weights, bytes_per_weight, batch), theory.pass_flops(weights, batch, tokens)
+    attention = batch * context * kv_bytes, 4 * batch * tokens * context * attention_width
+    reading = computing = 0  # what is limited by the bandwidth, and what by the arithmetic
+    for read, done in (products, attention):
+        if read / hardware.bandwidth >= done / hardware.flops:
+            reading += read
+        else:
+            computing += done
+    parts = ((reading, hardware.bandwidth), (computing, hardware.flops))
+    return " + ".join(f"{shown(amount)} / {shown(rate)}" for amount, rate in parts if amount)
 
 
 def _verify(hardware, weights, k, batch=1, **shape) -> str:

@@ -23,7 +23,7 @@ from ...serving.engine import Engine
 from ...serving.metrics import StepRecord
 from ...trace import Trace
 from . import presets
-from .batch_why import why_they_differ
+from .batch_why import compared
 from .panel import Panel, choice, slider
 from .recorder import endless
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
@@ -43,12 +43,10 @@ def verify_cost(
     hardware: theory.Hardware, config: Config, k: int, batch: int, bytes_per_weight: float, context: int
 ) -> float:
     """`theory.verify_cost` of a model that is known by its shape."""
-    kept = theory.kv_bytes_per_token(
-        config.num_layers, config.num_kv_heads, config.head_dim, 4 if bytes_per_weight == 4 else 2
-    )
+    kept, width = presets.attention(config, bytes_per_weight)
     return theory.verify_cost(
         hardware, presets.weights_read(config), k, batch, context=context, bytes_per_weight=bytes_per_weight,
-        kv_bytes=kept, attention_width=config.num_layers * config.num_heads * config.head_dim,
+        kv_bytes=kept, attention_width=width,
     )  # fmt: skip
 
 
@@ -87,14 +85,16 @@ def roofline_at(
     batch: int, context: int = 0, *, k: int = 4, alpha: float = 0.7, c: float | None = None,
     target: str = "Llama-3-8B", draft: str = "Llama-3.2-1B", hardware: theory.Hardware = theory.H200,
 ) -> Load:  # fmt: skip
-    """Speculation for `batch` requests of `context` cached tokens each, in bf16. Without `c`: that of the draft model,
-    whose pass and cache are counted like the target's."""
+    """Speculation for `batch` requests of `context` cached tokens each, in bf16.
+
+    The products of a pass and its attention are bounded separately and added (`theory.pass_time`). Without `c`: that of
+    the draft model, whose pass and cache are counted like the target's.
+    """
     shapes = [presets.SHAPES[name] for name in (target, draft)]
-    kept = [theory.kv_bytes_per_token(s.num_layers, s.num_kv_heads, s.head_dim) for s in shapes]
+    kept = [presets.attention(shape)[0] for shape in shapes]
     stored = sum(2 * presets.weights(s) for s in shapes) + batch * context * sum(kept)
     if c is None:
-        passes = [presets.work(s, 2, batch, 1, context) for s in shapes]
-        whole, small = (theory.roofline_time(bytes_read, flops, hardware) for flops, bytes_read in passes)
+        whole, small = (presets.seconds(hardware, shape, 2, batch, 1, context) for shape in shapes)
         c = small / whole
     v = verify_cost(hardware, shapes[0], k, batch, 2, context)
     gained, length = best(hardware, shapes[0], alpha, c, batch, 2, context)
@@ -197,6 +197,11 @@ def batch_table(dots: Sequence[BatchDot]) -> str:
             f"{dot.batch:5d} {dot.alpha:6.2f} {dot.c:6.2f} {dot.v:6.2f} {dot.predicted:9.2f} {dot.measured:10.2f}"
             + ("" if dot.range is None else f" ({dot.range[0]:.2f} to {dot.range[1]:.2f})")
         )
+    if slow := [str(dot.batch) for dot in dots if dot.v > dot.k + 1]:
+        lines.append(
+            f"v above k + 1 at batch {', '.join(slow)}: more than the pass alone explains. Measure again on a machine "
+            "that does nothing else."
+        )
     return "\n".join(lines)
 
 
@@ -262,9 +267,10 @@ def in_words(
     shape = (bytes_per_weight, context)
     said = [f"{gain(hardware, config, alpha, k, c, rows, *shape):.2f} × at batch {rows}" for rows in (1, 32, 128)]
     words = f"With k = {k}, α = {alpha:.2f}, c = {c:.2f} the roofline predicts a speed-up of {', '.join(said)}. "
-    loses = next((rows for rows in ROWS if gain(hardware, config, alpha, k, c, rows, *shape) < 1), None)
+    every = range(1, ROWS[-1] + 1)
+    loses = next((rows for rows in every if gain(hardware, config, alpha, k, c, rows, *shape) < 1), None)
     words += f"Speculation is slower from batch {loses} on" if loses else f"It gains up to batch {ROWS[-1]}"
-    stops = next((rows for rows in ROWS if best(hardware, config, alpha, c, rows, *shape)[1] == 0), None)
+    stops = next((rows for rows in every if best(hardware, config, alpha, c, rows, *shape)[1] == 0), None)
     return words + (f"; from batch {stops} on no k gains anything." if stops else "; some k always gains.")
 
 
@@ -280,11 +286,12 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
     def draw(alpha: float, k: int, c: float, machine: str, model: str, stored: float, context: int):
         hardware, config = machines[machine], presets.SHAPES[model]
         shown = recorded if (machine, model, stored) == there else ()
-        measured = {"on this machine, just now": dots, f"on an H200, recorded {date}": shown}
+        on_gpu = f"on an H200, recorded {date}"
+        measured = {"on this machine, just now": dots, on_gpu: shown}
         figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
         words = in_words(hardware, config, alpha, k, c, stored, context)
-        cost = lambda batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
-        return figure, words + why_they_differ(measured, cost, alpha, k, c)
+        cost = lambda k, batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
+        return figure, words + compared(measured, cost, {on_gpu})
 
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),

@@ -29,6 +29,7 @@ from .recorder import endless
 from .style import GREY, PALETTE, TEMPLATE, TEXT
 
 REQUESTS, BLOCKS, BUDGET = 24, 64, 256  # of a load; blocks of 16 tokens; tokens per step
+ENOUGH = 100  # requests, for a p99
 LONG = 160  # tokens: every fourth prompt is that long, the others are short
 RATES = (2, 5, 10, 20, 40, 80)  # requests per second
 NO_RECORDING = "no recording of an H200 is here yet:<br>minispec bench serve<br>--sweep … --json makes one"
@@ -42,6 +43,8 @@ class Moment:
     waiting: int
     running: int
     blocks: int
+    batch: int  # requests that the step processed
+    seconds: float  # that it took
 
 
 @dataclass(frozen=True)
@@ -52,14 +55,32 @@ class Shift:
     answers: Sequence[Answer]  # as a client at the engine's door would have seen them
     num_blocks: int
 
+    @property
+    def end(self) -> float:
+        return max(answer.arrivals[-1] for answer in self.answers)
+
+    @property
+    def tail(self) -> str:
+        """Which figure says how bad it gets: of few requests a p99 would be a name for the slowest one."""
+        return "p99" if len(self.answers) >= ENOUGH else "max"
+
     def figures(self) -> dict:
-        """As `minispec bench serve` counts them."""
-        return summary(self.answers, max(answer.arrivals[-1] for answer in self.answers), {})
+        """As `minispec bench serve` counts them, and the slowest request."""
+        found, each = summary(self.answers, self.end, {}), [latencies(answer) for answer in self.answers]
+        for name in ("ttft", "tpot"):
+            found[f"{name}_ms"]["max"] = 1000 * max(one[name] for one in each if one[name] is not None)
+        return found
 
     @property
     def mean_batch(self) -> float:
-        """Requests in the batch, on average over the steps."""
-        return sum(moment.running for moment in self.moments) / len(self.moments)
+        """Requests in the batch, on average over time, as in Little's law: a step counts by how long it took."""
+        return sum(moment.batch * moment.seconds for moment in self.moments) / self.end
+
+    @property
+    def left_waiting(self) -> int:
+        """Requests without a first token when the last one arrived. Many: the rate is more than the engine sustains."""
+        last = max(answer.sent for answer in self.answers)
+        return sum(answer.sent < last < answer.arrivals[0] for answer in self.answers)
 
 
 def make_load(target: Model, count: int = REQUESTS, seed: int = 0) -> list[tuple[list[int], int]]:
@@ -93,14 +114,14 @@ def run_shift(target: Model, drafter: Drafter | None, rate: float, k: int, max_n
             added += 1
         start = time.perf_counter()
         record = engine.step()
-        now += time.perf_counter() - start
+        now += (seconds := time.perf_counter() - start)
         ended = engine.take()
-        for id in {row.id for row in record.rows}:
+        for id in (batch := {row.id for row in record.rows}):
             tokens = len((ended.get(id) or engine.jobs[id].writer).tokens)
             if tokens > answers[id].tokens:
                 answers[id].arrivals.append(now)
                 answers[id].tokens = tokens
-        moments.append(Moment(now, record.waiting, record.running, record.used_blocks))
+        moments.append(Moment(now, record.waiting, record.running, record.used_blocks, len(batch), seconds))
     engine.shutdown()
     return Shift(moments, list(answers.values()), BLOCKS)
 
@@ -109,20 +130,22 @@ def rate_table(target: Model, drafter: Drafter, rates: Sequence[float] = RATES, 
     """The same loads without and with speculation, a line for each rate."""
     for length in (0, k):
         run_shift(target, drafter, 100, length, count=4)  # warms up
-    lines = [
-        f"{'requests/s':>10}   {'TPOT p99, ms':^16}   {'TTFT p99, ms':^16}   {'mean batch':^14}   {'tokens/s':^16}"
-    ]
-    lines.append(f"{'':>10}" + f"   {'plain':>7} {f'k = {k}':>8}" * 2 + f"   {'plain':>6} {f'k = {k}':>7}"
-                 + f"   {'plain':>7} {f'k = {k}':>8}")  # fmt: skip
+    lines = []
     for rate in rates:
         shifts = [run_shift(target, drafter, rate, length, **options) for length in (0, k)]
         found = [shift.figures() for shift in shifts]
         line = f"{rate:10g}"
         for name in ("tpot_ms", "ttft_ms"):
-            line += "   {:7.1f} {:8.1f}".format(*(one[name]["p99"] for one in found))
+            line += "   {:7.1f} {:8.1f}".format(*(one[name][shifts[0].tail] for one in found))
         line += "   {:6.1f} {:7.1f}".format(*(shift.mean_batch for shift in shifts))
         lines.append(line + "   {:7.0f} {:8.0f}".format(*(one["tokens_per_second"] for one in found)))
-    return "\n".join(lines)
+    tpot, ttft = (f"{name} {shifts[0].tail}, ms" for name in ("TPOT", "TTFT"))
+    heads = [
+        f"{'requests/s':>10}   {tpot:^16}   {ttft:^16}   {'mean batch':^14}   {'tokens/s':^16}",
+        f"{'':>10}" + f"   {'plain':>7} {f'k = {k}':>8}" * 2 + f"   {'plain':>6} {f'k = {k}':>7}"
+        f"   {'plain':>7} {f'k = {k}':>8}",
+    ]
+    return "\n".join(heads + lines)
 
 
 def recorded_servers(folder: Path = BENCHMARKS) -> dict[str, list[tuple[float, float]]]:
@@ -178,12 +201,14 @@ def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[floa
     return figure
 
 
-def in_words(figures: Mapping, batch: float) -> str:
+def in_words(shift: Shift) -> str:
+    figures, tail = shift.figures(), shift.tail
     ttft, tpot, itl = (figures[f"{name}_ms"] for name in ("ttft", "tpot", "itl"))
     return (
-        f"TTFT {ttft['p50']:.0f} ms at the median, {ttft['p99']:.0f} ms at p99; TPOT {tpot['p50']:.1f} and "
-        f"{tpot['p99']:.1f} ms; ITL p99 {itl['p99']:.1f} ms; {figures['tokens_per_second']:.0f} tokens/s; "
-        f"{batch:.1f} requests in the batch on average."
+        f"TTFT {ttft['p50']:.0f} ms at the median, {tail} {ttft[tail]:.0f} ms; TPOT {tpot['p50']:.1f} ms, {tail} "
+        f"{tpot[tail]:.1f} ms; ITL p99 {itl['p99']:.1f} ms; {figures['tokens_per_second']:.0f} tokens/s; "
+        f"{shift.mean_batch:.1f} requests in the batch on average over time. When the last request arrived, "
+        f"{shift.left_waiting} others still had no token."
     )
 
 
@@ -197,13 +222,13 @@ def control_room(target: Model, drafter: Drafter, count: int = REQUESTS) -> Pane
     def draw(rate: float, k: int, max_num_seqs: int, max_chunk: int) -> tuple[go.Figure, str]:
         shift = run_shift(target, drafter, rate, k, max_num_seqs, max_chunk, count)
         words = f"{count} requests at {rate:g}/s, {f'k = {k}' if k else 'no speculation'}: "
-        words += in_words(shift.figures(), shift.mean_batch)
+        words += in_words(shift)
         said = words + (f" Before that: {before[-1]}" if before else "")
         before[:] = [words]
         return control_room_figure(shift, recorded), said
 
     return Panel(draw, {
-        "rate": choice("requests per second", {str(rate): rate for rate in RATES}, 10),
+        "rate": choice("requests per second", {str(rate): rate for rate in RATES}, RATES[0]),
         "k": choice("speculation", {"off": 0, "k = 2": 2, "k = 4": 4}, 4),
         "max_num_seqs": choice("max_num_seqs", {str(n): n for n in (1, 4, 8, 16)}, 8),
         "max_chunk": choice("max_chunk", {str(n): n for n in (16, 64, 256)}, 64),

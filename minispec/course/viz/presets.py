@@ -43,14 +43,28 @@ def _count(c: Config, tied: bool) -> int:
     )
 
 
+def attention(config: Config, bytes_per_weight: float = 2) -> tuple[float, int]:
+    """(bytes of a token in the cache, attention_width). The cache is kept in 16 bits, or in float32 beside float32
+    weights."""
+    size = 4 if bytes_per_weight == 4 else 2
+    kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
+    return kept, config.num_layers * config.num_heads * config.head_dim
+
+
 def work(config: Config, bytes_per_weight: float = 2, batch: int = 1, tokens: int = 1, context: int = 0):
-    """(FLOPs, bytes) of a pass. The cache is kept in 16 bits, or in float32 beside float32 weights."""
-    kept = theory.kv_bytes_per_token(
-        config.num_layers, config.num_kv_heads, config.head_dim, 4 if bytes_per_weight == 4 else 2
-    )
-    width = config.num_layers * config.num_heads * config.head_dim
+    """(FLOPs, bytes) of a whole pass."""
+    kept, width = attention(config, bytes_per_weight)
     flops = theory.pass_flops(weights_read(config), batch, tokens, context, width)
     return flops, theory.pass_bytes(weights_read(config), bytes_per_weight, batch, context, kept)
+
+
+def seconds(
+    hardware: theory.Hardware, config: Config, bytes_per_weight: float = 2, batch: int = 1, tokens: int = 1,
+    context: int = 0,
+) -> float:  # fmt: skip
+    """`theory.pass_time` of a model that is known by its shape."""
+    shape = (bytes_per_weight, *attention(config, bytes_per_weight))
+    return theory.pass_time(hardware, weights_read(config), batch, tokens, context, *shape)
 
 
 def name_of(bytes_per_number: float) -> str:

@@ -112,14 +112,8 @@ def predicted_ratio(
     context: int = 64,
 ) -> float:  # fmt: skip
     """v = t(M) / t(1) by the roofline alone."""
-    return _seconds(hardware, config, tokens, bytes_per_weight, batch, context) / _seconds(
-        hardware, config, 1, bytes_per_weight, batch, context
-    )
-
-
-def _seconds(hardware, config, tokens, bytes_per_weight, batch, context) -> float:
-    flops, read = presets.work(config, bytes_per_weight, batch, tokens, context)
-    return theory.roofline_time(read, flops, hardware)
+    many, one = (presets.seconds(hardware, config, bytes_per_weight, batch, m, context) for m in (tokens, 1))
+    return many / one
 
 
 def timing_figure(
@@ -203,7 +197,7 @@ def timing(here: Here | None = None) -> Panel:
         words = f"{model}, weights in {presets.name_of(stored)}, {batch} × {tokens} tokens."
         for hardware in machines:
             ratio = predicted_ratio(hardware, config, tokens, stored, batch, context)
-            least = presets.duration(_seconds(hardware, config, tokens, stored, batch, context))
+            least = presets.duration(presets.seconds(hardware, config, stored, batch, tokens, context))
             words += f" {hardware.name}: {ratio:.2f} × a pass of one, {least} at best;"
         for run in runs:
             if at := next((p for p in run.measured(config, stored, batch) if p.tokens == tokens), None):

@@ -38,8 +38,7 @@ def two_rooflines(
     at a quarter as many tokens, and a verify pass costs more plain passes although it takes less time."""
     found = []
     for name, size in KINDS.items():
-        work = {m: presets.work(config, size, 1, m, context) for m in tokens}
-        best = {m: theory.roofline_time(read, flops, hardware) for m, (flops, read) in work.items()}
+        best = {m: presets.seconds(hardware, config, size, 1, m, context) for m in tokens}
         points = [p for here in measured if here.bytes_per_weight == size for p in here.curve]
         found.append(Curve(name, best, {p.tokens: p.time for p in points}))
     return found
