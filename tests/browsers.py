@@ -5,8 +5,14 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 
-# A stepper with its play button, the editor that is JavaScript of our own, pages of HTML and plotly figures.
-DRIVEN = ("00_start_here.ipynb", "06_rejection_sampling.ipynb", "11_speculation_in_a_server.ipynb")
+# A stepper with its play button, the editor that is JavaScript of our own, pages of HTML, plotly figures, and one of a
+# thousand bars.
+DRIVEN = (
+    "00_start_here.ipynb",
+    "06_rejection_sampling.ipynb",
+    "11_speculation_in_a_server.ipynb",
+    "13_near_the_limit.ipynb",
+)
 
 
 OWN = ".minispec-panel, .minispec-predict"  # what the course adds to a page of JupyterLab

@@ -1,26 +1,31 @@
 # %% [markdown]
 # # 13 Near the limit
 #
-# *Time:* 75 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
+# *Time:* 70 minutes · *Before this:* [01 Why decoding is slow](01_why_decoding_is_slow.ipynb), [07 How fast](07_how_fast.ipynb), [12 Fewer bytes](12_fewer_bytes.ipynb) · *Practice:* [exercises 13](../exercises/13_near_the_limit.ipynb)
 #
 # Lesson 01 found how long a token takes at best: the bytes that it reads, divided by the bandwidth. Straightforward code on
-# a fast GPU needs several times as long, although it reads no more. This lesson finds out where the time goes, and takes it
-# back in five steps: a CUDA graph, fused kernels, a matrix product made for one token, attention that uses the whole GPU,
+# a fast GPU needs several times as long, although it reads hardly more. This lesson finds out where the time goes, and takes
+# it back in five steps: a CUDA graph, fused kernels, a matrix product made for one token, attention that uses the whole GPU,
 # and finally a whole draft–verify cycle as one launch.
+#
+# The time above is for two sittings, with a stop after Step 2. *Go deeper* near the end, in which you read a matrix product
+# in Triton, is optional and not included.
 #
 # You will be able to
 #
 # - tell launch overhead from memory traffic in a profile, by counting kernels and gaps;
 # - say what a CUDA graph changes, and what may not happen inside one;
-# - read a skinny matrix product in Triton, and say what speaks for which tile;
 # - explain split-K in flash decoding, and merge its splits;
-# - say what has to live on the device before a whole speculative cycle fits into one launch.
+# - say what has to live on the device before a whole speculative cycle fits into one launch;
+# - check a share of the bandwidth before you repeat it;
+# - (with *Go deeper*) read a skinny matrix product in Triton, and say what speaks for which tile.
 
 # %%
 from __future__ import annotations  # Triton may be missing, and with it the types in a signature
 
 import json
 import os
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +35,8 @@ on_gpu = torch.cuda.is_available() and os.environ.get("MINISPEC_DEVICE", "cuda")
 os.environ["TRITON_INTERPRET"] = "0" if on_gpu else "1"
 
 import minispec as ms
-from minispec.bench import ladder, measure, tiles
+from minispec import theory
+from minispec.bench import ladder, measure, pairs, tiles
 from minispec.course import viz
 from minispec.files.registry import BENCHMARKS
 from minispec.gpu import attention, products
@@ -42,8 +48,9 @@ from minispec.gpu.fused import FastTransformer
 # ## How far is it to the limit?
 #
 # Here is the question in numbers. The same model, of the shape of Llama-3-8B in bf16, was timed on an H200 in five ways:
-# by the loop of this course with one launch per token, by the same in the whole of `generate`, by our eager reference, and
-# by the `transformers` library, eager and with a static cache and `torch.compile`. All of them read the same weights.
+# by the loop of this course with one launch per token (`launch`), by the call of `generate` around that loop
+# (`fast.generate`), by our eager reference (`generate`), and by the `transformers` library, eager and with a static cache and
+# `torch.compile`. All of them read the same weights.
 
 # %%
 decode = json.loads((BENCHMARKS / "decode.json").read_text(encoding="utf-8"))
@@ -64,10 +71,11 @@ for name, row in decode["results"].items():
 # SmolLM2, and `micro` where SmolLM2 cannot be had. Beside your own timings you always see recorded ones, made by
 # `minispec bench limit`; the data say which machine they come from.
 #
-# Five words that the rest needs. A **kernel** is a function that runs on the GPU; the **device** is the GPU, the **host** the
-# CPU whose Python asks for kernels. A GPU consists of **multiprocessors** (132 on an H200), which run the programs of a kernel
-# side by side, and each has **matrix units** that multiply small matrices. A **twin** is our name for a function in plain torch
-# that computes what a kernel does.
+# Some words that the rest needs. A **kernel** is a function that runs on the GPU. The **device** is the GPU, the **host** the
+# CPU whose Python asks for kernels; one such request is a **launch**. A launched kernel runs as many copies of the same code,
+# its **programs** (thread blocks, in CUDA), side by side, each on its own part of the data. A GPU consists of
+# **multiprocessors** (132 on an H200). A program runs on one of them, and each has **matrix units** that multiply small
+# matrices. A **twin** is our name for a function in plain torch that computes what a kernel does.
 
 # %% tags=["nbval-ignore-output"]
 device = ms.device().type
@@ -88,18 +96,18 @@ print(
 
 # %%
 recorded = viz.stored_limit()
-print("recorded on:", viz.machine_of(recorded))
+print(viz.machine_of(recorded))
 for model, climbed in recorded["models"].items():
     weights, read = climbed["weight_bytes"] / 1e6, climbed["bytes_per_token"] / 1e6
     print(f"{model}: {weights:,.0f} MB of weights and {read - weights:,.0f} MB of cache per token")
 
 # %% [markdown]
-# ## Step 1: eager, or how long it takes to ask
+# ## Start: eager, or how long it takes to ask
 #
 # In **eager** mode Python calls an operator of torch, torch chooses a kernel, and the driver puts it into a queue, from which
-# the GPU takes it. This is called a **launch**, and it costs the host some microseconds per kernel, whatever the kernel
-# does. The GPU works through its queue meanwhile. So as long as kernels take longer than launches, the queue is never empty
-# and the launches are hidden. What if they are shorter?
+# the GPU takes it. Such a launch costs the host some microseconds, whatever the kernel does. The GPU works through its queue
+# meanwhile. So as long as kernels take longer than launches, the queue is never empty and the launches are hidden. What if
+# they are shorter?
 #
 # Let kernel $i$ take $d_i$ and let the host need $\tau$ for each launch. A kernel starts when it has been launched *and* the
 # one before it has ended:
@@ -124,9 +132,20 @@ for duration in (2, 5, 10, 20):
 #
 # ## Predict
 #
-# How many kernels does one token take? Think of one layer: two norms, seven matrices, RoPE, the write to the cache, attention,
-# SwiGLU, two residual sums. Many of these are several kernels. (On a CPU there are no kernels; there we count torch's
-# innermost operators, which are the same steps. The number of layers is printed above.)
+# How many kernels does one token take? A Llama-style layer does this, for a token's vector $x$:
+#
+# | step | what it computes | matrices |
+# |---|---|---|
+# | **RMSNorm** | $x \odot g \,/\, \mathrm{rms}(x)$: divide by the root of the mean square, multiply by a learned gain $g$ | |
+# | q, k, v | three products with the normed $x$ | q, k, v |
+# | **RoPE** | rotates pairs of numbers in q and k by angles proportional to the position | |
+# | cache, attention | k and v go into the cache; softmax of q with all cached keys, times the values (lesson 02) | |
+# | output, residual sum | one product, added to $x$ | o |
+# | RMSNorm | as above | |
+# | **SwiGLU**, residual sum | $\mathrm{down}(\mathrm{silu}(\mathrm{gate}\,x) \odot \mathrm{up}\,x)$ with $\mathrm{silu}(z) = z \cdot \mathrm{sigmoid}(z)$, added to $x$ | gate, up, down |
+#
+# Many of these are several kernels. (On a CPU there are no kernels; there we count torch's innermost operators, which are the
+# same steps. The number of layers is printed above.)
 
 # %% tags=["nbval-ignore-output"]
 guess_kernels = viz.predict("How many kernels does one token of this model launch, in eager mode?", "kernels")
@@ -135,16 +154,15 @@ guess_kernels
 # %% [markdown]
 # ## Run
 #
-# [`record`](../minispec/bench/timeline.py) runs one token under torch's profiler and returns every kernel with its start and
-# its duration; on a CPU, every operator. It takes some seconds.
+# [`live_timelines`](../minispec/course/viz/kernel_timeline.py) runs one token under torch's profiler and keeps every kernel
+# with its start and its duration; on a CPU, every operator. It takes some seconds.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
 prompt = target.encode("Once upon a time there was a little duck who") * 4
 live = viz.live_timelines(target, prompt)
 eager = live.timelines[ladder.EAGER]
-print(
-    f"{target.config.num_layers} layers: {len(eager.kernels)} kernels, {len(eager.kernels) / target.config.num_layers:.0f} per layer"
-)
+count, layers = len(eager.kernels), target.config.num_layers
+print(f"{layers} layers: {count} kernels, {count / layers:.0f} per layer")
 print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
 
 # %% [markdown]
@@ -154,14 +172,30 @@ print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
 guess_kernels.reveal(len(eager.kernels))
 
 # %% [markdown]
-# A few dozen per layer add up. On the recorded H200 a token of SmolLM2 takes 928 kernels and 23 ms, which is 25 µs per
-# kernel, Python included, although the kernels themselves run for 2 ms only. Now multiply: kernels × launch is a time that
-# hardly depends on the size of the model, only on its number of layers (30 here, 32 in the 8B shape). That is why a small
-# model on a fast GPU is the worst case. SmolLM2 reads 0.29 GB per token, which that H200 does in 81 µs, and no host launches
-# hundreds of kernels in 81 µs.
+# A few dozen per layer add up. Here is the same on the recorded H200, with what the kernels themselves take (from the
+# profile), and the least time of lesson 01 at the bandwidth that was measured in that run:
+
+# %%
+profiles = {recording.model: recording.timelines for recording in viz.recorded_timelines(recorded)}
+for model, climbed in recorded["models"].items():
+    row = climbed["steps"][ladder.EAGER]
+    launches = row["launches_per_token"]
+    low, middle, high = (1e6 * row["seconds_per_token"][part] / launches for part in ("low", "median", "high"))
+    print(f"{model}: {launches:,.0f} launches in {middle * launches / 1e3:.0f} ms, {middle:.0f} µs each "
+          f"(quartiles {low:.0f}–{high:.0f}); kernels run for {profiles[model][ladder.EAGER].busy / 1e3:.1f} ms; "
+          f"reading takes {1e3 * climbed['predicted_seconds']:.3g} ms")  # fmt: skip
 
 # %% [markdown]
-# ## Step 2: one launch for all of them
+# So eager decoding takes launches × the time of a launch, Python included. The first factor comes from the number of layers
+# (30 in SmolLM2, 32 in the 8B shape) and hardly from the size of the model. That is why a small model on a fast GPU is the
+# worst case: no host launches hundreds of kernels in the 0.08 ms that reading takes.
+#
+# The second factor belongs to the host and to the code that launches, and it is no constant. The 8B run needed a third more
+# per launch, and its rounds spread widely, although both models run the same Python; so we put that down to the host. A line
+# of the tables below has about four times as much.
+
+# %% [markdown]
+# ## Step 1: one launch for all of them
 #
 # If Python only asks for the same kernels every time, it can ask once. A **CUDA graph** captures the launches of a piece of
 # code and replays them by a single call. Nothing about the kernels changes: the same ones run, in the same order, on the
@@ -175,13 +209,17 @@ guess_kernels.reveal(len(eager.kernels))
 #   it is captured as the number that it was, and every replay uses it again, without a word. So the sequence, its length and
 #   the random numbers live on the device ([`FastDecoder`](../minispec/gpu/decode.py)), and the host looks afterwards.
 #
-# The silent one is what breaks code in practice, and the fourth exercise of this set is about it.
+# The silent one is what breaks code in practice, and the fourth exercise of this set is about it. Two more things to know.
+# What is captured must have run before, because on their first call kernels are compiled and chosen (`Recorded` does the work
+# twice, then puts the state back). And it is PyTorch's capture that knows no `if`: graphs themselves have had
+# [conditional nodes](https://developer.nvidia.com/blog/dynamic-control-flow-in-cuda-graphs-with-conditional-nodes/) since
+# CUDA 12.4, whose condition is computed on the device.
 
 # %% [markdown]
 # ## Play: with and without a graph
 #
 # One token, kernel by kernel. The upper lane shows when the host launches, the lower one what the device runs. The step
-# `graph` replays exactly the kernels of `eager`; `split-K` is where this lesson arrives at its fifth step.
+# `graph` replays exactly the kernels of `eager`; `split-K` is where this lesson arrives with Step 4.
 
 # %% tags=["nbval-ignore-output"]
 viz.kernel_timeline(live)
@@ -189,10 +227,18 @@ viz.kernel_timeline(live)
 # %% [markdown]
 # (The profiler slows the host down, so the gaps of `eager` are longer here than without it.) Two tasks:
 #
-# 1. Choose the recorded H200 (and your own machine, if it has a GPU). Show 500 µs of `eager` and move along the token. Which
-#    colour fills most of the time, and with what in the upper lane do the kernels of the lower one begin?
-# 2. Switch between `eager` and `graph`. The kernels stay as they are and the gaps close. Which kernels are now the reason
-#    that the device is not reading weights? (On a CPU both steps are the same operators, run by the host itself.)
+# 1. Choose the recorded H200 (and your own machine, if it has a GPU). Show 500 µs of `eager` and move along the token. What
+#    fills most of the lower lane, and below which mark of the upper lane does each kernel start?
+# 2. Switch between `eager` and `graph`. The kernels stay as they are and the gaps close. Which share of their time do products
+#    take now, which are what reads the weights? (On a CPU both steps are the same operators, run by the host itself.)
+#
+# <details><summary>What there is to see</summary>
+#
+# 1. Nothing fills it: the device is idle nearly all of the time. Each kernel starts right after its own launch has ended, long
+#    after the kernel before it. The device waits for the host.
+# 2. The line below the picture has the share. In SmolLM2 products are about a third, and the rest are sums, copies, norms and
+#    the softmax, which read next to nothing. In the 8B shape products are more than two thirds. Hence the next step.
+# </details>
 
 # %% [markdown]
 # A CPU has no such queue, but it has the same problem: Python needs a few microseconds per operator. Its answer is not a
@@ -200,14 +246,14 @@ viz.kernel_timeline(live)
 # ([`fused`](../minispec/cpu/fused.py)). We come back to it when we time all steps.
 
 # %% [markdown]
-# ## Step 3: fewer kernels
+# ## Step 2: fewer kernels
 #
 # With a graph the device no longer waits for the host. But each kernel still starts, reads its input from memory, writes its
-# output, and ends, and between two of them the memory is idle (the timeline shows for how long). A product with a large matrix is worth
-# that. A norm of a few thousand numbers is not. So the small steps are **fused**, in two ways. The first needs no product of
-# our own: everything between two of torch's products becomes one kernel (residual sum with norm, RoPE with the write to the
-# cache, SwiGLU). That is the step `fused` in the tables. The second comes with the next step: a product that we write
-# ourselves can take its small neighbours along, and then they have no kernel at all.
+# output, and ends, and between two of them the memory is idle. A product with a large matrix is worth that. A norm of a few
+# thousand numbers is not. So the small steps are **fused**, in two ways. The first needs no product of our own: everything
+# between two of torch's products becomes one kernel (residual sum with norm, RoPE with the write to the cache, SwiGLU). That is
+# the step `fused` in the tables. The second comes with the next step: a product that we write ourselves can take its small
+# neighbours along, and then they have no kernel at all.
 #
 # Some of that is obvious: SwiGLU can be computed by the product that makes gate and up, and the residual sum by the product
 # whose result is added. The norm is the interesting one, because it needs a sum over *all* of $x$ before anything can be
@@ -228,6 +274,10 @@ late = products.skinny_torch(products.half_norm(x, gain), weight, eps=1e-5)
 print("the norm may divide last:", torch.allclose(plain, late, rtol=1e-12, atol=1e-12))
 
 # %% [markdown]
+# That was float64. In bf16 the two sides round differently, so logits are close and not equal (lesson 14). In float16
+# $x \odot g$ may exceed the largest number, 65,504, so there our kernel keeps it in float32 and divides first. (One can also
+# multiply $g$ into $W$ once, when the model is loaded.)
+#
 # How many kernels are left? The recorded run has counted them.
 
 # %%
@@ -239,121 +289,50 @@ for model, climbed in recorded["models"].items():
     print(f"{model}: kernels per token: {counts}")
 
 # %% [markdown]
-# ## Step 4: a product for one token
+# After `split-K` there are seven per layer: four products (q, k, v are joined into one matrix, and so are gate and up), RoPE
+# with the write to the cache, attention, and its merge. From `fused` to `skinny` three per layer disappear, two norms with
+# their residual sums and SwiGLU. In the 8B shape it is five, because there torch cuts two of its products into splits and
+# needs a kernel for each of them to add these up.
 #
-# Most of the time that remains is in the products, four per layer once q, k, v and gate, up have been joined. For one token, $y = x W^\top$ is a
-# read of $W$ with two FLOPs per parameter. Matrix libraries are made for large matrices on both sides, and such a **skinny**
-# product is not what they are best at. So we write one. In **Triton** a kernel is a Python function that describes *one
-# program*; the grid, in brackets before the arguments, says how many of them run. Here a program owns `ROWS` rows of the
-# matrix $W$ and goes along them in strips of `WIDE` numbers; such a piece of `ROWS` × `WIDE` numbers is a **tile**. To read it:
-#
-# - `x`, `w`, `y` are addresses. `w + row · width + k` are the addresses of a whole tile, and `tl.load` fetches all of them.
-# - `mask` leaves out what lies beyond the matrix: 100 rows of 200 numbers, say, make 7 programs of 16 rows and 4 strips of 64.
-# - `tl.constexpr` are numbers that the compiler knows, one version of the kernel for each; `-(-n // rows)` rounds up.
+# **A good stop.** You know where an eager token's time goes and what a graph and fusion do about it. The second sitting is
+# about the kernels that are left.
 
+# %% [markdown]
+# ## Step 3: a product for one token
+#
+# For one token, $y = x W^\top$ is a read of $W$ with two FLOPs per parameter. Matrix libraries are made for large matrices on
+# both sides, and such a **skinny** product is not what they are best at. So we write one: each program owns a few rows of the
+# matrix $W$, reads them once, and writes as many numbers of $y$. *Go deeper* shows the kernel. How well does it read? In the
+# profile of the step `split-K` every product has its own time:
 
 # %%
-@jit
-def skinny_kernel(x, w, y, n, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """ROWS numbers of y = x Wᵀ for one token: x [K], W [N, K], y [N]."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # which rows of the matrix are ours
-    inside = row < n
-    total = tl.zeros([ROWS], tl.float32)
-    for start in range(0, width, WIDE):  # one strip after the other
-        k = start + tl.arange(0, WIDE)
-        there = k < width
-        strip = tl.load(w + row[:, None] * width + k[None, :], mask=inside[:, None] & there[None, :], other=0.0)
-        numbers = tl.load(x + k, mask=there, other=0.0)
-        total += tl.sum(strip.to(tl.float32) * numbers.to(tl.float32)[None, :], 1)
-    tl.store(y + row, total.to(y.dtype.element_ty), mask=inside)
-
-
-def skinny(x, w, rows=16, wide=64):
-    """y = x Wᵀ, one program per `rows` rows of the matrix."""
-    n, width = w.shape
-    y = torch.empty(n, dtype=x.dtype, device=x.device)
-    skinny_kernel[(-(-n // rows),)](x, w, y, n, width, ROWS=rows, WIDE=wide)
-    return y
-
+c = pairs.SHAPES["8b"]
+heads = c.num_heads + 2 * c.num_kv_heads
+outputs_inputs = {
+    "q, k, v": (heads * c.head_dim, c.hidden_size), "o": (c.hidden_size, c.num_heads * c.head_dim),
+    "gate, up": (2 * c.intermediate_size, c.hidden_size), "down": (c.hidden_size, c.intermediate_size),
+    "LM head": (c.vocab_size, c.hidden_size),
+}  # fmt: skip
+kernels = profiles["8b"][ladder.SPLIT].kernels
+taken = [kernel.duration for kernel in kernels if kernel.name == "_product"]  # µs: four per layer, then the LM head's
+print(f"8b: products run for {sum(taken) / 1e3:.2f} of {sum(kernel.duration for kernel in kernels) / 1e3:.2f} ms")
+reads = {}
+for number, (name, (n, width)) in enumerate(outputs_inputs.items()):
+    own = sorted(taken[-1:] if name == "LM head" else taken[number:-1:4])
+    microseconds = own[len(own) // 2]
+    reads[name] = 2 * n * width / microseconds / 1e6  # TB/s, at two bytes per parameter
+    print(f"{name:<9} {2 * n * width / 1e6:7,.1f} MB  {microseconds:6.1f} µs  {reads[name]:.2f} TB/s")
+early = sum(after.start < before.end - 0.05 for before, after in pairwise(kernels))  # times are rounded to 0.1 µs
+print(f"kernels that start before the one before them has ended: {early}")
 
 # %% [markdown]
-# Read it once more with bytes in mind. Each number of $W$ is loaded by exactly one program, once. $x$ is loaded by all of them,
-# but it is small and stays in the cache. The sum is kept in float32. The masks are for sizes that the tile does not divide.
-#
-# If there is no GPU, Triton's interpreter acts the programs out with numpy, one after the other: right, and slow. (Triton
-# itself is installed with minispec on Linux, ARM included. On macOS and Windows it is missing; then the next cell says so and
-# does the same in torch, and so does the one with attention.)
-
-# %% tags=["nbval-ignore-output"]
-generator = torch.Generator().manual_seed(0)
-x = torch.randn(200, generator=generator).to(device)
-w = torch.randn(100, 200, generator=generator).to(device)
-if triton is None:
-    y, how = torch.stack([(row * x).sum() for row in w]), "without Triton: one number of y after the other"
-else:
-    y, how = skinny(x, w), "by our kernel"
-close = torch.allclose(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
-print(f"{how}, as torch's own product: {close}")
+# The larger a product, the closer it comes to the bandwidth. A kernel of 12 µs spends much of its time on starting and
+# ending, and nothing fills the gap: kernels run one after the other. (Hopper's *programmatic dependent launch* lets a kernel
+# begin before the one before it has ended. We do not use it.) In the whole pass that costs little, because the output
+# projection is 8 % of a layer's bytes.
 
 # %% [markdown]
-# ## Predict
-#
-# The kernel of the package, [`skinny`](../minispec/gpu/products.py), is this one with matrix units, the fused steps, and reads
-# of the next strips under way while the current one is multiplied. Its tile is a choice. Take the output projection of
-# Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors.
-
-# %% tags=["nbval-ignore-output"]
-guess_idle = viz.predict(
-    "With 128 rows of the matrix per program, how many of the 132 multiprocessors have nothing to do?", "of 132"
-)
-guess_idle
-
-# %% [markdown]
-# ## Run
-
-# %% tags=["spoiler"]
-for rows in (16, 32, 64, 128):
-    programs = 4096 // rows
-    print(
-        f"{rows:3d} matrix rows per program: {programs:3d} programs, {max(0, 132 - programs):3d} multiprocessors without one"
-    )
-bf16, shared_memory = torch.bfloat16, 227 * 1024  # of an H200's multiprocessor, bytes
-chosen = products.default_tiles(bf16, bf16, (4096, 4096), swiglu=False, shared=shared_memory)
-print("the package takes", chosen)
-
-# %% [markdown]
-# ## Reveal
-
-# %% tags=["spoiler"]
-guess_idle.reveal(132 - 4096 // 128)
-
-# %% [markdown]
-# A multiprocessor without a program reads nothing. But the measurement below shows that this is only half of the story. On
-# the recorded H200, 64 programs with strips of 256 read 2.69 TB/s, nearly as much as 256 programs (2.73 TB/s), although half
-# of the multiprocessors had none. What counts is how many *bytes are under way* at once on the whole GPU, and a tall tile has
-# more of them per program. At 32 programs that no longer makes up for the idle ones (1.96 TB/s). Short strips cost more than
-# either: with 16 rows of the matrix, strips of 64 read 1.68 TB/s. [`default_tiles`](../minispec/gpu/products.py) is the
-# compromise we measured. (Every call reads another copy of the matrix, so that none is found in a cache. A kernel this short,
-# 12 µs, has no time to reach the full bandwidth; inside a whole pass its start overlaps with larger ones.)
-#
-# ## Play: bandwidth against tile size
-#
-# The dashed line is torch's own product, the dotted one the read bandwidth of that machine.
-
-# %% tags=["nbval-ignore-output"]
-measured = tiles.sweep_both(device, repeat=3) if device == "cuda" else None
-viz.tile_sizes(measured)
-
-# %% [markdown]
-# Two tasks:
-#
-# 1. Go through the matrix rows per program and compare the three strips. With how few programs does even the widest strip
-#    lose, and why does the narrowest hardly change? (It always has too few bytes under way.)
-# 2. Choose the attention kernel, which is the subject of the next step, and find the number of splits from which on more
-#    of them do not help.
-
-# %% [markdown]
-# ## Step 5: attention for the whole GPU
+# ## Step 4: attention for the whole GPU
 #
 # The products read the weights; attention reads the cache. Its programs come from the heads: the query heads of a group share
 # the keys and values they read, so a sequence gives as many programs as there are key/value heads. For Llama-3-8B these
@@ -364,22 +343,44 @@ viz.tile_sizes(measured)
 # splits, $\sum w\,o / \sum w\,\ell$ with $w = e^{m - \max m}$. In a matrix product the same cut along the dimension that is
 # summed over is called **split-K**, and the name is used for attention, too.
 #
-# In the tables the step `split-K` does two things at once. Before it, attention was two products of torch with scaling, mask
-# and softmax between them, over all slots of the memory; now it is our kernel and the merge. So about six kernels per layer
-# disappear as well. What the splits alone are worth shows in the widget above, where one split reads 290 GB/s and sixteen
-# read 1,810.
+# What are the splits worth? One token after 8,192 cached ones, with the heads of Llama-3-8B, on the recorded H200:
 
 # %%
-for context in (500, 4000, 32_000):
-    splits = attention.choose_splits(8, context, 64, 132)
-    print(f"{context:6,} cached tokens: {splits:2d} splits, {8 * splits:3d} programs for 132 multiprocessors")
+for row in recorded["splits"]["results"]:
+    print(f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {row['bytes_per_second'] / 1e9:6,.0f} GB/s")
+for slots in (500, 8192, 32_000):
+    splits = attention.choose_splits(8, slots, 64, 132)
+    print(f"the package takes {splits:2d} splits, {8 * splits:3d} programs, for a memory of {slots:6,} tokens")
 
 # %% [markdown]
-# ([`choose_splits`](../minispec/gpu/attention.py) takes the number of programs without splits, the cached tokens, the tokens
-# of a tile and the multiprocessors. It aims at a few programs per multiprocessor, with a tile of 64 tokens each at least.)
+# More than 16 splits hardly help: by then nearly all of the 132 multiprocessors have a program.
+# (A program processes its tokens 64 at a time, a **tile**. [`choose_splits`](../minispec/gpu/attention.py) takes the number of
+# programs without splits, the slots of the memory, the tokens of a tile and the multiprocessors. It aims at a few programs per
+# multiprocessor, with one tile each at least. In this sweep that is a tenth slower than 32 splits.)
+#
+# How does this go together with a graph, in which no shape may change? The number of splits is that of the *memory*, so of the
+# longest sequence that fits, and it is captured with the launch. Each program reads the current length on the device and
+# takes its part of the tiles that are filled. If there are fewer tiles than splits, some programs have none. They write
+# $\ell = 0$, and the merge leaves them out; the third exercise of this set is about that.
+#
+# In the tables below, the step `split-K` does three things at once. Before it, attention was two products of torch with
+# scaling, mask and softmax between them, over all slots of the memory. Now it is our kernel and the merge: there are splits,
+# about six kernels per layer fewer, and fewer bytes, because only filled slots are read. The last one is small here:
+
+# %%
+slots = -(-ladder.room_for(recorded["context"], recorded["k"], recorded["repeat"]) // 64) * 64  # a multiple of 64
+for model, climbed in recorded["models"].items():
+    shape = pairs.SHAPES.get(model, pairs.SMOLLM2)
+    kept = theory.kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
+    filled = (climbed["bytes_per_token"] - climbed["weight_bytes"]) / kept
+    more = (slots - filled) * kept / climbed["bytes_per_token"]
+    print(f"{model}: {filled:,.0f} of {slots:,} slots filled; to read all of them is {more:.1%} more bytes per token")
+
+# %% [markdown]
 # Splitting changes the order of additions and nothing else:
 
 # %% tags=["nbval-ignore-output"]
+generator = torch.Generator().manual_seed(0)
 q, k, v = (
     torch.randn(1, heads, slots, 16, generator=generator).to(device) for heads, slots in ((4, 1), (2, 100), (2, 100))
 )
@@ -392,7 +393,7 @@ else:
     print("1 and 4 splits agree with the twin:", all(torch.allclose(p, whole, rtol=1e-3, atol=1e-3) for p in parts))
 
 # %% [markdown]
-# ## Step 6: a whole cycle in one launch
+# ## Step 5: a whole cycle in one launch
 #
 # Plain decoding is now one launch per token, and it reads every weight once. That is the limit for one token per pass. To go
 # beyond it, a pass has to emit more than one token, and that is what speculation is for. But a draft–verify cycle as in
@@ -400,9 +401,10 @@ else:
 # Each question stops the device.
 #
 # [`FastSpeculator`](../minispec/gpu/decode.py) puts all of it on the device: $k$ passes of the draft model, the verify pass,
-# the acceptance rule and the rewind are one recorded launch. Look at what `step` had to give up:
+# the acceptance rule and the rewind are one recorded launch. This is what its method `step` had to give up:
 #
-# - The accepted number is a tensor. The rewind is `lengths.copy_(n + accepted)`: slots after it are overwritten later.
+# - The accepted number is a tensor. With $n$ tokens before the cycle, the rewind is `lengths.copy_(n + accepted)`: slots after
+#   it are overwritten later.
 # - All $k + 1$ positions are always computed, and a `scatter` puts the emitted token after the accepted ones.
 # - The draft model always processes two tokens first, because it has not seen the last draft token if all were accepted.
 #   The second one is padding otherwise. One shape serves both cases.
@@ -425,7 +427,8 @@ print(f"{len(tokens)} tokens in 12 cycles, {len(tokens) / 12:.1f} tokens per cyc
 # ## All steps, one after the other
 #
 # The next cells time eager decoding and the five steps in turn ([`climb`](../minispec/bench/ladder.py), about ten seconds). The
-# share counts the bytes of *one* pass per token, so a cycle, which emits several tokens per pass, may exceed 100 %.
+# share counts the bytes of *one* pass per token, so a cycle, which emits several tokens per pass, may exceed 100 %. *Eager* is
+# here the very code that the graph captures, and slower than the loop of `generate`.
 
 # %% tags=["nbval-ignore-output"]
 bandwidth = measure.read_bandwidth(device, seconds=1.5).median
@@ -434,6 +437,9 @@ print(f"{bandwidth / 1e9:,.0f} GB/s, {read / 1e6:,.1f} MB per token: {1e3 * read
 
 # %% [markdown]
 # ## Predict
+#
+# You can estimate this one. The cell with the profile printed how long an eager token took, and the last cell how long it
+# takes at best. (The profiler slows the host down, so the true share is rather higher.)
 
 # %% tags=["nbval-ignore-output"]
 guess_eager = viz.predict("Which share of this machine's read bandwidth does eager decoding reach?", "%")
@@ -448,9 +454,8 @@ print(f"{here}: {bandwidth / 1e9:,.0f} GB/s, {mine['bytes_per_token'] / 1e6:,.1f
 print(viz.steps_table(mine))
 if device == "cpu":
     rate = measure.plain_speed(target, prompt, new_tokens=8, repeat=3, seconds=2).median
-    print(
-        f"{'one function':<14}{1e3 / rate:>14.3f}{mine['bytes_per_token'] * rate / bandwidth:>18.1%}   (compiled, whole pass)"
-    )
+    share = mine["bytes_per_token"] * rate / bandwidth
+    print(f"{'one function':<14}{1e3 / rate:>10.3f}{'':>8}{share:>18.1%}   (compiled, whole pass)")
 
 # %% [markdown]
 # ## Reveal
@@ -459,55 +464,243 @@ if device == "cpu":
 guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
 
 # %% [markdown]
-# The line `cycle, eager` is the cycle without a graph, for comparison. On a CPU the plain steps do the same work in the same
-# way: nothing is recorded, and torch stands in for our kernels. There the last line is the step that counts. (And `micro` is small enough to stay partly in the cache of a CPU, so its share of the
-# *memory* bandwidth is not the whole story.) Beside it, what was recorded, after about 1,000 tokens. The 8B shape has random
-# weights there, and its draft model is its own first layers. How often its draft tokens are accepted was set by construction
-# and is no property of a trained pair; the times are.
+# The line `cycle, eager` is the cycle without a graph, for comparison, and *saved* is what a step takes off the time of the
+# line above it. On a CPU the plain steps do the same work in the same way: nothing is recorded, and torch stands in for our
+# kernels. There the last line is the step that counts. (And `micro` is small enough to stay partly in the cache of a CPU, so
+# its share of the *memory* bandwidth is not the whole story.)
+#
+# The next cell has what was recorded, after about 1,000 tokens. The 8B shape has random weights there, and its draft model is
+# its own first layers. How often its draft tokens are accepted was set by construction and is no property of a trained pair;
+# the times are.
 
 # %%
-print("recorded on:", viz.machine_of(recorded))
+print(f"{viz.machine_of(recorded)}, {recorded['bandwidth']['median'] / 1e12:.2f} TB/s measured in that run")
 for model, climbed in recorded["models"].items():
-    cycle = f"{climbed['cycle']['tokens_per_cycle']:.1f} tokens per cycle of k = {climbed['cycle']['k']}"
-    print(
-        f"\n{model}, {climbed['weights']} weights, at best {1e3 * climbed['predicted_seconds']:.3g} ms per token, {cycle}"
-    )
+    tokens, steps = climbed["cycle"]["tokens_per_cycle"], climbed["steps"]
+    plain, cycle = (steps[step]["seconds_per_token"]["median"] for step in (ladder.SPLIT, ladder.CYCLE))
+    unrecorded = steps[ladder.EAGER_CYCLE]
+    launch = 1e6 * unrecorded["seconds_per_token"]["median"] / unrecorded["launches_per_token"]
+    best = 1e3 * climbed["predicted_seconds"]
+    print(f"\n{model}, {climbed['weights']} weights, {best:.3g} ms per token at that bandwidth")
     print(viz.steps_table(climbed))
+    print(f"a cycle of k = {climbed['cycle']['k']}: {tokens:.1f} tokens in {1e3 * cycle * tokens:.2f} ms, "
+          f"so {cycle * tokens / plain:.1f} plain steps, {plain / cycle:.1f} times as fast; "
+          f"eager, {launch:.0f} µs per launch")  # fmt: skip
 
 # %% tags=["nbval-ignore-output"]
 runs = {f"{model}, {viz.machine_of(recorded)}": climbed for model, climbed in recorded["models"].items()}
 viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 
 # %% [markdown]
+# What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. Fusion follows. Our
+# own product gains least, 5 and 7 %: torch's products were not bad, and ours mostly saves its neighbours' kernels. Step 4
+# saves about the same in both models, 0.54 and 0.58 ms, which is about 3 µs for each kernel that disappears. That is 38 % of
+# the small model's time and 12 % of the large one's.
+#
+# A cycle is 2.4 times as fast as plain decoding with SmolLM2 and 1.8 times in the 8B shape, but only because it emits 3.8 tokens
+# and not 2.6. It costs 1.6 plain steps with SmolLM2 and 1.5 in the 8B shape: about one for the verify pass, the rest for
+# drafting and deciding. So per cycle the small model gains less, and acceptance is no property of the hardware.
+#
+# And an eager launch of the cycle takes about 100 µs, four times an eager launch of torch's operators. Most of these kernels
+# are ours. Before each of them Python checks the arguments and chooses the tiles, and Triton's launcher is Python as well, which
+# is [known to be slow without a graph](https://github.com/triton-lang/triton/issues/3166). We have not measured how the
+# 100 µs divide. A graph removes all of them.
+#
 # ## What is left?
 #
-# On the recorded H200 the 8B shape went from 12 % of the bandwidth to 95 %, and with a cycle per launch beyond 100 %, because
-# one reading of the weights then serves 2.6 tokens. (A cycle is 1.8 times as fast and not 2.6 times: a third of it is
-# drafting and deciding.) Three warnings belong to such numbers.
+# On the recorded H200 the 8B shape went from 12 % of the bandwidth to 95 %, and with a cycle per launch beyond 100 %. Three
+# warnings belong to such numbers. The first: a share is only as good as what it is divided by.
+
+# %%
+climbed, sheet = recorded["models"]["8b"], 4.8
+read, seconds = climbed["bytes_per_token"], climbed["steps"][ladder.SPLIT]["seconds_per_token"]["median"]
+own, first = recorded["bandwidth"]["median"] / 1e12, decode["bandwidth"]["median"] / 1e12
+divisors = {
+    "measured in this run": own, "measured in the run at the top of this lesson": first,
+    "measured, as lessons 01, 07 and 16 use it": theory.H200.bandwidth / 1e12,
+    "reached by our LM head in this run": reads["LM head"], "data sheet": sheet,
+}  # fmt: skip
+for what, rate in divisors.items():
+    best = read / rate / 1e12
+    ours = f"{1e3 * seconds:.2f} ms are {best / seconds:.0%}"
+    print(f"{rate:.2f} TB/s: {1e3 * best:.2f} ms at best, and {ours}   ({what})")
+slow, fast = (2**30 / rate / 1e6 for rate in (own, reads["LM head"]))  # µs
+print(f"1 GiB takes {slow:.0f} µs at {own:.2f} TB/s, and {slow - fast:.0f} µs less at {reads['LM head']:.2f} TB/s")
+
+# %% [markdown]
+# All of these are of H200s. The lowest is not the limit, because the larger products of the same run read faster.
+# [`read_bandwidth`](../minispec/bench/measure.py) times one read of 1 GiB by the host's clock, launch and waiting included.
+# The LM head was timed by the device, and at its rate that read takes 47 µs less. So most of the difference is probably the
+# host's, and a slow host makes every share look better. 95 % flatters us; 80 % of what our own LM head reaches is fairer. The
+# `launch` at the top took 4.35 ms, after 500 tokens, and was called 87 %: the same speed. Compare times, and give the bandwidth
+# with every share.
 #
-# A share is only as good as what it is divided by. In this run the read bandwidth was measured as 3.64 TB/s, in the one at
-# the top of this lesson as 3.99 TB/s, on the same kind of GPU; its data sheet says 4.8. They took 4.36 and 4.35 ms per token,
-# so 95 % and 87 % are the same speed, and both are 72 % of the data sheet. Compare times, and give the bandwidth with every
-# share.
+# The second: the first step depends on what is called eager. Here it is the code that the graph captures, with fixed shapes
+# and masks over all slots, launched kernel by kernel: 34 ms. The ordinary loop of `generate`, without masks, launches fewer
+# kernels and takes 14 ms (the table at the top). A gain over "eager" says little unless one knows which.
 #
-# The first step depends on what is called eager. Here it is the very code that the graph captures, with fixed shapes and masks
-# over all slots, launched kernel by kernel: 34 ms. The ordinary loop of `generate`, without masks, launches fewer kernels and
-# takes 14 ms (the table at the top). A gain over "eager" says little unless one knows which.
+# The third: a small model is another case. Without speculation SmolLM2 ends at 9 %. Its 231 kernels run for about 0.8 of
+# 0.9 ms, but most of them are so short that starting and ending is what takes the time, and its matrices are too small to keep
+# the memory busy. The next step would be a **megakernel** (Spector et al., 2025): the whole pass as one persistent kernel, in
+# which the reads of the next matrix begin before the current product has ended.
+
+# %% [markdown]
+# ## Go deeper (optional, 30 minutes)
 #
-# And a small model is another case. Without speculation SmolLM2 ends at 9 %: its 231 kernels run for about 0.8 of 0.9 ms, but
-# most of them are so short that starting and ending is what takes the time. The matrices are too small to keep the memory
-# busy. So a cycle per launch is worth more than for the 8B shape (2.4 times against 1.8), and the next step would be a **megakernel** (Spector et al., 2025): the whole pass as one persistent
-# kernel, in which the reads of the next matrix begin before the current product has ended.
+# ### A skinny product in Triton
+#
+# In **Triton** a kernel is a Python function that describes *one program*; the grid, in brackets before the arguments, says
+# how many of them run. Here a program owns `ROWS` rows of the matrix $W$ and goes along them in strips of `WIDE` numbers; such
+# a piece of `ROWS` × `WIDE` numbers is a **tile**. To read it:
+#
+# - `tl.program_id(0)` is the number of this program, all that tells one from another. It decides which rows of the matrix are
+#   its own.
+# - `x`, `w`, `y` are addresses. `w + row · width + k` are the addresses of a whole tile, and `tl.load` fetches all of them.
+#   As in torch, `row[:, None]` and `k[None, :]` make a column and a line, which together make a tile.
+# - `mask` leaves out what lies beyond the matrix, and `other=0.0` stands there instead: 100 rows of 200 numbers, say, make
+#   7 programs of 16 rows and 4 strips of 64.
+# - `y.dtype.element_ty` is the type of the numbers that the address `y` points to.
+# - `tl.constexpr` are numbers that the compiler knows, one version of the kernel for each; `-(-n // rows)` rounds up.
+
+
+# %%
+@jit
+def skinny_kernel(x, w, y, n, width, ROWS: tl.constexpr, WIDE: tl.constexpr):
+    """ROWS numbers of y = x Wᵀ for one token: x [width], W [n, width], y [n]."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)  # which rows of the matrix are ours
+    inside = row < n
+    total = tl.zeros([ROWS, WIDE], tl.float32)
+    for start in range(0, width, WIDE):  # one strip after the other
+        k = start + tl.arange(0, WIDE)
+        there = k < width
+        strip = tl.load(w + row[:, None] * width + k[None, :], mask=inside[:, None] & there[None, :], other=0.0)
+        numbers = tl.load(x + k, mask=there, other=0.0)
+        total += strip.to(tl.float32) * numbers.to(tl.float32)[None, :]
+    tl.store(y + row, tl.sum(total, 1).to(y.dtype.element_ty), mask=inside)
+
+
+def skinny(x, w, rows=16, wide=64):
+    """y = x Wᵀ, one program per `rows` rows of the matrix."""
+    assert w.is_contiguous()  # the addresses count on it
+    n, width = w.shape
+    y = torch.empty(n, dtype=x.dtype, device=x.device)
+    skinny_kernel[(-(-n // rows),)](x, w, y, n, width, ROWS=rows, WIDE=wide)
+    return y
+
+
+# %% [markdown]
+# Read it once more with bytes in mind. Each number of $W$ is loaded by exactly one program, once. $x$ is loaded by all of them,
+# but it is small and stays in the cache. Products are kept in float32, number by number, and summed up once at the end: a sum
+# over a tile is a sum across threads, and one in every strip would make them wait for each other instead of for memory. The
+# masks are for sizes that the tile does not divide.
+#
+# If there is no GPU, Triton's interpreter acts the programs out with numpy, one after the other: right, and slow. (Triton
+# itself is installed with minispec on Linux, ARM included. On macOS and Windows it is missing; then the next cell says so and
+# does the same in torch, and so did the one with attention.)
+
+# %% tags=["nbval-ignore-output"]
+x = torch.randn(200, generator=generator).to(device)
+w = torch.randn(100, 200, generator=generator).to(device)
+if triton is None:
+    y, how = torch.stack([(row * x).sum() for row in w]), "without Triton: one number of y after the other"
+else:
+    y, how = skinny(x, w), "by our kernel"
+close = torch.allclose(y, F.linear(x, w), rtol=1e-4, atol=1e-4)
+assert close
+print(f"{how}, as torch's own product: {close}")
+
+# %% [markdown]
+# ### Predict
+#
+# The kernel of the package, [`products.skinny`](../minispec/gpu/products.py), does the same with matrix units, with the fused
+# steps, and with reads of the next strips under way while the current one is multiplied. All times of this lesson are of that
+# kernel; the short one above is for reading and was not timed on the H200. The tile is a choice. Take the output projection of
+# Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors.
+
+# %% tags=["nbval-ignore-output"]
+guess_idle = viz.predict(
+    "With 128 rows of the matrix per program, how many of the 132 multiprocessors have nothing to do?", "of 132"
+)
+guess_idle
+
+# %% [markdown]
+# ### Run
+
+# %% tags=["spoiler"]
+for rows in (16, 32, 64, 128):
+    programs = 4096 // rows
+    idle = max(0, 132 - programs)
+    print(f"{rows:3d} matrix rows per program: {programs:3d} programs, {idle:3d} multiprocessors without one")
+bf16, shared_memory = torch.bfloat16, 227 * 1024  # bytes, the most that one program may use on an H200
+chosen = products.default_tiles(bf16, bf16, (4096, 4096), swiglu=False, shared=shared_memory)
+print("the package takes", chosen)
+
+# %% [markdown]
+# ### Reveal
+
+# %% tags=["spoiler"]
+guess_idle.reveal(132 - 4096 // 128)
+
+# %% [markdown]
+# A multiprocessor without a program reads nothing. So are 32 programs the worst choice, and 256 the best? In the recorded
+# sweep each program has several strips under way (`stages`). The next cell multiplies that out:
+
+# %%
+sweep = recorded["tiles"]
+print("W's tile     programs  under way, each   on the GPU       read  per multiprocessor in use")
+for row in sorted(sweep["results"], key=lambda row: (row["wide"], row["rows"])):
+    each = row["rows"] * row["wide"] * row["stages"] * 2  # bytes of W in bf16
+    rate, programs = row["bytes_per_second"], row["programs"]
+    print(f"{row['rows']:4d} × {row['wide']:<5d}{programs:8d}{each / 1e3:13.0f} KB{each * programs / 1e6:10.1f} MB"
+          f"{rate / 1e12:7.2f} TB/s{rate / min(programs, sweep['multiprocessors']) / 1e9:10.0f} GB/s")  # fmt: skip
+
+# %% [markdown]
+# Two limits show in it.
+#
+# - *Bytes under way on the whole GPU.* Every read takes some time to arrive, so the rate is at most what is under way,
+#   divided by that time. Rows of the matrix × programs is always 4096, so the height of a tile hardly matters here, and the
+#   strip does: strips of 64 have 2.1 MB under way and read 1.5 to 1.7 TB/s at every height, strips of 256 have four times as
+#   much and read up to 2.73 TB/s. That is why 64 programs do nearly as well as 256, although half of the multiprocessors have
+#   none.
+# - *What one multiprocessor can take.* With 32 programs strips of 128 and 256 read the same, 61 to 63 GB/s per multiprocessor,
+#   the most of all lines. There more bytes under way no longer help.
+#
+# So: wide strips first, then enough programs that no multiprocessor is at its own limit. (32 × 256 falls out of line, and we do
+# not know why. Tiles are measured, not derived.) [`default_tiles`](../minispec/gpu/products.py) has what was best for each
+# shape. In the sweep every call reads another copy of the matrix, so that none is found in a cache.
+#
+# ### Play: bandwidth against tile size
+#
+# The dashed line is torch's own product, the dotted one the read bandwidth that was measured in that run.
+
+# %% tags=["nbval-ignore-output"]
+measured = tiles.sweep_both(device, repeat=3) if device == "cuda" else None
+viz.tile_sizes(measured)
+
+# %% [markdown]
+# Two tasks:
+#
+# 1. Go through the matrix rows per program and compare the three strips. With how few programs does even the widest strip
+#    lose, and why does the narrowest hardly change?
+# 2. Choose the attention kernel and find the number of splits from which on more of them do not help.
+#
+# <details><summary>What there is to see</summary>
+#
+# 1. With 32 programs, where a multiprocessor is at its own limit. The narrowest strip always has too few bytes under way.
+# 2. From 32 on, about two programs per multiprocessor. With 64 it is slower again, probably because the merge has more to do.
+# </details>
 
 # %% [markdown]
 # ## In production
 #
 # vLLM captures CUDA graphs at start-up for a list of batch sizes (`cudagraph_capture_sizes` in its compilation config) and pads
 # each batch to the next one; `--enforce-eager` turns this off. Its graphs can be *piecewise*, with attention left out so that
-# it may have changing shapes, or *full*. SGLang has `--disable-cuda-graph` and `--cuda-graph-max-bs`. In plain PyTorch
+# it may have changing shapes, or *full*. SGLang has `--cuda-graph-max-bs-decode` and `--cuda-graph-backend-decode=disabled`
+# (until 2026 `--cuda-graph-max-bs` and `--disable-cuda-graph`, which still work). In plain PyTorch
 # `torch.compile(mode="reduce-overhead")` fuses the small steps and captures graphs, which is what `transformers` does with a
 # static cache. Attention comes from FlashAttention, FlashInfer or Triton, all with splits over the keys. A draft and its
-# verification are usually several graphs, with the host in between, because a server has other requests to schedule.
+# verification are usually several graphs, because their shapes differ: a verification has $1 + k$ tokens per request, a step
+# of the draft model mostly one. The host launches them one after the other and can plan the next step meanwhile.
 
 # %% [markdown]
 # ## Check yourself
@@ -526,10 +719,12 @@ viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
 # reads and writes the same slot. It has to be a tensor on the device which the step itself increments.
 # </details>
 #
-# <details><summary>Why does split-K help attention at batch size 1 and hardly at batch size 64?</summary>
+# <details><summary>Why does split-K help attention at batch size 1 and hardly at batch size 64, with contexts of similar
+# length?</summary>
 #
 # Programs come from sequences × key/value heads × splits. At batch size 64 with 8 key/value heads there are 512 programs
-# without any split, enough for 132 multiprocessors. At batch size 1 there are 8.
+# without any split, enough for 132 multiprocessors. At batch size 1 there are 8. (One very long context among short ones
+# leaves its 8 programs running alone at the end, so there splits help at any batch size.)
 # </details>
 
 # %% [markdown]

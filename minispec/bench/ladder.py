@@ -85,6 +85,11 @@ def bytes_per_token(model: Model, context: float) -> float:
     return weight_bytes(model) + context * kept
 
 
+def room_for(prompt: int, k: int, repeat: int, launches: int = pairs.LAUNCHES) -> int:
+    """Slots that `climb` makes every step's memory of: the prompt, and what all rounds may emit."""
+    return prompt + ((repeat + WARMUP) * launches + 8) * (k + 1)
+
+
 def climb(
     target: Model, draft: Model | None, prompt: Sequence[int], bandwidth: float, *, k: int = 4, repeat: int = 7,
     launches: int = pairs.LAUNCHES, profile: bool = True,
@@ -95,8 +100,7 @@ def climb(
     middle. A cycle is divided by the tokens that it emitted on average.
     """
     rounds = repeat + WARMUP
-    room = len(prompt) + (rounds * launches + 8) * (k + 1)
-    every = ways(target, draft, prompt, k, room)
+    every = ways(target, draft, prompt, k, room_for(len(prompt), k, repeat, launches))
     calls = {name: pairs.several(way.launch, launches) for name, way in every.items()}
     times = interleaved_times(calls, repeat, WARMUP, target.device)
     read = bytes_per_token(target, len(prompt) + rounds * launches / 2)

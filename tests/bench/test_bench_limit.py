@@ -70,6 +70,15 @@ def test_a_climb_counts_and_relates(pair):
     assert len(kernels) == result["steps"][ladder.EAGER]["kernels_per_token"] > 7 * TOY.num_layers
 
 
+def test_the_memory_of_a_climb_holds_all_that_its_cycles_may_emit(pair, monkeypatch):
+    rooms, real = [], ladder.ways
+    monkeypatch.setattr(ladder, "ways", lambda *args: rooms.append(args[-1]) or real(*args))
+    ladder.climb(*pair, pairs.prompt_of(TOY, 6), 1e9, k=2, repeat=1, launches=2, profile=False)
+    assert rooms == [ladder.room_for(6, 2, 1, 2)]  # what lesson 13 compares with the slots that were filled
+    profiled = 2  # launches of each step
+    assert rooms[0] >= 6 + ((1 + ladder.WARMUP) * 2 + profiled) * (2 + 1)
+
+
 def test_a_shape_has_random_weights_and_a_name_its_own():
     target, _, prompt, weights = ladder.subject("toy", "cpu", 12, 0.05, 0)
     assert weights == "random" and len(prompt) == 12 and target.config == TOY

@@ -12,6 +12,7 @@ pytest.importorskip("plotly")
 from minispec.bench import ladder, pairs
 from minispec.bench.timeline import Event, Timeline
 from minispec.course import viz
+from minispec.course.classroom.pictures import figure_words
 from minispec.course.viz.kernel_timeline import DEVICE, HOST, REST, Recording, in_words, kind_of
 from minispec.course.viz.tile_sizes import ATTENTION, PRODUCT
 
@@ -62,6 +63,7 @@ def test_a_window_shows_what_lies_in_it():
 def test_the_words_count():
     words = in_words(MADE_UP.timelines[ladder.EAGER])
     assert "2 kernels by 2 launches in 8 µs" in words and "idle for 25%" in words and "2.0 µs" in words
+    assert "run for 6 µs of it (67% of that for products)" in words  # 4 of 6
     assert "0 kernels" in in_words(Timeline([], []))
 
 
@@ -148,6 +150,26 @@ def test_steps_are_shown_with_their_shares():
     [bars] = viz.limit_steps_figure({"a": climbed}).data
     assert list(bars.x) == list(ladder.STEPS)
     assert bars.y[0] == pytest.approx(100 * climbed["steps"][ladder.EAGER]["fraction_of_bandwidth"])
+
+
+def timed(**milliseconds: float) -> dict:
+    """A result in which a token reads for 1 ms."""
+    steps = {name: {"seconds_per_token": {"median": ms / 1e3}, "fraction_of_bandwidth": 1 / ms}
+             for name, ms in milliseconds.items()}  # fmt: skip
+    return {"steps": {name.replace("_", "-"): row for name, row in steps.items()}}
+
+
+def test_a_step_is_compared_with_the_one_before_it_and_the_eager_cycle_with_none():
+    climbed = timed(eager=10, graph=4, cycle=3)
+    climbed["steps"][ladder.EAGER_CYCLE] = climbed["steps"][ladder.GRAPH]
+    _, *lines = viz.steps_table(climbed).splitlines()
+    assert [line[14:].split()[1] for line in lines] == ["–", "60%", "25%", "–"]
+
+
+def test_the_figure_says_its_numbers_to_those_who_cannot_see_it():
+    runs = {"a, there": timed(eager=200, split_K=2, cycle=0.5), "b, here": timed(eager=5)}
+    words = figure_words(viz.limit_steps_figure(runs).to_plotly_json())
+    assert words == "eager, split-K, cycle: a 0.5, 50, 200 %; b 20 %: share of the read bandwidth, %."
 
 
 def test_other_files_are_refused(tmp_path):

@@ -101,10 +101,11 @@ def in_words(timeline: Timeline) -> str:
     """What the picture shows: counts, and how much of the time the device ran something."""
     gap, kernel = (median(some) if some else 0.0 for some in (timeline.gaps, [e.duration for e in timeline.kernels]))
     idle = 1 - timeline.busy / timeline.span if timeline.span else 0.0
+    products = sum(e.duration for e in timeline.kernels if kind_of(e.name) == "product") / (timeline.busy or 1.0)
     return (
         f"{len(timeline.kernels)} kernels by {len(timeline.launches)} launches in {timeline.span:,.0f} µs. Kernels "
-        f"run for {timeline.busy:,.0f} µs of it, so the device is idle for {max(0.0, idle):.0%}. The median kernel "
-        f"takes {kernel:.1f} µs, the median gap between two {gap:.1f} µs."
+        f"run for {timeline.busy:,.0f} µs of it ({products:.0%} of that for products), so the device is idle for "
+        f"{max(0.0, idle):.0%}. The median kernel takes {kernel:.1f} µs, the median gap between two {gap:.1f} µs."
     )
 
 
