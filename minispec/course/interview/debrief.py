@@ -22,7 +22,8 @@ from .drill import FOLLOW_UP, PUSH_BACK, SINKS, read_number
 from .matcher import MOST_WEIGHT, supports, terms, was_said, weight
 from .mock_interview import Interview
 from .question import LEVELS, reached
-from .rounds import CODE, GRADES, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
+from .reactions import asks_back
+from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
 from .summary import ROOT, count, digits, lesson
 
 AXES = ("correctness", "depth", "numbers", "trade-offs", "communication")
@@ -90,8 +91,10 @@ class Debrief:
         self.gradings = [graded(turn, reply) for turn, reply, _ in self.turns if turn.expects == GRADES]
         self.talks = [g for g in self.gradings if g.turn.question]
         self.figures = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == NUMBER]
-        self.code = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == CODE]
-        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.kind != "close"]
+        self.code = [(turn, reply) for turn, reply, _ in self.turns
+                     if turn.expects == CODE and reply.outcome not in NOT_SUBMITTED]  # fmt: skip
+        self.words = [(turn, reply) for turn, reply, _ in self.turns
+                      if turn.expects == WORDS and turn.kind != "close" and not asks_back(reply.text)]  # fmt: skip
 
     # ---- axes
 
@@ -157,7 +160,7 @@ class Debrief:
             lines.append(f"| {axis} | {level} | {f'{got} of {most}' if most else '–'} |")
         for title, found in (
             ("Strengths", self.strengths()), ("Concerns", self.concerns()), ("Claimed, not yet shown", self.claims()),
-            ("Numbers", self.numbers()), ("Read next", self.reading()),
+            ("Numbers", self.numbers()), *interview.asides(self.name), ("Read next", self.reading()),
         ):  # fmt: skip
             if found:
                 lines += ["", f"### {title}", "", *found]
