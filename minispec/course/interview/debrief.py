@@ -223,8 +223,8 @@ def is_right(turn: Turn, reply: Reply) -> bool:
 
 
 def short(text: str, most: int = 140) -> str:
-    """A rubric's line without its end, where it is long."""
-    return text if len(text) <= most else text[: text.rfind(" ", 0, most)] + " …"
+    """A rubric's line without its full stop, and without its end where it is long."""
+    return text.rstrip(".") if len(text) <= most else text[: text.rfind(" ", 0, most)].rstrip(" .,;:→") + " …"
 
 
 def rating(grading: Graded) -> Rating:
@@ -237,7 +237,7 @@ def report(interview: Interview) -> str:
     rounds = list(dict.fromkeys(name for name, turn, *_ in interview.transcript if turn.kind != "open"))
     debriefs = [Debrief(interview, name) for name in rounds]
     command = f"minispec mock --format {interview.format} --level {interview.level} --seed {interview.seed}"
-    lines = ["# Debrief", "", f"`{command}` asks the same.", ""]
+    lines = ["# Debrief", "", f"The same questions again: `{command}`", ""]
     if not debriefs:
         return "\n".join([*lines, "Nothing was answered, so there is nothing to say."]) + "\n"
     if len(debriefs) > 1:

@@ -58,7 +58,7 @@ def hold(interview: Interview, console: Console | None = None, schedule: Schedul
     interview.do("end")
     keep(interview)
     console.say()
-    _read_out(console, [console.listed(line) for line in report(interview).splitlines()])
+    _read_out(console, report(interview).splitlines())
     try:
         console.say(f"kept as {shortest(keep_report(interview, interview.out and Path(interview.out)))}")
     except OSError as error:
@@ -66,8 +66,13 @@ def hold(interview: Interview, console: Console | None = None, schedule: Schedul
     return 0
 
 
-def _read_out(console: Console, blocks: Sequence[list[str]]) -> None:
-    """Screen by screen."""
+def _read_out(console: Console, lines: Sequence[str]) -> None:
+    """Markdown, screen by screen; a heading is not left at the end of one."""
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        blocks[-1] += console.listed(line)
+        if line and not line.startswith("#"):
+            blocks.append([])
     screens = console.screens(blocks, left=5)
     for number, screen in enumerate(screens, start=1):
         console.show(screen)
@@ -108,7 +113,7 @@ def _words(console: Console, interview: Interview) -> str:
     while (reply := console.ask()).lower() == "p":
         interview.do("pause")
         keep(interview)
-        console.say(f"The clock stands at {clock(interview)}. Press Enter to go on.")
+        console.say(f"── {clock(interview)}: Press Enter to go on ──")
         console.ask()
         interview.do("go on")
         console.say(interview.turn.says)

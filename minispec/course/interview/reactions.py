@@ -63,10 +63,10 @@ PROBES = {
         "What would make you not build it, and what would you measure to find out?",
     ),
     "debugging": (
-        "What would you look at first, and what would it tell you?",
-        "Let us go back a step. Which measurement would rule out most of the possible causes?",
-        "How would you tell that cause from the next likely one?",
-        "Once it is fixed, what would show you that it has come back?",
+        "Where would you start, and what would that tell you?",
+        "Let us go back a step. Take the smallest example: what happens in it?",
+        "How would you tell that from the next likely explanation?",
+        "How would you notice if you were wrong about that?",
     ),
     "coding": (
         "What do you keep between two steps, and what does one step cost?",

@@ -104,7 +104,7 @@ class Conversation:
 
     @property
     def answer(self) -> str:
-        return " ".join(self.said)
+        return "\n".join(self.said)
 
     def put(self, kind: str, says: str, again: str = "") -> Generator[Turn, Reply, Reply]:
         facts = self.question.case.requirements if self.question.case else ()
@@ -132,7 +132,7 @@ class Conversation:
         else:
             numeric = question.kind in ("estimation", "derivation")
             wanted = [(number.computed, "") for number in question.numbers] if numeric else []
-            yield from self.doubt("\n".join(self.said), wanted, one=True)
+            yield from self.doubt(self.answer, wanted, one=True)
 
     def follow_up(self) -> Script:
         """The first one that has not been answered already."""
@@ -253,12 +253,12 @@ def close(last: bool, late: bool) -> Script:
     """The candidate asks. No team stands behind this interview, so the question is written down, and not answered."""
     end = "Our time is up" if late else "That was my last question"
     reply = yield Turn("close", f"{end}; thank you. What would you like to ask me?")
-    noted = "I have no team to speak for, so I write your question into the debrief: keep it for the day. "
+    noted = "I have no team to speak for, so I write your question into the debrief; keep it for the day."
     if not last:
-        yield Turn("open", f"{noted * bool(reply.text)}Have a break. The clock stands still until you go on with the "
-                   "next round.", NOTHING)  # fmt: skip
+        rest = "Have a break. The clock stands still until you go on with the next round."
+        yield Turn("open", f"{noted} {rest}" if reply.text else rest, NOTHING)
     elif reply.text:
-        yield Turn("close", f"{noted}Here it comes.", NOTHING)
+        yield Turn("close", noted, NOTHING)
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
