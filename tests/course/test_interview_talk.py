@@ -364,7 +364,7 @@ def test_the_task_is_shown_with_its_signature_and_an_example(monkeypatch, tmp_pa
     held, _ = coding_round(monkeypatch)
     script = Script("", "q")
     mock_terminal.hold(held, script.console, None, tmp_path / "debrief.md", tmp_path)
-    assert "def " in script.text and "it gives" in script.text and max(map(len, script.lines)) <= 80
+    assert "def " in script.text and "it returns" in script.text and max(map(len, script.lines)) <= 80
 
 
 def test_no_hint_is_spoken_of_that_cannot_be_had(monkeypatch, tmp_path):
@@ -473,6 +473,19 @@ def test_the_latest_is_resumed_and_only_so_many_are_kept(tmp_path):
         mock_interview.let_go(held)
     assert len([file for file in slots() if file.exists()]) == mock_interview.SLOTS
     assert resume(BANK).seed == 7
+
+
+def test_an_interview_that_is_over_leaves_the_others_alone():
+    over, other = interview(seed=1), interview(seed=2)
+    for held in (over, other):
+        held.do("begin")
+    keep(over)
+    over.do("end")
+    keep(over)
+    keep(other)  # takes the same slot
+    keep(over)
+    mock_interview.let_go(other)
+    assert resume(BANK).seed == 2
 
 
 def test_resume_says_when_there_is_nothing(tmp_path, capsys):
@@ -619,9 +632,9 @@ MUTANTS = {
     "Ctrl-C gives a verdict": (mock_terminal, "hold", "return 130", "interrupted = 130", check_ctrl_c_interrupts),
     "Ctrl-C forgets where the debrief goes": (Interview, "to_json", '"begun", "out", "notebook"', '"begun"',
                                               check_ctrl_c_interrupts),
-    "a live session is opened": (mock_interview, "hold", "return False", "return True",
+    "a live session is opened": (mock_interview, "claim", "return False", "return True",
                                  check_a_live_session_is_refused),
-    "a new one takes the slot of a live one": (mock_interview, "_free_slot", "and hold(file)", "",
+    "a new one takes the slot of a live one": (mock_interview, "_free_slot", "and claim(file)", "",
                                                check_a_live_session_is_refused),
     "a question back is an answer": (rounds, "put", "not asks_back(replies[-1].text)", "True",
                                      check_a_question_back_leaves_the_question_open),

@@ -7,6 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 
+EXAMPLE = 2  # which case of an exercise is shown: they are listed smallest first
 SOURCE = Path(__file__).resolve().parents[3] / "course/exercises/17_interview_day.py"
 
 # exercise → (question, what a good answer contains)
@@ -107,21 +108,28 @@ def _answer_cell(id: str) -> str:
 def task_of(id: str) -> str:
     """Signature, docstring and an example: what is to be written, in a few lines."""
     from ..classroom.exercise import find
-    from ..classroom.show import show
 
     exercise = find(id)
     head = re.split(r"\n *### BEGIN SOLUTION", _answer_cell(id))[0]
-    case = exercise.cases[min(1, len(exercise.cases) - 1)]
-    found = exercise.observe(exercise.reference, **case)
-    found = found if isinstance(found, dict) else {"result": found}
-    lines = [
-        head,
-        "",
-        "For example, with",
-        *(f"    {name} = {show(value)}" for name, value in case.items()),
-        "it gives",
-    ]
-    return "\n".join([*lines, *(f"    {name}: {show(value)}" for name, value in found.items())])
+    case = exercise.cases[min(EXAMPLE, len(exercise.cases) - 1)]
+    try:
+        found = exercise.reference(*case.values())
+    except TypeError:  # it is given a function as well
+        found = exercise.observe(exercise.reference, **case)
+    given = [f"    {name} = {_written(value)}" for name, value in case.items()]
+    return "\n".join([head, "", "For example, with", *given, f"it returns {_written(found)}"])
+
+
+def _written(value) -> str:
+    """A value as one would write it down: tensors as lists, with few digits."""
+    from ..classroom.show import show
+
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_written, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items()) + "}"
+    return repr(value) if isinstance(value, str) else show(value)
 
 
 def write_notebook(id: str, seed: int, folder: Path | None = None) -> Path:

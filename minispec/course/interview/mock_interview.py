@@ -240,7 +240,7 @@ class Interview:
 
 
 def slots() -> list[Path]:
-    """Where interviews are kept, beside the drill's file: mock.json, mock-2.json, … None where nothing is kept."""
+    """Where interviews are kept, beside the drill's file: mock.json, mock-2.json, …; none where nothing is kept."""
     file = place()
     return [] if file is None else [file.with_name(f"mock{f'-{n}' * (n > 1)}.json") for n in range(1, SLOTS + 1)]
 
@@ -248,7 +248,7 @@ def slots() -> list[Path]:
 _held: dict[Path, FileLock] = {}  # the slots of this process
 
 
-def hold(file: Path) -> bool:
+def claim(file: Path) -> bool:
     """Take a slot for this process until it ends; False if another one has it."""
     if file in _held:
         return True
@@ -271,17 +271,19 @@ def let_go(interview: Interview) -> None:
 
 def keep(interview: Interview, file: Path | None = None) -> bool:
     """Write it down after every step. An interview that is over leaves no file to resume. Whether it is kept."""
-    file = interview.file = file or interview.file or _free_slot()
+    interview.file = file or interview.file
     try:
-        if file is None:
-            return False
         if interview.ended:
-            file.unlink(missing_ok=True)
-            let_go(interview)
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, interview.to_json())
-        return True
+            if interview.file is not None:
+                interview.file.unlink(missing_ok=True)
+                let_go(interview)
+                interview.file = None  # somebody else's from now on
+            return False
+        interview.file = interview.file or _free_slot()
+        if interview.file is not None:
+            interview.file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(interview.file, interview.to_json())
+        return interview.file is not None
     except OSError:
         return False  # an interview goes on without
 
@@ -291,7 +293,7 @@ def _free_slot() -> Path | None:
     try:
         by_age = sorted(slots(), key=lambda file: file.stat().st_mtime if file.exists() else 0.0)
         ours = (file for file in by_age if file in _held)  # of other widgets in this notebook
-        return next((file for file in by_age if file not in _held and hold(file)), None) or next(ours, None)
+        return next((file for file in by_age if file not in _held and claim(file)), None) or next(ours, None)
     except OSError:
         return None
 
@@ -305,7 +307,7 @@ def resume(bank: Mapping[str, Question]) -> Interview:
     """The same, and from now on it is this process's; ValueError if there is none."""
     kept = list(_kept(bank))
     for interview, live in kept:
-        if not live and hold(interview.file):
+        if not live and claim(interview.file):
             return interview
     if kept:
         raise ValueError(f"resume: the {kept[0][0].named}, is still open elsewhere; go on there, or end it with q")
@@ -322,7 +324,7 @@ def _kept(bank: Mapping[str, Question], file: Path | None = None) -> Iterator[tu
             continue
         found.file = file
         ours = file in _held
-        live = not hold(file)
+        live = not claim(file)
         if not ours and not live:
             let_go(found)
         yield found, live

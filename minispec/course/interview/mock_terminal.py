@@ -16,7 +16,7 @@ from .mock_interview import Interview, keep, let_go
 from .practice import Record
 from .question import Question
 from .reactions import shortened
-from .rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
+from .rounds import ALOUD, CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
 from .schedule import Schedule
 from .terminal import TITLES, Console, Quit, Skip, read_ticks, shortest
 
@@ -87,7 +87,7 @@ def _read_out(console: Console, lines: Sequence[str]) -> None:
 def _turn(console: Console, interview: Interview, schedule: Schedule | None, folder: Path | None) -> None:
     turn = interview.turn
     console.say()
-    console.say(f"── {turn.kind} · {clock(interview)} ──")
+    console.say(f"── {CODE if turn.expects == CODE else turn.kind} · {clock(interview)} ──")
     console.say(turn.says)
     try:
         if turn.expects == GRADES:
@@ -199,6 +199,8 @@ def _code(console: Console, interview: Interview, folder: Path | None) -> None:
         console.say(line.strip(), indent, indent + "    ")
     if turn.kind == UNTOUCHED:
         console.say("yes submits; anything else goes on.")
+    elif turn.kind == ALOUD:
+        console.say("An empty line, or done, has it checked.")
     else:
         console.say("Fill in the function in this notebook (minispec lab) and save it. What you type here is talk; an "
                     "empty line, or done, has it checked.")  # fmt: skip

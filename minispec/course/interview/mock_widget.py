@@ -16,7 +16,7 @@ from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
 from .field import BREAK
 from .matcher import suggestions
-from .mock_interview import Interview, hold, keep, start_mock, unfinished
+from .mock_interview import Interview, claim, keep, start_mock, unfinished
 from .plain_markdown import to_html
 from .practice import Record
 from .question import LEVELS
@@ -273,7 +273,7 @@ class Desk(anywidget.AnyWidget):
 
     def _start(self, action: object, content: dict) -> str:
         if action == "resume" and self._old is not None:
-            if not hold(self._old.file):
+            if not claim(self._old.file):
                 return f"The {self._old.named}, is still open elsewhere."
             self.interview = self._old
         elif action == "start":
