@@ -393,6 +393,22 @@ def test_at_the_desk_talk_submits_nothing_either(tmp_path):
     assert again.notebook == notebook and again.view["kind"] == "aloud"  # the same file, with what was typed there
 
 
+def test_a_closed_window_does_not_lose_the_notebook(monkeypatch, tmp_path):
+    class Closed(BaseException):
+        pass
+
+    held, _ = coding_round(monkeypatch)
+    with pytest.raises(Closed):
+        mock_terminal.hold(held, Script("", Closed()).console, None, None, tmp_path)
+    assert resume(BANK).notebook == held.notebook == str(tmp_path / "mock-1.ipynb")
+    desk = mock(format="coding", seed=1)
+    for content in ({"do": "start"}, {"do": "begin"}):
+        desk.act(content)
+    again = mock()
+    again.act({"do": "resume"})
+    assert again.notebook == desk.notebook
+
+
 # ---------------------------------------------------------------- interrupted, and resumed
 
 

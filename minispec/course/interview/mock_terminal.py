@@ -192,7 +192,9 @@ def _ticks(console: Console, boxes: int, suggested: set[int], number: int, scree
 def _code(console: Console, interview: Interview, folder: Path | None) -> None:
     """What is typed is talk; only an empty line or "done" has the notebook checked."""
     turn = interview.turn
-    interview.notebook = interview.notebook or str(write_notebook(turn.exercise, interview.seed, folder).absolute())
+    if interview.notebook is None:
+        interview.notebook = str(write_notebook(turn.exercise, interview.seed, folder).absolute())
+        keep(interview)
     file = Path(interview.notebook)
     for line in turn.shows.splitlines():
         indent = " " * (2 + len(line) - len(line.lstrip()))

@@ -311,6 +311,7 @@ class Desk(anywidget.AnyWidget):
         if turn.expects == CODE:
             if self.notebook is None:
                 interview.notebook = str(write_notebook(turn.exercise, interview.seed, self.folder).absolute())
+                keep(interview)
             if turn.kind != UNTOUCHED:
                 says += f" Open {shortest(self.notebook)}, fill in the function, save it, then press check."
         log = [(who, text) for _, t, r, _ in interview.transcript for who, text in (("they", t.says), ("you", r.text))]

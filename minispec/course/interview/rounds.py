@@ -250,7 +250,7 @@ def code(exercise: str, title: str, minutes: int, follow_ups: Sequence[tuple[str
 
 
 def close(last: bool, late: bool) -> Script:
-    """The candidate asks. No team stands behind this interview, so the question is written down, and not answered."""
+    """The candidate asks. There is no team to speak for, so the question is written down, and not answered."""
     end = "Our time is up" if late else "That was my last question"
     reply = yield Turn("close", f"{end}; thank you. What would you like to ask me?")
     noted = "I have no team to speak for, so I write your question into the debrief; keep it for the day."
