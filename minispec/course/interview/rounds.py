@@ -165,7 +165,7 @@ class Conversation:
         for push_back in ordered[: 1 if self.level == LEVELS[0] else 2]:
             says = push_back.says
             if self.lost:
-                says = f"Suppose a colleague has an answer, and is told: “{says}” What would you reply in their place?"
+                says = f"Suppose a colleague has an answer, and is told: “{says}” What would you reply?"
             elif dealt_with[push_back.says]:
                 says = f"You have touched on this; I would like to hear more of it. {says}"
             self.asked.append(Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}"))
