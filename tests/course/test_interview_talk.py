@@ -345,7 +345,7 @@ def check_an_untouched_notebook_is_asked_about(monkeypatch, tmp_path) -> None:
     asked = [turn.kind for _, turn, *_ in held.transcript]
     assert asked[:6] == ["open", "code", UNTOUCHED, "aloud", UNTOUCHED, "probe"] and len(ran) == 1
     assert "Nothing is filled in yet; submit anyway?" in script.words and "not all tests" not in script.words.lower()
-    assert "Then without code" in script.words
+    assert "Then without code" in script.words and "no, wait" not in report(held)
 
 
 def test_an_untouched_notebook_is_asked_about(monkeypatch, tmp_path):

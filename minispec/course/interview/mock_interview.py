@@ -29,6 +29,7 @@ from .rounds import (
     NOTHING,
     NUMBER,
     ROUNDS,
+    UNTOUCHED,
     WORDS,
     Reply,
     Turn,
@@ -192,7 +193,9 @@ class Interview:
             "How you began the derivation": [
                 f"- you: “{' '.join(texts)}” We would begin: {model}" for model, texts in begun.items()
             ],
-            "Said while you wrote the code": [f"- “{r.text}”" for t, r in said if r.outcome == ALOUD],
+            "Said while you wrote the code": [
+                f"- “{r.text}”" for t, r in said if r.outcome == ALOUD and t.kind != UNTOUCHED
+            ],
             "Your questions to the interviewer": [f"- “{r.text}”" for t, r in said if t.kind == "close"],
         }
         return [(title, lines) for title, lines in found.items() if lines]

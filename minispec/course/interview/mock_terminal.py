@@ -16,12 +16,13 @@ from .mock_interview import Interview, keep, let_go
 from .practice import Record
 from .question import Question
 from .reactions import shortened
-from .rounds import ALOUD, CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
+from .rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
 from .schedule import Schedule
 from .terminal import TITLES, Console, Quit, Skip, read_ticks, shortest
 
 QUOTED = 140  # characters of an answer, and of a reason, beside a point
 LEFT = 10  # lines of a screen below a rubric: what to type, and what was typed
+SUBMITS = "An empty line, or done, has it checked."
 DONE, YES = ("", "done"), ("y", "yes", "submit")
 
 
@@ -42,6 +43,8 @@ def hold(interview: Interview, console: Console | None = None, schedule: Schedul
     if interview.events:
         console.say(f"This is the {interview.named}. It goes on where it stopped.")
         interview.do("go on")
+        if interview.notebook and interview.turn and interview.turn.expects == CODE != interview.turn.kind:
+            _task(console, interview)
     try:
         while interview.turn is not None:
             _turn(console, interview, schedule, folder)
@@ -189,6 +192,16 @@ def _ticks(console: Console, boxes: int, suggested: set[int], number: int, scree
 # ---- the code --------------------------------------------------------------------------------------------------------
 
 
+def _task(console: Console, interview: Interview) -> None:
+    for line in interview.turn.shows.splitlines():
+        indent = " " * (2 + len(line) - len(line.lstrip()))
+        console.say(line.strip(), indent, indent + "    ")
+    console.say(
+        f"Fill in the function in this notebook (minispec lab) and save it. What you type here is talk. {SUBMITS}"
+    )
+    console.say(shortest(Path(interview.notebook)), "  ")
+
+
 def _code(console: Console, interview: Interview, folder: Path | None) -> None:
     """What is typed is talk; only an empty line or "done" has the notebook checked."""
     turn = interview.turn
@@ -196,17 +209,11 @@ def _code(console: Console, interview: Interview, folder: Path | None) -> None:
         interview.notebook = str(write_notebook(turn.exercise, interview.seed, folder).absolute())
         keep(interview)
     file = Path(interview.notebook)
-    for line in turn.shows.splitlines():
-        indent = " " * (2 + len(line) - len(line.lstrip()))
-        console.say(line.strip(), indent, indent + "    ")
-    if turn.kind == UNTOUCHED:
-        console.say("yes submits; anything else goes on.")
-    elif turn.kind == ALOUD:
-        console.say("An empty line, or done, has it checked.")
+    if turn.kind == CODE:
+        _task(console, interview)
     else:
-        console.say("Fill in the function in this notebook (minispec lab) and save it. What you type here is talk; an "
-                    "empty line, or done, has it checked.")  # fmt: skip
-        console.say(shortest(file), "  ")
+        submits = "yes submits; anything else goes on." if turn.kind == UNTOUCHED else SUBMITS
+        console.say(submits)
     reply = _words(console, interview)
     if reply.lower() not in (YES if turn.kind == UNTOUCHED else DONE):
         interview.do("say", text=reply)
@@ -215,6 +222,9 @@ def _code(console: Console, interview: Interview, folder: Path | None) -> None:
     else:
         console.say("Running it …")
         outcome, text = check_file(file, turn.exercise)
-        for line in text.splitlines():
-            console.say(line, "  ")
+        for part in text.split("\n\n"):
+            lines = part.splitlines()
+            for line in lines if any(line.startswith(" ") for line in lines) else [" ".join(lines)]:
+                console.say(line.strip(), " " * (2 + len(line) - len(line.lstrip())))
+            console.say()
         interview.do("code", outcome=outcome, text=text[:2000])

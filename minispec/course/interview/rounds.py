@@ -165,7 +165,7 @@ class Conversation:
         for push_back in ordered[: 1 if self.level == LEVELS[0] else 2]:
             says = push_back.says
             if self.lost:
-                says = f"Suppose a colleague has an answer, and is told: “{says}” What would you reply?"
+                says = f"Suppose a colleague has proposed a solution, and is told: “{says}” What would you reply?"
             elif dealt_with[push_back.says]:
                 says = f"You have touched on this; I would like to hear more of it. {says}"
             self.asked.append(Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}"))
@@ -233,11 +233,11 @@ def code(exercise: str, title: str, minutes: int, follow_ups: Sequence[tuple[str
             says = "Nothing is filled in yet; submit anyway? If something is, save the notebook first."
         elif asks_back(reply.text):
             says = "What the notebook does not say, you decide: say what you assume."
-        reply = yield replace(turn, kind=reply.outcome, says=says, shows="")
+        reply = yield replace(turn, kind=reply.outcome, says=says)
     after = {
         "right": "",
         "not attempted": "Then without code: what would you keep, and what would one step do?",
-    }.get(reply.outcome, "Not all tests pass. Which input would you try first, and what do you expect?")
+    }.get(reply.outcome, "Not all tests pass. What goes wrong there, and how would you fix it?")
     if after and not reply.skipped:
         replies = yield from put(Turn("probe", after, exercise=exercise))
         said += [reply.text for reply in replies]
