@@ -237,7 +237,7 @@ def report(interview: Interview) -> str:
     rounds = list(dict.fromkeys(name for name, turn, *_ in interview.transcript if turn.kind != "open"))
     debriefs = [Debrief(interview, name) for name in rounds]
     command = f"minispec mock --format {interview.format} --level {interview.level} --seed {interview.seed}"
-    lines = ["# Debrief", "", f"The same questions again: `{command}`", ""]
+    lines = ["# Debrief", "", f"`{command}` asks the same questions again.", ""]
     if not debriefs:
         return "\n".join([*lines, "Nothing was answered, so there is nothing to say."]) + "\n"
     if len(debriefs) > 1:

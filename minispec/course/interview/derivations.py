@@ -86,7 +86,8 @@ def cycle_length(dice: random.Random) -> Derivation:
         (
             _step("the probability that a cycle emits just one token", f"1 - {alpha}"),
             _step(
-                f"the probability that {'both' if k == 2 else f'all {k}'} draft tokens are accepted", f"{alpha}**{k}"
+                f"the probability that {'both' if k == 2 else f'all {k}'} draft tokens are accepted",
+                f"{alpha}**{k}",
             ),
             _step("the expected number of tokens per cycle, E[N]", tokens),
             _step("the number of tokens per cycle that no k exceeds", f"token_ceiling({alpha})"),
