@@ -1,17 +1,24 @@
-"""The matcher: what it finds, and how often it is wrong, on labelled answers and on answers to something else."""
+"""The matcher: what it finds, and how often it is wrong: on labelled answers, on what candidates typed, on the opposite
+of it, and on answers to something else."""
 
 from __future__ import annotations
 
 import random
+import re
+import sys
 
 import pytest
+from interview_answers import CANDIDATES, OPPOSITES, Typed
 from mutants.patching import rewrite
 
-from minispec.course.interview import load, matcher, vocabulary
-from minispec.course.interview.matcher import find, suggestions, supports
+from minispec.course.interview import evidence, load, matcher, vocabulary
+from minispec.course.interview.drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box
+from minispec.course.interview.evidence import graded, heard, refusal, suggest
+from minispec.course.interview.matcher import find, match_boxes, sentences, suggestions, supports, was_said
 from minispec.course.interview.question import LEVELS
 from minispec.course.interview.questions import FOLDER
-from minispec.course.interview.vocabulary import SYNONYMS
+from minispec.course.interview.rounds import Reply, Turn, grading
+from minispec.course.interview.vocabulary import SYNONYMS, key_words, occurrences
 
 BANK = load()
 IRRELEVANT = (
@@ -84,6 +91,31 @@ def test_a_point_is_found_by_its_terms_its_names_and_its_numbers():
     assert not find("Says that the cache takes 320 KiB per token", "The cache takes 32 KiB for each token.").suggested
     assert not find("Says that the cache takes 320 KiB per token", "The cache takes 320 GB for each token.").suggested
     assert "bandwidth" not in match.missing and match.reason.startswith("found: ")
+    assert "parameters (your “weights”)" in match.found  # the candidate's own words
+
+
+def test_names_of_versions_are_no_numbers():
+    assert matcher.numbers("EAGLE-2 and EAGLE-3 on an H100 reach 59 percent") == [(59.0, "%")]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("effect", "effective"), ("pay", "paying"), ("store", "saves"), ("low", "large"), ("change", "differs")],
+)
+def test_words_that_are_not_one(one, other):
+    assert set(key_words(one)) != set(key_words(other))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("verify", "verification"), ("quantised", "quantization"), ("dropping", "drops"), ("a dictionary", "a dict"),
+        ("lower bound", "floor"), ("switching off", "down to zero"), ("ridge point", "knee"), ("mean", "average"),
+        ("a part of the traffic", "a canary"), ("multiplies", "0.9*0.7"), ("utilisation", "occupancy"),
+    ],
+)  # fmt: skip
+def test_words_that_are_one(one, other):
+    assert set(key_words(one)) & set(key_words(other))
 
 
 def test_names_of_one_thing_are_in_the_glossary():
@@ -131,7 +163,103 @@ def check_answers_to_something_else_suggest_little() -> None:
     assert share(others) <= 0.05
 
 
+def boxes_of(typed: Typed) -> list[tuple[Box, str, str]]:
+    """(line of the rubric, its mark, what was typed for it)."""
+    question = BANK[typed.question]
+    asked = [Box(FOLLOW_UP, f"{each.question} → {each.short}") for each in question.follow_ups[:1]]
+    asked += [Box(PUSH_BACK, f"{each.says} → {each.reply}") for each in question.push_backs]
+    groups = ([Box(level, point) for level, point in question.points], asked[: len(typed.replies)],
+              [Box(RAISES, tell) for tell in question.raises],
+              [Box(SINKS, tell) for tell in question.sinks])  # fmt: skip
+    everything = "\n".join(filter(None, [typed.opening, *typed.replies]))
+    found = []
+    for boxes, marks in zip(groups, typed.marks.replace(" ", "").split("/"), strict=True):
+        texts = typed.replies if boxes is groups[1] else [everything] * len(boxes)
+        found += zip(boxes, marks.ljust(len(boxes), "-"), texts, strict=False)
+    return found
+
+
+def typed(*answers: Typed):
+    """(group, mark, match) of every line."""
+    for answer in answers:
+        boxes, marks, texts = zip(*boxes_of(answer), strict=True)
+        strict = [i for i, box in enumerate(boxes) if box.group == SINKS]
+        found = match_boxes([box.text for box in boxes], texts, strict)
+        yield from zip([box.group for box in boxes], marks, found, strict=True)
+
+
+def check_what_candidates_said_is_suggested() -> None:
+    found = [(mark, match.suggested) for group, mark, match in typed(*CANDIDATES) if group != SINKS]
+    assert share(suggested for mark, suggested in found if mark == "y") >= 0.75
+    assert share(suggested for mark, suggested in found if mark == "n") <= 0.15
+
+
+def check_the_opposite_is_not_suggested() -> None:
+    """What was said with the opposite meaning: two in 23 at most, and most of them are named as the opposite."""
+    found = [match for group, mark, match in typed(*OPPOSITES) if mark == "x"]
+    assert share(match.suggested for match in found) <= 0.1
+    assert share(match.opposite for match in found) >= 0.4
+
+
+def denials(point: str) -> list[str]:
+    """A point said with the opposite meaning, in two ways."""
+    claim = re.sub(r"^(?:Knows|Says|Explains|Points out|Notes|Sees|Argues|States|Concludes)(?: that)? ", "", point)
+    claim = claim[0].lower() + claim[1:]
+    return [f"It is not true that {claim}.", f"I would never say that {claim}."]
+
+
+def check_what_is_denied_is_not_suggested() -> None:
+    """Points of the bank that deny nothing themselves, of every eighth question."""
+    found = []
+    for question in list(BANK.values())[::8]:
+        points = [point for _, point in question.points]
+        for i, point in enumerate(points):
+            if not any(word.denied or word.denied is None or word.undone for word in occurrences(point)):
+                found += [suggestions(points, text)[i].suggested for text in denials(point)]
+    assert len(found) > 150 and share(found) <= 0.05
+
+
+def check_what_sinks_is_suggested_only_if_it_was_said() -> None:
+    good = []
+    for question in BANK.values():
+        points = [point for _, point in question.points] + list(question.sinks)
+        strict = range(len(question.points), len(points))
+        good += [match.suggested for match in match_boxes(points, [question.spoken] * len(points), strict)[strict[0] :]]
+        for sink in question.sinks:
+            assert match_boxes([*points, sink], [sink] * (len(points) + 1), [len(points)])[-1].suggested, sink
+    assert share(good) <= 0.12  # of good answers, which use the same words
+    found = [(mark, match.suggested) for group, mark, match in typed(*CANDIDATES, *OPPOSITES) if group == SINKS]
+    assert all(suggested for mark, suggested in found if mark == "y")
+    assert not any(suggested for mark, suggested in found if mark == "n")
+
+
+def check_push_backs_are_found_in_their_own_reply() -> None:
+    own, others = [], []
+    for question in BANK.values():
+        first, second, *_ = question.push_backs
+        lines = [point for _, point in question.points] + [f"{each.says} → {each.reply}" for each in (first, second)]
+        said = [question.spoken] * len(question.points)
+        own += [match.suggested for match in match_boxes(lines, [*said, first.reply, second.reply])[-2:]]
+        others += [match.suggested for match in match_boxes(lines, [*said, second.reply, first.reply])[-2:]]
+    assert share(own) >= 0.95 and share(others) <= 0.06
+
+
+NEW_CHECKS = (
+    check_what_candidates_said_is_suggested,
+    check_the_opposite_is_not_suggested,
+    check_what_is_denied_is_not_suggested,
+    check_what_sinks_is_suggested_only_if_it_was_said,
+    check_push_backs_are_found_in_their_own_reply,
+)
+
+
+@pytest.mark.parametrize("check", NEW_CHECKS)
+def test_measured(check):
+    check()
+
+
 def clear() -> None:
+    vocabulary.occurrences.cache_clear()
     matcher.terms.cache_clear()
     matcher._answers_with.cache_clear()
 
@@ -154,11 +282,21 @@ def test_irrelevant_words_suggest_nothing():
         assert share(supports(point, text) for some in points for point in some) <= 0.02, text
 
 
-def test_what_is_suggested_is_supported_by_its_quote():
+def test_what_is_suggested_and_confirmed_is_shown():
+    """Or it is counted as a sentence that has earned two points already: no suggestion is lost without a word."""
+    for question in BANK.values():
+        turn = grading(question, [], [question.spoken])
+        ticks = {i: match.quote for i, match in enumerate(suggest(turn)) if match.suggested}
+        found = graded(turn, Reply(ticks=ticks))
+        assert not found.claimed and not found.refused and len(found.shown) + len(found.empty) == len(ticks)
+        assert f"Ticked: {len(ticks)}." in found.tally() or not ticks
+
+
+def test_a_quote_is_one_sentence_of_the_answer():
     for question in BANK.values():
         points = [point for _, point in question.points]
-        for point, match in zip(points, suggestions(points, question.spoken), strict=True):
-            assert not match.suggested or supports(point, match.quote)
+        own = sentences(question.spoken)
+        assert all(match.quote in own for match in suggestions(points, question.spoken) if match.suggested)
 
 
 def test_a_reply_to_a_push_back_is_not_found_in_the_push_back():
@@ -167,11 +305,57 @@ def test_a_reply_to_a_push_back_is_not_found_in_the_push_back():
     assert not match.suggested and "opposite" not in match.found
 
 
-ON_TOPIC = "SHARE_ON_TOPIC if on_topic(points, answer) else SHARE"
+def check_each_reply_has_its_own_words() -> None:
+    """A push-back is looked for in the reply to it, with what was gone into after it, and nowhere else."""
+    question = BANK["which-acceptance"]
+    push_back = question.push_backs[0]
+    box = Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}")
+    opening = (question.spoken + " " + push_back.reply, "ask", question.question)
+    for reply in ("I would rather talk about the weather of last week.", ""):
+        said = [opening, (reply, "push-back", f"Well. {push_back.says}"), ("More of it.", "answer", "You decide.")]
+        turn = grading(question, [box], [text for text, *_ in said])
+        entries = [("concept", Turn(kind, says, question=question.id), Reply(text), 0.0) for text, kind, says in said]
+        at = turn.boxes.index(box)
+        assert heard(turn, entries)[at] == f"{reply}\nMore of it.".strip() and heard(turn, entries)[0] == turn.heard
+        assert not suggest(turn, entries)[at].suggested and suggest(turn)[at].suggested
+        assert "not in reply" in refusal(turn, at, sentences(push_back.reply)[0], entries)
+
+
+def test_each_reply_has_its_own_words():
+    check_each_reply_has_its_own_words()
+
+
+def test_words_that_were_not_typed_are_refused():
+    typed = "I would ship it behind a flag, and watch the acceptance by tenant and language."
+    turn = grading(BANK["rollout"], [], [typed])
+    for phrase in (
+        "watch the acceptance by tenant",
+        "Behind a FLAG — and watch",
+        "I would ship it … watch the acceptance",
+    ):
+        assert was_said(phrase, typed) and refusal(turn, 0, phrase) == "", phrase
+    for phrase in ("I would roll it out to a small part of the traffic first", "tenant language acceptance flag ship"):
+        assert not was_said(phrase, typed) and "do not find" in refusal(turn, 0, phrase), phrase
+        assert list(graded(turn, Reply(ticks={0: phrase})).refused) == [0]
+
+
+ON_TOPIC = 'SHARE_ON_TOPIC if on_topic(points, "\\n".join(dict.fromkeys(answers))) else SHARE'
 MUTANTS = [
-    (matcher, "suggestions", ON_TOPIC, "SHARE", check_what_was_said_is_suggested),
-    (matcher, "suggestions", ON_TOPIC, "SHARE_ON_TOPIC", check_answers_to_something_else_suggest_little),
-    (vocabulary, "key_words", "STANDS_FOR.get(each, each)", "each", check_what_was_said_is_suggested),
+    (matcher, "match_boxes", ON_TOPIC, "SHARE", check_what_was_said_is_suggested),
+    (matcher, "match_boxes", ON_TOPIC, "SHARE_ON_TOPIC", check_answers_to_something_else_suggest_little),
+    (vocabulary, "_polarity", "STANDS_FOR.get(each, each)", "each", check_what_was_said_is_suggested),
+    (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_the_opposite_is_not_suggested),
+    (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_what_is_denied_is_not_suggested),
+    (matcher, "find", "and not best.is_denied", "", check_the_opposite_is_not_suggested),
+    (
+        matcher,
+        "match_boxes",
+        "SHARE_OF_SINK if i in strict else share",
+        "share",
+        check_what_sinks_is_suggested_only_if_it_was_said,
+    ),
+    (matcher, "match_boxes", "least, held_by,", "least, None,", check_what_candidates_said_is_suggested),
+    (evidence, "heard", "if box.group in (FOLLOW_UP, PUSH_BACK)", "if False", check_each_reply_has_its_own_words),
     (matcher, "weight", "if used[term] < 2:", "if True:", check_what_was_said_is_suggested),
 ]
 
@@ -179,8 +363,9 @@ MUTANTS = [
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
-    for each in ("suggestions", "key_words"):  # names that were imported
-        for module, home in ((matcher, vocabulary), (__import__("sys").modules[__name__], matcher)):
+    for each in ("suggestions", "key_words", "occurrences", "match_boxes", "heard"):  # names that were imported
+        here = sys.modules[__name__]
+        for module, home in ((matcher, vocabulary), (evidence, matcher), (here, matcher), (here, evidence)):
             if hasattr(module, each) and hasattr(home, each):
                 monkeypatch.setattr(module, each, getattr(home, each))
     clear()

@@ -16,7 +16,7 @@ from mutants.patching import rewrite
 
 from minispec import exact, theory, verify
 from minispec.course.classroom import exam
-from minispec.course.interview import debrief, load, mock, mock_interview, mock_terminal
+from minispec.course.interview import debrief, evidence, load, mock, mock_interview, mock_terminal
 from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
 from minispec.course.interview.debrief import AXES, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, kv_size, losslessness
@@ -399,7 +399,8 @@ def check_irrelevant_words_earn_nothing() -> None:
         found = Debrief(held, format)
         assert found.signal == 0 and found._signal(True) < 2, format
         assert all(got == 0 for got, _ in found.counts().values())
-        assert "No hire" in report(held) and IRRELEVANT in report(held)
+        text = report(held)
+        assert ("**No hire" in text) == found.is_enough != ("**Not enough evidence" in text) and IRRELEVANT in text
 
 
 def test_irrelevant_words_earn_nothing():
@@ -407,11 +408,14 @@ def test_irrelevant_words_earn_nothing():
 
 
 def check_words_that_were_not_said_earn_nothing() -> None:
-    """Whoever types nothing and copies the rubric into the quotes has claimed it, and shown none of it."""
-    held = hold(interview("L6", seed=5), ticks=by_the_book)
-    found = Debrief(held, "concept")
-    assert found.signal == 0 and found._signal(True) == 3
-    assert "With the points that you claim below it would be L6" in report(held)
+    """Whoever copies the rubric into the quotes has shown none of it, and claimed none of it either."""
+    for says in ("", IRRELEVANT):
+        held = hold(interview("L6", seed=5), says=lambda turn, says=says: says, ticks=by_the_book)
+        found = Debrief(held, "concept")
+        assert found.signal == 0 == found._signal(True) and not any(g.shown or g.claimed for g in found.gradings)
+        refused = report(held).split("### Not found in your answers")[1].split("###")[0]
+        assert refused.count("\n- ") == sum(len(g.refused) for g in found.gradings) > 20
+        assert "With the points that you claim" not in report(held)
 
 
 def test_words_that_were_not_said_earn_nothing():
@@ -433,13 +437,118 @@ def test_no_irrelevant_sentence_raises_a_level():
             assert alone.level() == 0 and beside.level() == 1, (question.id, sentence)
 
 
-def test_no_axis_shows_more_than_a_level_above_the_round():
-    def basics(turn) -> dict[int, str]:
-        return {i: box.text for i, box in enumerate(turn.boxes) if box.group == "L4"}
+def basics(turn) -> dict[int, str]:
+    return {i: box.text for i, box in enumerate(turn.boxes) if box.group == "L4"}
 
+
+def check_the_headline_follows_from_the_table() -> None:
+    """What is printed: the middle of the rows, the lower one of two, against the level of the round."""
+    names = ("below L4", *LEVELS)
+    for level in LEVELS:
+        for format in ("concept", "coding", "experience"):
+            for ticks in (by_the_book, basics, lambda turn: {}):
+                held = hold(interview(level, format, seed=5), says=deep_answer, ticks=ticks, number=right)
+                text = report(held)
+                table = text.split("| question | level | evidence |\n|---|---|---|\n")[1].split("\n\n")[0]
+                rows = sorted(names.index(line.split(" | ")[-2]) for line in table.splitlines())
+                signal = rows[(len(rows) - 1) // 2]
+                form = {1: "Strong hire", 0: "Hire", -1: "Lean no hire"}.get(signal - names.index(level), "No hire")
+                form = "Strong hire" if signal > names.index(level) else form
+                assert (
+                    f"**{form} at " in text and f"The table signals {names[signal]}." in text and debrief.RULE in text
+                )
+
+
+def test_the_headline_follows_from_the_table():
+    check_the_headline_follows_from_the_table()
+
+
+def test_the_axes_are_defined_and_have_no_level():
     held = hold(interview("L4", seed=5), says=deep_answer, ticks=basics)
     assert signals(held) == [1] and Debrief(held, "concept").counts()["correctness"][0] == 9
-    assert "| correctness | L5 | 9 of 9 |" in report(held)
+    assert f"| correctness | 9 of 9 | {AXES['correctness']} |" in report(held)
+
+
+def check_a_small_sample_has_no_level() -> None:
+    """A round that was broken off, one that was skipped, and one with a single short conversation."""
+    ended = interview("L6", seed=5)
+    while ended.turn.expects != GRADES:
+        answer(ended, says=deep_answer)
+    answer(ended, ticks=by_the_book)
+    ended.do("end")
+    skipped = interview("L6", seed=5)
+    while skipped.turn is not None:
+        skipped.do("begin" if skipped.turn.expects == NOTHING else "skip")
+    seed = next(s for s in range(20) if BANK[first_question(s, "design")].case is None)
+    single = hold(interview("L6", "design", seed), says=deep_answer, ticks=by_the_book)
+    for held, name in ((ended, "concept"), (skipped, "concept"), (single, "design")):
+        assert "**Not enough evidence for a level at staff (L6).**" in report(held) and "ire at" not in report(held), (
+            name
+        )
+    assert "what there is reached L6" in report(single)
+    assert Debrief(hold(interview("L6", seed=5), says=deep_answer), "concept").is_enough
+
+
+def test_a_small_sample_has_no_level():
+    check_a_small_sample_has_no_level()
+
+
+def check_the_opposite_is_a_concern() -> None:
+    """Said the opposite, replied with something else, said what sinks: named, whatever was ticked."""
+    held, weather = interview("L5", seed=41), "The weather was nice, and we talked about the garden all afternoon long."
+    sink = ""
+    while held.turn.expects != GRADES:
+        question = BANK[held.turn.question] if held.turn.question else None
+        sink = question.sinks[0] if question else ""
+        answer(held, says=lambda turn: weather if turn.kind == "push-back"
+               else f"I would never say that {BANK[turn.question].L4[0].lower()}. {BANK[turn.question].sinks[0]}.")  # fmt: skip
+    point = BANK[held.turn.question].L4[0]
+    answer(held)
+    hold(held)
+    concerns = report(held).split("### Concerns")[1].split("###")[0]
+    assert f"said the opposite? {point}" in concerns and f"may have said what sinks an answer: {sink}" in concerns
+    assert "replied with something else? asked" in concerns and weather in concerns
+    in_short = report(held).split("### In short")[1].split("###")[0]
+    assert in_short.count("- risk:") == 2 and in_short.count("- strength:") <= 3
+
+
+def test_the_opposite_and_something_else_are_concerns():
+    check_the_opposite_is_a_concern()
+
+
+def test_three_strengths_and_two_risks_come_first():
+    held = hold(interview("L6", seed=5), says=deep_answer, ticks=by_the_book, number=right)
+    text = report(held)
+    in_short = text.split("### In short")[1].split("###")[0]
+    assert in_short.count("- strength:") == 3 and text.index("### In short") < text.index("| question |")
+    assert len({line for line in in_short.splitlines() if line}) == in_short.count("\n- ")
+
+
+def first_number() -> Interview:
+    held = interview(seed=2)
+    while held.turn.expects != NUMBER:
+        answer(held)
+    return held
+
+
+def check_what_cannot_be_read_is_not_wrong() -> None:
+    for first, second, mark, count in (
+        ("no idea", "{x}", "✓", (1, 1)), ("no idea", "still none", "–", (0, 0)), ("{y}", "{x}", "✓", (1, 1)),
+        ("{y}", "", "✗", (0, 1)), ("{x} or {y}", "{x}", "✓", (1, 1)), ("so {x}", "", "✓", (1, 1)),
+    ):  # fmt: skip
+        held = first_number()
+        number, values = held.turn.number, {"x": held.turn.number.computed, "y": 17 * held.turn.number.computed}
+        held.do("say", text=first.format(**values))
+        while held.turn.number is number:
+            held.do("say", text=second.format(**values))
+        held.do("end")
+        found = Debrief(held, "concept")
+        assert found.numbers()[0].startswith(f"- {mark} ") and found.counts()["numbers"] == count, (first, second)
+        assert ("asked again" in found.numbers()[0]) == (mark == "✓" and not first.startswith("so"))
+
+
+def test_what_cannot_be_read_is_asked_again_and_a_right_reply_repairs_the_mark():
+    check_what_cannot_be_read_is_not_wrong()
 
 
 def check_a_keyword_sentence_earns_two_points() -> None:
@@ -478,9 +587,12 @@ def test_strengths_quote_the_candidate_and_concerns_name_what_was_not_said():
     text = report(held)
     assert f"“{quote}”" in text.split("### Strengths")[1].split("###")[0]
     concerns = text.split("### Concerns")[1].split("###")[0]
+    fuller = text.split("### A fuller answer would also hold")[1].split("###")[0]
     for box in turn.boxes[2:]:
-        assert (debrief.short(box.text) in concerns) == (box.group in ("L4", "L5", "follow-up", "push-back"))
-    assert "something else entirely" in text.split("### Claimed")[1].split("###")[0]
+        asked, _, point = box.text.rpartition(" → ")
+        assert (debrief.short(asked or point) in concerns) == (box.group in ("follow-up", "push-back") or box.must)
+        assert (debrief.short(point) in fuller) == (box.group in ("L4", "L5") and not box.must)
+    assert "something else entirely" in text.split("### Not found in your answers")[1].split("###")[0]
 
 
 def test_a_sinking_tell_costs_a_level():
@@ -497,13 +609,15 @@ def test_a_sinking_tell_costs_a_level():
 
 
 # What each check is for: with this piece of the code changed, it fails.
-SUPPORTED = 'supports(turn.boxes[i].text.rpartition(" → ")[2], phrase) and'
-SAID = "and was_said(phrase, turn.heard)"
 WAITS = "if self.turn.expects in (NOTHING, GRADES):"
 MUTANTS = [
-    (debrief, "graded", SUPPORTED, "", check_irrelevant_words_earn_nothing),
-    (debrief, "graded", SAID, "", check_words_that_were_not_said_earn_nothing),
-    (debrief, "graded", "quoted[quote] > PER_QUOTE", "quoted[quote] > 99", check_a_keyword_sentence_earns_two_points),
+    (evidence, "graded", "or supports(point, phrase)", "or True", check_irrelevant_words_earn_nothing),
+    (evidence, "refusal", "not was_said(phrase, turn.heard)", "False", check_words_that_were_not_said_earn_nothing),
+    (evidence, "graded", "] > PER_QUOTE", "] > 99", check_a_keyword_sentence_earns_two_points),
+    (Debrief, "_signal", "(len(levels) - 1) // 2", "-1", check_the_headline_follows_from_the_table),
+    (Debrief, "concerns", "in g.opposite().items()", "in ()", check_the_opposite_is_a_concern),
+    (Debrief, "concerns", "in g.suspected().items()", "in ()", check_the_opposite_is_a_concern),
+    (Debrief, "concerns", "not self.is_about(turn, reply)", "False", check_the_opposite_is_a_concern),
     (Interview, "_take", WAITS, "if False:", check_the_clock_stops),
     (Interview, "_stop", "self._since = None", "pass", check_the_clock_stops),
 ]
@@ -512,6 +626,7 @@ MUTANTS = [
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
+    monkeypatch.setattr(debrief, "graded", evidence.graded)  # names that were imported
     with pytest.raises(AssertionError):
         check()
 
@@ -548,11 +663,12 @@ def test_a_tick_asks_for_the_words_and_p_stops_the_clock(tmp_path):
     held._now = hands
     typed = replies(held, "1")
     first = typed.index("1")
-    typed[first + 1 : first + 1] = ["my very own words"]
+    typed[first + 1 : first + 1] = ["my very own words", "Memory is read."]
     typed[1:1] = ["p", ""]
-    script = Script(*typed[: first + 4])
+    script = Script(*typed[: first + 5])
     mock_terminal.hold(held, script.console, Schedule(None), tmp_path / "debrief.md")
-    assert "Which words of yours earn 1?" in script.words and "my very own words" in report(held)
+    assert "Which words of yours earn 1?" in script.words and "“Memory is read.”" in report(held)
+    assert "I do not find these words in your answers" in script.words and "my very own words" not in report(held)
     assert [event["do"] for event in held.events[:4]] == ["begin", "pause", "go on", "say"]
 
 
@@ -568,8 +684,8 @@ def test_suggestions_are_confirmed_with_a_question_mark(tmp_path):
     assert len(gradings[0][1].ticks) >= 3 and set(schedule.cards) == {first_question(3)}
 
 
-def first_question(seed: int) -> str:
-    held = interview(seed=seed)
+def first_question(seed: int, format: str = "concept") -> str:
+    held = interview(format=format, seed=seed)
     held.do("begin")
     return held.turn.question
 

@@ -1,81 +1,98 @@
-"""The debrief of a mock interview, like an interviewer's scorecard: a recommendation, strengths, concerns, evidence.
+"""The debrief of a mock interview, like an interviewer's scorecard: a recommendation, strengths, risks, evidence.
 
-A point counts as shown if the candidate ticked it and quoted words of the answer in which the matcher finds its terms.
-A point that was ticked with other words, or with words that were not in the answer, is listed as claimed, with what the
-signal would be if the claims hold: the matcher knows words, not meanings, and whoever reads the debrief decides. One
-quote earns at most two points.
+What a tick is worth is decided in evidence.py. The level of a round follows from its table by the rule that is printed
+below it; a round that was too short has none.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
-from fsrs import Rating
 
 from ...files.write import write_whole
 from .arithmetic import worked
 from .coding import title_of
-from .drill import FOLLOW_UP, PUSH_BACK, SINKS, read_number
-from .matcher import MOST_WEIGHT, supports, terms, was_said, weight
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS
+from .evidence import Graded, graded, rating
+from .matcher import MOST_WEIGHT, terms, weight
 from .mock_interview import Interview
-from .question import LEVELS, reached
+from .question import LEVELS, Number
 from .reactions import asks_back
 from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
+from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, judge
 from .summary import ROOT, count, digits, lesson
 
-AXES = ("correctness", "depth", "numbers", "trade-offs", "communication")
-BARS = (0.25, 0.5, 0.75)  # of an axis' evidence, for L4, L5 and L6
-PER_QUOTE = 2  # points
+__all__ = ["AXES", "Debrief", "Graded", "graded", "keep_report", "rating", "report"]
+
+AXES = {
+    "correctness": "L4 points shown, twice the code that passes, less two for each statement that sinks",
+    "depth": "L5 points and answers to follow-ups shown",
+    "numbers": "right at once, or after the interviewer asked again",
+    "trade-offs": "L6 points and answers to push-backs shown",
+    "communication": "replies of 10 to 250 words that share three terms with what was asked or with its rubric",
+}
 FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
 TALKED = (10, 250)  # words of an answer
+ENOUGH, OPEN_ENDED = 8, 12  # replies that a level takes; and if the round was ended before its close
+STRENGTHS, RISKS = 3, 2  # that come first
+CUT = 200  # characters of a quote
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
+RULE = (
+    "The level of the round is the middle of these rows, the lower one of two. A question reaches L4, L5 or L6 with "
+    "two thirds as many points as that level has, and points of a higher level count for a lower one; L6 also takes "
+    "two thirds of the L5 points and half of all. A missing must-have closes its level, and each statement that sinks "
+    "costs one. Code whose tests pass is worth L4, and each follow-up shown beside it one more."
+)
 HOW = (
-    "An axis signals L4 from a quarter of its evidence, L5 from a half, L6 from three quarters, and at most one level "
-    "more than the round: basics alone show no depth. A point counts if you ticked it and quoted words of your typed "
-    "answer that contain its terms. That is counting and not understanding: where it is wrong, you are right."
+    "A point counts if you ticked it and quoted words of your typed answer in which its terms were found, and not "
+    "denied. That is counting and not understanding: where it is wrong, you are right."
 )
 
 
 @dataclass(frozen=True)
-class Graded:
-    """One grading: every box, whether it was shown, claimed or neither, and the words."""
+class Figure:
+    """A number that was asked for, and every reply to it until it was settled."""
 
-    turn: Turn
-    shown: dict[int, str]  # box → quote
-    claimed: dict[int, str]
-    empty: dict[int, str]  # ticked without words, or with words that have earned other points already
+    number: Number
+    tries: tuple[tuple[Turn, Reply], ...]
 
-    def texts(self, *groups: str, among: Sequence[int] | dict | None = None) -> list[str]:
-        found = [(i, box.text) for i, box in enumerate(self.turn.boxes) if box.group in groups]
-        return [text for i, text in found if among is None or i in among]
+    @property
+    def verdicts(self) -> list[str]:
+        return [judge(self.number, reply.text).verdict for _, reply in self.tries if not reply.skipped]
 
-    def level(self, with_claims: bool = False) -> int:
-        """How many levels are reached; each sinking tell costs one. Of a coding task: none, its tests speak."""
-        ticked = {**self.shown, **(self.claimed if with_claims else {})}
-        said = {name: len(self.texts(name, among=ticked)) for name in LEVELS}
-        points = {name: len(self.texts(name)) for name in LEVELS}
-        lacking = {box.group for i, box in enumerate(self.turn.boxes) if box.must and i not in ticked}
-        return max(0, reached(said, points, lacking) - len(self.texts(SINKS, among=self.shown)))
+    @property
+    def verdict(self) -> str:
+        """Right if any reply was; wrong only if a wrong number was stated; "" if it was skipped."""
+        for wanted in (RIGHT, WRONG, UNCLEAR, UNREAD):
+            if wanted in self.verdicts:
+                return wanted
+        return ""
+
+    @property
+    def said(self) -> float | None:
+        """What was taken for the answer."""
+        judged = [judge(self.number, reply.text) for _, reply in self.tries if not reply.skipped]
+        return next((each.value for each in judged if each.verdict == self.verdict), None)
+
+    def line(self) -> str:
+        mark = {RIGHT: "✓", WRONG: "✗"}.get(self.verdict, "–")
+        said = "skipped" if not self.verdicts else "I could not read which number you meant"
+        if self.verdict in (RIGHT, WRONG):
+            said = f"you said {digits(self.said)}"
+            said += " after being asked again" if self.verdict == RIGHT and self.verdicts[0] != RIGHT else ""
+        return f"- {mark} {self.number.name}: {said}; {worked(self.number)}"
 
 
-def graded(turn: Turn, reply: Reply) -> Graded:
-    shown, claimed, empty, quoted = {}, {}, {}, Counter()
-    for i, phrase in sorted(reply.ticks.items()):
-        quote = " ".join(phrase.lower().split())
-        if turn.boxes[i].group == SINKS:
-            shown[i] = phrase  # whoever ticks this is believed
-            continue
-        quoted[quote] += 1
-        if len(quote.split()) < 3 or quoted[quote] > PER_QUOTE:
-            empty[i] = phrase
-        elif supports(turn.boxes[i].text.rpartition(" → ")[2], phrase) and was_said(phrase, turn.heard):
-            shown[i] = phrase
-        else:
-            claimed[i] = phrase
-    return Graded(turn, shown, claimed, empty)
+def figures(turns: list[tuple[Turn, Reply]]) -> Iterator[Figure]:
+    """The numbers of a round: a turn that asks for one, and those after it that are about the same one."""
+    tries: list[tuple[Turn, Reply]] = []
+    for turn, reply in [*turns, (None, None)]:
+        if tries and (turn is None or turn.number is not tries[0][0].number):
+            yield Figure(tries[0][0].number, tuple(tries))
+            tries = []
+        if turn is not None and turn.number is not None and (tries or turn.expects == NUMBER):
+            tries.append((turn, reply))
 
 
 def named(levels: int) -> str:
@@ -88,15 +105,16 @@ class Debrief:
     def __init__(self, interview: Interview, name: str) -> None:
         self.interview, self.name = interview, name
         self.turns = [(turn, reply, at) for round, turn, reply, at in interview.transcript if round == name]
-        self.gradings = [graded(turn, reply) for turn, reply, _ in self.turns if turn.expects == GRADES]
+        before = [entry for entry in interview.transcript if entry[0] == name]
+        self.gradings = [graded(turn, reply, before) for turn, reply, _ in self.turns if turn.expects == GRADES]
         self.talks = [g for g in self.gradings if g.turn.question]
-        self.figures = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == NUMBER]
+        self.figures = list(figures([(turn, reply) for turn, reply, _ in self.turns]))
         self.code = [(turn, reply) for turn, reply, _ in self.turns
                      if turn.expects == CODE and reply.outcome not in NOT_SUBMITTED]  # fmt: skip
-        self.words = [(turn, reply) for turn, reply, _ in self.turns
-                      if turn.expects == WORDS and turn.kind != "close" and not asks_back(reply.text)]  # fmt: skip
+        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.kind != "close"
+                      and turn.number is None and not asks_back(reply.text)]  # fmt: skip
 
-    # ---- axes
+    # ---- counted
 
     def counts(self) -> dict[str, tuple[int, int]]:
         """Axis → (shown, possible)."""
@@ -107,60 +125,106 @@ class Debrief:
 
         sunk = sum(len(g.texts(SINKS, among=g.shown)) for g in self.gradings)
         basics, passed = boxes("L4"), sum(reply.outcome == "right" for _, reply in self.code)
-        right = sum(is_right(turn, reply) for turn, reply in self.figures)
-        fluent = sum(self.on_topic(turn, reply) for turn, reply in self.words)
+        read = [figure for figure in self.figures if figure.verdict not in (UNREAD, UNCLEAR)]
+        fluent = sum(self.is_fluent(turn, reply) for turn, reply in self.words)
         return {
             "correctness": (max(0, basics[0] + 2 * passed - 2 * sunk), basics[1] + 2 * len(self.code)),
             "depth": boxes("L5", FOLLOW_UP),
-            "numbers": (right, len(self.figures)),
+            "numbers": (sum(figure.verdict == RIGHT for figure in read), len(read)),
             "trade-offs": boxes("L6", PUSH_BACK),
             "communication": (fluent, len(self.words)),
         }
 
-    def on_topic(self, turn: Turn, reply: Reply) -> bool:
-        """Neither a shrug nor a lecture, and about the thing: three terms of what was asked or of its rubric, with the
-        weight of one good one."""
+    def is_fluent(self, turn: Turn, reply: Reply) -> bool:
+        """Neither a shrug nor a lecture, and about the thing."""
+        return TALKED[0] <= len(reply.text.split()) <= TALKED[1] and self.is_about(turn, reply)
+
+    def is_about(self, turn: Turn, reply: Reply) -> bool:
+        """Three terms of what was asked or of its rubric, with the weight of one good one. Of the rubric, a follow-up
+        or push-back has one line."""
         of = (turn.question, turn.exercise)
-        rubrics = [g.turn.boxes for g in self.gradings if (g.turn.question, g.turn.exercise) == of]
-        about = " ".join([turn.says, *(box.text for boxes in rubrics for box in boxes)])
-        length, shared = len(reply.text.split()), terms(reply.text).keys() & terms(about).keys()
-        return TALKED[0] <= length <= TALKED[1] and len(shared) >= 3 and sum(map(weight, shared)) >= MOST_WEIGHT
+        boxes = [box for g in self.gradings if (g.turn.question, g.turn.exercise) == of for box in g.turn.boxes]
+        own = [box for box in boxes if " → " in box.text and box.text.rpartition(" → ")[0] in turn.says]
+        about = " ".join([turn.says, *(box.text for box in own or boxes)])
+        shared = terms(reply.text).keys() & terms(about).keys()
+        return len(shared) >= 3 and sum(map(weight, shared)) >= MOST_WEIGHT
+
+    # ---- the level
+
+    def rows(self, claims: bool = False) -> list[tuple[str, int, str]]:
+        """What the level of the round follows from: (question or task, level, what it rests on)."""
+        rows = []
+        for g in self.talks:
+            shown = [f"{len(g.texts(level, among=g.shown))} of {len(g.texts(level))} {level}" for level in LEVELS]
+            shown += [f"a must-have of {level} is missing" for level in sorted(g.lacking())]
+            shown += [f"{count(sunk, 'statement')} that sinks"] if (sunk := len(g.texts(SINKS, among=g.shown))) else []
+            rows.append((self.interview.bank[g.turn.question].question, g.level(claims), ", ".join(shown)))
+        for turn, reply in self.code:
+            asked = [g for g in self.gradings if g.turn.exercise == turn.exercise]
+            ticked = sum(len(g.shown) + len(g.claimed) * claims for g in asked)
+            level = (1 + min(2, ticked)) * (reply.outcome == "right")
+            rows.append((title_of(turn.exercise), level, f"tests: {reply.outcome or 'not tried'}, {ticked} follow-ups"))
+        return rows
 
     @property
     def signal(self) -> int:
         return self._signal(False)
 
     def _signal(self, claims: bool) -> int:
-        """The middle of the questions' levels, the lower one of two; code that passes shows one more of follow-ups."""
-        levels = [g.level(claims) for g in self.talks]
-        for turn, reply in self.code:
-            asked = [g for g in self.gradings if g.turn.exercise == turn.exercise]
-            ticked = sum(len(g.shown) + len(g.claimed) * claims for g in asked)
-            levels.append((1 + min(2, ticked)) * (reply.outcome == "right"))
-        return sorted(levels)[(len(levels) - 1) // 2] if levels else 0
+        levels = sorted(level for _, level, _ in self.rows(claims))
+        return levels[(len(levels) - 1) // 2] if levels else 0
+
+    @property
+    def replies(self) -> int:
+        """How much was asked and not skipped; code that was not attempted is no reply."""
+        words = sum(not reply.skipped for _, reply in self.words)
+        numbers = sum(bool(figure.verdicts) for figure in self.figures)
+        return words + numbers + sum(reply.outcome in ("right", "wrong") for _, reply in self.code)
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there is evidence for a level: a round that came to its close and held some replies."""
+        closed = any(turn.kind == "close" for turn, *_ in self.turns)
+        return bool(self.rows()) and self.replies >= (ENOUGH if closed else OPEN_ENDED)
 
     # ---- in words
 
-    def lines(self) -> list[str]:
-        interview, used = self.interview, self.turns[-1][2] if self.turns else 0.0
-        signal, claims = self.signal, self._signal(True)
-        wanted = LEVELS.index(interview.level) + 1
+    def headline(self) -> str:
+        signal, wanted = self.signal, LEVELS.index(self.interview.level) + 1
+        if not self.is_enough:
+            found = f"; what there is reached {named(signal)}" if self.rows() else ""
+            return (f"**Not enough evidence for a level at {TITLES[self.interview.level]}.** "
+                    f"{count(self.replies, 'reply').replace('replys', 'replies')}, and a level takes {ENOUGH} in a "
+                    f"round that came to its end{found}.")  # fmt: skip
         form = FORM[max(-2, min(1, signal - wanted))]
+        return f"**{form} at {TITLES[self.interview.level]}.** The table signals {named(signal)}."
+
+    def lines(self) -> list[str]:
+        used, claims = self.turns[-1][2] if self.turns else 0.0, self._signal(True)
         over = f", {count(round(used - self.minutes), 'minute')} over" if used > self.minutes + 0.5 else ""
-        lines = [
-            f"## The {self.name} round", "",
-            f"**{form} at {TITLES[interview.level]}.** The evidence signals {named(signal)}. "
-            f"{count(round(used), 'minute')} of {self.minutes}{over}.", "",
-        ]  # fmt: skip
-        if claims > signal:
+        lines = [f"## The {self.name} round", "",
+                 f"{self.headline()} {count(round(used), 'minute')} of {self.minutes}{over}.", ""]  # fmt: skip
+        if claims > self.signal:
             lines += [f"With the points that you claim below it would be {named(claims)}.", ""]
-        lines += ["| axis | signal | evidence |", "|---|---|---|"]
+        strengths, concerns = self.strengths(), self.concerns()
+        lines += ["### In short", "", *[f"- strength: {line}" for line in self.best(strengths)],
+                  *[f"- risk: {line}" for line in concerns[:RISKS]]]  # fmt: skip
+        lines += ["- nothing was shown"] * (not strengths) + ["- no risk in this record"] * (not concerns)
+        if rows := self.rows():
+            lines += ["", "### How the level comes about", "", "| question | level | evidence |", "|---|---|---|"]
+            lines += [
+                f"| {short(asked).replace('|', '/')} | {named(level)} | {found} |" for asked, level, found in rows
+            ]
+            lines += ["", RULE]
+        lines += ["", "### Axes", "", "These describe the round; its level does not follow from them.", ""]
+        lines += ["| axis | evidence | what is counted |", "|---|---|---|"]
         for axis, (got, most) in self.counts().items():
-            level = named(min(signal + 1, sum(got >= bar * most for bar in BARS))) if most else "not asked"
-            lines.append(f"| {axis} | {level} | {f'{got} of {most}' if most else '–'} |")
+            lines.append(f"| {axis} | {f'{got} of {most}' if most else 'not asked'} | {AXES[axis]} |")
         for title, found in (
-            ("Strengths", self.strengths()), ("Concerns", self.concerns()), ("Claimed, not yet shown", self.claims()),
-            ("Numbers", self.numbers()), *interview.asides(self.name), ("Read next", self.reading()),
+            ("Strengths", [f"- {line}" for _, _, line in strengths]), ("Concerns", [f"- {line}" for line in concerns]),
+            ("A fuller answer would also hold", self.unsaid()), ("Claimed, not yet shown", self.claims()),
+            ("Not found in your answers", self.refused()),
+            ("Numbers", self.numbers()), *self.interview.asides(self.name), ("Read next", self.reading()),
         ):  # fmt: skip
             if found:
                 lines += ["", f"### {title}", "", *found]
@@ -170,56 +234,85 @@ class Debrief:
     def minutes(self) -> int:
         return ROUNDS[self.name]
 
-    def strengths(self) -> list[str]:
+    def strengths(self) -> list[tuple[int, str, str]]:
+        """(rank, question, line), the highest level first."""
         found = []
         for g in self.gradings:
             for i, quote in g.shown.items():
-                if g.turn.boxes[i].group != SINKS:
-                    found.append((LEVELS.index(box) if (box := g.turn.boxes[i].group) in LEVELS else 3,
-                                  f"- {short(g.turn.boxes[i].text)}: “{quote}”"))  # fmt: skip
-        found = [line for _, line in sorted(found, key=lambda pair: -pair[0])]
-        return found + [f"- {title_of(t.exercise)}: all tests pass" for t, r in self.code if r.outcome == "right"]
+                group = g.turn.boxes[i].group
+                if group != SINKS:
+                    rank = {"L4": 1, "L5": 2, FOLLOW_UP: 2, RAISES: 2}.get(group, 3)
+                    found.append((rank, g.turn.question or g.turn.exercise, f"{told(g.turn.boxes[i].text, quote)}"))
+        found += [(3, t.exercise, f"{title_of(t.exercise)}: all tests pass")
+                  for t, r in self.code if r.outcome == "right"]  # fmt: skip
+        return sorted(found, key=lambda each: -each[0])
+
+    def best(self, strengths: list[tuple[int, str, str]]) -> list[str]:
+        """Three, of as many questions as there are."""
+        seen: dict[str, int] = {}
+        order = []
+        for rank, question, line in strengths:
+            seen[question] = seen.get(question, 0) + 1
+            order.append((seen[question], -rank, line))
+        return [line for *_, line in sorted(order, key=lambda each: each[:2])[:STRENGTHS]]
 
     def concerns(self) -> list[str]:
-        wanted = LEVELS[: LEVELS.index(self.interview.level) + 1]
-        lines = [f"- sinks: {text}" for g in self.gradings for text in g.texts(SINKS, among=g.shown)]
-        for g in self.gradings:
-            ticked = {**g.shown, **g.claimed, **g.empty}
-            for i, box in enumerate(g.turn.boxes):
-                if i not in ticked and box.group in (*wanted, PUSH_BACK, FOLLOW_UP):
-                    lines.append(f"- not said ({box.group}{', must-have' * box.must}): {short(box.text)}")
+        """What speaks against the candidate, the gravest first. What was not asked for is not among it."""
+        lines = [f"said what sinks an answer: {text}" for g in self.gradings for text in g.texts(SINKS, among=g.shown)]
+        lines += [f"said the opposite? {told(g.turn.boxes[i].text, quote)}"
+                  for g in self.gradings for i, quote in g.opposite().items()]  # fmt: skip
+        lines += [f"may have said what sinks an answer: {told(g.turn.boxes[i].text, quote)}"
+                  for g in self.gradings for i, quote in g.suspected().items()]  # fmt: skip
+        shown = {box.text.rpartition(" → ")[0] for g in self.gradings for i, box in enumerate(g.turn.boxes)
+                 if " → " in box.text and i in {**g.shown, **g.claimed}}  # fmt: skip
+        for turn, reply in self.words:
+            answered = any(asked in turn.says for asked in shown)
+            if len(reply.text.split()) >= TALKED[0] and not answered and not self.is_about(turn, reply):
+                lines.append(f"replied with something else? {told(turn.says + ' → ', reply.text)}")
         for turn, reply in self.code:
             if reply.outcome != "right":
-                lines.append(f"- {title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
+                lines.append(f"{title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
+        wrong = sum(figure.verdict == WRONG for figure in self.figures)
+        lines += [f"{wrong} of {len(self.figures)} numbers wrong"] * bool(wrong)
+        for g in self.gradings:
+            ticked = {**g.shown, **g.claimed, **g.empty, **g.opposite()}
+            for i, box in enumerate(g.turn.boxes):
+                if i not in ticked and box.must:
+                    lines.append(f"a must-have was not said ({box.group}): {short(box.text)}")
+                elif i not in ticked and box.group in (PUSH_BACK, FOLLOW_UP):
+                    lines.append(f"asked and not answered ({box.group}): {short(box.text.rpartition(' → ')[0])}")
         silent = sum(not reply.text for _, reply in self.words)
-        return lines + [f"- {count(silent, 'turn')} without written words"] * bool(silent)
+        return lines + [f"{count(silent, 'turn')} without written words"] * bool(silent)
+
+    def unsaid(self) -> list[str]:
+        """Points up to the level asked for that were neither said nor asked for."""
+        wanted, lines = LEVELS[: LEVELS.index(self.interview.level) + 1], []
+        for g in self.gradings:
+            ticked = {**g.shown, **g.claimed, **g.empty, **g.refused, **g.opposite()}
+            lines += [f"- {box.group}: {short(box.text)}" for i, box in enumerate(g.turn.boxes)
+                      if i not in ticked and box.group in wanted and not box.must]  # fmt: skip
+        return lines
 
     def claims(self) -> list[str]:
         boxes = [(g.turn.boxes[i].text, quote) for g in self.gradings for i, quote in (g.claimed | g.empty).items()]
-        return [f"- {short(text)}: {f'“{quote}”' if quote else 'no words given'}" for text, quote in boxes]
+        return [f"- {told(text, quote) if quote else f'{short(text)}: no words given'}" for text, quote in boxes]
+
+    def refused(self) -> list[str]:
+        """Ticked with words that are not in the answer: they count for nothing."""
+        return [f"- {told(g.turn.boxes[i].text, quote)}" for g in self.gradings for i, quote in g.refused.items()]
 
     def numbers(self) -> list[str]:
-        lines = []
-        for turn, reply in self.figures:
-            given = read_number(reply.text, turn.number.unit)
-            said = "no number" if given is None else digits(given)
-            mark = "✓" if is_right(turn, reply) else "✗"
-            lines.append(f"- {mark} {turn.number.name}: you said {said}; {worked(turn.number)}")
-        return lines
+        return [figure.line() for figure in self.figures]
 
     def reading(self) -> list[str]:
-        """A line for each lesson whose question stayed below the level asked for."""
+        """A line for each lesson whose question stayed below the level, or had a follow-up that was not answered."""
         wanted, found = LEVELS.index(self.interview.level) + 1, {}
         for g in self.talks:
             question = self.interview.bank[g.turn.question]
-            if g.level() < wanted:
+            asked = {i for i, box in enumerate(g.turn.boxes) if box.group in (FOLLOW_UP, PUSH_BACK)}
+            if g.level() < wanted or g.opposite() or asked - {*g.shown, *g.claimed}:
                 found.setdefault(question.lesson, []).append(question.function)
         return [f"- lesson {lesson(number)}: {', '.join(dict.fromkeys(names))}" for number, names in found.items()]
-
-
-def is_right(turn: Turn, reply: Reply) -> bool:
-    given = read_number(reply.text, turn.number.unit)
-    return not reply.skipped and given is not None and turn.number.matches(given)
 
 
 def short(text: str, most: int = 140) -> str:
@@ -227,9 +320,10 @@ def short(text: str, most: int = 140) -> str:
     return text.rstrip(".") if len(text) <= most else text[: text.rfind(" ", 0, most)].rstrip(" .,;:→") + " …"
 
 
-def rating(grading: Graded) -> Rating:
-    """What the drill's schedule is told about a conversation."""
-    return (Rating.Again, Rating.Hard, Rating.Good, Rating.Easy)[grading.level()]
+def told(line: str, quote: str) -> str:
+    """A line of a rubric with the words for it; of what was asked, the question and not the answer that we expect."""
+    asked, _, point = line.rpartition(" → ")
+    return f"{f'asked “{short(asked)}”' if asked else short(point)}: “{short(quote, CUT)}”"
 
 
 def report(interview: Interview) -> str:
@@ -241,11 +335,15 @@ def report(interview: Interview) -> str:
     if not debriefs:
         return "\n".join([*lines, "Nothing was answered, so there is nothing to say."]) + "\n"
     if len(debriefs) > 1:
-        levels = sorted(debrief.signal for debrief in debriefs)
-        overall = levels[(len(levels) - 1) // 2]
-        form = FORM[max(-2, min(1, overall - LEVELS.index(interview.level) - 1))]
-        lines += [f"**Committee: {form} at {TITLES[interview.level]}.** Rounds: "
-                  f"{', '.join(f'{d.name} {named(d.signal)}' for d in debriefs)}.", ""]  # fmt: skip
+        levels = sorted(debrief.signal for debrief in debriefs if debrief.is_enough)
+        verdict = f"Not enough evidence for a level at {TITLES[interview.level]}"
+        if levels:
+            overall = levels[(len(levels) - 1) // 2]
+            form = FORM[max(-2, min(1, overall - LEVELS.index(interview.level) - 1))]
+            verdict = f"{form} at {TITLES[interview.level]}"
+        signals = [f"{d.name} {named(d.signal) if d.is_enough else 'not enough evidence'}" for d in debriefs]
+        lines += [f"**Committee: {verdict}.** The middle of the rounds with enough evidence, the lower one of two: "
+                  f"{', '.join(signals)}.", ""]  # fmt: skip
     for debrief in debriefs:
         lines += [*debrief.lines(), ""]
     return "\n".join([*lines, HOW]) + "\n"

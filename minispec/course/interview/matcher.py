@@ -1,16 +1,20 @@
 """Which points of a rubric a typed answer seems to make. A suggestion with its reasons, never a verdict.
 
     match = find("Decode reads every weight for one token", "It is memory bound: it reads all weights for each token.")
-    match.suggested, match.found, match.missing, match.quote
+    match.suggested, match.opposite, match.found, match.missing, match.quote
 
 Nothing is learned and nothing is hidden. A point's key terms are its words without the filler, cut to their stems, with
 names of one thing counted as one (vocabulary.py). A term weighs the more, the fewer questions of the bank use it in
-their answers; a word that rubrics use and answers do not weighs little; a number of the point, found within 5 % and
-with the same unit where both have one, weighs as much as a good term, and where a point is mostly about quantities, one
-of them must be there. A point is suggested if enough of its weight stands in up to three neighbouring sentences: half,
-or a third if the answer as a whole is about the question. So the right words in a wrong sentence are suggested too, and
-the right idea in other words is not: that is why you confirm. How often it is wrong is measured in
-tests/course/test_interview_matcher.py.
+their answers and the fewer points of the same rubric hold it; a number of the point, found within 5 % and with the same
+unit where both have one, weighs as much as a good term, and where a point is mostly about quantities, one of them must
+be there. A point is suggested if enough of its weight stands in up to three neighbouring sentences, one of its
+distinctive terms among it: half, or a third if the answer as a whole is about the question. The quote is the one
+sentence that holds most of it.
+
+A term that is denied where the point is not ("no rollback", "never falls"), or the other way round, speaks against the
+point. If too much does, the point is not suggested but marked as the opposite. So the right words in a wrong sentence
+without such a word are still suggested, and the right idea in other words is not: that is why you confirm. How often it
+is wrong is measured in tests/course/test_interview_matcher.py.
 """
 
 from __future__ import annotations
@@ -18,34 +22,49 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from .questions import load
-from .vocabulary import key_words
+from .vocabulary import key_words, occurrences
 
-NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?)\s?(%|×|x\b|kib|mib|gib|kb|mb|gb|tb/s|gb/s|tb|ms|µs|s\b|tokens)?")
-SHARE, SHARE_ON_TOPIC = 0.6, 0.33  # of a point's weight that has to be found
+NUMBER = re.compile(
+    r"(?<![\w.])(?<![^\W\d_]-)(\d[\d,]*(?:\.\d+)?)"
+    r"\s?(%|percent\b|per cent\b|×|x\b|kib|mib|gib|kb|mb|gb|tb/s|gb/s|tb|ms|µs|s\b|tokens)?"
+)
+SHARE, SHARE_ON_TOPIC, SHARE_OF_QUOTE, SHARE_OF_REPLY, SHARE_OF_SINK = (
+    0.6,
+    0.26,
+    0.33,
+    0.2,
+    0.75,
+)  # of a point's weight that has to be found
 NUMBERS_MATTER = 0.25  # of a point's weight: from here on one of its quantities must be there
 LEAST = 2  # terms or numbers that have to be found, where a point has more than two
-WINDOW = 3  # sentences that a point may be spread over
-LONGER = 0.2  # weight that a longer quote has to add
-QUOTED = 0.75  # of a quote's words that have to stand in the answer
+WINDOW, REPLY = 3, 8  # sentences that a point may be spread over, and a reply to a push-back
+LONGER = 0.2  # weight that a longer window has to add
+DISTINCTIVE, LITTLE = 0.45, 0.35  # of the weight of a point's heaviest term: one such must be there if little else is
+AGAINST = 0.1  # of the weight that speaks for a point
+QUOTED = 0.75  # of a quote's pairs of words that have to stand in the answer
 CLOSE = 0.05  # numbers
-NUMBER_WEIGHT, RUBRIC_WEIGHT, MOST_WEIGHT, COMMON_WEIGHT = 1.5, 0.5, 3.0, 0.2
-ENOUGH, MOST_OF_LITTLE = 1.0, 0.6  # weight, whatever the share: two of the commonest words prove nothing
+SMALL = 10  # a whole number below it, without a unit, proves little
+NUMBER_WEIGHT, SMALL_WEIGHT, RUBRIC_WEIGHT, MOST_WEIGHT, COMMON_WEIGHT = 1.5, 0.3, 0.5, 3.0, 0.4
+ENOUGH, MOST_OF_LITTLE = 0.7, 0.6  # weight, whatever the share: two of the commonest words prove nothing
 ON_TOPIC = 0.2, 8.0  # of an answer's weight that is about the question, and how much weight at least
+SHORT = 0.5, 4.5  # the same for a short answer
 
 
 @dataclass(frozen=True)
 class Match:
     """What of a point was found in an answer, and where."""
 
-    found: tuple[str, ...]
+    found: tuple[str, ...]  # of the point's words; with the candidate's own, where they are others
     missing: tuple[str, ...]
-    quote: str  # the sentence or two that hold the most of it; "" if nothing was found
+    quote: str  # the sentence that holds the most of it; "" if nothing was found
     suggested: bool
+    opposite: bool = False  # as much of it is there, but denied
 
     @property
     def reason(self) -> str:
@@ -81,9 +100,10 @@ def weight(term: str) -> float:
 
 @lru_cache(maxsize=4096)
 def numbers(text: str) -> list[tuple[float, str]]:
-    """(value, unit) of every number in a text."""
+    """(value, unit) of every number in a text. The 2 of EAGLE-2 is none."""
     found = NUMBER.findall(text.lower())
-    return [(float(value.replace(",", "")), "×" if unit == "x" else unit) for value, unit in found if value.strip(",")]
+    units = {"x": "×", "percent": "%", "per cent": "%"}
+    return [(float(value.replace(",", "")), units.get(unit, unit)) for value, unit in found if value.strip(",")]
 
 
 def _same(wanted: tuple[float, str], given: tuple[float, str]) -> bool:
@@ -101,57 +121,161 @@ def on_topic(points: Sequence[str], answer: str) -> bool:
     said = {term: weight(term) for term in terms(answer)}
     shared = sum(said[term] for term in said.keys() & about)
     share, least = ON_TOPIC
-    return shared >= max(least, share * sum(said.values()))
+    return shared >= max(least, share * sum(said.values())) or shared >= max(SHORT[1], SHORT[0] * sum(said.values()))
 
 
-def find(point: str, answer: str, share: float = SHARE) -> Match:
+# ---- one point ------------------------------------------------------------------------------------------------------
+
+
+class Wanted:
+    """A point: its terms with their weights and whether it denies them, and its numbers."""
+
+    def __init__(self, point: str, held_by: Mapping[str, int] | None = None) -> None:
+        self.words = terms(point)
+        self.weights = {term: weight(term) / math.sqrt((held_by or {}).get(term, 1)) for term in self.words}
+        self.denied = _polarities(point, self.words)
+        self.figures = numbers(point)
+        self.figure_weights = [SMALL_WEIGHT if a < SMALL and a == int(a) and not unit else NUMBER_WEIGHT
+                               for a, unit in self.figures]  # fmt: skip
+        heaviest = max(self.weights.values(), default=0.0)
+        self.distinctive = {term for term, heavy in self.weights.items() if heavy >= DISTINCTIVE * heaviest}
+
+    @property
+    def most(self) -> float:
+        return sum(self.weights.values()) + sum(self.figure_weights)
+
+    def look(self, text: str) -> Found:
+        said = _polarities(text, self.words)
+        shared = [term for term in self.words if term in said]
+        for_it = [term for term in shared if False in said[term] or True in self.denied[term]]
+        given = numbers(text)
+        right = [any(_same(figure, other) for other in given) for figure in self.figures]
+        return Found(
+            sum(self.weights[term] for term in for_it),
+            sum(heavy for heavy, hit in zip(self.figure_weights, right, strict=True) if hit),
+            tuple(for_it),
+            tuple(term for term in shared if term not in for_it),
+            sum(self.weights[term] for term in shared if term not in for_it),
+            sum(right),
+        )
+
+    def enough(self, found: Found, share: float) -> bool:
+        least = min(LEAST, max(1, len(self.words) + len(self.figures) - 1))
+        if found.right == 0 and any(unit for _, unit in self.figures) and (
+            sum(self.figure_weights) >= NUMBERS_MATTER * self.most
+        ):  # fmt: skip
+            return False  # a quantity is what such a point is about
+        scored = found.term_weight + found.number_weight
+        little = scored < LITTLE * self.most and found.number_weight < NUMBER_WEIGHT
+        if self.words and little and self.distinctive.isdisjoint(found.hits):
+            return False
+        return len(found.hits) + found.right >= least and scored >= max(
+            share * self.most, min(ENOUGH, MOST_OF_LITTLE * self.most)
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a point, in a text."""
+
+    term_weight: float
+    number_weight: float
+    hits: tuple[str, ...]
+    denied: tuple[str, ...]  # terms that are there with the opposite sign
+    against: float  # their weight
+    right: int  # numbers
+
+    @property
+    def score(self) -> float:
+        return self.term_weight + self.number_weight - self.against
+
+    @property
+    def is_denied(self) -> bool:
+        return self.against > AGAINST * self.term_weight
+
+    @property
+    def turned(self) -> Found:
+        """The same, if what is denied counted for it."""
+        return Found(self.term_weight + self.against, self.number_weight, self.hits + self.denied, (), 0.0, self.right)
+
+
+def _polarities(text: str, undoing: Mapping[str, str]) -> dict[str, set[bool]]:
+    """Term → whether it is denied, of all its occurrences. "drop" denies nothing where the point is about dropping."""
+    found: dict[str, set[bool]] = {}
+    for word in occurrences(text):
+        signs = {True, False} if word.denied is None else {word.denied or (word.undone and "drop" not in undoing)}
+        found.setdefault(word.term, set()).update(signs)
+    return found
+
+
+def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, int] | None = None,
+         longest: int = WINDOW) -> Match:  # fmt: skip
     """Look for a point of a rubric in an answer."""
     turns = [sentences(turn) for turn in answer.splitlines()]  # a quote does not join two answers
-    windows = [" ".join(said[i : i + n]) for n in range(1, WINDOW + 1) for said in turns
-               for i in range(len(said) - n + 1)]  # fmt: skip
-    wanted, figures = terms(point), numbers(point)
-    best, quote = (0.0, (), 0), ""
+    windows = [said[i : i + n] for n in range(1, longest + 1) for said in turns for i in range(len(said) - n + 1)]
+    wanted = Wanted(point, held_by)
+    best, where = wanted.look(""), []
+    against, there = best, []
     for window in windows:  # the shorter windows come first, so a single sentence wins over two
-        found = _found(wanted.keys(), figures, window)
-        if found[0] > best[0] + LONGER:
-            best, quote = found, window
-    shown = [wanted[term] for term in wanted if term in best[1]]
-    shown += [f"{best[2]} of {len(figures)} numbers"] if figures else []
-    missing = [wanted[term] for term in wanted if term not in best[1]]
-    return Match(tuple(shown), tuple(missing), quote, _enough(wanted, figures, best, share))
+        found = wanted.look(" ".join(window))
+        if found.score > best.score + LONGER:
+            best, where = found, window
+        if len(window) == 1 and found.against > against.against:
+            against, there = found, window
+    suggested = wanted.enough(best, share) and not best.is_denied
+    opposite = not suggested and against.is_denied and wanted.enough(against.turned, share)
+    if opposite:
+        best, where = against.turned, there
+    own = terms(" ".join(where))
+    shown = [_named(wanted.words[term], own[term]) for term in wanted.words if term in best.hits]
+    shown += [f"{best.right} of {len(wanted.figures)} numbers"] if wanted.figures else []
+    missing = [wanted.words[term] for term in wanted.words if term not in best.hits]
+    quote = max(where, key=lambda sentence: wanted.look(sentence).score, default="")
+    return Match(tuple(shown), tuple(missing), quote, suggested, opposite)
 
 
-def _found(wanted: Collection[str], figures: Sequence, text: str) -> tuple[float, Collection[str], int]:
-    """Of a point, in a text: the weight that is there, the terms, and how many of its numbers."""
-    hits = wanted & terms(text).keys()
-    right = sum(any(_same(figure, given) for given in numbers(text)) for figure in figures)
-    return sum(map(weight, hits)) + NUMBER_WEIGHT * right, hits, right
-
-
-def _enough(wanted: Collection[str], figures: Sequence, found: tuple, share: float) -> bool:
-    scored, hits, right = found
-    most = sum(map(weight, wanted)) + NUMBER_WEIGHT * len(figures)
-    least = min(LEAST, max(1, len(wanted) + len(figures) - 1))
-    if right == 0 and any(unit for _, unit in figures) and NUMBER_WEIGHT * len(figures) >= NUMBERS_MATTER * most:
-        return False  # a quantity is what such a point is about
-    return len(hits) + right >= least and scored >= max(share * most, min(ENOUGH, MOST_OF_LITTLE * most))
+def _named(word: str, own: str) -> str:
+    """The point's word, and the candidate's where it is another."""
+    return own if own in word or word in own else f"{word} (your “{own}”)"
 
 
 def supports(point: str, phrase: str) -> bool:
-    """Whether words that somebody quotes for a point have anything to do with it: three words, a third of its weight in
-    two of its terms (or one of very few)."""
-    wanted, figures = terms(point), numbers(point)
-    return len(phrase.split()) >= 3 and _enough(wanted, figures, _found(wanted.keys(), figures, phrase), SHARE_ON_TOPIC)
+    """Whether words that somebody quotes for a point have anything to do with it, and do not deny it."""
+    wanted = Wanted(point)
+    found = wanted.look(phrase)
+    return len(phrase.split()) >= 3 and wanted.enough(found, SHARE_OF_QUOTE) and not found.is_denied
 
 
 def was_said(phrase: str, heard: str) -> bool:
-    """Whether words that somebody quotes stand in the answer: most of them, in whatever order and form."""
-    quoted = key_words(phrase).keys()
-    return len(quoted & key_words(heard).keys()) >= QUOTED * len(quoted) and bool(heard.strip())
+    """Whether words that somebody quotes stand in the answer: most pairs of neighbouring words, whatever the signs."""
+
+    def pairs(text: str) -> set[tuple[str, str]]:
+        words = re.findall(r"\w+", text.lower())
+        return set(pairwise(words)) or {(word, "") for word in words}
+
+    quoted = pairs(phrase)
+    return bool(quoted) and len(quoted & pairs(heard)) >= QUOTED * len(quoted)
+
+
+# ---- a rubric -------------------------------------------------------------------------------------------------------
+
+
+def match_boxes(points: Sequence[str], answers: Sequence[str], strict: Collection[int] = ()) -> list[Match]:
+    """Every point in the answer that belongs to it. Of "what was asked → what to say" the second half is looked for.
+
+    strict: points for which being about the question is not enough, such as what sinks a candidate.
+    """
+    replies = [" → " in point for point in points]
+    points = [point.rpartition(" → ")[2] for point in points]
+    held_by = Counter(term for point in points for term in terms(point))
+    share = SHARE_ON_TOPIC if on_topic(points, "\n".join(dict.fromkeys(answers))) else SHARE
+    found = []
+    for i, (point, answer, reply) in enumerate(zip(points, answers, replies, strict=True)):
+        least = SHARE_OF_REPLY if reply else SHARE_OF_SINK if i in strict else share
+        found.append(find(point, answer, least, held_by, REPLY if reply else WINDOW))
+    return found
 
 
 def suggestions(points: Sequence[str], answer: str) -> list[Match]:
-    """All points of a question. Of "what was asked → what to say" only the second half is looked for."""
-    points = [point.rpartition(" → ")[2] for point in points]
-    share = SHARE_ON_TOPIC if on_topic(points, answer) else SHARE
-    return [find(point, answer, share) for point in points]
+    """All points of a question, in one answer."""
+    return match_boxes(points, [answer] * len(points))

@@ -11,7 +11,8 @@ from pathlib import Path
 from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
-from .matcher import Match, suggestions
+from .evidence import refusal, suggest
+from .matcher import Match
 from .mock_interview import Interview, keep, let_go
 from .practice import Record
 from .question import Question
@@ -130,8 +131,8 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
     """The rubric with suggestions, screen by screen; for every tick the words that earn it."""
     turn = interview.turn
     question: Question | None = interview.bank.get(turn.question)
-    matches = suggestions([box.text for box in turn.boxes], turn.heard)
-    suggested = {i for i, match in enumerate(matches) if match.suggested and turn.boxes[i].group != SINKS}
+    matches = suggest(turn, interview.transcript)
+    suggested = {i for i, match in enumerate(matches) if match.suggested}
     blocks = [(-1, ["", *console.wrapped(question.spoken, "One good answer: ", "  ")])] if question else []
     blocks += _rubric(console, turn, matches, suggested)
     screens = console.screens([lines for _, lines in blocks], LEFT)
@@ -149,13 +150,16 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
         else:
             console.say(f"Which words of yours earn {i + 1}? {turn.boxes[i].text}")
             ticks[i] = console.ask()
-    interview.do("grade", ticks=ticks)
+            if problem := refusal(turn, i, ticks[i], interview.transcript):
+                console.say(f"{problem} Once more, or Enter to leave it out.")
+                ticks[i] = console.ask()
+    interview.do("grade", ticks={i: words for i, words in ticks.items() if words or turn.boxes[i].group == SINKS})
     _, turn, reply, _ = interview.transcript[-1]
-    shown = graded(turn, reply)
+    shown = graded(turn, reply, interview.transcript)
     if question and schedule:
         schedule.review(question.id, rating(shown))
         Record().reach(question.id, shown.level())
-    console.say(f"Shown: {len(shown.shown)}. Claimed in other words: {len(shown.claimed)}.")
+    console.say(shown.tally())
 
 
 def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: set[int]) -> Iterator[tuple]:
@@ -165,10 +169,11 @@ def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: s
         lines = ["", TITLES.get(box.group, box.group)] if box.group != group else []
         group = box.group
         lines += console.wrapped(box.shown, f"{i + 1:4}{'? ' if i in suggested else '  '}", " " * 6)
-        if i in suggested:
+        if i in suggested or match.opposite:
             first = quoted.setdefault(match.quote, i)
             words = f"“{shortened(match.quote, QUOTED)}”" if first == i else f"the words under {first + 1}"
-            lines += console.wrapped(f"{words} ({shortened(match.reason, QUOTED)})", " " * 8)
+            opposite = "you said the opposite? " * match.opposite
+            lines += console.wrapped(f"{opposite}{words} ({shortened(match.reason, QUOTED)})", " " * 8)
         yield i, lines
 
 

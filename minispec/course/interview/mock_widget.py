@@ -14,8 +14,8 @@ import traitlets
 from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
+from .evidence import suggest
 from .field import BREAK
-from .matcher import suggestions
 from .mock_interview import Interview, claim, keep, start_mock, unfinished
 from .plain_markdown import to_html
 from .practice import Record
@@ -289,7 +289,7 @@ class Desk(anywidget.AnyWidget):
         if action == "grade" and not note:
             _, turn, reply, _ = self.interview.transcript[-1]
             if turn.question:
-                found = graded(turn, reply)
+                found = graded(turn, reply, self.interview.transcript)
                 self.schedule.review(turn.question, rating(found))
                 Record().reach(turn.question, found.level())
 
@@ -316,10 +316,10 @@ class Desk(anywidget.AnyWidget):
                 says += f" Open {shortest(self.notebook)}, fill in the function, save it, then press check."
         log = [(who, text) for _, t, r, _ in interview.transcript for who, text in (("they", t.says), ("you", r.text))]
         log = [line for line in log if line[1]][-SHOWN:]
-        matches = suggestions([box.text for box in turn.boxes], turn.heard)
+        matches = suggest(turn, interview.transcript)
         boxes = [dict(text=box.text, shown=box.shown, group=TITLES.get(box.group, box.group),
                       believed=box.group == SINKS,
-                      suggested=match.suggested and box.group != SINKS, reason=match.reason,
+                      suggested=match.suggested, reason=match.reason,
                       quote=match.quote if match.suggested else "")
                  for box, match in zip(turn.boxes, matches, strict=True)]  # fmt: skip
         spoken = self.bank[turn.question].spoken if turn.expects == GRADES and turn.question else ""

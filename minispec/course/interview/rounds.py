@@ -15,10 +15,11 @@ from dataclasses import dataclass, field, replace
 from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import DERIVATIONS, Derivation
-from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure, read_number
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
 from .matcher import find, numbers
 from .question import LEVELS, Number, Question
 from .reactions import answer_to, asks_back, doubt, gives_up, probing
+from .stated import asks_again, judge
 from .summary import ROOT, digits
 
 WORDS, NUMBER, CODE, GRADES, NOTHING = "words", "number", "code", "grades", "nothing"  # what a turn waits for
@@ -196,9 +197,12 @@ def grading(question: Question, asked: Sequence[Box], said: Sequence[str]) -> Tu
 def figure(number: Number, question: str = "", before: str = "") -> Script:
     """A number; a wrong one is corrected with the arithmetic, and the interview goes on from the right one."""
     reply = yield Turn("number", f"{before}{Figure(number).asks[0]}", NUMBER, question, number)
-    given = read_number(reply.text, number.unit)
-    if not reply.skipped and (given is None or not number.matches(given)):
-        said = "" if given is None else f"I have something else than {digits(given)}. "
+    judged = judge(number, reply.text)
+    if not reply.skipped and asks_again(judged):  # unread or unclear is not wrong
+        reply = yield Turn("correction", asks_again(judged), NUMBER, question, number)
+        judged = judge(number, reply.text)
+    if not reply.skipped and not judged.right:
+        said = "" if judged.value is None else f"I have something else than {digits(judged.value)}. "
         yield Turn(
             "correction",
             f"{said}{worked(number)}. Where did your calculation differ?",

@@ -1,0 +1,127 @@
+"""Numbers as candidates state them: with the working, with a reason, in percent."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutants.patching import rewrite
+
+from minispec.course.interview import stated
+from minispec.course.interview.question import Number
+from minispec.course.interview.stated import RIGHT, UNCLEAR, UNREAD, WRONG, asks_again, judge
+
+# {x} is the number, {a} and {b} are what it was computed from: x = a / b.
+FRAMES = (
+    "{x}",
+    "It is {x}.",
+    "I get {a} / {b} = {x}",
+    "{a} over {b}, so {x}",
+    "{a} over {b} is {x}",
+    "{a} / {b} → {x}",
+    "about {x} tokens per cycle with k = 4",
+    "It's {x}, because {a} was only the numerator",
+    "The answer: {x}",
+    "I would say roughly {x}, since only a has p above q.",
+    "EAGLE-2 on an H100 gives {x}, if I am not mistaken.",
+    "All of it goes to a, so {x} for a, none and 0 for the others",
+    "sum of min(p, q) is {a} / {b} = {x} for α = 0.8",
+)
+FORMATS = {
+    "plain": lambda x: f"{x:.4g}",
+    "many digits": lambda x: f"{x:.9f}",
+    "percent sign": lambda x: f"{100 * x:.4g}%",
+    "in words": lambda x: f"{100 * x:.4g} percent",
+    "two words": lambda x: f"{100 * x:.4g} per cent",
+    "decimal comma": lambda x: f"{x:.4f}".replace(".", ","),
+    "power of ten": lambda x: f"{1000 * x:.4g}e-3",
+    "fraction": lambda x: f"{round(1000 * x)}/1000",
+    "sum": lambda x: f"{x / 2:.6f} + {x / 2:.6f}",
+    "product": lambda x: f"{x / 4:.6f} × 4",
+    "no zero": lambda x: f"{x:.4f}".removeprefix("0"),
+}
+HUNDREDTHS = st.integers(3, 97).map(lambda n: n / 100)
+
+
+def number(value: float, unit: str = "") -> Number:
+    return Number("a number", repr(value), value, 0.0, unit=unit)
+
+
+@settings(max_examples=150, deadline=None)
+@given(HUNDREDTHS, HUNDREDTHS, st.sampled_from(FRAMES), st.sampled_from(sorted(FORMATS)))
+def check_frames(x, b, frame, name) -> None:
+    """In every sentence and every way to write it the right number is right, and another one is wrong."""
+    a, wanted, write = x * b, number(x), FORMATS[name]
+    assert judge(wanted, frame.format(x=write(x), a=f"{a:.4f}", b=b)).verdict == RIGHT
+    other = 1.3 * x if 1.3 * x < 1 else 0.7 * x
+    assert judge(wanted, frame.format(x=write(other), a=f"{a:.4f}", b=b)).verdict == WRONG
+
+
+def test_the_right_number_is_right_and_another_one_is_wrong_in_every_sentence():
+    check_frames()
+
+
+REPORTED = [  # what two candidates typed, and the number it was
+    (0.25, "0.05 over 0.2 is 0.25"), (0.85, "0.1 + 0.05 + 0.7 = 0.85"), (0.15, "15%"), (2 / 3, "2/3"),
+    (0.2, "It's 0.2, because 0.1 + 0.15 times 2/3 is 0.1 + 0.1"), (0.1, "0.05 over 0.5, so 0.1"),
+    (0.55, "sum of min(p, q) is 0.05 + 0.05 + 0.45 = 0.55"), (0.45, "45 percent"), (0.45, "0.45, no difference"),
+    (1.0, "It is 1, since only a has p above q."), (0.2, "1 - 0.8 = 0.2"), (0.64, "64%"), (2.03, "2.03x"),
+    (2.44, "about 2.44 tokens per cycle with k = 2"), (2.44 / 1.2, "2.44 / 1.2"),
+]  # fmt: skip
+
+
+def check_reported() -> None:
+    assert [text for value, text in REPORTED if judge(number(value), text).verdict != RIGHT] == []
+
+
+def test_what_two_candidates_typed():
+    check_reported()
+
+
+def check_other_verdicts() -> None:
+    for text in ("", "no idea", "EAGLE-2 on an H100", "EAGLE-2", "1/0", "9**9**9**9", "not 0.3", "k is large"):
+        assert judge(number(2.0), text).verdict == UNREAD, text
+    for text in ("0.25 or 0.3", "0.3 or 0.25", "between 0.2 and 0.25", "0.25, the 0.05 was only the numerator",
+                 "It's 0.25, so the rest is 0.75", "0.2-0.25", "0.25 + 0.1"):  # fmt: skip
+        assert judge(number(0.25), text).verdict == UNCLEAR, text
+    for text in ("it is not 0.25 but 0.3", "0.05 / 0.2 = 0.3", "I get 0.05 / 0.2 = 0.3", "25"):
+        assert judge(number(0.25), text).verdict == WRONG, text
+
+
+def test_what_cannot_be_read_or_is_unclear_is_asked_again_and_is_not_wrong():
+    check_other_verdicts()
+    assert "final" in asks_again(judge(number(0.25), "0.25 or 0.3"))
+    assert "could not read" in asks_again(judge(number(0.25), "no idea"))
+    assert asks_again(judge(number(0.25), "0.25")) == "" == asks_again(judge(number(0.25), "0.3"))
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (320, "KiB", "320"), (320, "KiB", "so 0.3125 MiB"), (14950, "", "14,950 tokens"), (1000, "", "1 000"),
+        (59, "%", "2.36/4 = 59 percent"), (59, "%", "0.59"), (16, "B", "16 billion"), (2.5, "ms", "about 2500 µs"),
+        (2 / 3, "", "two thirds"), (0, "", "zero"), (-0.24, "", "minus 24 percent"), (4000, "", "4 thousand"),
+    ],
+)  # fmt: skip
+def test_units_and_words(value, unit, text):
+    assert judge(number(value, unit), text).verdict == RIGHT
+
+
+MUTANTS = [
+    (stated, "judge", "if not value.working", "", check_other_verdicts),
+    (stated, "judge", "(final, last)", "(last,)", check_frames),
+    (stated, "judge", "(final, last)", "found", check_other_verdicts),
+    (stated, "judge", "if not value.reason", "", check_frames),
+    (stated, "judge", "if not value.given", "", check_reported),
+    (stated, "judge", "and not value.either", "", check_other_verdicts),
+    (stated, "judge", "UNCLEAR if unclear else WRONG", "WRONG", check_other_verdicts),
+    (stated, "stated", "in_words(text.lower())", "text.lower().replace('percent', '')", check_reported),
+]
+
+
+@pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
+def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
+    rewrite(monkeypatch, owner, name, old, new)
+    monkeypatch.setitem(globals(), "judge", stated.judge)
+    with pytest.raises(AssertionError):
+        check()
