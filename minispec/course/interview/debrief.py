@@ -223,8 +223,8 @@ def is_right(turn: Turn, reply: Reply) -> bool:
 
 
 def short(text: str, most: int = 140) -> str:
-    """A rubric's line without its full stop, and without its end where it is long."""
-    return text.rstrip(".") if len(text) <= most else text[: text.rfind(" ", 0, most)].rstrip(" .,;:→") + " …"
+    """A rubric's line without its end, where it is long."""
+    return text if len(text) <= most else text[: text.rfind(" ", 0, most)] + " …"
 
 
 def rating(grading: Graded) -> Rating:
