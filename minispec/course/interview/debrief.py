@@ -316,8 +316,8 @@ class Debrief:
 
 
 def short(text: str, most: int = 140) -> str:
-    """A rubric's line without its full stop, and without its end where it is long."""
-    return text.rstrip(".") if len(text) <= most else text[: text.rfind(" ", 0, most)].rstrip(" .,;:→") + " …"
+    """A rubric's line without its end, where it is long."""
+    return text if len(text) <= most else text[: text.rfind(" ", 0, most)] + " …"
 
 
 def told(line: str, quote: str) -> str:
