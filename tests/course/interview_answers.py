@@ -97,9 +97,9 @@ CANDIDATES = (
             "for five tokens falls from 76 percent toward maybe 50-55 percent on 8-choose-2, so verify cost goes from "
             "3x to about 2x, not to 1x. I'd log the router: mean unique experts per layer for windows of k+1 "
             "consecutive tokens, on production prompts, and plug this into the cost model. Two cautions: "
-            "load-balancing losses fight exactly this locality, and rejected draft tokens are wrong tokens so they may route "
-            "differently from the true continuation. So your claim raises my optimal k at low batch, it doesn't change "
-            "the shape.",
+            "load-balancing losses fight exactly this locality, and rejected draft tokens are wrong tokens so they may "
+            "route differently from the true continuation. So your claim raises my optimal k at low batch, it doesn't "
+            "change the shape.",
         ),
         "yyy yyy yyn / yyy / y / n",
     ),
@@ -136,11 +136,11 @@ CANDIDATES = (
     Typed(
         "cost-per-million",
         "At batch 1 a step reads 16 GB, 3.8 ms, so 263 tokens a second. A million tokens take 3,800 seconds, a bit "
-        "over an hour, so about 2.10 dollars; that's a floor with short context and no launch overhead. At batch 64 with "
-        "weights only it's 64 times cheaper, 3.3 cents, but that's too optimistic: with GQA, 8 KV heads, 32 layers, "
-        "head dim 128, the cache is 128 KiB per token, so 64 requests at 2,000 tokens add about 17 GB, the step goes "
-        "to 33 GB, 7.9 ms, 8,100 tokens a second, and a million costs about 7 cents. Compute check: 64 times 16 GFLOP "
-        "is 1 TFLOP per step, about 1 ms at 989 peak, so it's still memory bound. So it's 2 dollars versus 3 to 7 "
+        "over an hour, so about 2.10 dollars; that's a floor with short context and no launch overhead. At batch 64 "
+        "with weights only it's 64 times cheaper, 3.3 cents, but that's too optimistic: with GQA, 8 KV heads, 32 "
+        "layers, head dim 128, the cache is 128 KiB per token, so 64 requests at 2,000 tokens add about 17 GB, the "
+        "step goes to 33 GB, 7.9 ms, 8,100 tokens a second, and a million costs about 7 cents. Compute check: 64 times "
+        "16 GFLOP is 1 TFLOP per step, about 1 ms at 989 peak, so it's still memory bound. So it's 2 dollars versus 3 to 7 "
         "cents, 30 to 60x, and both assume the GPU is full every hour; at 40 percent utilization multiply by 2.5, and "
         "prefill is not counted. If you mean raising the batch to 64, I would not when the TPOT SLO or the tail of "
         "TTFT breaks: at batch 64 the step goes from 3.8 to about 8 ms, so an interactive SLO of 5 ms per token would "

@@ -189,9 +189,11 @@ def typed(*answers: Typed):
 
 
 def check_what_candidates_said_is_suggested() -> None:
-    found = [(mark, match.suggested) for group, mark, match in typed(*CANDIDATES) if group != SINKS]
-    assert share(suggested for mark, suggested in found if mark == "y") >= 0.75
-    assert share(suggested for mark, suggested in found if mark == "n") <= 0.15
+    """Nearly four fifths, of what was not said a tenth; and hardly any of it is taken for the opposite."""
+    found = [(mark, match) for group, mark, match in typed(*CANDIDATES) if group != SINKS]
+    assert share(match.suggested for mark, match in found if mark == "y") >= 0.78
+    assert share(match.suggested for mark, match in found if mark == "n") <= 0.10
+    assert share(match.opposite for mark, match in found) <= 0.04
 
 
 def check_the_opposite_is_not_suggested() -> None:

@@ -500,8 +500,8 @@ def check_the_opposite_is_a_concern() -> None:
     while held.turn.expects != GRADES:
         question = BANK[held.turn.question] if held.turn.question else None
         sink = question.sinks[0] if question else ""
-        answer(held, says=lambda turn: weather if turn.kind == "push-back"
-               else f"I would never say that {BANK[turn.question].L4[0].lower()}. {BANK[turn.question].sinks[0]}.")  # fmt: skip
+        false = f"I would never say that {question.L4[0].lower()}. {sink}." if question else ""
+        answer(held, says=lambda turn, false=false: weather if turn.kind == "push-back" else false)
     point = BANK[held.turn.question].L4[0]
     answer(held)
     hold(held)

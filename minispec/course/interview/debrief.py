@@ -35,6 +35,7 @@ AXES = {
 FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
 TALKED = (10, 250)  # words of an answer
 ENOUGH, OPEN_ENDED = 8, 12  # replies that a level takes; and if the round was ended before its close
+WORTH = 4  # replies: a function that was written
 STRENGTHS, RISKS = 3, 2  # that come first
 CUT = 200  # characters of a quote
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
@@ -179,7 +180,7 @@ class Debrief:
         """How much was asked and not skipped; code that was not attempted is no reply."""
         words = sum(not reply.skipped for _, reply in self.words)
         numbers = sum(bool(figure.verdicts) for figure in self.figures)
-        return words + numbers + sum(reply.outcome in ("right", "wrong") for _, reply in self.code)
+        return words + numbers + WORTH * sum(reply.outcome in ("right", "wrong") for _, reply in self.code)
 
     @property
     def is_enough(self) -> bool:
@@ -294,8 +295,12 @@ class Debrief:
         return lines
 
     def claims(self) -> list[str]:
-        boxes = [(g.turn.boxes[i].text, quote) for g in self.gradings for i, quote in (g.claimed | g.empty).items()]
-        return [f"- {told(text, quote) if quote else f'{short(text)}: no words given'}" for text, quote in boxes]
+        lines = [f"- {told(g.turn.boxes[i].text, quote)}" for g in self.gradings for i, quote in g.claimed.items()]
+        for g in self.gradings:
+            for i, quote in g.empty.items():
+                spent = f"{told(g.turn.boxes[i].text, quote)}, words that have earned other points"
+                lines.append(f"- {spent if quote else f'{short(g.turn.boxes[i].text)}: no words given'}")
+        return lines
 
     def refused(self) -> list[str]:
         """Ticked with words that are not in the answer: they count for nothing."""

@@ -2,8 +2,8 @@
 
 A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it. Ticked with
 other words of the answer it is claimed: the matcher knows words, not meanings, and whoever reads the debrief decides.
-Words that are not in the answer are refused. One sentence earns at most two lines. A follow-up or push-back is looked
-for in the reply to it, everything else in all that was said on the question.
+Words that are not in the answer are refused. The same words earn at most two lines, a long sentence up to four. A
+follow-up or push-back is looked for in the reply to it, everything else in all that was said on the question.
 """
 
 from __future__ import annotations
@@ -19,7 +19,11 @@ from .matcher import Match, match_boxes, sentences, supports, was_said
 from .question import LEVELS, reached
 from .rounds import Reply, Turn
 
-PER_QUOTE = 2  # lines
+PER_QUOTE, PER_LONG, WORDS_EACH = (
+    2,
+    4,
+    10,
+)  # lines that words can earn; a long sentence that was suggested, with its length
 FEWEST = 3  # words of a quote
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 Entry = tuple[str, Turn, Reply, float]  # of a transcript
@@ -113,7 +117,7 @@ class Graded:
         parts = [f"shown {len(self.shown) - sunk}"]
         parts += [f"counts against you {sunk}"] * bool(sunk)
         parts += [f"claimed in other words {len(self.claimed)}"] * bool(self.claimed)
-        parts += [f"not counted {len(self.empty)} (a sentence earns at most two points)"] * bool(self.empty)
+        parts += [f"not counted {len(self.empty)} (their words have earned other points)"] * bool(self.empty)
         parts += [f"refused {len(self.refused)} (these words are not in your answer)"] * bool(self.refused)
         return f"Ticked: {ticked}. Of these {', '.join(parts)}." if ticked else "Nothing was ticked."
 
@@ -131,11 +135,12 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
         if len(phrase.split()) >= FEWEST and refusal(turn, i, phrase, transcript):
             refused[i] = phrase
             continue
-        if confirmed and quoted[_plain(phrase)] >= PER_QUOTE:  # another sentence may say it too
+        most = max(PER_QUOTE, min(PER_LONG, len(phrase.split()) // WORDS_EACH)) if confirmed else PER_QUOTE
+        if confirmed and quoted[_plain(phrase)] >= most:  # another sentence may say it too
             others = [said for said in sentences(texts[i]) if quoted[_plain(said)] < PER_QUOTE]
             phrase = next((said for said in others if supports(point, said)), phrase)
         quoted[_plain(phrase)] += 1
-        if (len(phrase.split()) < FEWEST and not confirmed) or quoted[_plain(phrase)] > PER_QUOTE:
+        if (len(phrase.split()) < FEWEST and not confirmed) or quoted[_plain(phrase)] > most:
             empty[i] = phrase
         elif confirmed or supports(point, phrase):
             shown[i] = phrase

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -46,7 +46,7 @@ LEAST = 2  # terms or numbers that have to be found, where a point has more than
 WINDOW, REPLY = 3, 8  # sentences that a point may be spread over, and a reply to a push-back
 LONGER = 0.2  # weight that a longer window has to add
 DISTINCTIVE, LITTLE = 0.45, 0.35  # of the weight of a point's heaviest term: one such must be there if little else is
-AGAINST = 0.1  # of the weight that speaks for a point
+AGAINST, AGAINST_REPLY, MOSTLY = 0.1, 0.3, 0.8  # of the weight that speaks for a point: what is tolerated, the opposite
 QUOTED = 0.75  # of a quote's pairs of words that have to stand in the answer
 CLOSE = 0.05  # numbers
 SMALL = 10  # a whole number below it, without a unit, proves little
@@ -133,22 +133,24 @@ class Wanted:
     def __init__(self, point: str, held_by: Mapping[str, int] | None = None) -> None:
         self.words = terms(point)
         self.weights = {term: weight(term) / math.sqrt((held_by or {}).get(term, 1)) for term in self.words}
-        self.denied = _polarities(point, self.words)
+        self.denied = _polarities([point], self.words)
         self.figures = numbers(point)
         self.figure_weights = [SMALL_WEIGHT if a < SMALL and a == int(a) and not unit else NUMBER_WEIGHT
                                for a, unit in self.figures]  # fmt: skip
         heaviest = max(self.weights.values(), default=0.0)
-        self.distinctive = {term for term, heavy in self.weights.items() if heavy >= DISTINCTIVE * heaviest}
+        affirmed = [term for term in self.words if False in self.denied[term]] or list(self.words)
+        self.distinctive = {term for term in affirmed if self.weights[term] >= DISTINCTIVE * heaviest}
 
     @property
     def most(self) -> float:
         return sum(self.weights.values()) + sum(self.figure_weights)
 
-    def look(self, text: str) -> Found:
-        said = _polarities(text, self.words)
+    def look(self, *said_in: str) -> Found:
+        """Of the point, in these sentences together."""
+        said = _polarities(said_in, self.words)
         shared = [term for term in self.words if term in said]
         for_it = [term for term in shared if False in said[term] or True in self.denied[term]]
-        given = numbers(text)
+        given = [number for text in said_in for number in numbers(text)]
         right = [any(_same(figure, other) for other in given) for figure in self.figures]
         return Found(
             sum(self.weights[term] for term in for_it),
@@ -189,9 +191,8 @@ class Found:
     def score(self) -> float:
         return self.term_weight + self.number_weight - self.against
 
-    @property
-    def is_denied(self) -> bool:
-        return self.against > AGAINST * self.term_weight
+    def is_denied(self, tolerated: float = AGAINST) -> bool:
+        return self.against > tolerated * self.term_weight
 
     @property
     def turned(self) -> Found:
@@ -199,31 +200,32 @@ class Found:
         return Found(self.term_weight + self.against, self.number_weight, self.hits + self.denied, (), 0.0, self.right)
 
 
-def _polarities(text: str, undoing: Mapping[str, str]) -> dict[str, set[bool]]:
-    """Term → whether it is denied, of all its occurrences. "drop" denies nothing where the point is about dropping."""
+def _polarities(texts: Iterable[str], wanted: Mapping[str, str]) -> dict[str, set[bool]]:
+    """Wanted term → whether it is denied, of all its occurrences. "drop" denies nothing if the point is to drop."""
     found: dict[str, set[bool]] = {}
-    for word in occurrences(text):
-        signs = {True, False} if word.denied is None else {word.denied or (word.undone and "drop" not in undoing)}
+    for word in (word for text in texts for word in occurrences(text) if word.term in wanted):
+        signs = {True, False} if word.denied is None else {word.denied or (word.undone and "drop" not in wanted)}
         found.setdefault(word.term, set()).update(signs)
     return found
 
 
 def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, int] | None = None,
-         longest: int = WINDOW) -> Match:  # fmt: skip
-    """Look for a point of a rubric in an answer."""
+         reply: bool = False) -> Match:  # fmt: skip
+    """Look for a point of a rubric in an answer; reply: the answer replies to nothing else, so all of it may count."""
+    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (WINDOW, AGAINST)
     turns = [sentences(turn) for turn in answer.splitlines()]  # a quote does not join two answers
     windows = [said[i : i + n] for n in range(1, longest + 1) for said in turns for i in range(len(said) - n + 1)]
     wanted = Wanted(point, held_by)
-    best, where = wanted.look(""), []
+    best, where = wanted.look(), []
     against, there = best, []
     for window in windows:  # the shorter windows come first, so a single sentence wins over two
-        found = wanted.look(" ".join(window))
+        found = wanted.look(*window)
         if found.score > best.score + LONGER:
             best, where = found, window
         if len(window) == 1 and found.against > against.against:
             against, there = found, window
-    suggested = wanted.enough(best, share) and not best.is_denied
-    opposite = not suggested and against.is_denied and wanted.enough(against.turned, share)
+    suggested = wanted.enough(best, share) and not best.is_denied(tolerated)
+    opposite = not suggested and against.is_denied(MOSTLY) and wanted.enough(against.turned, share)
     if opposite:
         best, where = against.turned, there
     own = terms(" ".join(where))
@@ -243,7 +245,7 @@ def supports(point: str, phrase: str) -> bool:
     """Whether words that somebody quotes for a point have anything to do with it, and do not deny it."""
     wanted = Wanted(point)
     found = wanted.look(phrase)
-    return len(phrase.split()) >= 3 and wanted.enough(found, SHARE_OF_QUOTE) and not found.is_denied
+    return len(phrase.split()) >= 3 and wanted.enough(found, SHARE_OF_QUOTE) and not found.is_denied()
 
 
 def was_said(phrase: str, heard: str) -> bool:
@@ -272,7 +274,7 @@ def match_boxes(points: Sequence[str], answers: Sequence[str], strict: Collectio
     found = []
     for i, (point, answer, reply) in enumerate(zip(points, answers, replies, strict=True)):
         least = SHARE_OF_REPLY if reply else SHARE_OF_SINK if i in strict else share
-        found.append(find(point, answer, least, held_by, REPLY if reply else WINDOW))
+        found.append(find(point, answer, least, held_by, reply))
     return found
 
 
