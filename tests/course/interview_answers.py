@@ -140,11 +140,11 @@ CANDIDATES = (
         "with weights only it's 64 times cheaper, 3.3 cents, but that's too optimistic: with GQA, 8 KV heads, 32 "
         "layers, head dim 128, the cache is 128 KiB per token, so 64 requests at 2,000 tokens add about 17 GB, the "
         "step goes to 33 GB, 7.9 ms, 8,100 tokens a second, and a million costs about 7 cents. Compute check: 64 times "
-        "16 GFLOP is 1 TFLOP per step, about 1 ms at 989 peak, so it's still memory bound. So it's 2 dollars versus 3 to 7 "
-        "cents, 30 to 60x, and both assume the GPU is full every hour; at 40 percent utilization multiply by 2.5, and "
-        "prefill is not counted. If you mean raising the batch to 64, I would not when the TPOT SLO or the tail of "
-        "TTFT breaks: at batch 64 the step goes from 3.8 to about 8 ms, so an interactive SLO of 5 ms per token would "
-        "rule it out, and with long contexts the KV doesn't fit or dominates.",
+        "16 GFLOP is 1 TFLOP per step, about 1 ms at 989 peak, so it's still memory bound. So it's 2 dollars versus 3 "
+        "to 7 cents, 30 to 60x, and both assume the GPU is full every hour; at 40 percent utilization multiply by "
+        "2.5, and prefill is not counted. If you mean raising the batch to 64, I would not when the TPOT SLO or the "
+        "tail of TTFT breaks: at batch 64 the step goes from 3.8 to about 8 ms, so an interactive SLO of 5 ms per "
+        "token would rule it out, and with long contexts the KV doesn't fit or dominates.",
         (
             "To the ridge: B equals peak over bandwidth, 989 dense bf16 TFLOPS over 4.2 TB/s, about 235. With an "
             "achievable 600-700 TFLOPS the knee comes at around 150.",

@@ -348,7 +348,7 @@ MUTANTS = [
     (vocabulary, "_polarity", "STANDS_FOR.get(each, each)", "each", check_what_was_said_is_suggested),
     (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_the_opposite_is_not_suggested),
     (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_what_is_denied_is_not_suggested),
-    (matcher, "find", "and not best.is_denied", "", check_the_opposite_is_not_suggested),
+    (matcher, "find", "and not best.is_denied(tolerated)", "", check_the_opposite_is_not_suggested),
     (
         matcher,
         "match_boxes",

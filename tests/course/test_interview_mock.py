@@ -613,7 +613,7 @@ WAITS = "if self.turn.expects in (NOTHING, GRADES):"
 MUTANTS = [
     (evidence, "graded", "or supports(point, phrase)", "or True", check_irrelevant_words_earn_nothing),
     (evidence, "refusal", "not was_said(phrase, turn.heard)", "False", check_words_that_were_not_said_earn_nothing),
-    (evidence, "graded", "] > PER_QUOTE", "] > 99", check_a_keyword_sentence_earns_two_points),
+    (evidence, "graded", "] > most", "] > 99", check_a_keyword_sentence_earns_two_points),
     (Debrief, "_signal", "(len(levels) - 1) // 2", "-1", check_the_headline_follows_from_the_table),
     (Debrief, "concerns", "in g.opposite().items()", "in ()", check_the_opposite_is_a_concern),
     (Debrief, "concerns", "in g.suspected().items()", "in ()", check_the_opposite_is_a_concern),

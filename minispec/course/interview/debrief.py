@@ -34,7 +34,7 @@ AXES = {
 }
 FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
 TALKED = (10, 250)  # words of an answer
-ENOUGH, OPEN_ENDED = 8, 12  # replies that a level takes; and if the round was ended before its close
+ENOUGH, ONE_QUESTION = 4, 10  # replies that a level takes: in a round of two questions or tasks, and in one of one
 WORTH = 4  # replies: a function that was written
 STRENGTHS, RISKS = 3, 2  # that come first
 CUT = 200  # characters of a quote
@@ -160,12 +160,17 @@ class Debrief:
             shown += [f"a must-have of {level} is missing" for level in sorted(g.lacking())]
             shown += [f"{count(sunk, 'statement')} that sinks"] if (sunk := len(g.texts(SINKS, among=g.shown))) else []
             rows.append((self.interview.bank[g.turn.question].question, g.level(claims), ", ".join(shown)))
-        for turn, reply in self.code:
+        for turn, reply in self.written:
             asked = [g for g in self.gradings if g.turn.exercise == turn.exercise]
             ticked = sum(len(g.shown) + len(g.claimed) * claims for g in asked)
             level = (1 + min(2, ticked)) * (reply.outcome == "right")
-            rows.append((title_of(turn.exercise), level, f"tests: {reply.outcome or 'not tried'}, {ticked} follow-ups"))
+            rows.append((title_of(turn.exercise), level, f"tests: {reply.outcome}, {ticked} follow-ups"))
         return rows
+
+    @property
+    def written(self) -> list[tuple[Turn, Reply]]:
+        """Code that was submitted; what was not attempted is no evidence."""
+        return [(turn, reply) for turn, reply in self.code if reply.outcome not in ("", "not attempted")]
 
     @property
     def signal(self) -> int:
@@ -177,16 +182,20 @@ class Debrief:
 
     @property
     def replies(self) -> int:
-        """How much was asked and not skipped; code that was not attempted is no reply."""
+        """How much was asked and not skipped."""
         words = sum(not reply.skipped for _, reply in self.words)
         numbers = sum(bool(figure.verdicts) for figure in self.figures)
-        return words + numbers + WORTH * sum(reply.outcome in ("right", "wrong") for _, reply in self.code)
+        return words + numbers + WORTH * len(self.written)
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is evidence for a level: a round that came to its close and held some replies."""
+        """Whether there is evidence for a level: a round that came to its close, with enough replies."""
         closed = any(turn.kind == "close" for turn, *_ in self.turns)
-        return bool(self.rows()) and self.replies >= (ENOUGH if closed else OPEN_ENDED)
+        return closed and bool(self.rows()) and self.replies >= self.least
+
+    @property
+    def least(self) -> int:
+        return ENOUGH if len(self.rows()) > 1 else ONE_QUESTION
 
     # ---- in words
 
@@ -195,8 +204,8 @@ class Debrief:
         if not self.is_enough:
             found = f"; what there is reached {named(signal)}" if self.rows() else ""
             return (f"**Not enough evidence for a level at {TITLES[self.interview.level]}.** "
-                    f"{count(self.replies, 'reply').replace('replys', 'replies')}, and a level takes {ENOUGH} in a "
-                    f"round that came to its end{found}.")  # fmt: skip
+                    f"Replies: {self.replies}; a level takes {self.least}, in a round that came to its "
+                    f"end{found}.")  # fmt: skip
         form = FORM[max(-2, min(1, signal - wanted))]
         return f"**{form} at {TITLES[self.interview.level]}.** The table signals {named(signal)}."
 

@@ -19,11 +19,8 @@ from .matcher import Match, match_boxes, sentences, supports, was_said
 from .question import LEVELS, reached
 from .rounds import Reply, Turn
 
-PER_QUOTE, PER_LONG, WORDS_EACH = (
-    2,
-    4,
-    10,
-)  # lines that words can earn; a long sentence that was suggested, with its length
+PER_QUOTE = 2  # lines that the same words can earn
+PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
 FEWEST = 3  # words of a quote
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 Entry = tuple[str, Turn, Reply, float]  # of a transcript
