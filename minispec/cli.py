@@ -97,7 +97,9 @@ def parser() -> Parser:
     formats = ("concept", "design", "coding", "experience", "loop")
     sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s; loop is all four)")
     sub.add_argument("--resume", action="store_true", help="go on with the one that was interrupted")
-    sub.add_argument("--out", type=Path, metavar="FILE", help="the debrief to write (default: exams/mock-N.md)")
+    sub.add_argument(
+        "--out", type=Path, metavar="FILE", help="the debrief to write (default: exams/mock-N.md; --resume keeps it)"
+    )
 
     sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
     sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
@@ -262,14 +264,12 @@ def drill(args) -> int:
 
 def mock(args) -> int:
     from .course.interview import load, mock_terminal, start_mock
-    from .course.interview.mock_interview import unfinished
+    from .course.interview.mock_interview import resume
     from .course.interview.schedule import Schedule, place
 
     require_writable("out", args.out)  # now, not after 45 minutes
     bank = load(args.bank)
-    interview = unfinished(bank) if args.resume else start_mock(bank, args.level, args.format, args.seed)
-    if interview is None:
-        raise ValueError("resume: no interview was interrupted; leave --resume out to begin one")
+    interview = resume(bank) if args.resume else start_mock(bank, args.level, args.format, args.seed)
     return mock_terminal.hold(interview, schedule=Schedule(place()), out=args.out)
 
 

@@ -387,7 +387,9 @@ for name, minutes in ROUNDS.items():
 #
 # You have graded three candidates; now it is your turn. Choose a level and a round, or the whole loop. The interviewer opens, asks
 # and waits, and what comes next depends on your answer: a thin one is probed, a good one is pushed back on, and in a design one
-# requirement changes half-way.
+# requirement changes half-way. Ask back as you would on the day: you get a fact, or are told to say what you assume, and the
+# question stays open. In the coding round what you type is thinking aloud; only *check* submits the notebook (in a terminal, an
+# empty line or `done`).
 #
 # The mock reads text. So say the answer aloud first, as you would on the day, and then type what you said in the form of notes;
 # Enter submits and Shift+Enter begins a new line. That makes it a rehearsal of structure and not of speech. For speech, hold at
@@ -405,7 +407,7 @@ print(", ".join(AXES))
 
 # %% [markdown]
 # Nothing is timed until you press *begin*, and you can stop the clock at any time. An interview that was interrupted can be
-# resumed. Every interview asks something else; to compare with a friend, give both the same `seed`. In a terminal it is
+# resumed (in a terminal, Ctrl-C interrupts it and `minispec mock --resume` goes on). Every interview asks something else; to compare with a friend, give both the same `seed`. In a terminal it is
 # `minispec mock --format design --level L6`.
 
 # %% tags=["nbval-ignore-output"]

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+from functools import cache
 from pathlib import Path
+
+EXAMPLE = 2  # which case of an exercise is shown: they are listed smallest first
+SOURCE = Path(__file__).resolve().parents[3] / "course/exercises/17_interview_day.py"
 
 # exercise → (question, what a good answer contains)
 TASKS: dict[str, tuple[tuple[str, str], ...]] = {
@@ -90,6 +96,42 @@ def minutes_of(id: str) -> int:
     return find(id).minutes
 
 
+@cache
+def _answer_cell(id: str) -> str:
+    """The cell of the exercises' source that holds the function."""
+    found = re.split(r"(?m)^# %%", SOURCE.read_text(encoding="utf-8"))
+    [cell] = [cell for cell in found if f'exercise="{id}"' in cell.partition("\n")[0] and "### BEGIN SOLUTION" in cell]
+    return cell.partition("\n")[2].strip()
+
+
+@cache
+def task_of(id: str) -> str:
+    """Signature, docstring and an example: what is to be written, in a few lines."""
+    from ..classroom.exercise import find
+
+    exercise = find(id)
+    head = re.split(r"\n *### BEGIN SOLUTION", _answer_cell(id))[0]
+    case = exercise.cases[min(EXAMPLE, len(exercise.cases) - 1)]
+    try:
+        found = exercise.reference(*case.values())
+    except TypeError:  # it is given a function as well
+        found = exercise.observe(exercise.reference, **case)
+    given = [f"    {name} = {_written(value)}" for name, value in case.items()]
+    return "\n".join([head, "", "For example, with", *given, f"it returns {_written(found)}"])
+
+
+def _written(value) -> str:
+    """A value as one would write it down: tensors as lists, with few digits."""
+    from ..classroom.show import show
+
+    if isinstance(value, (list, tuple)):
+        inner = ", ".join(map(_written, value))
+        return f"[{inner}]" if isinstance(value, list) else f"({inner})"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items()) + "}"
+    return repr(value) if isinstance(value, str) else show(value)
+
+
 def write_notebook(id: str, seed: int, folder: Path | None = None) -> Path:
     """A fresh notebook with this one exercise, no hints, and a clock that its reader starts by opening it."""
     from ..classroom import exam
@@ -101,14 +143,30 @@ def write_notebook(id: str, seed: int, folder: Path | None = None) -> Path:
     return exam.start(minutes_of(id), seed, [id], out=file)
 
 
+def is_untouched(file: Path, id: str) -> bool:
+    """Whether the notebook, as it was last saved, still holds the stub."""
+    from ..classroom.cells import stub
+
+    try:
+        cells = json.loads(file.read_text(encoding="utf-8"))["cells"]
+        own = [cell for cell in cells if cell["metadata"].get("minispec") == {"exercise": id, "role": "answer"}]
+        return [_plain("".join(cell["source"])) for cell in own] == [_plain(stub(_answer_cell(id), id))]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return False  # what it is, its check will say
+
+
+def _plain(source: str) -> str:
+    return " ".join(source.split())
+
+
 def check_file(file: Path, id: str) -> tuple[str, str]:
-    """Run a notebook as it was last saved: the outcome of its check, and what it said."""
+    """Run a notebook as it was last saved: the outcome of its check, and what it said. An interview has no hints."""
     from ..classroom.terminal import check_notebook
 
     try:
         found = {result.id: result for result in check_notebook(file)}
-    except ValueError as error:  # not a notebook any more, a loop that never ends, a kernel that died
+    except (OSError, ValueError) as error:  # gone, not a notebook any more, a loop that never ends, a dead kernel
         return "wrong", str(error)
     if id not in found:
         return "not attempted", f"{id}: its check is missing"
-    return found[id].outcome, found[id].text
+    return found[id].outcome, re.sub(r"\s*Stuck\? hint\([^)]*\)", "", found[id].text)

@@ -18,7 +18,8 @@ from .evidence import Graded, graded, rating
 from .matcher import MOST_WEIGHT, terms, weight
 from .mock_interview import Interview
 from .question import LEVELS, Number
-from .rounds import CODE, GRADES, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
+from .reactions import asks_back
+from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
 from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, judge
 from .summary import ROOT, count, digits, lesson
 
@@ -109,9 +110,10 @@ class Debrief:
         self.gradings = [graded(turn, reply, before) for turn, reply, _ in self.turns if turn.expects == GRADES]
         self.talks = [g for g in self.gradings if g.turn.question]
         self.figures = list(figures([(turn, reply) for turn, reply, _ in self.turns]))
-        self.code = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == CODE]
-        self.words = [(turn, reply) for turn, reply, _ in self.turns
-                      if turn.expects == WORDS and turn.kind != "close" and turn.number is None]  # fmt: skip
+        self.code = [(turn, reply) for turn, reply, _ in self.turns
+                     if turn.expects == CODE and reply.outcome not in NOT_SUBMITTED]  # fmt: skip
+        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.number is None
+                      and turn.kind != "close" and not asks_back(reply.text)]  # fmt: skip
 
     # ---- counted
 
@@ -232,7 +234,7 @@ class Debrief:
             ("Strengths", [f"- {line}" for _, _, line in strengths]), ("Concerns", [f"- {line}" for line in concerns]),
             ("A fuller answer would also hold", self.unsaid()), ("Claimed, not yet shown", self.claims()),
             ("Not found in your answers", self.refused()),
-            ("Numbers", self.numbers()), ("Read next", self.reading()),
+            ("Numbers", self.numbers()), *self.interview.asides(self.name), ("Read next", self.reading()),
         ):  # fmt: skip
             if found:
                 lines += ["", f"### {title}", "", *found]

@@ -22,6 +22,7 @@ class Derivation:
     name: str
     id: str  # the question of the bank that it works out
     given: str
+    begin: str  # the first step, in words: what to compare an opening with
     steps: tuple[Number, ...]
 
 
@@ -53,7 +54,10 @@ def losslessness(dice: random.Random) -> Derivation:
     return Derivation(
         "losslessness",
         "prove-lossless",
-        f"A vocabulary of three tokens. {table}. Show that a cycle with one draft token emits a with probability p(a).",
+        f"A vocabulary of three tokens. {table}. Show that the first token of a cycle with one draft token is a with "
+        "probability p(a).",
+        "There are two ways to emit a: it is drafted and accepted, with probability min(p(a), q(a)), or the draft "
+        "token is rejected and a is sampled from the residual.",
         (
             _step("the probability that b is accepted once it has been drafted", f"{pb} / {qb}"),
             _step("the probability that a draft token is accepted, whichever it is", f"acceptance({p}, {q})"),
@@ -77,6 +81,8 @@ def cycle_length(dice: random.Random) -> Derivation:
         f"Each of k = {k} draft tokens per cycle is accepted with probability α = {alpha}, independently. Drafting a "
         f"token takes c = {c} of a forward pass of the target, verifying takes one. How many tokens does a cycle emit, "
         "and what is the speed-up?",
+        "A cycle emits the accepted draft tokens plus one. It emits more than i tokens exactly if the first i draft "
+        "tokens are accepted, with probability α^i, and the sum of these over i = 0 … k is E[N].",
         (
             _step("the probability that a cycle emits just one token", f"1 - {alpha}"),
             _step(
@@ -102,6 +108,8 @@ def kv_size(dice: random.Random) -> Derivation:
         "kv-size",
         f"A model with {billions} B parameters, {layers} layers, {heads} query heads and {kv_heads} KV heads of "
         f"{head_dim}, all in bf16. {batch} requests of {length:,} tokens. How large is the cache, and what fits?",
+        "A token keeps a key and a value in every layer for every KV head: 2 · layers · KV heads · head size values of "
+        "two bytes. All else is that number times tokens.",
         (
             _step("the count of values that one layer keeps for a token",
                   f"kv_bytes_per_token(1, {kv_heads}, {head_dim}, 1)"),

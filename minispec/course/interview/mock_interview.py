@@ -14,21 +14,40 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from ...files.write import write_whole
 from .question import LEVELS, Question
-from .rounds import CODE, FORMATS, GRADES, NOTHING, NUMBER, ROUNDS, WORDS, Reply, Turn, close, open_round, parts_of
-from .schedule import place
+from .rounds import (
+    ALOUD,
+    CODE,
+    FORMATS,
+    GRADES,
+    NOTHING,
+    NUMBER,
+    ROUNDS,
+    UNTOUCHED,
+    WORDS,
+    Reply,
+    Turn,
+    close,
+    open_round,
+    parts_of,
+)
+from .schedule import place, utc_now
 
 MINUTES = ROUNDS["concept"]
 LONGEST = 20_000  # characters of one answer
+SLOTS = 5  # interviews that are kept at a time; then the one that has waited longest goes
 WANTED = {WORDS: "say", NUMBER: "say", CODE: "code", GRADES: "grade", NOTHING: "begin"}
 
 PLEASE = {
     WORDS: "Answer in words, or skip.",
     NUMBER: "Give a number, or skip.",
-    CODE: "Have the function checked, or skip.",
+    CODE: "Have the function checked, say what you try, or skip.",
     GRADES: "Tick what you said, or skip.",
     NOTHING: "Begin when you are ready.",
 }
@@ -44,6 +63,10 @@ class Interview:
         if format not in FORMATS:
             raise ValueError(f"format={format!r}: give one of {', '.join(FORMATS)}")
         self.bank, self.level, self.format, self.seed = bank, level, format, seed
+        self.begun = utc_now().isoformat(timespec="seconds")
+        self.out: str | None = None  # where its debrief goes, if not to the folder exams
+        self.notebook: str | None = None  # of the coding round
+        self.file: Path | None = None  # where it is kept
         self.events: list[dict] = []
         self.transcript: list[tuple[str, Turn, Reply, float]] = []  # round, turn, reply, minutes used when it came
         self.round = ""
@@ -92,7 +115,7 @@ class Interview:
             for part in parts_of(name, self.bank, self.level, dice):
                 if not self._late:
                     yield from part
-            yield from close(i + 1 == len(rounds))
+            yield from close(i + 1 == len(rounds), self._late)
 
     # ---- what comes back
 
@@ -120,7 +143,8 @@ class Interview:
 
     def _read(self, action: object, given: Mapping[str, object]) -> Reply | str:
         expects = self.turn.expects
-        if action != WANTED[expects]:
+        aloud = expects == CODE and action == "say"  # thinking aloud submits nothing
+        if action != WANTED[expects] and not aloud:
             return PLEASE[expects]
         text = given.get("text", "")
         if not isinstance(text, str) or len(text) > LONGEST:
@@ -135,7 +159,8 @@ class Interview:
                 return f"There is no box {box!r}: they go from 0 to {len(self.turn.boxes) - 1}, each with its words."
             read[number] = phrase.strip()
         outcome = given.get("outcome", "")
-        return Reply(text.strip(), read, outcome if isinstance(outcome, str) else "")
+        outcome = ALOUD if aloud else outcome if isinstance(outcome, str) and outcome != ALOUD else ""
+        return Reply(text.strip(), read, outcome)
 
     def _take(self, reply: Reply) -> None:
         waiting = self.turn.expects in (NOTHING, GRADES)
@@ -157,15 +182,40 @@ class Interview:
         self._script.close()
         return "" if noted else self._note("end")
 
+    def asides(self, name: str) -> list[tuple[str, list[str]]]:
+        """What is counted nowhere and still belongs into the debrief of a round: a title, and lines of Markdown."""
+        said = [(turn, reply) for round, turn, reply, _ in self.transcript if round == name and reply.text]
+        begun: dict[str, list[str]] = {}
+        for turn, reply in said:
+            if turn.model:
+                begun.setdefault(turn.model, []).append(reply.text)
+        found = {
+            "How you began the derivation": [
+                f"- you: “{' '.join(texts)}” We would begin: {model}" for model, texts in begun.items()
+            ],
+            "Said while you wrote the code": [
+                f"- “{r.text}”" for t, r in said if r.outcome == ALOUD and t.kind != UNTOUCHED
+            ],
+            "Your questions to the interviewer": [f"- “{r.text}”" for t, r in said if t.kind == "close"],
+        }
+        return [(title, lines) for title, lines in found.items() if lines]
+
     # ---- kept, and resumed
 
     def _note(self, action: object, **given: object) -> str:
         self.events.append({"do": action, "used": self._used, **{k: v for k, v in given.items() if v}})
         return ""
 
+    @property
+    def named(self) -> str:
+        """ "L6 concept interview with seed 63, begun on 17 November at 06:41"."""
+        when = datetime.fromisoformat(self.begun).astimezone()
+        day = f"{when.day} {when:%B} at {when:%H:%M}"
+        return f"{self.level} {self.format} interview with seed {self.seed}, begun on {day}"
+
     def to_json(self) -> str:
-        head = {"version": 1, "level": self.level, "format": self.format, "seed": self.seed}
-        return json.dumps({**head, "events": self.events}, indent=1, ensure_ascii=False)
+        head = {name: getattr(self, name) for name in ("level", "format", "seed", "begun", "out", "notebook")}
+        return json.dumps({"version": 2, **head, "events": self.events}, indent=1, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, bank: Mapping[str, Question], text: str, now: Callable[[], float] = time.monotonic) -> Interview:
@@ -173,10 +223,13 @@ class Interview:
         try:
             kept = json.loads(text)
             head = {name: kept[name] for name in ("level", "format", "seed")}
+            rest = {name: kept[name] for name in ("begun", "out", "notebook")}
+            datetime.fromisoformat(rest["begun"])
             events = [(event["do"], float(event["used"]), event) for event in kept["events"]]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no kept interview ({error}): begin a new one") from None
         made = cls(bank, **head, now=lambda: 0.0)
+        vars(made).update(rest)
         for action, used, event in events:
             made._used = used
             if problem := made.do(action, **{k: event[k] for k in ("text", "ticks", "outcome") if k in event}):
@@ -186,34 +239,98 @@ class Interview:
         return made
 
 
-def kept_at() -> Path | None:
-    """mock.json beside the drill's file; None where nothing is kept."""
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def slots() -> list[Path]:
+    """Where interviews are kept, beside the drill's file: mock.json, mock-2.json, …; none where nothing is kept."""
     file = place()
-    return None if file is None else file.with_name("mock.json")
+    return [] if file is None else [file.with_name(f"mock{f'-{n}' * (n > 1)}.json") for n in range(1, SLOTS + 1)]
 
 
-def keep(interview: Interview, file: Path | None = None) -> None:
-    """Write it down after every step. An interview that is over leaves no file to resume."""
-    file = kept_at() if file is None else file
+_held: dict[Path, FileLock] = {}  # the slots of this process
+
+
+def claim(file: Path) -> bool:
+    """Take a slot for this process until it ends; False if another one has it."""
+    if file in _held:
+        return True
+    lock = FileLock(file.with_name(f".{file.name}.lock"))
     try:
-        if file is None:
-            return
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    _held[file] = lock
+    return True
+
+
+def let_go(interview: Interview) -> None:
+    if lock := _held.pop(interview.file, None):
+        lock.release()
+
+
+def keep(interview: Interview, file: Path | None = None) -> bool:
+    """Write it down after every step. An interview that is over leaves no file to resume. Whether it is kept."""
+    interview.file = file or interview.file
+    try:
         if interview.ended:
-            file.unlink(missing_ok=True)
-        else:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, interview.to_json())
+            if interview.file is not None:
+                interview.file.unlink(missing_ok=True)
+                let_go(interview)
+                interview.file = None  # somebody else's from now on
+            return False
+        interview.file = interview.file or _free_slot()
+        if interview.file is not None:
+            interview.file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(interview.file, interview.to_json())
+        return interview.file is not None
     except OSError:
-        return  # an interview goes on without
+        return False  # an interview goes on without
+
+
+def _free_slot() -> Path | None:
+    """An empty slot, or that of the interview which has waited longest; never one that somebody holds."""
+    try:
+        by_age = sorted(slots(), key=lambda file: file.stat().st_mtime if file.exists() else 0.0)
+        ours = (file for file in by_age if file in _held)  # of other widgets in this notebook
+        return next((file for file in by_age if file not in _held and claim(file)), None) or next(ours, None)
+    except OSError:
+        return None
 
 
 def unfinished(bank: Mapping[str, Question], file: Path | None = None) -> Interview | None:
-    """The interview that was interrupted, if there is one that can be gone on with."""
-    file = kept_at() if file is None else file
-    try:
-        return Interview.from_json(bank, file.read_text(encoding="utf-8")) if file and file.exists() else None
-    except (OSError, ValueError):
-        return None
+    """The interview that was interrupted last, if there is one that can be gone on with and no other process holds."""
+    return next((found for found, live in _kept(bank, file) if not live), None)
+
+
+def resume(bank: Mapping[str, Question]) -> Interview:
+    """The same, and from now on it is this process's; ValueError if there is none."""
+    kept = list(_kept(bank))
+    for interview, live in kept:
+        if not live and claim(interview.file):
+            return interview
+    if kept:
+        raise ValueError(f"resume: the {kept[0][0].named}, is still open elsewhere; go on there, or end it with q")
+    raise ValueError("resume: no interview was interrupted; leave --resume out to begin one")
+
+
+def _kept(bank: Mapping[str, Question], file: Path | None = None) -> Iterator[tuple[Interview, bool]]:
+    """(interview, whether another process holds it), the latest first."""
+    files = [file for file in ([file] if file else slots()) if file.exists()]
+    for file in sorted(files, key=lambda file: -file.stat().st_mtime):
+        try:
+            found = Interview.from_json(bank, file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            continue
+        found.file = file
+        ours = file in _held
+        live = not claim(file)
+        if not ours and not live:
+            let_go(found)
+        yield found, live
 
 
 def start_mock(bank: Mapping[str, Question], level: str = "L5", format: str = "concept", seed: int | None = None,

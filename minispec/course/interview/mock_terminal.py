@@ -1,22 +1,30 @@
 """The mock interview in a terminal of 80 columns. Enter submits; s skips, p stops the clock, q ends with the debrief.
 
-What was answered is kept after every line, so a closed window costs nothing: `minispec mock --resume` goes on.
+What was answered is kept after every line, so a closed window or Ctrl-C costs nothing: `minispec mock --resume`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from .coding import check_file, write_notebook
+from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
 from .evidence import refusal, suggest
-from .mock_interview import Interview, keep
+from .matcher import Match
+from .mock_interview import Interview, keep, let_go
 from .practice import Record
 from .question import Question
-from .rounds import CODE, GRADES, NOTHING, NUMBER
+from .reactions import shortened
+from .rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
 from .schedule import Schedule
 from .terminal import TITLES, Console, Quit, Skip, read_ticks, shortest
+
+QUOTED = 140  # characters of an answer, and of a reason, beside a point
+LEFT = 10  # lines of a screen below a rubric: what to type, and what was typed
+SUBMITS = "An empty line, or done, has it checked."
+DONE, YES = ("", "done"), ("y", "yes", "submit")
 
 
 def clock(interview: Interview) -> str:
@@ -27,13 +35,17 @@ def clock(interview: Interview) -> str:
 
 def hold(interview: Interview, console: Console | None = None, schedule: Schedule | None = None,
          out: Path | None = None, folder: Path | None = None) -> int:  # fmt: skip
-    """Ask until the end, q, the end of the input (0) or Ctrl-C (130); then print the debrief and keep it."""
-    console, code = console or Console(), 0
+    """Ask until the end, q or the end of the input (0); then print the debrief and keep it. Ctrl-C (130) interrupts."""
+    console = console or Console()
+    if out is not None:
+        interview.out = str(out.absolute())
     console.say("Answer in writing, one line at a time; Enter submits. s skips, p stops the clock, q ends with the "
                 "debrief.")  # fmt: skip
-    if interview.transcript and interview.turn and interview.turn.expects not in (NOTHING, GRADES):
-        console.say("This interview goes on where it stopped.")
+    if interview.events:
+        console.say(f"This is the {interview.named}. It goes on where it stopped.")
         interview.do("go on")
+        if interview.notebook and interview.turn and interview.turn.expects == CODE != interview.turn.kind:
+            _task(console, interview)
     try:
         while interview.turn is not None:
             _turn(console, interview, schedule, folder)
@@ -41,23 +53,45 @@ def hold(interview: Interview, console: Console | None = None, schedule: Schedul
     except Quit:
         pass
     except KeyboardInterrupt:
+        interview.do("pause")
+        kept = keep(interview)
+        let_go(interview)
         console.say()
-        code = 130
+        console.say("Interrupted; `minispec mock --resume` goes on." if kept else "Interrupted; nothing is kept here.")
+        return 130
     interview.do("end")
     keep(interview)
     console.say()
-    console.say_all(report(interview).splitlines())
+    _read_out(console, report(interview).splitlines())
     try:
-        console.say(f"kept as {shortest(keep_report(interview, out))}")
+        console.say(f"kept as {shortest(keep_report(interview, interview.out and Path(interview.out)))}")
     except OSError as error:
         console.say(f"the debrief is not kept: {error}")
-    return code
+    return 0
+
+
+def _read_out(console: Console, lines: Sequence[str]) -> None:
+    """Markdown, screen by screen; a heading is not left at the end of one."""
+    blocks: list[list[str]] = [[]]
+    for line in lines:
+        blocks[-1] += console.listed(line)
+        if line and not line.startswith("#"):
+            blocks.append([])
+    screens = console.screens(blocks, left=5)
+    for number, screen in enumerate(screens, start=1):
+        console.show(screen)
+        if number < len(screens):
+            console.say(f"── {number} of {len(screens)}: Enter for more ──")
+            try:
+                console.ask()
+            except (Quit, Skip, KeyboardInterrupt):
+                return
 
 
 def _turn(console: Console, interview: Interview, schedule: Schedule | None, folder: Path | None) -> None:
     turn = interview.turn
     console.say()
-    console.say(f"── {turn.kind} · {clock(interview)} ──")
+    console.say(f"── {CODE if turn.expects == CODE else turn.kind} · {clock(interview)} ──")
     console.say(turn.says)
     try:
         if turn.expects == GRADES:
@@ -65,7 +99,7 @@ def _turn(console: Console, interview: Interview, schedule: Schedule | None, fol
         elif turn.expects == CODE:
             _code(console, interview, folder)
         elif turn.expects == NOTHING:
-            console.say("Press Enter to begin.")
+            console.say("Press Enter for the debrief." if turn.kind == "close" else "Press Enter to begin.")
             console.ask()
             interview.do("begin")
         else:
@@ -79,43 +113,36 @@ def _turn(console: Console, interview: Interview, schedule: Schedule | None, fol
 
 
 def _words(console: Console, interview: Interview) -> str:
-    """A reply; p stops the clock until the next Enter."""
+    """A reply; p stops the clock until the next Enter, and then the question is asked again."""
     while (reply := console.ask()).lower() == "p":
         interview.do("pause")
         keep(interview)
-        console.say(f"The clock stands at {clock(interview)}. Press Enter to go on.")
+        console.say(f"── {clock(interview)}: Press Enter to go on ──")
         console.ask()
         interview.do("go on")
+        console.say(interview.turn.says)
     return reply
 
 
+# ---- the rubric ------------------------------------------------------------------------------------------------------
+
+
 def _grade(console: Console, interview: Interview, schedule: Schedule | None) -> None:
-    """The rubric with suggestions; for every tick the words that earn it."""
-    turn, group = interview.turn, None
+    """The rubric with suggestions, screen by screen; for every tick the words that earn it."""
+    turn = interview.turn
     question: Question | None = interview.bank.get(turn.question)
-    if question:
-        console.say()
-        console.say(question.spoken, "One good answer: ", "  ")
     matches = suggest(turn, interview.transcript)
     suggested = {i for i, match in enumerate(matches) if match.suggested}
-    for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True)):
-        if box.group != group:
-            group = box.group
-            console.say()
-            console.say(TITLES.get(group, group))
-        console.say(box.shown, f"{i + 1:4}{'?' if i in suggested else ' '}", " " * 5)
-        if i in suggested or match.opposite:
-            console.say(f"{'you said the opposite? ' * match.opposite}“{match.quote}” ({match.reason})", " " * 7)
-    console.say()
-    console.say("A ? is a suggestion from the words of your answer, and no verdict. Which did you say? Numbers such "
-                "as 1 2 5-7, ? for the suggestions, Enter if none.")  # fmt: skip
-    ticked = None
-    while ticked is None:
-        reply = console.ask()
-        more = read_ticks(reply.replace("?", " "), len(turn.boxes))
-        ticked = None if more is None else more | (suggested if "?" in reply else set())
-        if ticked is None:
-            console.say(f"Give numbers from 1 to {len(turn.boxes)}, ?, or just press Enter.")
+    blocks = [(-1, ["", *console.wrapped(question.spoken, "One good answer: ", "  ")])] if question else []
+    blocks += _rubric(console, turn, matches, suggested)
+    screens = console.screens([lines for _, lines in blocks], LEFT)
+    ticked, place = set(), 0
+    for number, screen in enumerate(screens, start=1):
+        console.show(screen)
+        here, lines = set(), 0
+        while lines < len(screen):
+            here, lines, place = here | {blocks[place][0]}, lines + len(blocks[place][1]), place + 1
+        ticked |= _ticks(console, len(turn.boxes), suggested & here, number, len(screens))
     ticks = {}
     for i in sorted(ticked):
         if i in suggested or turn.boxes[i].group == SINKS:
@@ -135,14 +162,74 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
     console.say(shown.tally())
 
 
+def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: set[int]) -> Iterator[tuple]:
+    """(number of the box, its lines): the point, and where it is suggested the words and the reason, once."""
+    group, quoted = None, {}
+    for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True)):
+        lines = ["", TITLES.get(box.group, box.group)] if box.group != group else []
+        group = box.group
+        lines += console.wrapped(box.shown, f"{i + 1:4}{'? ' if i in suggested else '  '}", " " * 6)
+        if i in suggested or match.opposite:
+            first = quoted.setdefault(match.quote, i)
+            words = f"“{shortened(match.quote, QUOTED)}”" if first == i else f"the words under {first + 1}"
+            asks = "you said the opposite? " * match.opposite
+            lines += console.wrapped(f"{asks}{words} ({shortened(match.reason, QUOTED)})", " " * 8)
+        yield i, lines
+
+
+def _ticks(console: Console, boxes: int, suggested: set[int], number: int, screens: int) -> set[int]:
+    """The boxes that are ticked below one screen of a rubric."""
+    console.say()
+    if number == 1:
+        console.say("A ? is a suggestion from the words of your answer, and no verdict.")
+    last = number == screens
+    where = "" if screens == 1 else f"── {number} of {screens}: "
+    console.say(f"{where}Which did you say? Numbers such as 1 2 5-7, ? for the suggestions"
+                f"{' of this screen' * (screens > 1)}, Enter {'if none' if last else 'for more'}.")  # fmt: skip
+    while True:
+        reply = console.ask()
+        more = read_ticks(reply.replace("?", " "), boxes)
+        if more is not None:
+            return more | (suggested if "?" in reply else set())
+        console.say(f"Give numbers from 1 to {boxes}, ?, or just press Enter.")
+
+
+# ---- the code --------------------------------------------------------------------------------------------------------
+
+
+def _task(console: Console, interview: Interview) -> None:
+    for line in interview.turn.shows.splitlines():
+        indent = " " * (2 + len(line) - len(line.lstrip()))
+        console.say(line.strip(), indent, indent + "    ")
+    console.say(
+        f"Fill in the function in this notebook (minispec lab) and save it. What you type here is talk. {SUBMITS}"
+    )
+    console.say(shortest(Path(interview.notebook)), "  ")
+
+
 def _code(console: Console, interview: Interview, folder: Path | None) -> None:
+    """What is typed is talk; only an empty line or "done" has the notebook checked."""
     turn = interview.turn
-    file = write_notebook(turn.exercise, interview.seed, folder)
-    console.say("Open this notebook (minispec lab), fill in the function, save, then press Enter here.")
-    console.say(shortest(file), "  ")
-    console.ask()
-    console.say("Running it …")
-    outcome, text = check_file(file, turn.exercise)
-    for line in text.splitlines():
-        console.say(line, "  ")
-    interview.do("code", outcome=outcome, text=text[:2000])
+    if interview.notebook is None:
+        interview.notebook = str(write_notebook(turn.exercise, interview.seed, folder).absolute())
+        keep(interview)
+    file = Path(interview.notebook)
+    if turn.kind == CODE:
+        _task(console, interview)
+    else:
+        submits = "yes submits; anything else goes on." if turn.kind == UNTOUCHED else SUBMITS
+        console.say(submits)
+    reply = _words(console, interview)
+    if reply.lower() not in (YES if turn.kind == UNTOUCHED else DONE):
+        interview.do("say", text=reply)
+    elif turn.kind != UNTOUCHED and is_untouched(file, turn.exercise):
+        interview.do("code", outcome=UNTOUCHED)
+    else:
+        console.say("Running it …")
+        outcome, text = check_file(file, turn.exercise)
+        for part in text.split("\n\n"):
+            lines = part.splitlines()
+            for line in lines if any(line.startswith(" ") for line in lines) else [" ".join(lines)]:
+                console.say(line.strip(), " " * (2 + len(line) - len(line.lstrip())))
+            console.say()
+        interview.do("code", outcome=outcome, text=text[:2000])

@@ -11,16 +11,16 @@ from pathlib import Path
 import anywidget
 import traitlets
 
-from .coding import check_file, write_notebook
+from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
 from .evidence import suggest
 from .field import BREAK
-from .mock_interview import Interview, keep, start_mock, unfinished
+from .mock_interview import Interview, claim, keep, start_mock, unfinished
 from .plain_markdown import to_html
 from .practice import Record
 from .question import LEVELS
-from .rounds import CODE, FORMATS, GRADES, ROUNDS
+from .rounds import CODE, FORMATS, GRADES, ROUNDS, UNTOUCHED
 from .schedule import Schedule, place
 from .terminal import TITLES, shortest
 
@@ -76,7 +76,7 @@ function render({ model, el }) {
     const row = make("div", "row");
     const first = button("start", () => ({ do: "start", level: levels.value, format: formats.value }), true);
     row.append(level, format, first);
-    if (view.resumable) row.append(button("resume the last one", { do: "resume" }));
+    if (view.resumable) row.append(button(`resume the ${view.resumable}`, { do: "resume" }));
     return [[make("p", "", "Choose, then start. Nothing is timed before you press begin."), row], first];
   };
   const grading = (view) => {
@@ -129,10 +129,13 @@ function render({ model, el }) {
   const answering = (view) => {
     const bar = make("div", "row"), parts = [];
     let target;
-    if (view.expects === "words" || view.expects === "number") {
+    if (view.shows) parts.push(make("pre", "shows", view.shows));
+    if (view.expects !== "nothing") {
+      const code = view.expects === "code";
       target = make("textarea");
-      target.rows = view.expects === "number" ? 1 : 4;
-      target.placeholder = view.expects === "number" ? "a number, or a sum such as 2*80*8*128" : "type your answer";
+      target.rows = view.expects === "number" ? 1 : code ? 2 : 4;
+      target.placeholder = view.expects === "number" ? "a number, or a sum such as 2*80*8*128"
+        : code ? "say what you try; it submits nothing" : "type your answer";
       target.setAttribute("aria-label", "your answer");
       const say = () => ({ do: "say", text: target.value });
       target.onkeydown = (event) => {
@@ -142,10 +145,10 @@ function render({ model, el }) {
         act(say());
       };
       parts.push(target);
-      bar.append(button("answer (Enter)", say, true));
+      bar.append(button(code ? "say (Enter)" : "answer (Enter)", say, !code));
+      if (code) bar.append(button(view.kind === "untouched" ? "submit anyway" : "check", { do: "check" }, true));
     } else {
-      const what = view.expects === "code" ? "check" : "begin";
-      target = button(what, { do: what }, true);
+      target = button(view.kind === "close" ? "debrief" : "begin", { do: "begin" }, true);
       bar.append(target);
     }
     if (view.expects !== "nothing") bar.append(button("skip", { do: "skip" }));
@@ -214,6 +217,8 @@ LOOK = """
 .minispec-mock .report td, .minispec-mock .report th { padding: 2px 8px; text-align: left }
 .minispec-mock .report code { color: inherit; background: var(--jp-layout-color2, transparent) }
 .minispec-mock .report:focus { outline: none }
+.minispec-mock .shows { white-space: pre-wrap; font: .95em var(--jp-code-font-family, monospace);
+  background: var(--jp-layout-color2, transparent); padding: 6px 10px }
 .minispec-mock .note { color: var(--jp-error-color1, #d32f2f) }
 """
 
@@ -231,7 +236,6 @@ class Desk(anywidget.AnyWidget):
         self.bank, self.level, self.format, self.seed, self.folder = bank, level, format, seed, folder
         self.schedule = Schedule(place()) if schedule is None else schedule
         self.interview: Interview | None = None
-        self.notebook: Path | None = None
         self._old = unfinished(bank)
         self.on_msg(lambda _, content, __: self.act(content))
         self._show()
@@ -241,13 +245,11 @@ class Desk(anywidget.AnyWidget):
         content = content if isinstance(content, dict) else {}
         action, note = content.get("do"), ""
         if action == "again" and self.interview is not None and self.interview.ended:
-            self.interview = self.notebook = self._old = None
+            self.interview = self._old = None
         elif self.interview is None:
             note = self._start(action, content)
         elif action == "check" and self.interview.turn and self.interview.turn.expects == CODE:
-            outcome, text = check_file(self.notebook, self.interview.turn.exercise)
-            note = "" if outcome == "right" else text[:2000]
-            self.interview.do("code", outcome=outcome, text=text[:2000])
+            note = self._check()
         else:
             given = {name: content[name] for name in ("text", "ticks") if name in content}
             note = self.interview.do(action, **given)
@@ -256,8 +258,23 @@ class Desk(anywidget.AnyWidget):
             keep(self.interview)
         self._show(note)
 
+    @property
+    def notebook(self) -> Path | None:
+        return Path(self.interview.notebook) if self.interview and self.interview.notebook else None
+
+    def _check(self) -> str:
+        """Run the notebook, unless there is nothing in it to run and that is new."""
+        turn = self.interview.turn
+        if turn.kind != UNTOUCHED and is_untouched(self.notebook, turn.exercise):
+            return self.interview.do("code", outcome=UNTOUCHED)
+        outcome, text = check_file(self.notebook, turn.exercise)
+        self.interview.do("code", outcome=outcome, text=text[:2000])
+        return "" if outcome == "right" else text[:2000]
+
     def _start(self, action: object, content: dict) -> str:
         if action == "resume" and self._old is not None:
+            if not claim(self._old.file):
+                return f"The {self._old.named}, is still open elsewhere."
             self.interview = self._old
         elif action == "start":
             level, format = content.get("level", self.level), content.get("format", self.format)
@@ -281,19 +298,22 @@ class Desk(anywidget.AnyWidget):
         if interview is None:
             formats = [(name, f"{name}, {sum(ROUNDS[r] for r in rounds)} minutes") for name, rounds in FORMATS.items()]
             self.view = dict(phase="setup", levels=[(name, name) for name in LEVELS], formats=formats, note=note,
-                             level=self.level, format=self.format, resumable=self._old is not None)  # fmt: skip
+                             level=self.level, format=self.format, resumable=self._old and self._old.named)  # fmt: skip
             return
         if interview.turn is None:
             try:
-                kept = f"Kept as {shortest(keep_report(interview))}."
+                kept = f"Kept as {shortest(keep_report(interview, interview.out and Path(interview.out)))}."
             except OSError as error:
                 kept = f"The debrief is not kept: {error}."
             self.view = dict(phase="report", html=to_html(f"{report(interview)}\n{kept}\n"), note=note)
             return
         turn, says = interview.turn, interview.turn.says
         if turn.expects == CODE:
-            self.notebook = self.notebook or write_notebook(turn.exercise, interview.seed, self.folder)
-            says += f" Open {shortest(self.notebook)}, fill in the function, save it, then press check."
+            if self.notebook is None:
+                interview.notebook = str(write_notebook(turn.exercise, interview.seed, self.folder).absolute())
+                keep(interview)
+            if turn.kind != UNTOUCHED:
+                says += f" Open {shortest(self.notebook)}, fill in the function, save it, then press check."
         log = [(who, text) for _, t, r, _ in interview.transcript for who, text in (("they", t.says), ("you", r.text))]
         log = [line for line in log if line[1]][-SHOWN:]
         matches = suggest(turn, interview.transcript)
@@ -304,5 +324,6 @@ class Desk(anywidget.AnyWidget):
                  for box, match in zip(turn.boxes, matches, strict=True)]  # fmt: skip
         spoken = self.bank[turn.question].spoken if turn.expects == GRADES and turn.question else ""
         self.view = dict(phase="turn", kind=turn.kind, says=says, expects=turn.expects, boxes=boxes, spoken=spoken,
+                         shows=turn.shows,
                          heard=turn.heard.splitlines(), log=[] if turn.expects == GRADES else log, note=note,
                          used=interview.used, running=interview.running, minutes=interview.minutes)  # fmt: skip

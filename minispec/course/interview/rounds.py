@@ -9,20 +9,22 @@ interview is kept: as its replies (mock_interview.py).
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .arithmetic import worked
-from .coding import TASKS, minutes_of, title_of
+from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
-from .matcher import find, numbers, suggestions
+from .matcher import find, numbers
 from .question import LEVELS, Number, Question
+from .reactions import answer_to, asks_back, doubt, gives_up, probing
 from .stated import asks_again, judge
 from .summary import ROOT, digits
 
 WORDS, NUMBER, CODE, GRADES, NOTHING = "words", "number", "code", "grades", "nothing"  # what a turn waits for
+ALOUD, UNTOUCHED = "aloud", "untouched"  # replies to CODE that submit nothing: thinking aloud, an empty notebook
+NOT_SUBMITTED = (ALOUD, UNTOUCHED)
 ROUNDS = {"concept": 45, "design": 60, "coding": 60, "experience": 45}  # minutes
 FORMATS = {**{name: (name,) for name in ROUNDS}, "loop": ("coding", "concept", "design", "experience")}
 TITLES = {"L4": "mid-level (L4)", "L5": "senior (L5)", "L6": "staff (L6)"}
@@ -32,20 +34,16 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
     "coding": (("coding",),),
     "experience": (("behavioural",), ("debugging", "design")),
 }
-FIRST_HELP = {
-    "concept": "Which resource is short here, and what follows from that?",
-    "debugging": "What would you look at first, and what would it tell you?",
-    "coding": "What do you keep between two steps, and what does one step cost?",
-    "behavioural": "Tell me about one case: what did you expect, and what happened?",
-}
-SHORT = 12  # words: an answer below this is helped along
+QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
+SCOPE = Box(FOLLOW_UP, "What did you want to know before you began? → Asks for the traffic, the latency target, the "
+            "model and the hardware, or says what it assumes for them")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Turn:
     """Something the interviewer says, and what it waits for."""
 
-    kind: str  # open, ask, probe, follow-up, push-back, change, board, number, code, grade, close
+    kind: str  # open, ask, answer, probe, check, follow-up, push-back, change, board, number, code, grade, close, …
     says: str
     expects: str = WORDS
     question: str = ""  # of the bank
@@ -53,6 +51,8 @@ class Turn:
     exercise: str = ""
     boxes: tuple[Box, ...] = ()  # of a grading
     heard: str = ""  # what the candidate has typed on this question so far
+    model: str = ""  # how we would begin, beside which the debrief shows the reply
+    shows: str = ""  # lines to be shown as they stand: the signature and an example of what is to be written
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,10 @@ class Reply:
     ticks: Mapping[int, str] = field(default_factory=dict)  # box → the words that earn it
     outcome: str = ""  # of code
     skipped: bool = False
+
+    @property
+    def given_up(self) -> bool:
+        return self.skipped or gives_up(self.text)
 
 
 Script = Generator[Turn, Reply, None]
@@ -79,69 +83,107 @@ def open_round(name: str, level: str, minutes: int) -> Script:
                f"have {minutes} minutes. {what} The clock starts when you are ready.", NOTHING)  # fmt: skip
 
 
+def put(turn: Turn, again: str = "", facts: Sequence[str] = ()) -> Generator[Turn, Reply, list[Reply]]:
+    """Say something and wait for a reply. A question back is answered, and ours stays open, in full or as `again`."""
+    replies, says = [], again or turn.says
+    for left in reversed(range(QUESTIONS_BACK + 1)):
+        replies.append((yield turn))
+        if not left or not asks_back(replies[-1].text):
+            return replies
+        turn = replace(turn, kind="answer", says=f"{answer_to(replies[-1].text, facts)} {says}")
+
+
+class Conversation:
+    """One question: what has been said on it so far, and what that leads to."""
+
+    def __init__(self, question: Question, level: str) -> None:
+        self.question, self.level = question, level
+        self.said: list[str] = []
+        self.asked: list[Box] = []
+        self.lost = True  # nothing but "I don't know" so far
+        self.doubted = False
+
+    @property
+    def answer(self) -> str:
+        return "\n".join(self.said)
+
+    def put(self, kind: str, says: str, again: str = "") -> Generator[Turn, Reply, Reply]:
+        facts = self.question.case.requirements if self.question.case else ()
+        replies = yield from put(Turn(kind, says, question=self.question.id), again, facts)
+        self.said += [reply.text for reply in replies]
+        self.lost = self.lost and (replies[-1].given_up or not replies[-1].text)
+        return replies[-1]
+
+    def first_answer(self) -> Script:
+        question, case = self.question, self.question.case
+        if case:
+            facts = " ".join(f"{fact}." for fact in case.requirements)
+            says = f"{question.question} {facts} What would you like to know before you begin?"
+            reply = yield from self.put("ask", says, "Anything else, or shall we begin?")
+            for box in case.whiteboard:
+                yield from self.put("board", f"On the whiteboard: {box}")
+            for number in question.numbers[:3]:
+                yield from figure(number, question.id)
+        else:
+            reply = yield from self.put("ask", question.question)
+        if reply.skipped:
+            return
+        if probe := probing(question, self.level, self.answer):
+            yield from self.put("probe", probe)
+        else:
+            numeric = question.kind in ("estimation", "derivation")
+            wanted = [(number.computed, "") for number in question.numbers] if numeric else []
+            yield from self.doubt(self.answer, wanted, one=True)
+
+    def follow_up(self) -> Script:
+        """The first one that has not been answered already."""
+        for follow_up in self.question.follow_ups:
+            if find(follow_up.short, self.answer).suggested:
+                continue
+            self.asked.append(Box(FOLLOW_UP, f"{follow_up.question} → {follow_up.short}"))
+            reply = yield from self.put("follow-up", follow_up.question)
+            yield from self.doubt(reply.text, numbers(follow_up.short), follow_up.question)
+            return
+
+    def doubt(self, reply: str, wanted: Sequence, says: str = "", one: bool = False) -> Script:
+        """A value or a statement that a good answer would not hold is gone through again, once in a question."""
+        if not self.doubted and (asks := doubt(self.question, reply, wanted, f"{self.question.question} {says}", one)):
+            self.doubted = True
+            yield from self.put("check", asks)
+
+    def change(self) -> Script:
+        """A requirement changes half-way: the one that the answer has not dealt with yet."""
+        changes = self.question.case.changes
+        unseen = [change for change in changes if not find(change, self.answer).suggested] or list(changes)
+        yield from self.put("change", f"One thing has changed since this morning. {unseen[0]}. What do you do "
+                            "differently?")  # fmt: skip
+
+    def push_back(self) -> Script:
+        """Those first that have not been answered already."""
+        dealt_with = {push_back.says: find(push_back.reply, self.answer).suggested
+                      for push_back in self.question.push_backs}  # fmt: skip
+        ordered = sorted(self.question.push_backs, key=lambda push_back: dealt_with[push_back.says])
+        for push_back in ordered[: 1 if self.level == LEVELS[0] else 2]:
+            says = push_back.says
+            if self.lost:
+                says = f"Suppose a colleague has proposed a solution, and is told: “{says}” What would you reply?"
+            elif dealt_with[push_back.says]:
+                says = f"You have touched on this; I would like to hear more of it. {says}"
+            self.asked.append(Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}"))
+            reply = yield from self.put("push-back", says)
+            if self.lost and reply.given_up:
+                return  # what is not known is not asked for three times
+
+
 def talk(question: Question, level: str) -> Script:
     """A question, a probe where the answer is thin, a follow-up, push-backs; then the rubric."""
-    asked: list[Box] = []
-    said = yield from _first_answer(question, level)
-    for follow_up in question.follow_ups[:1]:
-        reply = yield Turn("follow-up", follow_up.question, question=question.id)
-        asked.append(Box(FOLLOW_UP, f"{follow_up.question} → {follow_up.short}"))
-        said.append(reply.text)
+    held = Conversation(question, level)
+    yield from held.first_answer()
+    yield from held.follow_up()
     if question.case:
-        said += yield from _change(question, said)
-    for push_back in question.push_backs[: 1 if level == LEVELS[0] else 2]:
-        reply = yield Turn("push-back", push_back.says, question=question.id)
-        asked.append(Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}"))
-        said.append(reply.text)
-    yield grading(question, asked, said)
-
-
-def _first_answer(question: Question, level: str) -> Generator[Turn, Reply, list[str]]:
-    said: list[str] = []
-    case = question.case
-    if case:
-        facts = " ".join(f"{fact}." for fact in case.requirements)
-        reply = yield Turn("ask", f"{question.question} {facts} What would you like to know before you begin?",
-                           question=question.id)  # fmt: skip
-        said.append(reply.text)
-        for box in case.whiteboard:
-            reply = yield Turn("board", f"On the whiteboard: {box}", question=question.id)
-            said.append(reply.text)
-        for number in question.numbers[:3]:
-            yield from figure(number, question.id)
-    else:
-        reply = yield Turn("ask", question.question, question=question.id)
-        said.append(reply.text)
-    if probe := probing(question, level, " ".join(said)):
-        reply = yield Turn("probe", probe, question=question.id)
-        said.append(reply.text)
-    return said
-
-
-def probing(question: Question, level: str, answer: str) -> str:
-    """What an interviewer asks who has not heard enough; "" if there was enough for this level."""
-    if len(answer.split()) < SHORT:
-        return f"Take your time. {FIRST_HELP.get(question.kind, FIRST_HELP['concept'])}"
-    found = suggestions([point for _, point in question.points], answer)
-    heard = Counter(level for (level, _), match in zip(question.points, found, strict=True) if match.suggested)
-    if not heard["L4"] and not heard["L5"]:
-        return "Let us go back a step. What happens, in order, from the beginning?"
-    if question.numbers and not numbers(answer):
-        return "Can you put a number on that? Say what you assume."
-    if level != "L4" and not heard["L5"]:
-        return "Why is that so? Take me through the mechanism."
-    if level == "L6" and not heard["L6"]:
-        return "When would you not do it, and what would tell you?"
-    return ""
-
-
-def _change(question: Question, said: Sequence[str]) -> Generator[Turn, Reply, list[str]]:
-    """A requirement changes half-way: the one that the answer has not dealt with yet."""
-    changes = question.case.changes
-    unseen = [change for change in changes if not find(change, " ".join(said)).suggested] or list(changes)
-    reply = yield Turn("change", f"One thing has changed since this morning. {unseen[0]}. What do you do differently?",
-                       question=question.id)  # fmt: skip
-    return [reply.text]
+        yield from held.change()
+    yield from held.push_back()
+    yield grading(question, [SCOPE] * (question.kind == "design") + held.asked, held.said)
 
 
 def grading(question: Question, asked: Sequence[Box], said: Sequence[str]) -> Turn:
@@ -152,9 +194,9 @@ def grading(question: Question, asked: Sequence[Box], said: Sequence[str]) -> Tu
                 GRADES, question.id, boxes=tuple(boxes), heard="\n".join(filter(None, said)))  # fmt: skip
 
 
-def figure(number: Number, question: str = "") -> Script:
+def figure(number: Number, question: str = "", before: str = "") -> Script:
     """A number; a wrong one is corrected with the arithmetic, and the interview goes on from the right one."""
-    reply = yield Turn("number", f"{Figure(number).asks[0]}", NUMBER, question, number)
+    reply = yield Turn("number", f"{before}{Figure(number).asks[0]}", NUMBER, question, number)
     judged = judge(number, reply.text)
     if not reply.skipped and asks_again(judged):  # unread or unclear is not wrong
         reply = yield Turn("correction", asks_again(judged), NUMBER, question, number)
@@ -170,31 +212,57 @@ def figure(number: Number, question: str = "") -> Script:
 
 
 def derive(derivation: Derivation) -> Script:
-    yield Turn("ask", f"Let us derive something. {derivation.given} How would you begin?", question=derivation.id)
+    """The beginning in words, then number by number."""
+    asks = f"Let us derive something. {derivation.given} How would you begin?"
+    turn = Turn("ask", asks, question=derivation.id, model=derivation.begin)
+    begun = yield from put(turn, "So: how would you begin?")
+    said = "\n".join(reply.text for reply in begun)
+    taken = "That is how I would begin, too." if find(derivation.begin, said).suggested else "I would begin so."
+    before = f"{taken} {derivation.begin} Now with numbers. "
     for number in derivation.steps:
-        yield from figure(number)
+        yield from figure(number, before=before)
+        before = ""
 
 
-def code(exercise: str, title: str, minutes: int, follow_ups: Sequence[tuple[str, str]]) -> Script:
-    """A function to write, then what it costs and how it would grow."""
-    reply = yield Turn("code", f"Please write this function: {title}. Take up to {minutes} minutes, and say what you "
-                       "try before you type it.", CODE, exercise=exercise)  # fmt: skip
-    if reply.outcome not in ("right", ""):
-        yield Turn("probe", "Your tests do not all pass. Which input would you try first, and what do you expect?",
-                   exercise=exercise)  # fmt: skip
+def code(exercise: str, title: str, minutes: int, follow_ups: Sequence[tuple[str, str]], shows: str = "") -> Script:
+    """A function to write, then what it costs and how it would grow. What is said while writing submits nothing."""
+    turn = Turn("code", f"Please write this function: {title}. Take up to {minutes} minutes, and say what you try "
+                "before you type it.", CODE, exercise=exercise, shows=shows)  # fmt: skip
     said, asked = [], []
-    for question, answer in follow_ups:
-        reply = yield Turn("follow-up", question, exercise=exercise)
+    reply = yield turn
+    while reply.outcome in NOT_SUBMITTED:
         said.append(reply.text)
+        says = "All right, go on."
+        if reply.outcome == UNTOUCHED:
+            says = "Nothing is filled in yet; submit anyway? If something is, save the notebook first."
+        elif asks_back(reply.text):
+            says = "What the notebook does not say, you decide: say what you assume."
+        reply = yield replace(turn, kind=reply.outcome, says=says)
+    after = {
+        "right": "",
+        "not attempted": "Then without code: what would you keep, and what would one step do?",
+    }.get(reply.outcome, "Not all tests pass. What goes wrong there, and how would you fix it?")
+    if after and not reply.skipped:
+        replies = yield from put(Turn("probe", after, exercise=exercise))
+        said += [reply.text for reply in replies]
+    for question, answer in follow_ups:
+        replies = yield from put(Turn("follow-up", question, exercise=exercise))
+        said += [reply.text for reply in replies]
         asked.append(Box(FOLLOW_UP, f"{question} → {answer}"))
     yield Turn("grade", "Let us stop the clock. Which of these did you say, in which words?", GRADES,
                exercise=exercise, boxes=tuple(asked), heard="\n".join(filter(None, said)))  # fmt: skip
 
 
-def close(last: bool) -> Script:
-    yield Turn("close", "Thank you, that is our time. What would you like to ask me?")
+def close(last: bool, late: bool) -> Script:
+    """The candidate asks. There is no team to speak for, so the question is written down, and not answered."""
+    end = "Our time is up" if late else "That was my last question"
+    reply = yield Turn("close", f"{end}; thank you. What would you like to ask me?")
+    noted = "I have no team to speak for, so I write your question into the debrief; keep it for the day."
     if not last:
-        yield Turn("open", "Have a break. The clock stands still until you go on with the next round.", NOTHING)
+        rest = "Have a break. The clock stands still until you go on with the next round."
+        yield Turn("open", f"{noted} {rest}" if reply.text else rest, NOTHING)
+    elif reply.text:
+        yield Turn("close", noted, NOTHING)
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
@@ -213,5 +281,5 @@ def parts_of(name: str, bank: Mapping[str, Question], level: str, dice: random.R
         parts.append(derive(dice.choice(DERIVATIONS)(dice)))
     if name == "coding" and (ROOT / "course/exercises").is_dir():  # an installed package has no exercises
         id = dice.choice(sorted(TASKS))
-        parts.insert(0, code(id, title_of(id), minutes_of(id), TASKS[id]))
+        parts.insert(0, code(id, title_of(id), minutes_of(id), TASKS[id], task_of(id)))
     return parts

@@ -39,19 +39,39 @@ class Console:
     def __init__(self, read: Callable[[str], str] = input, write: Callable[[str], None] = print):
         self._read, self._write = read, write
         self._unseen = read is input and not sys.stdin.isatty()  # replies from a pipe are not on the screen
+        self.height = shutil.get_terminal_size().lines if read is input and sys.stdin.isatty() else 0  # 0: any
+
+    def wrapped(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
+        """The lines of a paragraph; `first` and `rest` stand before its first line and before the others."""
+        width = max(min(WIDEST, shutil.get_terminal_size().columns), 20)
+        rest = first if rest is None else rest
+        return wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [""]
 
     def say(self, text: str = "", first: str = "", rest: str | None = None) -> None:
-        """A paragraph; `first` and `rest` stand before its first line and before the others."""
-        width = min(WIDEST, shutil.get_terminal_size().columns)
-        lines = wrap(text, max(width, 20), initial_indent=first, subsequent_indent=first if rest is None else rest)
-        for line in lines or [""]:
+        self.show(self.wrapped(text, first, rest))
+
+    def show(self, lines: Iterable[str]) -> None:
+        """Lines as they stand."""
+        for line in lines:
             self._write(line)
 
     def say_all(self, lines: Iterable[str]) -> None:
         """Lines of Markdown: a list's continue under its text."""
         for line in lines:
-            lead = re.match(r"\s*(- |> )?", line)[0]
-            self.say(line[len(lead) :], lead, " " * len(lead))
+            self.show(self.listed(line))
+
+    def listed(self, line: str) -> list[str]:
+        lead = re.match(r"\s*(- |> )?", line)[0]
+        return self.wrapped(line[len(lead) :], lead, " " * len(lead))
+
+    def screens(self, blocks: Iterable[list[str]], left: int) -> list[list[str]]:
+        """Blocks of lines, as many at a time as fit with so many lines left free; no block is split."""
+        screens: list[list[str]] = [[]]
+        for block in blocks:
+            if self.height and screens[-1] and len(screens[-1]) + len(block) > self.height - left:
+                screens.append([])
+            screens[-1] += block
+        return screens
 
     def ask(self) -> str:
         """A reply. s skips, q ends, and so does the end of the input."""
