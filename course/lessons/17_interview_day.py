@@ -397,13 +397,15 @@ for name, minutes in ROUNDS.items():
 # the recording. Grading somebody else shows you what your own answers sound like.
 #
 # After each question the clock stops and you see the rubric. Points whose terms were found in your answer are marked as
-# suggestions, with the words and the reason. They are no verdict, because the matcher knows words and not meanings. Whatever you
-# tick, you quote the words of your answer that earn it, just as you looked for Ada's, Ben's and Cleo's; words that you did not
-# type count as a claim, not as evidence. At the end there is a debrief. Think of it as one interviewer's scorecard: a recommendation from strong hire to no hire, strengths and concerns with
-# your own sentences as evidence, and the level shown on each of these axes:
+# suggestions, with the words and the reason; points that you seem to have denied are marked too. That is no verdict, because the
+# matcher knows words and not meanings. Whatever you tick, you quote the words of your answer that earn it, just as you looked for
+# Ada's, Ben's and Cleo's; words that you did not type are refused. At the end there is a debrief. Think of it as one
+# interviewer's scorecard: a recommendation from strong hire to no hire with the table it follows from, three strengths and two
+# risks with your own sentences as evidence, and a count on each of these axes. A round that was too short gets no level.
 
 # %%
-print(", ".join(AXES))
+for axis, counted in AXES.items():
+    print(f"{axis}: {counted}")
 
 # %% [markdown]
 # Nothing is timed until you press *begin*, and you can stop the clock at any time. An interview that was interrupted can be

@@ -90,8 +90,8 @@ def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
     report = desk.locator(".report")
     report.locator("table").wait_for()
     under = {title: report.locator("h3", has_text=title).locator("xpath=following-sibling::ul[1]").inner_text()
-             for title in ("Strengths", "Claimed")}  # fmt: skip
-    assert question.L4[0] in under["Strengths"] and phrase in under["Claimed"]  # which was quoted, but never said
+             for title in ("Strengths", "Not found in your answers")}  # fmt: skip
+    assert question.L4[0] in under["Strengths"] and phrase in under["Not found in your answers"]  # quoted, never said
     assert "|---" not in desk.inner_text() and "mock-1.md" in desk.inner_text()
     page.screenshot(path=tmp_path / "mock-debrief.png")
     tab_to(page, "another interview")

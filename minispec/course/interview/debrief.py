@@ -40,7 +40,7 @@ STRENGTHS, RISKS = 3, 2  # that come first
 CUT = 200  # characters of a quote
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
 RULE = (
-    "The level of the round is the middle of these rows, the lower one of two. A question reaches L4, L5 or L6 with "
+    "The level of the round is the middle of these lines, the lower one of two. A question reaches L4, L5 or L6 with "
     "two thirds as many points as that level has, and points of a higher level count for a lower one; L6 also takes "
     "two thirds of the L5 points and half of all. A missing must-have closes its level, and each statement that sinks "
     "costs one. Code whose tests pass is worth L4, and each follow-up shown beside it one more."
