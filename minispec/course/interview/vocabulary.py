@@ -36,7 +36,7 @@ SYNONYMS = (
     ("residual", "recovered token", "resample", "correction", "corrected"),
     ("rewind", "roll back", "rollback", "crop", "discard", "way back"),
     ("prefix caching", "prefix cache", "shared prefix", "shared prefixes"),
-    ("ridge point", "ops:byte", "ridge", "knee", "balance point"),
+    ("ridge point", "ops:byte", "ridge", "knee"),
     ("ttft", "time to first token", "first-token latency"),
     ("tpot", "itl", "time per token", "time per output token", "inter-token latency"),
     ("distribution", "probabilities", "probs"),
