@@ -112,8 +112,8 @@ class Debrief:
         self.figures = list(figures([(turn, reply) for turn, reply, _ in self.turns]))
         self.code = [(turn, reply) for turn, reply, _ in self.turns
                      if turn.expects == CODE and reply.outcome not in NOT_SUBMITTED]  # fmt: skip
-        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.kind != "close"
-                      and turn.number is None and not asks_back(reply.text)]  # fmt: skip
+        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.number is None
+                      and turn.kind != "close" and not asks_back(reply.text)]  # fmt: skip
 
     # ---- counted
 
@@ -142,13 +142,13 @@ class Debrief:
 
     def is_about(self, turn: Turn, reply: Reply) -> bool:
         """Three terms of what was asked or of its rubric, with the weight of one good one. Of the rubric, a follow-up
-        or push-back has one line."""
+        or push-back has one line, and there any three will do."""
         of = (turn.question, turn.exercise)
         boxes = [box for g in self.gradings if (g.turn.question, g.turn.exercise) == of for box in g.turn.boxes]
         own = [box for box in boxes if " → " in box.text and box.text.rpartition(" → ")[0] in turn.says]
         about = " ".join([turn.says, *(box.text for box in own or boxes)])
         shared = terms(reply.text).keys() & terms(about).keys()
-        return len(shared) >= 3 and sum(map(weight, shared)) >= MOST_WEIGHT
+        return len(shared) >= 3 and (bool(own) or sum(map(weight, shared)) >= MOST_WEIGHT)
 
     # ---- the level
 

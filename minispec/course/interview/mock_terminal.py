@@ -172,8 +172,8 @@ def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: s
         if i in suggested or match.opposite:
             first = quoted.setdefault(match.quote, i)
             words = f"“{shortened(match.quote, QUOTED)}”" if first == i else f"the words under {first + 1}"
-            opposite = "you said the opposite? " * match.opposite
-            lines += console.wrapped(f"{opposite}{words} ({shortened(match.reason, QUOTED)})", " " * 8)
+            asks = "you said the opposite? " * match.opposite
+            lines += console.wrapped(f"{asks}{words} ({shortened(match.reason, QUOTED)})", " " * 8)
         yield i, lines
 
 
