@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...bench.client import Answer
 from ...bench.prompts import STORIES
 from ...bench.serve import arrivals, latencies, summary
@@ -24,6 +21,8 @@ from ...drafters import Drafter
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...serving.engine import Engine
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice
 from .recorder import endless
 from .style import GREY, PALETTE, TEMPLATE, TEXT

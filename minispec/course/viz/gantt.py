@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, groupby, product
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...files.handle import Model
 from ...serving.blocks import BlockPool
 from ...serving.engine import Engine
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, player
 from .recorder import Ask, DryEngine, Frame, counted, endless, letter, watch
 from .style import GREY, TEMPLATE

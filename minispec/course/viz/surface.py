@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ... import theory
 from ...bench.slower import Case
 from ...files.registry import BENCHMARKS
 from ..demo import Result
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE
 
