@@ -170,8 +170,8 @@ def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[floa
                               font=dict(color=TEXT))  # fmt: skip
         figure.update_xaxes(visible=False, row=2, col=2)
         figure.update_yaxes(visible=False, row=2, col=2)
-    for row in (1, 2):
-        figure.update_xaxes(title="seconds" if row == 2 else None, range=[0, times[-1]], row=row, col=1)
+    figure.update_xaxes(range=[0, times[-1]], col=1)
+    figure.update_xaxes(title="seconds", row=2, col=1)
     figure.update_xaxes(title="arrival, seconds", row=1, col=2)
     figure.update_layout(template=TEMPLATE, height=560, margin=dict(t=40), legend=dict(orientation="h", y=-0.14))
     return figure

@@ -14,6 +14,8 @@ from copy import deepcopy
 from functools import cache
 from itertools import product
 
+from _plotly_utils.utils import convert_to_base64
+
 WHOLE = re.compile("error_[xyz]|paper_bgcolor|plot_bgcolor")  # names with an underscore that separates nothing
 
 
@@ -53,7 +55,7 @@ class Node(dict):
         if value is None:
             node.pop(last, None)
         elif last == "template":
-            node[last] = value  # one for all figures
+            node[last] = Node(value.to_plotly_json())
         elif isinstance(value, dict):
             node.setdefault(last, Node()).update(value)
         else:
@@ -78,7 +80,7 @@ class Figure:
     def __init__(self, data: Node | Sequence[Node] = (), layout: dict | None = None) -> None:
         self.data: list[Node] = [data] if isinstance(data, Node) else list(data)
         self.layout = Node(layout)
-        self.grid: list[list[Axes]] = []  # by row and column, if there are subplots
+        self.grid: list[list[Axes]] = [[("x", "y")]]  # by row and column
 
     def add_trace(self, trace: Node, row: int | None = None, col: int | None = None) -> Figure:
         if row is not None:
@@ -116,7 +118,7 @@ class Figure:
         return self._update_axes(1, row, col, properties)
 
     def _update_axes(self, which: int, row: int | None, col: int | None, properties: dict) -> Figure:
-        for axes in [axes for _, _, axes in self._subplots(row, col)] or [("x", "y")]:
+        for axes in self._axes(row, col):
             letter, number = axes[which][0], axes[which][1:]
             self.layout.update({f"{letter}axis{number}": properties})
         return self
@@ -143,21 +145,21 @@ class Figure:
         return self._add_lines(row, col, lambda x, y: {"xref": x, "yref": f"{y} domain"} | line)
 
     def _add_lines(self, row: int | None, col: int | None, line) -> Figure:
-        """A line across one subplot, or across every one that has traces."""
-        drawn = {(trace.xaxis or "x", trace.yaxis or "y") for trace in self.data}
-        places = [axes for _, _, axes in self._subplots(row, col) if axes in drawn] if self.grid else [("x", "y")]
-        self.layout["shapes"] = [*self.layout.shapes, *(Node(line(*axes)) for axes in places)]
+        """A line across one subplot, or across every one."""
+        self.layout["shapes"] = [*self.layout.shapes, *(Node(line(*axes)) for axes in self._axes(row, col))]
         return self
 
-    def _subplots(self, row: int | None = None, col: int | None = None) -> list[tuple[int, int, Axes]]:
-        """(row, column, axes) of those in this row and this column; None: in any."""
-        found = [(r, c, axes) for r, line in enumerate(self.grid, 1) for c, axes in enumerate(line, 1)]
-        return [one for one in found if row in (None, one[0]) and col in (None, one[1])]
+    def _axes(self, row: int | None, col: int | None) -> list[Axes]:
+        """Of the subplots in this row and this column; None: in any. Without subplots there is one pair."""
+        lines = self.grid if row is None else [self.grid[row - 1]]
+        return [axes for line in lines for axes in (line if col is None else [line[col - 1]])]
 
     # ---- as plotly has it
 
     def to_dict(self) -> dict:
-        return {"data": self.data, "layout": self.layout}
+        whole = {"data": _copied(self.data), "layout": _copied(self.layout)}
+        convert_to_base64(whole)  # numpy's arrays, as plotly sends them
+        return whole
 
     def to_json(self) -> str:
         from plotly.io.json import to_json_plotly
@@ -181,6 +183,15 @@ class Figure:
 
     def _repr_html_(self) -> str:
         return self.plotly()._repr_html_()
+
+
+def _copied(value: object):
+    """Dictionaries anew, and what is in them as it is."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    return (
+        [_copied(one) for one in value] if isinstance(value, list) and value and isinstance(value[0], dict) else value
+    )
 
 
 def make_subplots(rows: int = 1, cols: int = 1, subplot_titles: Sequence[str] = (), **shape) -> Figure:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import plotly.graph_objects as go
 from plotly.colors import sample_colorscale
-
-from .light import Node
 
 GREY, GRID = "#7f8c9a", "rgba(128,128,128,.3)"
 TEXT = "#6b7784"  # 4.6:1 on white, 4.1:1 on JupyterLab's black; a panel's page replaces it by a colour of its own
@@ -20,7 +19,7 @@ LEGEND_ABOVE = dict(orientation="h", x=0, xanchor="left", y=1.02, yanchor="botto
 
 _AXIS = dict(gridcolor=GRID, linecolor=GRID, zerolinecolor=GRID, automargin=True, title=dict(standoff=8))
 
-TEMPLATE = Node(
+TEMPLATE = go.layout.Template(
     layout=dict(
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
