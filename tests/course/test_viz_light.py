@@ -198,3 +198,7 @@ def test_a_cell_shows_plotlys_figure(monkeypatch):
     figure = light.Figure(light.Bar(y=[1, 2]), layout=dict(title="bars", template=viz.style.TEMPLATE))
     assert figure._repr_mimebundle_()[PLOTLY] == figure.plotly()._repr_mimebundle_()[PLOTLY]
     assert figure.plotly().data[0].y == (1, 2) and "bars" in figure._repr_html_()
+    figure.update_layout(template="plotly_dark")
+    assert as_json(figure) == as_json(figure.plotly().update_layout(template="plotly_dark"))
+    with pytest.raises(AttributeError, match="figure.plotly"):
+        figure.add_vrect(x0=0, x1=1)

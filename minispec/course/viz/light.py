@@ -12,9 +12,9 @@ import re
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cache
-from itertools import product
 
 from _plotly_utils.utils import convert_to_base64
+from plotly import graph_objects, io, subplots
 
 WHOLE = re.compile("error_[xyz]|paper_bgcolor|plot_bgcolor")  # names with an underscore that separates nothing
 
@@ -55,7 +55,8 @@ class Node(dict):
         if value is None:
             node.pop(last, None)
         elif last == "template":
-            node[last] = Node(value.to_plotly_json())
+            value = io.templates[value] if isinstance(value, str) else value
+            node[last] = Node(value if isinstance(value, dict) else value.to_plotly_json())
         elif isinstance(value, dict):
             node.setdefault(last, Node()).update(value)
         else:
@@ -162,15 +163,14 @@ class Figure:
         return whole
 
     def to_json(self) -> str:
-        from plotly.io.json import to_json_plotly
+        return io.json.to_json_plotly(self.to_dict())
 
-        return to_json_plotly(self.to_dict())
+    def plotly(self) -> graph_objects.Figure:
+        """The same as plotly's own, which checks it, and can do whatever plotly can."""
+        return graph_objects.Figure(self.to_dict())
 
-    def plotly(self):
-        """The same as a plotly.graph_objects.Figure, which checks it, and can do whatever plotly can."""
-        from plotly.graph_objects import Figure
-
-        return Figure(self.to_dict())
+    def __getattr__(self, name: str):
+        raise AttributeError(f"our figures have no {name!r}: figure.plotly() is plotly's own, and may have it")
 
     def show(self, *args, **kwargs) -> None:
         self.plotly().show(*args, **kwargs)
@@ -189,9 +189,8 @@ def _copied(value: object):
     """Dictionaries anew, and what is in them as it is."""
     if isinstance(value, dict):
         return {name: _copied(one) for name, one in value.items()}
-    return (
-        [_copied(one) for one in value] if isinstance(value, list) and value and isinstance(value[0], dict) else value
-    )
+    of_nodes = isinstance(value, list) and value and isinstance(value[0], dict)
+    return [_copied(one) for one in value] if of_nodes else value
 
 
 def make_subplots(rows: int = 1, cols: int = 1, subplot_titles: Sequence[str] = (), **shape) -> Figure:
@@ -209,14 +208,10 @@ def make_subplots(rows: int = 1, cols: int = 1, subplot_titles: Sequence[str] = 
 
 @cache
 def _arranged(rows: int, cols: int, titles: int, shape: tuple) -> tuple[dict, list[list[Axes]]]:
-    from plotly.subplots import make_subplots
-
     shape = {name: list(value) if isinstance(value, tuple) else value for name, value in shape}
-    figure = make_subplots(rows, cols, subplot_titles=list(map(str, range(titles))) or None, **shape)
-    grid = [["" for _ in range(cols)] for _ in range(rows)]
-    for row, col in product(range(rows), range(cols)):
-        of_traces = figure._grid_ref[row][col][0].trace_kwargs
-        grid[row][col] = of_traces["xaxis"], of_traces["yaxis"]
+    figure = subplots.make_subplots(rows, cols, subplot_titles=list(map(str, range(titles))) or None, **shape)
+    axes = [[cell[0].trace_kwargs for cell in line] for line in figure._grid_ref]
+    grid = [[(cell["xaxis"], cell["yaxis"]) for cell in line] for line in axes]
     layout = figure.to_dict()["layout"]
     layout.pop("template", None)
     return layout, grid

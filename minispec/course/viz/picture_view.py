@@ -1,6 +1,6 @@
 """The picture of a panel in the browser, updated in place: one small script of ours for all of them.
 
-A plotly figure is handed to Plotly.react, which changes what differs. plotly.js itself comes from the plotly package,
+A figure is handed to Plotly.react, which changes what differs. plotly.js itself comes from the plotly package,
 never from the network: `library()` sends it once for each kernel, and the page runs it once, for all panels together.
 """
 
