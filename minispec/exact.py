@@ -202,7 +202,8 @@ def tree_distribution(target: Model, draft: Model, widths, context: Context = ()
 
 def plain_distribution(target: Model, context: Context = ()) -> dict[Context, float]:
     """What plain decoding emits: one token."""
-    return {(x,): float(px) for x, px in enumerate(_model(target)(context)) if px > 0}
+    probs = _model(target)(context).tolist()
+    return {(x,): px for x, px in enumerate(probs) if px > 0}
 
 
 def joint_distribution(cycle: Callable[[Context], dict], n: int, context: Context = ()) -> dict[Context, float]:

@@ -427,9 +427,12 @@ def best_speedup(
 def _best(alpha, c, v, longest) -> tuple[float, int]:
     _count(longest=longest)
     betas = [alpha] * longest if isinstance(alpha, Real) else list(alpha)[:longest]
-    best = (1.0, 0)
-    for k in range(1, len(betas) + 1):
-        gain = cycle_speedup(expected_tokens_by_position(betas[:k]), k, c, v(k) if callable(v) else v)
+    best, tokens, reach = (1.0, 0), 1.0, 1.0
+    for k, beta in enumerate(betas, start=1):
+        _probability(betas=beta)
+        reach *= beta
+        tokens += reach  # expected_tokens_by_position(betas[:k])
+        gain = cycle_speedup(tokens, k, c, v(k) if callable(v) else v)
         best = max(best, (gain, k), key=lambda pair: pair[0])  # of equals the first, the shorter, stays
     return best
 

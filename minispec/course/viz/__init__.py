@@ -1,6 +1,6 @@
 """Figures and widgets, drawn from traces and results, never from made-up numbers. Loaded when first asked for.
 
-`name_figure` functions return a plotly figure and need no notebook; their widgets put controls on the same function.
+`name_figure` functions return a figure and need no notebook; their widgets put controls on the same function.
 """
 
 from .. import require_extra

@@ -11,9 +11,6 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ... import theory
 from ...drafters import Drafter
 from ...files.handle import Model
@@ -22,8 +19,10 @@ from ...model import Config
 from ...serving.engine import Engine
 from ...serving.metrics import StepRecord
 from ...trace import Trace
+from . import light as go
 from . import presets
 from .batch_why import compared
+from .light import make_subplots
 from .panel import Panel, choice, slider
 from .recorder import endless
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
 
-import plotly.graph_objects as go
 import torch
 
 from ...bench.measure import interleaved_times
 from ...files.handle import Model
 from ...generate import generate
+from . import light as go
 from .panel import Panel, player
 from .style import PALETTE, TEMPLATE, swatch
 

@@ -10,9 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from ... import theory
+from . import light as go
 from .panel import Panel, choice, slider
 from .presets import figures
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...bench.client import Answer
 from ...bench.prompts import STORIES
 from ...bench.serve import arrivals, latencies, summary
@@ -24,6 +21,8 @@ from ...drafters import Drafter
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...serving.engine import Engine
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice
 from .recorder import endless
 from .style import GREY, PALETTE, TEMPLATE, TEXT
@@ -194,8 +193,8 @@ def control_room_figure(shift: Shift, recorded: Mapping[str, Sequence[tuple[floa
                               font=dict(color=TEXT))  # fmt: skip
         figure.update_xaxes(visible=False, row=2, col=2)
         figure.update_yaxes(visible=False, row=2, col=2)
-    for row in (1, 2):
-        figure.update_xaxes(title="seconds" if row == 2 else None, range=[0, times[-1]], row=row, col=1)
+    figure.update_xaxes(range=[0, times[-1]], col=1)
+    figure.update_xaxes(title="seconds", row=2, col=1)
     figure.update_xaxes(title="arrival, seconds", row=1, col=2)
     figure.update_layout(template=TEMPLATE, height=560, margin=dict(t=40), legend=dict(orientation="h", y=-0.14))
     return figure

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-import plotly.graph_objects as go
-
 from ...drafters import Drafter
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...generate import generate
 from ...speculate import speculate
+from . import light as go
 from .style import GREY, PALETTE, TEMPLATE
 
 H200 = BENCHMARKS / "speculate.json"

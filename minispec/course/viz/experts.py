@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...moe.theory import experts_touched, verify_cost_of_experts
 from ...theory import cycle_speedup, expected_tokens
+from . import light as go
+from .light import make_subplots
 from .style import GREY, PALETTE, TEMPLATE
 
 

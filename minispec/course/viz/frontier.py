@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from itertools import product
 
-import plotly.graph_objects as go
 from torch import Tensor
 
 from ...exact import exact_distribution
 from ...serving.budget import best_lengths, expected_tokens, fastest, survival
 from ...verify import Verdict
+from . import light as go
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE, TEXT
 
 Rule = Callable[..., Verdict]  # as verify.chain: (p [k+1, V], q [k, V], drafted, uniforms)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, groupby, product
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...files.handle import Model
 from ...serving.blocks import BlockPool
 from ...serving.engine import Engine
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, player
 from .recorder import Ask, DryEngine, Frame, counted, endless, letter, watch
 from .style import GREY, TEMPLATE
@@ -150,10 +149,10 @@ def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEP
     for row, run in enumerate(runs.values(), start=1):
         time = run.clock if axis == SECONDS else list(range(len(run.frames) + 1))
         shown = len(run.frames) if now is None else min(now, len(run.frames))
-        longest = max(longest, time[-1])
+        longest, found = max(longest, time[-1]), bars(run)
         for phase in LOOKS:
             for pale in (False, True):
-                some = [bar for bar in _cut(bars(run), shown, pale) if bar.phase == phase]
+                some = [bar for bar in _cut(found, shown, pale) if bar.phase == phase]
                 some = [bar for bar in some if rows == REQUESTS or bar.place is not None]
                 if some:
                     figure.add_trace(_trace(some, phase, pale, rows, time), row, 1)

@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-import plotly.graph_objects as go
-
 from ...bench import ladder
 from ...bench.timeline import Event, Timeline, record, unpacked
 from ...files.handle import Model
+from . import light as go
 from .limit_steps import machine_of, stored_limit
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE

@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import plotly.graph_objects as go
-
 from ...bench import ladder
 from ...bench.sections.base import where
 from ...files.registry import BENCHMARKS
+from . import light as go
 from .style import PALETTE, TEMPLATE
 
 RECORDED = BENCHMARKS / "limit.json"

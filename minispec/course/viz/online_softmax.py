@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 from torch import Tensor
 
 from ...cache import KVCache
 from ...files.handle import Model
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, player
 from .style import GREY, PALETTE, TEMPLATE
 

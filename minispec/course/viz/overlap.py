@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
 import torch
 
 from ...exact import as_distribution
+from . import light as go
 from .style import GREY, KINDS, TEMPLATE
 
 

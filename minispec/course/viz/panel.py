@@ -1,8 +1,8 @@
 """Controls above a picture that follows them: what every widget of the course is made of.
 
 A picture is a plain function of numbers and choices. It works in a script, in a test and on paper; `Panel` puts sliders
-on its arguments. The function returns a plotly figure or a string of HTML, and, if it likes, a sentence beside it that
-says in words what the picture shows: that sentence is what a screen reader speaks when the picture changes.
+on its arguments. The function returns a figure, ours (light.py) or plotly's, or a string of HTML, and, if it likes, a
+sentence beside it that says in words what the picture shows: a screen reader speaks it when the picture changes.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import plotly.graph_objects as go
 from traitlets import TraitError
 
 from ..stored import PICTURE, WANTED
+from . import light
 from .picture_view import PictureView, as_json
 
-Picture = go.Figure | str | tuple[go.Figure | str, str]
+Figure = light.Figure | go.Figure
+Picture = Figure | str | tuple[Figure | str, str]
 
 WIDE = ipywidgets.Layout(width="100%")
 _ROW = ipywidgets.Layout(flex_flow="row wrap", align_items="center", width="100%")
@@ -39,7 +41,7 @@ class Panel(ipywidgets.VBox):
         self, draw: Callable[..., Picture], controls: Mapping[str, ipywidgets.Widget], longest: str = ""
     ) -> None:
         self.draw, self.controls = draw, dict(controls)
-        self.picture: go.Figure | str = ""
+        self.picture: Figure | str = ""
         self.words = ""
         self.view = PictureView(layout=WIDE, longest=longest)
         self.view.when_chosen(self.choose)

@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import plotly.graph_objects as go
 import torch
 import torch.distributed as dist
 
@@ -29,6 +28,7 @@ from ...files.write import write_whole
 from ...parallel.experts import Mixture, parallel_mixture
 from ...parallel.pipeline import stage
 from ...parallel.tensor import Timeline, launch, load
+from . import light as go
 from .panel import Panel, choice, slider
 from .style import GREY, TEMPLATE
 

@@ -1,6 +1,6 @@
 """The picture of a panel in the browser, updated in place: one small script of ours for all of them.
 
-A plotly figure is handed to Plotly.react, which changes what differs. plotly.js itself comes from the plotly package,
+A figure is handed to Plotly.react, which changes what differs. plotly.js itself comes from the plotly package,
 never from the network: `library()` sends it once for each kernel, and the page runs it once, for all panels together.
 """
 
@@ -17,6 +17,7 @@ import plotly
 import plotly.graph_objects as go
 import traitlets
 
+from . import light
 from .style import GREY, TEXT
 
 FOLDER = Path(__file__).parent
@@ -50,7 +51,7 @@ class PictureView(anywidget.AnyWidget):
     library = traitlets.Unicode("").tag(sync=True)
     chosen = traitlets.Dict().tag(sync=True)  # by a click: {"name": of a control, "value": its new one}
 
-    def show(self, picture: go.Figure | str, words: str = "") -> None:
+    def show(self, picture: light.Figure | go.Figure | str, words: str = "") -> None:
         """One message to the browser, however much has changed."""
         is_html = isinstance(picture, str)
         with self.hold_sync():
@@ -67,6 +68,6 @@ class PictureView(anywidget.AnyWidget):
         self.observe(lambda change: do(change["new"].get("name"), change["new"].get("value")), names="chosen")
 
 
-def as_json(figure: go.Figure) -> dict:
+def as_json(figure: light.Figure | go.Figure) -> dict:
     """A figure as plotly.js takes it."""
     return json.loads(figure.to_json())

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...drafters import Drafter
 from ...files.handle import Model
 from ...speculate import speculate
 from ...trace import Trace
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice
 from .style import GREY, PALETTE, TEMPLATE
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import plotly.graph_objects as go
-
 from ...processors.automaton import Automaton, Vocabulary, parse
+from . import light as go
 from .style import GREY, KINDS, LEGEND_ABOVE, TEMPLATE
 
 OUTSIDE, FORBIDDEN, ALLOWED, DRAFTED, REJECTED = range(5)

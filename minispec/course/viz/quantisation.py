@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import plotly.graph_objects as go
 import torch
-from plotly.subplots import make_subplots
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...files.handle import Model
 from ...files.quantize import dequantize, quantize
 from ...theory import quantized_bytes
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE, shades
 

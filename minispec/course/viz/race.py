@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from functools import partial
 from html import escape
 
-import plotly.graph_objects as go
-
 from ...bench.drafters import PLAIN, lap
 from ...bench.measure import interleaved_times
 from ...drafters import Drafter
 from ...files.handle import Model
 from ...generate import Output
+from . import light as go
 from .panel import Panel, choice, player
 from .style import GREY, KINDS, PALETTE, TEMPLATE
 

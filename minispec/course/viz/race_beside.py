@@ -6,11 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...bench.drafters import PLAIN
 from ...files.registry import BENCHMARKS
+from . import light as go
+from .light import make_subplots
 from .race import Race
 from .style import GREY, PALETTE, TEMPLATE
 

@@ -58,6 +58,7 @@ class Explored:
         return exact.total_variation(self.joint, self.wanted)
 
 
+@torch.inference_mode()
 def explore(place: Place, verifier: Verifier | str = RIGHT, gamma: int = 2) -> Explored:
     """Compose the distributions that a verifier gives at a position, with `gamma` draft tokens per cycle (our k)."""
     verifier = named(verifier)
@@ -121,6 +122,7 @@ class Drawn:
         self.counts = torch.zeros(len(place.labels), dtype=torch.long)  # of the first token
         self.cycles = self.tokens = 0
 
+    @torch.inference_mode()
     def upto(self, cycles: int) -> Drawn:
         for _ in range(cycles - self.cycles):
             _, tokens = self.begin()
@@ -175,6 +177,7 @@ class ResidualExplorer(panel.Panel):
         self.found: Explored | None = None
         self.drawn: Drawn | None = None
         self._asked: tuple | None = None
+        self._shown: tuple | None = None
         where = panel.choice("p and q", every)
         who = panel.choice("verifier", VERIFIERS)
         how_many = panel.choice("draft tokens k", {"1": 1, "2": 2}, 2)
@@ -207,6 +210,9 @@ class ResidualExplorer(panel.Panel):
         if len(laws["p"]) != len(place.shown):  # the position has changed, its distributions are about to follow
             return self.picture, self.words
         asked = place.name, verifier.name, gamma, tuple(laws["p"]), tuple(laws["q"])
+        if (asked, draws) == self._shown:  # one choice may move several controls
+            return self.picture, self.words
+        self._shown = asked, draws
         if asked != self._asked:
             self._asked, here = asked, place.edited(laws["p"], laws["q"])
             self.found, self.drawn = explore(here, verifier, gamma), None

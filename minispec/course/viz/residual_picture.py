@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from html import escape
-
-import torch
 
 from ... import exact, verify
 from .style import KINDS, PALETTE, swatch
@@ -185,11 +184,11 @@ def _card(title: str, note: str, marks: str, label: str, escaped: bool = True) -
 def joint_card(found) -> str:
     """Which pairs of tokens come too often, and which too seldom."""
     rows = [*found.place.shown]
-    mass = torch.zeros(len(found.place.labels), dtype=torch.float64)
+    mass = Counter()
     for law in (found.joint, found.wanted):
         for (_, second), probability in law.items():
             mass[second] += probability
-    ranked = [x for x in mass.argsort(descending=True, stable=True).tolist() if mass[x] > 0]
+    ranked = sorted((x for x in mass if mass[x] > 0), key=lambda x: (-mass[x], x))
     columns = sorted(ranked) if len(ranked) <= MOST_COLUMNS else ranked[: MOST_COLUMNS - 1]
     groups = [(found.place.labels[x], {x}) for x in columns]
     if len(ranked) > MOST_COLUMNS:

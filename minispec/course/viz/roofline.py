@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import log10
 
-import plotly.graph_objects as go
-
 from ... import theory
 from ...model import Config
+from . import light as go
 from . import presets
 from .panel import Panel, choice
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE

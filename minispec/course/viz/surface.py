@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from pathlib import Path
-
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from ... import theory
 from ...bench.slower import Case
 from ...files.registry import BENCHMARKS
 from ..demo import Result
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, choice, slider
 from .style import GREY, PALETTE, TEMPLATE
 
@@ -62,6 +62,22 @@ def verify_cost(v: float, grows: bool) -> Callable[[int], float]:
     return lambda k: max(1.0, 1 + (v - 1) * k / 4) if grows else v
 
 
+@cache
+def _expected() -> list[list[float]]:
+    """E[N] for every α and k of the picture: c and v change nothing about it."""
+    return [[theory.expected_tokens(a, k) for k in range(1, LONGEST + 1)] for a in ALPHAS]
+
+
+@lru_cache(4)
+def _lines(c: float, costs: tuple[float, ...]) -> tuple[list, list, list]:
+    """The speed-ups by α and k, (k, α) where nothing is gained or lost, and (best k, α): all that α does not move."""
+    paid = list(enumerate(costs, start=1))
+    grid = [[theory.cycle_speedup(row[k - 1], k, c, v) for k, v in paid] for row in _expected()]
+    edge = [(k, theory.break_even(k, c, v)) for k, v in paid]
+    best = [(theory.best_k(a, c, lambda k: costs[k - 1], LONGEST), a) for a in ALPHAS]
+    return grid, [(k, a) for k, a in edge if a <= 1], [(k, a) for k, a in best if k]
+
+
 def surface_figure(
     alpha: float = 0.7, c: float = 0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = ()
 ) -> go.Figure:
@@ -71,23 +87,19 @@ def surface_figure(
     """
     cost = v if callable(v) else lambda k: v
     lengths = list(range(1, LONGEST + 1))
-    grid = [[theory.speedup(a, k, c, cost(k)) for k in lengths] for a in ALPHAS]
+    grid, edge, best = _lines(c, tuple(cost(k) for k in lengths))
     figure = make_subplots(1, 2, column_widths=[0.56, 0.44], horizontal_spacing=0.22)
     figure.add_heatmap(
         x=lengths, y=ALPHAS, z=grid, zmin=0, zmax=MOST, colorscale=SCALE,
         colorbar=dict(x=0.44, thickness=12, tickvals=[0, 1, 2, 3, 4]),
         hovertemplate="k = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
     )  # fmt: skip
-    edge = [(k, theory.break_even(k, c, cost(k))) for k in lengths]
-    edge = [(k, a) for k, a in edge if a <= 1]
     figure.add_scatter(
         x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines+text", textposition="bottom right",
         text=["no gain, no loss" if i == len(edge) // 3 else "" for i in range(len(edge))],
         textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss",
         showlegend=False, hoverinfo="skip",
     )  # fmt: skip
-    best = [(theory.best_k(a, c, cost, LONGEST), a) for a in ALPHAS]
-    best = [(k, a) for k, a in best if k]
     figure.add_scatter(
         x=[k for k, _ in best], y=[a for _, a in best], mode="lines+text", textposition="bottom right",
         text=["best k" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
@@ -174,7 +186,8 @@ def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], flo
                 controls[name].unobserve(panel.redraw, names="value")
                 controls[name].value = getattr(dot, name)
                 controls[name].observe(panel.redraw, names="value")
-            panel.redraw()
+        panel.redraw()
 
+    controls["dot"].unobserve(panel.redraw, names="value")
     controls["dot"].observe(move, names="value")
     return panel

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import plotly.graph_objects as go
-
+from . import light as go
 from .style import TEMPLATE, shades
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "pentagon")

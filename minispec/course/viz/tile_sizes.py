@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import plotly.graph_objects as go
-
+from . import light as go
 from . import presets
 from .limit_steps import machine_of, stored_limit
 from .panel import Panel, choice

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
 import torch
 
 from ... import theory
@@ -18,6 +17,7 @@ from ...files.folder import usable_device
 from ...files.handle import Model
 from ...files.registry import BENCHMARKS
 from ...model import Config
+from . import light as go
 from . import presets
 from .panel import Panel, choice
 from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE

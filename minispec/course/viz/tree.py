@@ -9,15 +9,14 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
-
 from ...drafters.medusa import Medusa, MedusaHeads
 from ...files.handle import Model
 from ...generate import Output
 from ...speculate import speculate
 from ...trace import Cycle
 from ...tree import best_tree, children, depths, expected_tokens, path_to, verify_mask
+from . import light as go
+from .light import make_subplots
 from .panel import Panel, slider
 from .style import GREY, KINDS, PALETTE, TEMPLATE
 

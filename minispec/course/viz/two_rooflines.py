@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import plotly.graph_objects as go
-
 from ... import theory
 from ...bench import measure
 from ...drafters.quantized import quantized_copy
 from ...files.handle import Model
 from ...files.quantize import to_int8
 from ...model import Config
+from . import light as go
 from . import presets
 from .style import PALETTE, TEMPLATE
 from .timing import Here, measure_here
