@@ -61,7 +61,9 @@ def test_the_right_number_is_right_and_another_one_is_wrong_in_every_sentence():
     check_frames()
 
 
-REPORTED = [  # what two candidates typed, and the number it was
+REPORTED = [  # what candidates typed, and the number it was
+    (0.7, "0.7, as I said; 0.3 is the complement."), (0.25, "0.25, the 0.05 was only the numerator"),
+    (1.0, "One: max(p - q, 0) is 0.3 for a and zero for b and c, so normalised by 0.3 it is all on a."),
     (0.25, "0.05 over 0.2 is 0.25"), (0.85, "0.1 + 0.05 + 0.7 = 0.85"), (0.15, "15%"), (2 / 3, "2/3"),
     (0.2, "It's 0.2, because 0.1 + 0.15 times 2/3 is 0.1 + 0.1"), (0.1, "0.05 over 0.5, so 0.1"),
     (0.55, "sum of min(p, q) is 0.05 + 0.05 + 0.45 = 0.55"), (0.45, "45 percent"), (0.45, "0.45, no difference"),
@@ -81,7 +83,7 @@ def test_what_two_candidates_typed():
 def check_other_verdicts() -> None:
     for text in ("", "no idea", "EAGLE-2 on an H100", "EAGLE-2", "1/0", "9**9**9**9", "not 0.3", "k is large"):
         assert judge(number(2.0), text).verdict == UNREAD, text
-    for text in ("0.25 or 0.3", "0.3 or 0.25", "between 0.2 and 0.25", "0.25, the 0.05 was only the numerator",
+    for text in ("0.25 or 0.3", "0.3 or 0.25", "between 0.2 and 0.25",
                  "It's 0.25, so the rest is 0.75", "0.2-0.25", "0.25 + 0.1"):  # fmt: skip
         assert judge(number(0.25), text).verdict == UNCLEAR, text
     for text in ("it is not 0.25 but 0.3", "0.05 / 0.2 = 0.3", "I get 0.05 / 0.2 = 0.3", "25"):

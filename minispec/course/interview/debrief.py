@@ -20,7 +20,7 @@ from .mock_interview import Interview
 from .question import LEVELS, Number
 from .reactions import asks_back
 from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
-from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, judge
+from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, Judged, judge
 from .summary import ROOT, count, digits, lesson
 
 __all__ = ["AXES", "Debrief", "Graded", "graded", "keep_report", "rating", "report"]
@@ -59,8 +59,14 @@ class Figure:
     tries: tuple[tuple[Turn, Reply], ...]
 
     @property
+    def judged(self) -> list[Judged]:
+        """The replies that count: those from before the arithmetic was shown."""
+        return [judge(self.number, reply.text) for turn, reply in self.tries
+                if turn.expects == NUMBER and not reply.skipped]  # fmt: skip
+
+    @property
     def verdicts(self) -> list[str]:
-        return [judge(self.number, reply.text).verdict for _, reply in self.tries if not reply.skipped]
+        return [judged.verdict for judged in self.judged]
 
     @property
     def verdict(self) -> str:
@@ -73,8 +79,7 @@ class Figure:
     @property
     def said(self) -> float | None:
         """What was taken for the answer."""
-        judged = [judge(self.number, reply.text) for _, reply in self.tries if not reply.skipped]
-        return next((each.value for each in judged if each.verdict == self.verdict), None)
+        return next((each.value for each in self.judged if each.verdict == self.verdict), None)
 
     def line(self) -> str:
         mark = {RIGHT: "✓", WRONG: "✗"}.get(self.verdict, "–")
@@ -290,7 +295,7 @@ class Debrief:
                 if i not in ticked and box.must:
                     lines.append(f"a must-have was not said ({box.group}): {short(box.text)}")
                 elif i not in ticked and box.group in (PUSH_BACK, FOLLOW_UP):
-                    lines.append(f"asked and not answered ({box.group}): {short(box.text.rpartition(' → ')[0])}")
+                    lines.append(f"asked, and not ticked by you ({box.group}): {short(box.text.rpartition(' → ')[0])}")
         silent = sum(not reply.text for _, reply in self.words)
         return lines + [f"{count(silent, 'turn')} without written words"] * bool(silent)
 

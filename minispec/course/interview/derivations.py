@@ -119,8 +119,8 @@ def kv_size(dice: random.Random) -> Derivation:
             _step(f"the factor by which it would grow if all {heads} heads kept keys and values",
                   f"kv_bytes_per_token({layers}, {heads}, {head_dim}) / {token}", "×"),
             _step("the size of the weights, in GB", f"pass_bytes({billions}e9) / 1e9", "GB"),
-            _step(f"the number of cached tokens that fit beside the weights in {memory} GB, in thousands",
-                  f"({memory}e9 - pass_bytes({billions}e9)) / {token} / 1000"),
+            _step(f"the number of cached tokens that fit beside the weights in {memory} GB",
+                  f"({memory}e9 - pass_bytes({billions}e9)) / {token}"),
         ),
     )  # fmt: skip
 

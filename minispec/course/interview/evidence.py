@@ -1,7 +1,8 @@
 """What a tick is worth: which words of the candidate speak for a line of the rubric, and whether they were said.
 
-A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it. Ticked with
-other words of the answer it is claimed: the matcher knows words, not meanings, and whoever reads the debrief decides.
+A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it, or with a
+sentence about the question that has earned nothing yet: the matcher knows words, not meanings. Ticked with other words
+of the answer it is claimed, and whoever reads the debrief decides.
 Words that are not in the answer are refused. The same words earn at most two lines, a long sentence up to four. A
 follow-up or push-back is looked for in the reply to it, everything else in all that was said on the question.
 """
@@ -15,13 +16,14 @@ from dataclasses import dataclass, field
 from fsrs import Rating
 
 from .drill import FOLLOW_UP, PUSH_BACK, SINKS
-from .matcher import Match, match_boxes, sentences, supports, was_said
+from .matcher import Match, match_boxes, supports, terms, was_said
 from .question import LEVELS, reached
 from .rounds import Reply, Turn
 
 PER_QUOTE = 2  # lines that the same words can earn
 PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
 FEWEST = 3  # words of a quote
+LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 Entry = tuple[str, Turn, Reply, float]  # of a transcript
 
@@ -121,7 +123,7 @@ class Graded:
 
 def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded:
     transcript = list(transcript)
-    texts, matches = heard(turn, transcript), tuple(suggest(turn, transcript))
+    matches = tuple(suggest(turn, transcript))
     shown, claimed, empty, refused, quoted = {}, {}, {}, {}, Counter()
     for i, phrase in sorted(reply.ticks.items()):
         if turn.boxes[i].group == SINKS:
@@ -133,17 +135,22 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
             refused[i] = phrase
             continue
         most = max(PER_QUOTE, min(PER_LONG, len(phrase.split()) // WORDS_EACH)) if confirmed else PER_QUOTE
-        if confirmed and quoted[_plain(phrase)] >= most:  # another sentence may say it too
-            others = [said for said in sentences(texts[i]) if quoted[_plain(said)] < PER_QUOTE]
-            phrase = next((said for said in others if supports(point, said)), phrase)
         quoted[_plain(phrase)] += 1
+        own = quoted[_plain(phrase)] == 1 and speaks_of(turn, phrase)
         if (len(phrase.split()) < FEWEST and not confirmed) or quoted[_plain(phrase)] > most:
             empty[i] = phrase
-        elif confirmed or supports(point, phrase):
+        elif confirmed or own or supports(point, phrase):
             shown[i] = phrase
         else:
             claimed[i] = phrase
     return Graded(turn, shown, claimed, empty, refused, matches)
+
+
+def speaks_of(turn: Turn, phrase: str) -> bool:
+    """Whether words of the candidate are about what was asked: the matcher does not know every way to say a point, so
+    a sentence on the question earns the one line for which it is quoted first."""
+    about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS))
+    return len(phrase.split()) >= LONG_ENOUGH and len(terms(phrase).keys() & about.keys()) >= ON_THE_QUESTION
 
 
 def _plain(phrase: str) -> str:

@@ -19,7 +19,7 @@ from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
 from .matcher import find, numbers
 from .question import LEVELS, Number, Question
 from .reactions import answer_to, asks_back, doubt, gives_up, probing
-from .stated import asks_again, judge
+from .stated import WRONG, asks_again, judge
 from .summary import ROOT, digits
 
 WORDS, NUMBER, CODE, GRADES, NOTHING = "words", "number", "code", "grades", "nothing"  # what a turn waits for
@@ -75,7 +75,7 @@ Script = Generator[Turn, Reply, None]
 def open_round(name: str, level: str, minutes: int) -> Script:
     what = {
         "concept": "I will ask about how inference works, then we derive something together.",
-        "design": "We will design one system. Ask what you need, think aloud, and put numbers on it.",
+        "design": "We will design a system, then a part of one. Ask what you need, think aloud, and put numbers on it.",
         "coding": "You will write one function, and then we talk about what it costs and how it grows.",
         "experience": "I would like to hear about work you have done, and how you decide.",
     }[name]
@@ -195,11 +195,16 @@ def grading(question: Question, asked: Sequence[Box], said: Sequence[str]) -> Tu
 
 
 def figure(number: Number, question: str = "", before: str = "") -> Script:
-    """A number; a wrong one is corrected with the arithmetic, and the interview goes on from the right one."""
+    """A number. Whoever gives a wrong one may look again; then comes the arithmetic, and what is said after that no
+    longer counts. The interview goes on from the right one."""
     reply = yield Turn("number", f"{before}{Figure(number).asks[0]}", NUMBER, question, number)
     judged = judge(number, reply.text)
     if not reply.skipped and asks_again(judged):  # unread or unclear is not wrong
         reply = yield Turn("correction", asks_again(judged), NUMBER, question, number)
+        judged = judge(number, reply.text)
+    if not reply.skipped and judged.verdict == WRONG:
+        says = f"I have something else than {digits(judged.value)}. What do you get if you go through it again?"
+        reply = yield Turn("correction", says, NUMBER, question, number)
         judged = judge(number, reply.text)
     if not reply.skipped and not judged.right:
         said = "" if judged.value is None else f"I have something else than {digits(judged.value)}. "
@@ -269,8 +274,12 @@ def close(last: bool, late: bool) -> Script:
 
 
 def pools(bank: Mapping[str, Question], name: str) -> list[list[Question]]:
-    """The questions that a round chooses from, one list for each question that it asks."""
-    return [[q for q in bank.values() if q.kind in kinds] for kinds in KINDS[name]]
+    """The questions that a round chooses from, one list for each question that it asks. A design round has a whole case
+    and a smaller question."""
+    found = [[q for q in bank.values() if q.kind in kinds] for kinds in KINDS[name]]
+    if name == "design":
+        found = [[q for q in found[0] if q.case], [q for q in found[0] if not q.case]]
+    return found
 
 
 def parts_of(name: str, bank: Mapping[str, Question], level: str, dice: random.Random) -> list[Script]:

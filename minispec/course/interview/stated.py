@@ -38,6 +38,7 @@ SIGNS = {  # as people write arithmetic → as Python does
     r"\bminus (?=\d)": "-",
 }
 TOKEN = re.compile(rf"{FREE}({DIGITS})(%)?|(=>|->|[=≈→~⇒])|(\*\*|[-+*/()])|([^\W\d_]+(?:['’][^\W\d_]+)?|[^\W_]+|\S)")
+LEAD = re.compile(rf"\s*[-−]?{DIGITS}%?\s*(?:[,;:.](?=\s)|$)")
 CONCLUDES = set(
     """so is it's that's its are was be equals equal makes make gives give gets get about roughly around
     approximately approx nearly almost circa therefore thus hence then answer result total altogether finally say
@@ -73,6 +74,7 @@ class Value:
     denied: bool = False  # not 0.3
     either: bool = False  # 0.2 or 0.3, 3-4
     working: bool = False  # the next number follows from it
+    leads: bool = False  # "0.7, as I said": it begins the reply and stands alone
     before: list[str] = field(default_factory=list)  # the words since the number before it
 
     def readings(self, unit: str) -> Iterator[float]:
@@ -105,6 +107,8 @@ def judge(number: Number, text: str) -> Judged:
     found = [value for value in stated(text) if not value.denied]
     if not found:
         return Judged(UNREAD, None)
+    if found[0].leads and any(map(number.matches, found[0].readings(number.unit))):
+        return Judged(RIGHT, next(filter(number.matches, found[0].readings(number.unit))))
     found = [value for value in found if not value.reason] or found
     found = [value for value in found if not value.given] or found
     found = [value for value in found if not value.working] or found
@@ -125,6 +129,8 @@ def asks_again(judged: Judged) -> str:
 
 def in_words(text: str) -> str:
     """Fractions in words, and in a short reply counts too: "two thirds", "zero"."""
+    first = re.match(rf"\s*({'|'.join(COUNTS)})(?=[,;:.])", text)
+    text = COUNTS[first[1]] + text[first.end() :] if first else text
     if re.search(r"\d", text):
         return text
     words = FRACTIONS | (COUNTS if len(text.split()) <= 4 else {})
@@ -158,6 +164,8 @@ def stated(text: str) -> list[Value]:
             reason = (reason or token[0] in REASONS) and token[0] not in ".;"
     for i, value in enumerate(found):
         _place(value, found[i + 1] if i + 1 < len(found) else None)
+    if found and LEAD.match(text):
+        found[0].leads = not found[0].before
     return found
 
 
