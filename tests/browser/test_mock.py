@@ -88,7 +88,7 @@ def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
     tab_to(page, "end")
     page.keyboard.press("Enter")
     report = desk.locator(".report")
-    report.locator("table").wait_for()
+    report.locator("table").first.wait_for()
     under = {title: report.locator("h3", has_text=title).locator("xpath=following-sibling::ul[1]").inner_text()
              for title in ("Strengths", "Not found in your answers")}  # fmt: skip
     assert question.L4[0] in under["Strengths"] and phrase in under["Not found in your answers"]  # quoted, never said
