@@ -47,7 +47,8 @@ RULE = (
 )
 HOW = (
     "A point counts if you ticked it and quoted words of your typed answer in which its terms were found, and not "
-    "denied. That is counting and not understanding: where it is wrong, you are right."
+    "denied, or a sentence about the question that has earned nothing else. That is counting and not understanding: "
+    "where it is wrong, you are right."
 )
 
 
