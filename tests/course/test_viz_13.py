@@ -168,7 +168,7 @@ def test_a_step_is_compared_with_the_one_before_it_and_the_eager_cycle_with_none
 
 def test_the_figure_says_its_numbers_to_those_who_cannot_see_it():
     runs = {"a, there": timed(eager=200, split_K=2, cycle=0.5), "b, here": timed(eager=5)}
-    words = figure_words(viz.limit_steps_figure(runs).to_plotly_json())
+    words = figure_words(viz.limit_steps_figure(runs).plotly().to_plotly_json())
     assert words == "eager, split-K, cycle: a 0.5, 50, 200 %; b 20 %: share of the read bandwidth, %."
 
 
