@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 
 from ..cache import visible_slots
+from ..cpu import invariant
 
 # Triton comes with torch on Linux GPUs and is missing elsewhere. The module must import all the same, for its twins.
 triton, tl = (import_module(name) for name in ("triton", "triton.language")) if find_spec("triton") else (None, None)
@@ -437,6 +438,8 @@ def _launch(
     multiprocessors, shared = card(q.device)
     most = rows or (CHUNK_ROWS if ragged and T >= LONG else MOST_ROWS)
     rows = min(most, max(16, triton.next_power_of_2(G * T)))  # a matrix unit takes 16 at least
+    if invariant.wanted():  # one shape for every number of tokens and sequences, and one run along the slots
+        rows, splits = MOST_ROWS, 1
     rows, best = default_tiling(q.dtype, rows, width, shared)
     row_blocks = -(-G * T // rows)
     tile, warps, stages = tiling or best
@@ -465,7 +468,7 @@ def _launch(
             T=1 if ragged and mask is None else T, E=entries, FEW=few, G=G, D=D,
             BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None,
             SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile,
-            PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages,
+            PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages, **one_rounding(),
         )  # fmt: skip
         if splits > 1:
             _merge_splits[(B * heads * few,)](
@@ -473,6 +476,12 @@ def _launch(
                 few, G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
             )  # fmt: skip
     return out
+
+
+def one_rounding() -> dict[str, bool]:
+    """Options of a launch. Whether a product and a sum become one instruction, which rounds once, is the compiler's
+    choice, and it may choose otherwise for whole tiles than for masked ones. A batch-invariant pass asks it not to."""
+    return {"enable_fp_fusion": False} if invariant.wanted() else {}
 
 
 def precision(dtype: torch.dtype) -> str:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..drafters.adaptive import AdaptiveLength
+from ..cpu import invariant
 from ..drafters.base import Drafter
 from ..files.folder import load as load_model
 from ..files.handle import Model
@@ -42,6 +43,7 @@ class Backend:
     def __init__(self, model: Model, compile: bool | str | None = None, lean: bool | None = None):
         require_ordinary(model.transformer, f"fast=True: {model.name}")
         self.model, self.note, self.lease, self.told = model, None, Lease(), False
+        self.invariant = invariant.wanted()
         on_gpu = model.device.type == "cuda"
         lean = has_kernels(model.device, model.dtype) if lean is None else lean
         if compile is None and (compile := on_gpu and not lean):  # lean passes leave nothing to be fused
@@ -171,6 +173,8 @@ class Backend:
     @on_the_device
     def reserve(self, tokens: int, batch: int = 1) -> FastTransformer:
         """Fused weights, and memory of so many tokens for each of so many sequences."""
+        if self.invariant != invariant.wanted():  # what was recorded adds up in another order
+            self.memories, self.decoders, self.invariant = {}, {}, not self.invariant
         if batch not in self.memories:
             for other in [size for size in self.memories if size > 1]:  # memory of one batch is kept, and of one prompt
                 self.forget(other)

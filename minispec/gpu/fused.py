@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import KVCache, attention, causal_attention, per_query_head, visible_slots
+from ..cpu import invariant
 from ..model import Config, Layer, Transformer, rope_at, rotate
 from .record import Recorded, on_the_device
 
@@ -220,6 +221,8 @@ class Fused:
     @on_the_device
     def __init__(self, transformer: Transformer, *, compile: bool | str = False, lean: bool = False):  # fmt: skip
         require_ordinary(transformer)
+        if invariant.wanted() and not lean:
+            invariant.refuse()
         self.config, self.head_ids = transformer.config, transformer.head_ids
         self.device, self.dtype = transformer.device, transformer.dtype
         self.embedding, self.lm_head = transformer.embed_tokens.weight, transformer.lm_head.weight
@@ -254,7 +257,7 @@ class Fused:
         c = self.config
         first, second = (self.enter, self.leave) if compiled else (enter, leave)
         x = F.embedding(tokens, self.embedding)  # [B, T, d]
-        lean = compiled and self.is_lean(x)
+        lean = (compiled or invariant.wanted()) and self.is_lean(x)
         kernels = self.skinny is not None and has_kernels(x.device, x.dtype)
         hidden = {0: x} if 0 in hidden_layers else {}
         if lean:
@@ -390,7 +393,7 @@ class FastTransformer(Fused):
         T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
         positions = slots if offsets is None else self.lengths[:, None] + offsets
-        if prompt:  # nothing is cached yet: causal, over the new tokens alone
+        if prompt and not invariant.wanted():  # nothing is cached yet: causal, over the new tokens alone
             look = lambda q, k, v: causal_attention(q, k[:, :, :T], v[:, :, :T])  # noqa: E731
         else:
             look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)

@@ -19,6 +19,7 @@ cache. With narrow matrices that pays for longer, for the steps that are taken a
 from __future__ import annotations
 
 import math
+import sys
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -26,7 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .attention import DTYPES, INTERPRETED, KIB, card, jit, precision, tl, triton, unavailable
+from ..cpu import invariant
+from .attention import DTYPES, INTERPRETED, KIB, card, jit, one_rounding, precision, tl, triton, unavailable
 
 NARROW = 1024  # W with fewer rows or columns than this is narrow
 
@@ -196,6 +198,7 @@ def skinny(
             HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
             EVEN=K % wide == 0, TOKENS=together, ROWS=rows, WIDE=wide,
             PARTS=triton.next_power_of_2(parts), PRECISION=precision(weight.dtype), num_warps=warps, num_stages=stages,
+            **one_rounding(),
         )  # fmt: skip
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
@@ -246,12 +249,17 @@ def narrow(weight: Tensor) -> bool:
 def tokens_together(tokens: int, weight: Tensor) -> int:
     """Tokens that one program takes: a power of two, and as many as a matrix unit wants at least. A narrow matrix has
     too few programs for all multiprocessors, so there the tokens are divided, too."""
+    if invariant.wanted():
+        return 16
     most = (16 if tokens <= 64 else 32) if narrow(weight) else 64
     return min(max(16, triton.next_power_of_2(tokens)), most)
 
 
 def most_tokens(weight: Tensor) -> int:
-    """Beyond this torch's own product, with the small steps as kernels of their own, was faster on an H200."""
+    """Beyond this torch's own product, with the small steps as kernels of their own, was faster on an H200. It adds up
+    in an order that depends on the number of tokens, so a batch-invariant pass never takes it."""
+    if invariant.wanted():
+        return sys.maxsize
     return 128 if narrow(weight) else 64
 
 
