@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from ..cpu import invariant
 from ..drafters.model import New, ends
 from ..files.handle import Model
 from ..serving.paged import PagedKVCache
@@ -83,9 +84,10 @@ class PagedMemory:
         transformer, (starts, tables) = self.draft.transformer, self._where(new)
         counts = [len(tokens) for tokens in new.values()]
         flat = torch.tensor([[token for tokens in new.values() for token in tokens]], device=self.draft.device)
-        x, _ = transformer.body(flat, self.cache.open(tables, starts, counts))  # [1, N, d]
-        each = pad_sequence(x[0].split(counts), batch_first=True)  # [b, T, d]
-        return transformer.head(ends(each, range(len(counts)), counts, tails))
+        with invariant.waived():
+            x, _ = transformer.body(flat, self.cache.open(tables, starts, counts))  # [1, N, d]
+            each = pad_sequence(x[0].split(counts), batch_first=True)  # [b, T, d]
+            return transformer.head(ends(each, range(len(counts)), counts, tails))
 
     def _where(self, new: New) -> tuple[list[int], list[list[int]]]:
         return [self.lengths[row] for row in new], [self.tables[row] for row in new]

@@ -119,7 +119,9 @@ def _scale(squares, token, asked, m, width, parts, eps, PARTS: tl.constexpr):
     return tl.rsqrt(square / width + eps)
 
 
-@jit
+# One compiled version for all numbers of tokens: for m = 1 the compiler would lay the squares out in another way, and
+# add them up in another order.
+@jit(do_not_specialize=["m"])
 def _product(
     x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
     HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
