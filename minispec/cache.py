@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from copy import copy
 from functools import partial
 from typing import NamedTuple
@@ -19,18 +20,28 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q [B, H, T, D], k and v [B, Hkv, T, D] → [B, H, T, D]
 
 TILE = 256  # A longer chunk after a cached past is processed in tiles of so many queries, each with a small mask.
 
 
+def kernels_of(device: torch.device):
+    """Which of torch's kernels may compute attention: on a GPU all but cuDNN's. That one makes a plan for every new
+    shape, which took 65 ms on an H200, and prompts have lengths of their own."""
+    if device.type != "cuda":
+        return nullcontext()
+    return sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH])
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """softmax(q kᵀ / √D + mask) v for q [B, H, T, D] over k, v [B, Hkv, S, D]; the mask is `per_query_head`'s."""
     (B, H, T, D), Hkv = q.shape, k.shape[1]
     # The G = H / Hkv query heads that share a key/value head are folded into T, so that K and V are read once for all.
-    o = F.scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv * T, D), k, v, attn_mask=mask)  # [B, Hkv, G·T, D]
-    return o.reshape(B, H, T, D)
+    with kernels_of(q.device):
+        o = F.scaled_dot_product_attention(q.reshape(B, Hkv, H // Hkv * T, D), k, v, attn_mask=mask)
+    return o.reshape(B, H, T, D)  # from [B, Hkv, G·T, D]
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -40,7 +51,8 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v)
     if T == S:  # A whole prompt: torch's kernel skips what is above the diagonal. The G heads share k and v as a view.
         shared = (x.reshape(B * Hkv, 1, S, D).expand(-1, H // Hkv, -1, -1) for x in (k, v))
-        o = F.scaled_dot_product_attention(q.reshape(B * Hkv, H // Hkv, T, D), *shared, is_causal=True)
+        with kernels_of(q.device):
+            o = F.scaled_dot_product_attention(q.reshape(B * Hkv, H // Hkv, T, D), *shared, is_causal=True)
         return o.reshape(B, H, T, D)
     tiles, end = [], S - T
     for tile in q.split(TILE, 2):  # [B, H, n, D]

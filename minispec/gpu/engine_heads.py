@@ -266,6 +266,15 @@ class DraftsForMany:
             self.launches[B, nodes] = self._prepare(B, nodes)
         return self.launches[B, nodes]
 
+    def prepare(self) -> None:
+        """Record the drafts of all numbers of rows and of nodes that this memory can hold."""
+        most = self.drafter.max_tree_nodes(self.k)
+        for B in sorted({min(self.count, rows_of(row)) for row in range(1, self.count + 1)}):
+            for nodes in {min(1 << n, most) for n in range(most.bit_length() + 1)}:
+                if (B, nodes) not in self.launches:
+                    self.launches[B, nodes] = self._prepare(B, nodes)
+                self.launches[B, nodes].recorded.prepare()
+
     @on_the_device
     def _prepare(self, B: int, nodes: int) -> Launch:
         drafts = self._on_device(B)
@@ -349,6 +358,11 @@ class MedusaForMany:
 
     def work(self, B: int) -> None:
         self.tables[:B] = self.drafter.table(self.newest[:B])
+
+    def prepare(self) -> None:
+        """Record the tables of all numbers of rows that have been met."""
+        for B in sorted({rows_of(row) for row in range(1, 1 + (0 if self.newest is None else len(self.newest)))}):
+            self(self.newest[:B])
 
     def forget(self, row: int) -> None:
         """Nothing is kept."""

@@ -4,7 +4,8 @@ On a GPU a pass, a draft and a cycle launched ahead are recorded for each shape 
 recording takes a pause that everybody in the batch would wait for. Shapes follow from how many requests run and from
 which rows of memory they hold. So one batch of each kind begins full, which also makes the drafter's memory as large as
 it will be, and its requests leave one by one in a different order each time: the newest first, the oldest first, and by
-chance, as a server's clients do. Prompts of all sizes come before.
+chance, as a server's clients do. Before come prompts of all sizes, one and many at once, and requests so short that
+nothing can be drafted for them; after, a drafter that drafts for many rows at once records what it has not met.
 
 Nothing of it remains: no output, no cached prefix, no figure, nothing that a drafter could have learnt.
 """
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 CYCLES = 3  # with so many requests at once: a draft needs a first token, and what is launched ahead a draft
+MANY = 9  # prompts at once: passes over more than eight are recorded for as many as the engine serves (gpu/ragged.py)
 PATTERN = 8  # tokens that prompts repeat, so that drafters who look for repetition find some
 
 
@@ -36,11 +38,18 @@ def warm_up(engine: Engine) -> float:
         if runner.buckets:
             for tokens in prompt_sizes(engine):
                 serve(engine, 1, tokens, 0.0, list.pop)
+                if (many := min(MANY, engine.scheduler.max_num_seqs)) < tokens:
+                    serve(engine, many, tokens // many, 0.0, list.pop, new=1)
+            for count in range(1, engine.scheduler.max_num_seqs + 1):
+                if count <= 4 or count % 8 == 0:
+                    serve(engine, count, PATTERN, 0.0, list.pop, new=2)
         leave = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
         most = engine.scheduler.max_num_seqs if runner.buckets else 1
         for temperature in (0.0, 1.0):
             for order in leave if most > 1 else leave[:1]:
                 serve(engine, most, PATTERN, temperature, order)
+        if runner.buckets and engine.drafts and engine.drafter.recorded is not None:
+            engine.drafter.recorded.prepare()
     finally:
         pool.enable_prefix_caching = caching
         pool.counts.clear()
@@ -62,18 +71,20 @@ def longest(engine: Engine) -> int:
     return min(engine.target.config.max_length, engine.pool.max_tokens) - nodes - 1
 
 
-def serve(engine: Engine, count: int, tokens: int, temperature: float, leave) -> None:
-    """`count` requests with prompts of so many tokens; once each has come a few cycles far, they leave one by one."""
+def serve(engine: Engine, count: int, tokens: int, temperature: float, leave, new: int | None = None) -> None:
+    """`count` requests with prompts of so many tokens; once each has come a few cycles far, they leave one by one, if
+    they have not ended after `new` tokens."""
     vocabulary = engine.target.config.vocab_size
     steps = CYCLES + 2 * count
     room = min(engine.target.config.max_length, engine.pool.max_tokens) - tokens
-    options = dict(max_new_tokens=max(1, min(room, steps * (engine.k + 1))), temperature=temperature, ignore_eos=True)
+    most = min(room, new or steps * (engine.k + 1))
+    options = dict(max_new_tokens=max(1, most), temperature=temperature, ignore_eos=True)
     ids = []
     try:
         for i in range(count):
             first = i * PATTERN
             ids.append(engine.add([(first + n % PATTERN) % vocabulary for n in range(tokens)], **options))
-        for step in range(steps):
+        for step in range(steps if new is None else CYCLES):
             engine.step()
             if step >= CYCLES and step % 2 and ids:
                 forget(engine, leave(ids))

@@ -111,7 +111,13 @@ def speed(model: ms.Model, prompts: list[str]) -> dict[str, float]:
 
 def main(target: str = "micro", draft: str = "micro-draft", file: str | None = None) -> None:
     prompts, wrong = prompts_of(file), 0
-    print(torch.cuda.get_device_name(), target, draft, f"bfloat16, {len(prompts)} prompts, {COUNT} tokens each", flush=True)
+    print(
+        torch.cuda.get_device_name(),
+        target,
+        draft,
+        f"bfloat16, {len(prompts)} prompts, {COUNT} tokens each",
+        flush=True,
+    )
     for flag in "01":
         os.environ[FLAG] = flag
         model, small = (ms.load(name, device="cuda", dtype=torch.bfloat16) for name in (target, draft))

@@ -53,7 +53,9 @@ def check_attention(monkeypatch):
         tables = torch.zeros(B, capacity // 16, dtype=torch.int32)
         fd.flash_decode_paged(q, blocks, blocks, tables, lengths)
         counts = torch.full((B,), T, dtype=torch.int32)
-        fd.flash_ragged(q.transpose(1, 2).flatten(0, 1), blocks, blocks, tables, counts.cumsum(0) - counts, counts, lengths)
+        fd.flash_ragged(
+            q.transpose(1, 2).flatten(0, 1), blocks, blocks, tables, counts.cumsum(0) - counts, counts, lengths
+        )
     assert len(order(attend)) == 1, "attention's tiles depend on the pass"
     assert not merge.calls, "slots were split"
 
