@@ -44,7 +44,7 @@ def waived() -> Iterator[None]:
 
 def refuse() -> NoReturn:
     raise ValueError(
-        "MINISPEC_BATCH_INVARIANT=1: this pass has no batch-invariant form. It needs a dense model: in float32 on a CPU "
-        "with numba, a cache and no gradients, or in bfloat16, float16 or float32 on a GPU with Triton, without "
+        "MINISPEC_BATCH_INVARIANT=1: this pass has no batch-invariant form. It needs a dense model, in float32 on a "
+        "CPU with numba, a cache and no gradients, or in bfloat16, float16 or float32 on a GPU with Triton, without "
         "penalties, biases or constraints; unset it to compute as usual"
     )

@@ -15,8 +15,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..drafters.adaptive import AdaptiveLength
 from ..cpu import invariant
+from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
 from ..files.folder import load as load_model
 from ..files.handle import Model

@@ -21,8 +21,8 @@ import torch
 import minispec as ms
 
 FLAG, COUNT = "MINISPEC_BATCH_INVARIANT", 128
-TEXTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at", "In 1969", "A boy found",
-         "The three primary colours are", "To make bread, you need"]  # fmt: skip
+TEXTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at", "In 1969",
+         "A boy found", "The three primary colours are", "To make bread, you need"]  # fmt: skip
 
 
 def prompts_of(file: str | None, count: int = 32) -> list[str]:

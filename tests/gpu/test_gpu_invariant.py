@@ -101,11 +101,11 @@ def test_without_the_flag_the_shapes_follow_the_tokens(monkeypatch):
 
 
 MUTANTS = {
-    "more tokens to a program where there are more": (check_products, sk, "tokens_together", "if invariant.wanted():", "if False:"),
+    "larger tiles for more tokens": (check_products, sk, "tokens_together", "if invariant.wanted():", "if False:"),
     "large products are torch's": (check_passes, sk, "most_tokens", "if invariant.wanted():", "if False:"),
     "slots are split": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "rows = MOST_ROWS"),
     "rows follow the tokens": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "splits = 1"),
-    "prompts are torch's": (check_passes, FastTransformer, "body", "if prompt and not invariant.wanted():", "if prompt:"),
+    "prompts are torch's": (check_passes, FastTransformer, "body", "prompt and not invariant.wanted()", "prompt"),
 }  # fmt: skip
 
 
