@@ -558,12 +558,17 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # the last one arrives, the rate is above what the engine sustains: the queue grows as long as requests come, and every
 # latency depends on how long you measure.
 #
-# Bottom right is what we recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate. In
-# them the p99 of a server with drafts is many times its median ([docs/benchmarks.md](../docs/benchmarks.md) has both). At the
-# time our engine captured the launches of a batch shape only when it first met it (lesson 13), the requests of that
-# moment waited, and the load that was sent before each run need not have met all shapes. Drafts make more shapes, so part
-# of this tail may be missing warm-up; we have not measured how much. Today `minispec serve` goes through the shapes before
-# it listens ([`warm_up`](../minispec/serving/warm_up.py)).
+# Bottom right is what we recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate.
+# [docs/benchmarks.md](../docs/benchmarks.md) has all percentiles.
+#
+# These runs also show where tails come from. In [the first recording](../docs/results/serve_h200_without_warm_up.json), at
+# 8 requests per second with EAGLE, the median TTFT was 9.1 ms and the p99 367 ms, although at this rate hardly anything
+# waits. There were two causes. Our engine captured the launches of a batch shape only when it first met it (lesson 13), and
+# the requests of that moment waited; drafts make more shapes. And for the prompts torch had chosen cuDNN's attention, which
+# made a plan for every prompt length that it had not seen before, [65 ms each](../docs/results/attention_plans_h200.json). Now `minispec serve` goes through the
+# shapes before it listens ([`warm_up`](../minispec/serving/warm_up.py)), and prompts use a kernel that needs no plan. At the
+# same load the median is 4.8 ms and the p99 12 ms. At 48 requests per second a p99 of 202 ms is left, so some shape is
+# still met for the first time. If your p99 is many times the median at low load, look for what happens only once.
 
 # %% tags=["nbval-ignore-output"]
 viz.control_room(target, drafter)

@@ -41,8 +41,19 @@ RESULTS = Path(__file__).resolve().parents[2] / "docs/results"
 RULES = json.loads((RESULTS / "rules_arm.json").read_text(encoding="utf-8"))["results"][0]["expected"]
 VOCABULARY = json.loads((RESULTS / "vocabulary_arm.json").read_text(encoding="utf-8"))
 STORIES, QUESTIONS = VOCABULARY["results"]["stories"], VOCABULARY["results"]["questions"]
+INVARIANT = json.loads((RESULTS / "invariant_h200.json").read_text(encoding="utf-8"))
 LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 SMALL = LIMIT["models"]["smollm2"]
+
+
+def ttft(file: Path, rate: float, share: str, server: str = "smollm2:eagle") -> float:
+    """The time to first token that `minispec bench serve` recorded, in ms."""
+    [served] = [each for each in json.loads(file.read_text(encoding="utf-8"))["servers"] if each["server"] == server]
+    [result] = [result for result in served["results"] if result["rate"] == rate]
+    return result["ttft_ms"][share]
+
+
+COLD, WARM = RESULTS / "serve_h200_without_warm_up.json", BENCHMARKS / "serve.json"
 
 
 def ms_of(model: dict, step: str) -> float:
@@ -105,6 +116,11 @@ QUOTED: dict[str, dict[float, object]] = {
         2.42: over_bound(128, 1),
         1.81: over_bound(128, 5),
         24: REQUESTS,  # of the control room
+        9.1: ttft(COLD, 8, "p50"),
+        367: ttft(COLD, 8, "p99"),
+        4.8: ttft(WARM, 8, "p50"),
+        202: ttft(WARM, 48, "p99"),
+        48: GIVEN,  # requests per second
         30: GIVEN,  # minutes
         429: GIVEN,  # statuses of HTTP
         503: GIVEN,
@@ -117,6 +133,18 @@ QUOTED: dict[str, dict[float, object]] = {
         0.54: ms_of(SMALL, "skinny") - ms_of(SMALL, "split-K"),
         1.7: TILES[16, 64],
         4.9: 700 * (2 + 5) / 1e3,
+    },
+    "14": {
+        28: INVARIANT["off"]["outputs equal to plain decoding"]["a batch"],
+        19: INVARIANT["off"]["outputs equal to plain decoding"]["an engine"],
+        1184: INVARIANT["off"]["tokens per second"]["one prompt"],
+        1241: INVARIANT["on"]["tokens per second"]["one prompt"],
+        925: INVARIANT["off"]["tokens per second"]["one prompt of 1140 tokens"],
+        747: INVARIANT["on"]["tokens per second"]["one prompt of 1140 tokens"],
+        13840: INVARIANT["off"]["tokens per second"]["an engine, 16 requests"],
+        13651: INVARIANT["on"]["tokens per second"]["an engine, 16 requests"],
+        1140: GIVEN,  # tokens of the prompt
+        128: INVARIANT["tokens"],
     },
     "15": {
         1.11: 10 / 9,
