@@ -102,13 +102,13 @@ class DraftModel(Drafter):
                 probs.append(distributions(logits, samplings))  # [B, V]
                 chosen = pick(probs[-1], u[:, step])
             if self.confident:  # the peak of q: it must not depend on which token was sampled
-                peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1).tolist())
+                peaks.append((logits.softmax(-1) if greedy else probs[-1]).amax(-1))  # [B]
             tokens.append(chosen.tolist())
             unread = {row: [token] for row, token in zip(unread, tokens[-1], strict=True)}
         self.committed |= {context.row: len(context.tokens) for context in contexts}
         drafted = map(list, zip(*tokens, strict=True))  # B lists of k
         sampled_from = [None] * len(contexts) if greedy else torch.stack(probs, 1)  # [B, k, V]
-        sure = map(list, zip(*peaks, strict=True)) if peaks else [None] * len(contexts)  # B lists of k
+        sure = torch.stack(peaks, 1).tolist() if peaks else [None] * len(contexts)  # B lists of k
         return [Draft(row, q, confidence=c) for row, q, c in zip(drafted, sampled_from, sure, strict=True)]
 
     def settle(self, row: int, path: Sequence[int], emitted: int, scratch: Tensor | None = None) -> None:

@@ -42,6 +42,7 @@ from .hosted import view
 from .record import Event, Recorded, on_the_device, why_not_compile
 
 FEW_MOVES = 16  # slots that the smallest recording of a move moves
+FREE_TOKENS = 64  # a pass of fewer takes about as long as a pass of one: its weights are read once (products.py)
 
 
 def rows_of(count: int) -> int:
@@ -162,6 +163,12 @@ class Buckets(Fused):
     def takes(self, rows: Sequence[Sequence[int]]) -> bool:
         """Whether there is a bucket for these tokens."""
         return len(rows) <= self.rows and max(map(len, rows)) <= 1 + self.k
+
+    def mostly_padding(self, rows: Sequence[Sequence[int]]) -> bool:
+        """Whether these tokens, laid end to end, would be less than half a pass. Drafts that share one budget differ in
+        length: padded to the longest, they cost what a long draft for everybody costs."""
+        slots = rows_of(len(rows)) * tokens_of(max(map(len, rows)) - 1, self.k)
+        return slots > FREE_TOKENS and slots > 2 * sum(map(len, rows))
 
     def read(
         self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],

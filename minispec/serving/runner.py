@@ -140,7 +140,7 @@ class Runner(RunsAhead, Competes):
         else:
             self._learn_drafts()
             rows = [turn.inputs() for turn in turns]
-            if not self.buckets.takes(rows):
+            if not self.buckets.takes(rows) or (self.calibration and self.buckets.mostly_padding(rows)):
                 return False
             self._bucket_pass(turns, rows)
         return True

@@ -17,6 +17,7 @@ from pytest import MonkeyPatch
 import minispec as ms
 from minispec import exact, verify
 from minispec.drafters import Draft
+from minispec.gpu.ragged import tokens_of
 from minispec.serving import budget
 from minispec.serving.budget import Calibration, allocate, best_lengths, expected_tokens, fastest, survival
 
@@ -206,3 +207,43 @@ def test_mutants_are_caught(name):
         with pytest.raises((AssertionError, ValueError)):
             check()
             pytest.fail(f"nobody notices that {name}", pytrace=False)
+
+
+# ---- passes of fixed shape ------------------------------------------------------------------------------------------
+
+
+def check_padding(monkeypatch) -> None:
+    """Twenty requests, a budget of eight: a recorded pass is not mostly padding, and outputs are plain decoding's."""
+    target, draft = greedy_pair()
+    prompts = [[(7 * i + 3 * j) % 60 for j in range(5)] for i in range(20)]
+    plain = [ms.generate(target, prompt, 12, ignore_eos=True).tokens for prompt in prompts]
+    engine = ms.Engine(target, ms.drafters.Model(draft), num_blocks=256, max_num_seqs=20, k=4, draft_budget=8,
+                       allocation="survival", fast=True)  # fmt: skip
+    sizes = []
+
+    def noted(read, size):
+        def passed(rows, *args):
+            result = read(rows, *args)
+            sizes.append((size(rows), sum(map(len, rows))))
+            return result
+
+        return passed
+
+    buckets = engine.runner.buckets
+    monkeypatch.setattr(buckets, "read", noted(buckets.read, lambda rows: buckets.shape[0] * buckets.shape[1]))
+    ragged = buckets.prompts
+    monkeypatch.setattr(ragged, "read", noted(ragged.read, lambda rows: tokens_of(sum(map(len, rows)))))
+    outs = engine.generate(prompts, ms.SamplingParams(max_new_tokens=12, ignore_eos=True), progress=False)
+    assert [out.tokens for out in outs] == plain
+    drafted = [(slots, tokens) for slots, tokens in sizes if tokens > 20]
+    assert len(drafted) > 3 and all(slots <= max(64, 2 * tokens) for slots, tokens in drafted), sizes
+
+
+def test_uneven_drafts_are_not_padded_to_the_longest(monkeypatch):
+    check_padding(monkeypatch)
+
+
+def test_padding_is_noticed(monkeypatch):
+    monkeypatch.setattr("minispec.gpu.buckets.Buckets.mostly_padding", lambda *_: False)
+    with pytest.raises(AssertionError):
+        check_padding(monkeypatch)
