@@ -489,7 +489,7 @@ def cycle_in_words(climbed, plain):
 
 mine = ladder.climb(target, draft, prompt, bandwidth, repeat=3, launches=4, profile=device == "cuda")
 if device == "cpu":  # nothing is recorded, and torch does our kernels' work: the steps between do not exist here
-    rate = measure.plain_speed(target, prompt, new_tokens=8, repeat=3, seconds=2).median
+    rate = measure.plain_speed(target, prompt, new_tokens=32, repeat=3, seconds=2).median
     share = mine["bytes_per_token"] * rate / bandwidth
     function = {"seconds_per_token": {"median": 1 / rate}, "fraction_of_bandwidth": share}
     there = {step: mine["steps"][step] for step in (ladder.EAGER, ladder.CYCLE)}
@@ -549,7 +549,9 @@ chosen = runs[f"8b, {viz.machine_of(recorded)}"]  # without its cycle, whose acc
 runs[f"8b, {viz.machine_of(recorded)}"] = chosen | {"steps": {s: chosen["steps"][s] for s in ladder.STEPS[:-1]}}
 figure = viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine}, [*ladder.STEPS, "one function"])
 figure.add_hline(y=1e14 * best_rate / recorded["bandwidth"]["median"], line=dict(color="gray", dash="dash"))
-figure.update_layout(title=dict(text="Dotted: the bandwidth measured in each run. Dashed: our LM head's on the H200"))
+figure.update_layout(
+    title=dict(text="Dotted: the bandwidth measured in each run. Dashed: what our LM head reached on the H200")
+)
 
 # %% [markdown]
 # What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. But that is from our
