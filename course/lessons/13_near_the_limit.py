@@ -66,9 +66,9 @@ for name, row in decode["results"].items():
 
 # %% [markdown]
 # (A **static cache** has memory for the longest sequence from the start, so its shapes never change. All 8 billion parameters
-# are 16.1 GB in bf16, but of the embedding table a token reads one vector.) The slowest leaves
-# four fifths of the bandwidth unused. And yet lesson 01 was not wrong: decoding *is* memory-bound,
-# once everything else is out of the way. Getting it out of the way is what this lesson is about.
+# are 16.1 GB in bf16, but of the embedding table a token reads one vector.) The slowest leaves four fifths of the bandwidth
+# unused. And yet lesson 01 was not wrong: decoding *is* memory-bound, once everything else is out of the way. Getting it out
+# of the way is what this lesson is about.
 #
 # ### Where you are
 #
@@ -508,9 +508,9 @@ guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
 # %% [markdown]
 # *Saved* is what a step takes off the time of the line above it, and on a GPU `cycle, eager` is the cycle without a graph. On
 # a CPU nothing is recorded and torch stands in for our kernels, so three lines are left. *One function* is the step that
-# counts there. A cycle gains little on a CPU, or loses, although it emits several tokens: the time goes with the number of
-# operators, and four passes of the draft model run more layers than a plain step, before the verify pass has begun. (And
-# `micro` is small enough to stay partly in the cache of a CPU.)
+# counts there. A cycle gains little on a CPU, or loses, although it emits several tokens: four passes of the draft model run
+# more layers than a plain step, and a verify pass of five tokens comes on top, which on a CPU probably costs more than one
+# token. We have not timed the two apart. (And `micro` is small enough to stay partly in the cache of a CPU.)
 #
 # The next cell has what was recorded, after about 1,000 tokens. Its first share is of the bandwidth that was measured in that
 # run, as in the chart below; the last column is of the rate that the LM head reached in the same run. The 8B shape has random
