@@ -15,7 +15,7 @@
 #
 # - tell launch overhead from memory traffic in a profile, by counting kernels and gaps;
 # - say what a CUDA graph changes, and what may not happen inside one;
-# - explain split-K in flash decoding, and merge its splits;
+# - explain split-K in flash decoding (the exercises merge its splits);
 # - say what has to live on the device before a whole speculative cycle fits into one launch;
 # - check a share of the bandwidth before you repeat it;
 # - (with *Go deeper*) read a skinny matrix product in Triton, and say what speaks for which tile.
@@ -26,6 +26,7 @@ from __future__ import annotations  # Triton may be missing, and with it the typ
 import json
 import os
 from itertools import pairwise
+from statistics import median
 
 import torch
 import torch.nn.functional as F
@@ -50,20 +51,24 @@ from minispec.gpu.fused import FastTransformer
 # Here is the question in numbers. The same model, of the shape of Llama-3-8B in bf16, was timed on an H200 in five ways:
 # by the loop of this course with one launch per token (`launch`), by the call of `generate` around that loop
 # (`fast.generate`), by our eager reference (`generate`), and by the `transformers` library, eager and with a static cache and
-# `torch.compile`. All of them read the same weights.
+# `torch.compile`. All of them read the same weights; all but `launch` also process the prompt, and that time is divided among
+# the tokens that they generate. The bandwidth is that of long reads in the same run. It is a *lower bound* of what the memory
+# can do, because in Step 3 some products of ours read faster. So all shares in this lesson are upper bounds.
 
 # %%
 decode = json.loads((BENCHMARKS / "decode.json").read_text(encoding="utf-8"))
 print(f"{decode['weight_bytes'] / 1e9:.1f} GB of weights per token, {decode['machine']['gpus'][0]['name']}, "
-      f"{decode['bandwidth']['median'] / 1e12:.2f} TB/s, {decode['date']}")  # fmt: skip
+      f"{decode['bandwidth']['median'] / 1e12:.2f} TB/s, {decode['new_tokens']} tokens after {decode['context']}, "
+      f"{decode['date']}")  # fmt: skip
 for name, row in decode["results"].items():
     milliseconds = 1e3 * row["seconds_per_token"]["median"]
     print(f"{name:<20} {milliseconds:6.2f} ms per token   {row['fraction_of_bandwidth']:4.0%} of the bandwidth")
 
 # %% [markdown]
-# (A **static cache** has memory for the longest sequence from the start, so its shapes never change.) The slowest leaves
-# four fifths of the bandwidth unused. And yet lesson 01 was not wrong: decoding *is* memory-bound,
-# once everything else is out of the way. Getting it out of the way is what this lesson is about.
+# (A **static cache** has memory for the longest sequence from the start, so its shapes never change. All 8 billion parameters
+# are 16.1 GB in bf16, but of the embedding table a token reads one vector.) The slowest leaves four fifths of the bandwidth
+# unused. And yet lesson 01 was not wrong: decoding *is* memory-bound, once everything else is out of the way. Getting it out
+# of the way is what this lesson is about.
 #
 # ### Where you are
 #
@@ -91,7 +96,8 @@ here = torch.cuda.get_device_name() if device == "cuda" else measure.place(measu
 print(f"{target.label} in {target.dtype} on {here}, {target.config.num_layers} layers")
 print(
     "kernels:",
-    attention.unavailable(device) or ("on the GPU" if device == "cuda" else "acted out by Triton on the CPU"),
+    attention.unavailable(device)
+    or ("on the GPU" if device == "cuda" else "acted out by Triton in two checks, replaced by torch where we time"),
 )
 
 # %%
@@ -99,15 +105,15 @@ recorded = viz.stored_limit()
 print(viz.machine_of(recorded))
 for model, climbed in recorded["models"].items():
     weights, read = climbed["weight_bytes"] / 1e6, climbed["bytes_per_token"] / 1e6
-    print(f"{model}: {weights:,.0f} MB of weights and {read - weights:,.0f} MB of cache per token")
+    print(f"{model}: a token reads {weights:,.0f} MB of weights and {read - weights:,.0f} MB of cache")
 
 # %% [markdown]
 # ## Start: eager, or how long it takes to ask
 #
 # In **eager** mode Python calls an operator of torch, torch chooses a kernel, and the driver puts it into a queue, from which
-# the GPU takes it. Such a launch costs the host some microseconds, whatever the kernel does. The GPU works through its queue
-# meanwhile. So as long as kernels take longer than launches, the queue is never empty and the launches are hidden. What if
-# they are shorter?
+# the GPU takes it. The driver's call alone costs the host some microseconds, and Python and torch's choice come on top,
+# whatever the kernel does. The GPU works through its queue meanwhile. So as long as kernels take longer than launches, the
+# queue is never empty and the launches are hidden. What if they are shorter?
 #
 # Let kernel $i$ take $d_i$ and let the host need $\tau$ for each launch. A kernel starts when it has been launched *and* the
 # one before it has ended:
@@ -122,13 +128,15 @@ def finished(durations, launch):
     return end
 
 
-for duration in (2, 5, 10, 20):
-    total = finished([duration] * 600, launch=6)
-    print(f"600 kernels of {duration:2d} µs: {total / 1e3:5.1f} ms, the GPU works {600 * duration / total:4.0%} of it")
+for launch in (6, 25):
+    for duration in (2, 10, 50):
+        total = finished([duration] * 600, launch)
+        print(f"600 kernels of {duration:2d} µs, {launch:2d} µs per launch: {total / 1e3:5.1f} ms, "
+              f"the GPU works {600 * duration / total:4.0%} of it")  # fmt: skip
 
 # %% [markdown]
-# As long as the kernels are shorter than the 6 µs of a launch, it does not matter how fast they are: 600 launches take 3.6 ms.
-# This is **overhead-bound** decoding, the third kind in lesson 01 beside memory-bound and compute-bound.
+# As long as the kernels are shorter than a launch, it does not matter how fast they are: 600 launches take 3.6 ms at 6 µs each,
+# and 15 ms at 25. This is **overhead-bound** decoding, the third kind in lesson 01 beside memory-bound and compute-bound.
 #
 # ## Predict
 #
@@ -144,11 +152,12 @@ for duration in (2, 5, 10, 20):
 # | RMSNorm | as above | |
 # | **SwiGLU**, residual sum | $\mathrm{down}(\mathrm{silu}(\mathrm{gate}\,x) \odot \mathrm{up}\,x)$ with $\mathrm{silu}(z) = z \cdot \mathrm{sigmoid}(z)$, added to $x$ | gate, up, down |
 #
-# Many of these are several kernels. (On a CPU there are no kernels; there we count torch's innermost operators, which are the
-# same steps. The number of layers is printed above.)
+# Many of these are several kernels. (On a CPU there are no kernels; there we count torch's innermost operators. They are
+# somewhat more, because a norm, which is one kernel on a GPU, is several of them. The number of layers is printed above.)
 
 # %% tags=["nbval-ignore-output"]
-guess_kernels = viz.predict("How many kernels does one token of this model launch, in eager mode?", "kernels")
+asked = "kernels" if device == "cuda" else "operators"
+guess_kernels = viz.predict(f"How many {asked} does one token of this model launch, in eager mode?", asked)
 guess_kernels
 
 # %% [markdown]
@@ -162,7 +171,7 @@ prompt = target.encode("Once upon a time there was a little duck who") * 4
 live = viz.live_timelines(target, prompt)
 eager = live.timelines[ladder.EAGER]
 count, layers = len(eager.kernels), target.config.num_layers
-print(f"{layers} layers: {count} kernels, {count / layers:.0f} per layer")
+print(f"{layers} layers: {count} {asked}, {count / layers:.0f} per layer, with those outside the layers")
 print(f"they run for {eager.busy:,.0f} of {eager.span:,.0f} µs")
 
 # %% [markdown]
@@ -173,7 +182,7 @@ guess_kernels.reveal(len(eager.kernels))
 
 # %% [markdown]
 # A few dozen per layer add up. Here is the same on the recorded H200, with what the kernels themselves take (from the
-# profile), and the least time of lesson 01 at the bandwidth that was measured in that run:
+# profile), and the time of lesson 01 at the bandwidth that was measured in that run:
 
 # %%
 profiles = {recording.model: recording.timelines for recording in viz.recorded_timelines(recorded)}
@@ -184,22 +193,36 @@ for model, climbed in recorded["models"].items():
     print(f"{model}: {launches:,.0f} launches in {middle * launches / 1e3:.0f} ms, {middle:.0f} µs each "
           f"(quartiles {low:.0f}–{high:.0f}); kernels run for {profiles[model][ladder.EAGER].busy / 1e3:.1f} ms; "
           f"reading takes {1e3 * climbed['predicted_seconds']:.3g} ms")  # fmt: skip
+    seen = profiles[model][ladder.EAGER]
+    call = median(launch.duration for launch in seen.launches)
+    print(f"    under the profiler {seen.span / launches:.0f} µs per launch, {call:.0f} of them in the driver's call")
 
 # %% [markdown]
-# So eager decoding takes launches × the time of a launch, Python included. The first factor comes from the number of layers
-# (30 in SmolLM2, 32 in the 8B shape) and hardly from the size of the model. That is why a small model on a fast GPU is the
-# worst case: no host launches hundreds of kernels in the 0.08 ms that reading takes.
+# Kernels run for a small part of the time, so the host sets the pace: launches × what the host needs for each. The first
+# factor comes from the number of layers (30 in SmolLM2, 32 in the 8B shape) and hardly from the size of the model. That is why
+# a small model on a fast GPU is the worst case: no host launches hundreds of kernels in the 0.08 ms that reading takes. The
+# second is mostly Python and torch, and the driver's call the smaller part. It is no constant: the 8B run needed a third more
+# per launch, although both models run the same Python.
 #
-# The second factor belongs to the host and to the code that launches, and it is no constant. The 8B run needed a third more
-# per launch, and its rounds spread widely, although both models run the same Python; so we put that down to the host. A line
-# of the tables below has about four times as much.
+# This `eager` takes 34 ms, and the `generate` at the top took 14. It is the very code that the graph of Step 1 captures, with
+# fixed shapes and masks over all slots of the memory, so it shows what the graph alone changes; without a graph one would not
+# run it. `generate` has neither masks nor empty slots. How many kernels it launches was not recorded.
 
 # %% [markdown]
 # ## Step 1: one launch for all of them
 #
 # If Python only asks for the same kernels every time, it can ask once. A **CUDA graph** captures the launches of a piece of
 # code and replays them by a single call. Nothing about the kernels changes: the same ones run, in the same order, on the
-# same addresses. In minispec this is the class [`Recorded`](../minispec/gpu/record.py), 60 lines with their comments.
+# same addresses.
+#
+# ```python
+# graph = torch.cuda.CUDAGraph()
+# with torch.cuda.graph(graph):
+#     decoder.step()  # nothing runs: the launches are noted
+# graph.replay()  # all of them, by one call; again and again
+# ```
+#
+# In minispec this is the class [`Recorded`](../minispec/gpu/record.py).
 #
 # The price is in the words *the same*. Between capture and replay
 #
@@ -211,9 +234,10 @@ for model, climbed in recorded["models"].items():
 #
 # The silent one is what breaks code in practice, and the fourth exercise of this set is about it. Two more things to know.
 # What is captured must have run before, because on their first call kernels are compiled and chosen (`Recorded` does the work
-# twice, then puts the state back). And it is PyTorch's capture that knows no `if`: graphs themselves have had
+# twice, then puts the state back). And only a Python `if` cannot be captured: graphs have had
 # [conditional nodes](https://developer.nvidia.com/blog/dynamic-control-flow-in-cuda-graphs-with-conditional-nodes/) since
-# CUDA 12.4, whose condition is computed on the device.
+# CUDA 12.4, whose condition is computed on the device, and recent versions of PyTorch
+# [capture `torch.cond`](https://github.com/pytorch/pytorch/pull/168912) as such nodes. We do not use them.
 
 # %% [markdown]
 # ## Play: with and without a graph
@@ -250,10 +274,10 @@ viz.kernel_timeline(live)
 #
 # With a graph the device no longer waits for the host. But each kernel still starts, reads its input from memory, writes its
 # output, and ends, and between two of them the memory is idle. A product with a large matrix is worth that. A norm of a few
-# thousand numbers is not. So the small steps are **fused**, in two ways. The first needs no product of our own: everything
-# between two of torch's products becomes one kernel (residual sum with norm, RoPE with the write to the cache, SwiGLU). That is
-# the step `fused` in the tables. The second comes with the next step: a product that we write ourselves can take its small
-# neighbours along, and then they have no kernel at all.
+# thousand numbers is not. So the small steps are **fused**, in two ways. The first needs no product of our own: what lies
+# between two products of the layer becomes one kernel (residual sum with norm, RoPE with the write to the cache, SwiGLU). Only
+# attention keeps its many small kernels until Step 4. That is the step `fused` in the tables. The second comes with the next
+# step: a product that we write ourselves can take its small neighbours along, and then they have no kernel at all.
 #
 # Some of that is obvious: SwiGLU can be computed by the product that makes gate and up, and the residual sum by the product
 # whose result is added. The norm is the interesting one, because it needs a sum over *all* of $x$ before anything can be
@@ -274,9 +298,7 @@ late = products.skinny_torch(products.half_norm(x, gain), weight, eps=1e-5)
 print("the norm may divide last:", torch.allclose(plain, late, rtol=1e-12, atol=1e-12))
 
 # %% [markdown]
-# That was float64. In bf16 the two sides round differently, so logits are close and not equal (lesson 14). In float16
-# $x \odot g$ may exceed the largest number, 65,504, so there our kernel keeps it in float32 and divides first. (One can also
-# multiply $g$ into $W$ once, when the model is loaded.)
+# That was float64. In bf16 the two sides round differently, so logits are close and not equal (lesson 14).
 #
 # How many kernels are left? The recorded run has counted them.
 
@@ -287,12 +309,18 @@ for model, climbed in recorded["models"].items():
         for step in (ladder.GRAPH, ladder.FUSED, ladder.SKINNY, ladder.SPLIT)
     )
     print(f"{model}: kernels per token: {counts}")
+    seen, gaps = profiles[model][ladder.SPLIT].kernels, profiles[model][ladder.GRAPH].gaps
+    found = [number for number, kernel in enumerate(seen) if kernel.name == "_product"]  # the last one is the LM head
+    outside = [kernel.duration for kernel in seen[: found[0]] + seen[found[-2] + 1 :]]
+    print(f"    split-K: {len(outside)} outside the layers, for {sum(outside):.0f} µs, {seen[found[-1]].duration:.0f} of "
+          f"them the LM head; graph: {sum(gaps) / len(gaps):.1f} µs between two kernels")  # fmt: skip
 
 # %% [markdown]
 # After `split-K` there are seven per layer: four products (q, k, v are joined into one matrix, and so are gate and up), RoPE
-# with the write to the cache, attention, and its merge. From `fused` to `skinny` three per layer disappear, two norms with
-# their residual sums and SwiGLU. In the 8B shape it is five, because there torch cuts two of its products into splits and
-# needs a kernel for each of them to add these up.
+# with the write to the cache, attention, and its merge. The other 21 are the embedding, a first and a last norm, the LM head,
+# the choice of the token, and the small sums and copies that keep the sequence and its length on the device. From `fused` to
+# `skinny` three per layer disappear, two norms with their residual sums and SwiGLU. In the 8B shape it is five, because there
+# torch cuts two of its products into splits and needs a kernel for each of them to add these up.
 #
 # **A good stop.** You know where an eager token's time goes and what a graph and fusion do about it. The second sitting is
 # about the kernels that are left.
@@ -316,20 +344,24 @@ outputs_inputs = {
 kernels = profiles["8b"][ladder.SPLIT].kernels
 taken = [kernel.duration for kernel in kernels if kernel.name == "_product"]  # µs: four per layer, then the LM head's
 print(f"8b: products run for {sum(taken) / 1e3:.2f} of {sum(kernel.duration for kernel in kernels) / 1e3:.2f} ms")
-reads = {}
-for number, (name, (n, width)) in enumerate(outputs_inputs.items()):
-    own = sorted(taken[-1:] if name == "LM head" else taken[number:-1:4])
-    microseconds = own[len(own) // 2]
-    reads[name] = 2 * n * width / microseconds / 1e6  # TB/s, at two bytes per parameter
-    print(f"{name:<9} {2 * n * width / 1e6:7,.1f} MB  {microseconds:6.1f} µs  {reads[name]:.2f} TB/s")
+sizes = {name: 2 * n * width for name, (n, width) in outputs_inputs.items()}  # bytes, two per parameter
+times = {name: median(taken[number:-1:4]) for number, name in enumerate(sizes)} | {"LM head": taken[-1]}  # µs
+reads = {name: size / times[name] / 1e6 for name, size in sizes.items()}  # TB/s
+for name, size in sizes.items():
+    longer = round(times[name] - size / reads["LM head"] / 1e6, 6) + 0.0  # no −0
+    print(f"{name:<9} {size / 1e6:7,.1f} MB  {times[name]:6.1f} µs  {reads[name]:.2f} TB/s  "
+          f"{longer:4.1f} µs longer than at the LM head's rate")  # fmt: skip
+longer = sum(taken) - recorded["models"]["8b"]["weight_bytes"] / reads["LM head"] / 1e6
+print(f"together, in {len(taken)} products: {longer / 1e3:.2f} ms longer")
 early = sum(after.start < before.end - 0.05 for before, after in pairwise(kernels))  # times are rounded to 0.1 µs
 print(f"kernels that start before the one before them has ended: {early}")
 
 # %% [markdown]
-# The larger a product, the closer it comes to the bandwidth. A kernel of 12 µs spends much of its time on starting and
-# ending, and nothing fills the gap: kernels run one after the other. (Hopper's *programmatic dependent launch* lets a kernel
-# begin before the one before it has ended. We do not use it.) In the whole pass that costs little, because the output
-# projection is 8 % of a layer's bytes.
+# Each product of a layer takes 3 to 4.5 µs longer than at the LM head's rate, and its size hardly matters: gate and up have
+# seven times the bytes of the output projection. That is consistent with a fixed cost for each kernel, in which it starts and
+# ends while nothing else uses the memory, because kernels run one after the other. (Hopper's *programmatic dependent launch*
+# lets a kernel begin before the one before it has ended. We do not use it.) A large product hides it in its rate. But over all
+# layers it is 0.49 ms, and of all that is left nothing is as large, as we will see.
 
 # %% [markdown]
 # ## Step 4: attention for the whole GPU
@@ -339,24 +371,27 @@ print(f"kernels that start before the one before them has ended: {early}")
 # are 8, on 132 multiprocessors. The rest would wait while 8 of them go through thousands of tokens.
 #
 # **Flash decoding** (Dao et al., 2023) therefore splits the *cached tokens*: a program takes one head and one split of the
-# context and ends with its own state of the online softmax, $m$, $\ell$ and $o$ (lesson 12). A second, tiny kernel merges the
-# splits, $\sum w\,o / \sum w\,\ell$ with $w = e^{m - \max m}$. In a matrix product the same cut along the dimension that is
-# summed over is called **split-K**, and the name is used for attention, too.
+# context and ends with its own state of the online softmax, $m$, $\ell$ and $o$ (lesson 12), with $o$ not divided by $\ell$
+# yet. A second, tiny kernel merges the splits, $\sum w\,o / \sum w\,\ell$ with $w = e^{m - \max m}$. In a matrix product the
+# same cut along the dimension that is summed over is called **split-K**, and the name is used for attention, too.
 #
 # What are the splits worth? One token after 8,192 cached ones, with the heads of Llama-3-8B, on the recorded H200:
 
 # %%
 for row in recorded["splits"]["results"]:
-    print(f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {row['bytes_per_second'] / 1e9:6,.0f} GB/s")
+    print(f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {1e6 * row['seconds']['median']:6.1f} µs, "
+          f"{row['bytes_per_second'] / 1e9:6,.0f} GB/s")  # fmt: skip
+print(f"{recorded['splits']['bytes'] / 1e6:.1f} MB of keys and values, from another copy in every call")
 for slots in (500, 8192, 32_000):
     splits = attention.choose_splits(8, slots, 64, 132)
     print(f"the package takes {splits:2d} splits, {8 * splits:3d} programs, for a memory of {slots:6,} tokens")
 
 # %% [markdown]
-# More than 16 splits hardly help: by then nearly all of the 132 multiprocessors have a program.
-# (A program processes its tokens 64 at a time, a **tile**. [`choose_splits`](../minispec/gpu/attention.py) takes the number of
-# programs without splits, the slots of the memory, the tokens of a tile and the multiprocessors. It aims at a few programs per
-# multiprocessor, with one tile each at least. In this sweep that is a tenth slower than 32 splits.)
+# From 16 splits on the time is nearly flat, because by then nearly every multiprocessor has a program; 32 are best. Even that
+# is less than half of the LM head's rate: the output projection has as many bytes and took 11.6 µs, but here two kernels start
+# and end. (A program processes its tokens 64 at a time, a **tile**. [`choose_splits`](../minispec/gpu/attention.py) aims at
+# several programs per multiprocessor, with a tile each at least. It was not fitted to this sweep, in which its 64 splits are a
+# tenth slower than 32.)
 #
 # How does this go together with a graph, in which no shape may change? The number of splits is that of the *memory*, so of the
 # longest sequence that fits, and it is captured with the launch. Each program reads the current length on the device and
@@ -364,17 +399,9 @@ for slots in (500, 8192, 32_000):
 # $\ell = 0$, and the merge leaves them out; the third exercise of this set is about that.
 #
 # In the tables below, the step `split-K` does three things at once. Before it, attention was two products of torch with
-# scaling, mask and softmax between them, over all slots of the memory. Now it is our kernel and the merge: there are splits,
-# about six kernels per layer fewer, and fewer bytes, because only filled slots are read. The last one is small here:
-
-# %%
-slots = -(-ladder.room_for(recorded["context"], recorded["k"], recorded["repeat"]) // 64) * 64  # a multiple of 64
-for model, climbed in recorded["models"].items():
-    shape = pairs.SHAPES.get(model, pairs.SMOLLM2)
-    kept = theory.kv_bytes_per_token(shape.num_layers, shape.num_kv_heads, shape.head_dim)
-    filled = (climbed["bytes_per_token"] - climbed["weight_bytes"]) / kept
-    more = (slots - filled) * kept / climbed["bytes_per_token"]
-    print(f"{model}: {filled:,.0f} of {slots:,} slots filled; to read all of them is {more:.1%} more bytes per token")
+# scaling, mask and softmax between them, over all slots of the memory. Now there are splits, about six kernels per layer fewer,
+# and fewer bytes, because only filled slots are read. The last is worth little here, because most of the bytes are weights. The
+# data do not separate the other two.
 
 # %% [markdown]
 # Splitting changes the order of additions and nothing else:
@@ -390,15 +417,16 @@ if triton is None or attention.unavailable(device):
     print("our kernel does not run here; its twin in torch does")
 else:
     parts = [attention.flash_decode(q, k, v, lengths, splits=s, tiling=attention.Tiling(tile=16)) for s in (1, 4)]
-    print("1 and 4 splits agree with the twin:", all(torch.allclose(p, whole, rtol=1e-3, atol=1e-3) for p in parts))
+    apart = ", ".join(f"{float((part - whole).abs().max()):.0e}" for part in parts)
+    print(f"with 1 and 4 splits, the largest difference from the twin in torch, in {q.dtype}: {apart}")
 
 # %% [markdown]
 # ## Step 5: a whole cycle in one launch
 #
-# Plain decoding is now one launch per token, and it reads every weight once. That is the limit for one token per pass. To go
-# beyond it, a pass has to emit more than one token, and that is what speculation is for. But a draft–verify cycle as in
-# lesson 05 asks the host several times: which token did the draft model choose, how many were accepted, how far to rewind?
-# Each question stops the device.
+# Plain decoding is now one launch per token, and it reads every weight once. Fewer bytes are not possible with one token per
+# pass. To go beyond that, a pass has to emit more than one token, and that is what speculation is for. But a draft–verify
+# cycle as in lesson 05 asks the host several times: which token did the draft model choose, how many were accepted, how far to
+# rewind? Each question stops the device.
 #
 # [`FastSpeculator`](../minispec/gpu/decode.py) puts all of it on the device: $k$ passes of the draft model, the verify pass,
 # the acceptance rule and the rewind are one recorded launch. This is what its method `step` had to give up:
@@ -427,8 +455,7 @@ print(f"{len(tokens)} tokens in 12 cycles, {len(tokens) / 12:.1f} tokens per cyc
 # ## All steps, one after the other
 #
 # The next cells time eager decoding and the five steps in turn ([`climb`](../minispec/bench/ladder.py), about ten seconds). The
-# share counts the bytes of *one* pass per token, so a cycle, which emits several tokens per pass, may exceed 100 %. *Eager* is
-# here the very code that the graph captures, and slower than the loop of `generate`.
+# share counts the bytes of *one* pass per token, so a cycle, which emits several tokens per pass, may exceed 100 %.
 
 # %% tags=["nbval-ignore-output"]
 bandwidth = measure.read_bandwidth(device, seconds=1.5).median
@@ -448,14 +475,29 @@ guess_eager
 # %% [markdown]
 # ## Run
 
+
 # %% tags=["spoiler", "nbval-ignore-output"]
+def cycle_in_words(climbed, plain):
+    """What a cycle emits and costs, beside the step `plain`."""
+    tokens, steps = climbed["cycle"]["tokens_per_cycle"], climbed["steps"]
+    one, cycle = (steps[step]["seconds_per_token"]["median"] for step in (plain, ladder.CYCLE))
+    return (
+        f"a cycle of k = {climbed['cycle']['k']}: {tokens:.1f} tokens in {1e3 * cycle * tokens:.2f} ms, "
+        f"so {cycle * tokens / one:.1f} plain steps, {one / cycle:.1f} times as fast"
+    )
+
+
 mine = ladder.climb(target, draft, prompt, bandwidth, repeat=3, launches=4, profile=device == "cuda")
+if device == "cpu":  # nothing is recorded, and torch does our kernels' work: the steps between do not exist here
+    rate = measure.plain_speed(target, prompt, new_tokens=32, repeat=3, seconds=2).median
+    share = mine["bytes_per_token"] * rate / bandwidth
+    function = {"seconds_per_token": {"median": 1 / rate}, "fraction_of_bandwidth": share}
+    there = {step: mine["steps"][step] for step in (ladder.EAGER, ladder.CYCLE)}
+    mine["steps"] = there | {"one function": function}
 print(f"{here}: {bandwidth / 1e9:,.0f} GB/s, {mine['bytes_per_token'] / 1e6:,.1f} MB per token")
 print(viz.steps_table(mine))
-if device == "cpu":
-    rate = measure.plain_speed(target, prompt, new_tokens=8, repeat=3, seconds=2).median
-    share = mine["bytes_per_token"] * rate / bandwidth
-    print(f"{'one function':<14}{1e3 / rate:>10.3f}{'':>8}{share:>18.1%}   (compiled, whole pass)")
+layers = (draft.config.num_layers, target.config.num_layers)
+print(cycle_in_words(mine, ladder.EAGER if device == "cpu" else ladder.SPLIT) + "; layers of draft and target:", layers)
 
 # %% [markdown]
 # ## Reveal
@@ -464,52 +506,97 @@ if device == "cpu":
 guess_eager.reveal(100 * mine["steps"][ladder.EAGER]["fraction_of_bandwidth"])
 
 # %% [markdown]
-# The line `cycle, eager` is the cycle without a graph, for comparison, and *saved* is what a step takes off the time of the
-# line above it. On a CPU the plain steps do the same work in the same way: nothing is recorded, and torch stands in for our
-# kernels. There the last line is the step that counts. (And `micro` is small enough to stay partly in the cache of a CPU, so
-# its share of the *memory* bandwidth is not the whole story.)
+# *Saved* is what a step takes off the time of the line above it, and on a GPU `cycle, eager` is the cycle without a graph. On
+# a CPU nothing is recorded and torch stands in for our kernels, so three lines are left. *One function* is the step that
+# counts there. A cycle gains little on a CPU, or loses, although it emits several tokens: four passes of the draft model run
+# more layers than a plain step, and a verify pass of five tokens comes on top, which on a CPU probably costs more than one
+# token. We have not timed the two apart. (And `micro` is small enough to stay partly in the cache of a CPU.)
 #
-# The next cell has what was recorded, after about 1,000 tokens. The 8B shape has random weights there, and its draft model is
-# its own first layers. How often its draft tokens are accepted was set by construction and is no property of a trained pair;
-# the times are.
+# The next cell has what was recorded, after about 1,000 tokens. Its first share is of the bandwidth that was measured in that
+# run, as in the chart below; the last column is of the rate that the LM head reached in the same run. The 8B shape has random
+# weights there, and its draft model is its own first layers. How often its draft tokens are accepted was set by construction
+# and is no property of a trained pair; the times are.
 
 # %%
 print(f"{viz.machine_of(recorded)}, {recorded['bandwidth']['median'] / 1e12:.2f} TB/s measured in that run")
+best_rate = reads["LM head"]
 for model, climbed in recorded["models"].items():
-    tokens, steps = climbed["cycle"]["tokens_per_cycle"], climbed["steps"]
-    plain, cycle = (steps[step]["seconds_per_token"]["median"] for step in (ladder.SPLIT, ladder.CYCLE))
+    steps = climbed["steps"]
+    seconds = {step: row["seconds_per_token"]["median"] for step, row in steps.items()}
+    at_best = climbed["bytes_per_token"] / best_rate / 1e12
+    more = [f"{'saved, ms':>11}{f'of {best_rate:.2f} TB/s':>14}"]
+    for before, step in pairwise([None, *steps]):
+        saved = f"{1e3 * (seconds[before] - seconds[step]):.3f}" if before and step in ladder.STEPS else "–"
+        more.append(f"{saved:>11}{at_best / seconds[step]:>14.1%}")
+    print(f"\n{model}, {climbed['weights']} weights: {1e3 * climbed['predicted_seconds']:.3g} ms at that bandwidth, "
+          f"{1e3 * at_best:.3g} ms at the LM head's rate")  # fmt: skip
+    print("\n".join(map("".join, zip(viz.steps_table(climbed).splitlines(), more, strict=True))))
     unrecorded = steps[ladder.EAGER_CYCLE]
-    launch = 1e6 * unrecorded["seconds_per_token"]["median"] / unrecorded["launches_per_token"]
-    best = 1e3 * climbed["predicted_seconds"]
-    print(f"\n{model}, {climbed['weights']} weights, {best:.3g} ms per token at that bandwidth")
-    print(viz.steps_table(climbed))
-    print(f"a cycle of k = {climbed['cycle']['k']}: {tokens:.1f} tokens in {1e3 * cycle * tokens:.2f} ms, "
-          f"so {cycle * tokens / plain:.1f} plain steps, {plain / cycle:.1f} times as fast; "
-          f"eager, {launch:.0f} µs per launch")  # fmt: skip
+    launch = 1e6 * seconds[ladder.EAGER_CYCLE] / unrecorded["launches_per_token"]
+    print(f"{cycle_in_words(climbed, ladder.SPLIT)}; eager, {launch:.0f} µs per launch")
+    fewer = steps[ladder.FUSED]["kernels_per_token"] - steps[ladder.SKINNY]["kernels_per_token"]
+    each = 1e6 * (seconds[ladder.FUSED] - seconds[ladder.SKINNY]) / fewer
+    print(f"skinny: {fewer:.0f} kernels fewer, {each:.1f} µs saved for each")
+other = decode["results"]["generate"]["seconds_per_token"]["median"]
+large = {step: row["seconds_per_token"]["median"] for step, row in recorded["models"]["8b"]["steps"].items()}
+print(f"8b, generate (the table at the top): {1e3 * other:.2f} ms, against which the graph saves "
+      f"{1 - large[ladder.GRAPH] / other:.0%} and split-K {1 - large[ladder.SPLIT] / other:.0%}")  # fmt: skip
+print(f"its draft model for the cycle: {pairs.LAYERS} of its {c.num_layers} layers")
 
 # %% tags=["nbval-ignore-output"]
 runs = {f"{model}, {viz.machine_of(recorded)}": climbed for model, climbed in recorded["models"].items()}
-viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine})
+chosen = runs[f"8b, {viz.machine_of(recorded)}"]  # without its cycle, whose acceptance was chosen
+runs[f"8b, {viz.machine_of(recorded)}"] = chosen | {"steps": {s: chosen["steps"][s] for s in ladder.STEPS[:-1]}}
+figure = viz.limit_steps_figure(runs | {f"{target.name}, this machine, now": mine}, [*ladder.STEPS, "one function"])
+figure.add_hline(y=1e14 * best_rate / recorded["bandwidth"]["median"], line=dict(color="gray", dash="dash"))
+figure.update_layout(
+    title=dict(text="Dotted: the bandwidth measured in each run. Dashed: what our LM head reached on the H200")
+)
 
 # %% [markdown]
-# What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. Fusion follows. Our
-# own product gains least, 5 and 7 %: torch's products were not bad, and ours mostly saves its neighbours' kernels. Step 4
-# saves about the same in both models, 0.54 and 0.58 ms, which is about 3 µs for each kernel that disappears. That is 38 % of
-# the small model's time and 12 % of the large one's.
+# What was each step worth? The graph takes away most, 90 % of SmolLM2's time and 81 % of the 8B shape's. But that is from our
+# slow `eager`; from `generate`, in another run with another context, it is 53 %. A gain over "eager" says little unless one
+# knows which. Fusion follows, in ms. Our own product saves least. In the 8B shape it saves 2.3 µs per kernel that disappears,
+# as if it only took its neighbours along. In SmolLM2 it is 0.8 µs, less than a small kernel takes, so there our products are
+# probably slower than torch's. Step 4 saves about 3 µs per kernel that disappears, in both models.
 #
-# A cycle is 2.4 times as fast as plain decoding with SmolLM2 and 1.8 times in the 8B shape, but only because it emits 3.8 tokens
-# and not 2.6. It costs 1.6 plain steps with SmolLM2 and 1.5 in the 8B shape: about one for the verify pass, the rest for
-# drafting and deciding. So per cycle the small model gains less, and acceptance is no property of the hardware.
+# A cycle costs 1.6 plain steps with SmolLM2 and 1.5 in the 8B shape: about one for the verify pass, the rest for drafting and
+# deciding. Its gain is the number of tokens that it emits, divided by this cost. SmolLM2's trained draft model gives 3.8
+# tokens, so 2.4 times the speed; the 1.8 of the 8B shape depends on an acceptance that was chosen.
 #
-# And an eager launch of the cycle takes about 100 µs, four times an eager launch of torch's operators. Most of these kernels
-# are ours. Before each of them Python checks the arguments and chooses the tiles, and Triton's launcher is Python as well, which
-# is [known to be slow without a graph](https://github.com/triton-lang/triton/issues/3166). We have not measured how the
-# 100 µs divide. A graph removes all of them.
+# And an eager launch of the cycle takes about 100 µs, three to four times an eager launch of torch's operators. Most of these
+# kernels are ours. Before each of them Python checks the arguments and chooses the tiles. Triton's launcher is Python as well,
+# but became much faster in 2024 ([from 108 to 49 µs](https://github.com/triton-lang/triton/pull/3638), then
+# [to 18](https://github.com/triton-lang/triton/pull/3648)). So the larger part is probably ours; we have not profiled it. A
+# graph removes all of it.
 #
 # ## What is left?
 #
-# On the recorded H200 the 8B shape went from 12 % of the bandwidth to 95 %, and with a cycle per launch beyond 100 %. Three
-# warnings belong to such numbers. The first: a share is only as good as what it is divided by.
+# Where do the 4.36 ms of the 8B shape go? From the profile of `split-K`: what the weights take at the LM head's rate, and
+# everything beyond that.
+
+# %%
+for model, climbed in recorded["models"].items():
+    seen = profiles[model][ladder.SPLIT]
+    durations = [kernel.duration / 1e3 for kernel in seen.kernels if kernel.name == "_product"]
+    in_products, at_rate = sum(durations), climbed["weight_bytes"] / best_rate / 1e9
+    summands = {
+        f"weights at {best_rate:.2f} TB/s": at_rate, "products beyond that": in_products - at_rate,
+        "other kernels": seen.busy / 1e3 - in_products, "between kernels": (seen.span - seen.busy) / 1e3,
+    }  # fmt: skip
+    balance = " + ".join(f"{part:.2f} ({what})" for what, part in summands.items())
+    print(f"{model}: {balance} = {seen.span / 1e3:.2f} ms")
+    each = 1e3 * (in_products - at_rate) / len(durations)
+    print(f"    beyond that: {each:.1f} µs for each of {len(durations)} products")
+
+# %% [markdown]
+# In the 8B shape the largest part that is not reading is in the products themselves, 0.49 ms. That is more than all other
+# kernels take, and more than Step 3 saved. In SmolLM2 it is more than half of the token, and again about 4 µs per product,
+# although its matrices are far smaller. So for both models the next step is to let the reads of the next matrix begin before
+# the current product has ended: with programmatic dependent launch, or with a **megakernel** (Spector et al., 2025), the
+# whole pass as one persistent kernel.
+#
+# And how far is it to the limit? One time, five bandwidths:
 
 # %%
 climbed, sheet = recorded["models"]["8b"], 4.8
@@ -518,31 +605,19 @@ own, first = recorded["bandwidth"]["median"] / 1e12, decode["bandwidth"]["median
 divisors = {
     "measured in this run": own, "measured in the run at the top of this lesson": first,
     "measured, as lessons 01, 07 and 16 use it": theory.H200.bandwidth / 1e12,
-    "reached by our LM head in this run": reads["LM head"], "data sheet": sheet,
+    "reached by our LM head in this run": best_rate, "data sheet": sheet,
 }  # fmt: skip
 for what, rate in divisors.items():
     best = read / rate / 1e12
     ours = f"{1e3 * seconds:.2f} ms are {best / seconds:.0%}"
     print(f"{rate:.2f} TB/s: {1e3 * best:.2f} ms at best, and {ours}   ({what})")
-slow, fast = (2**30 / rate / 1e6 for rate in (own, reads["LM head"]))  # µs
-print(f"1 GiB takes {slow:.0f} µs at {own:.2f} TB/s, and {slow - fast:.0f} µs less at {reads['LM head']:.2f} TB/s")
 
 # %% [markdown]
-# All of these are of H200s. The lowest is not the limit, because the larger products of the same run read faster.
-# [`read_bandwidth`](../minispec/bench/measure.py) times one read of 1 GiB by the host's clock, launch and waiting included.
-# The LM head was timed by the device, and at its rate that read takes 47 µs less. So most of the difference is probably the
-# host's, and a slow host makes every share look better. 95 % flatters us; 80 % of what our own LM head reaches is fairer. The
-# `launch` at the top took 4.35 ms, after 500 tokens, and was called 87 %: the same speed. Compare times, and give the bandwidth
-# with every share.
-#
-# The second: the first step depends on what is called eager. Here it is the code that the graph captures, with fixed shapes
-# and masks over all slots, launched kernel by kernel: 34 ms. The ordinary loop of `generate`, without masks, launches fewer
-# kernels and takes 14 ms (the table at the top). A gain over "eager" says little unless one knows which.
-#
-# The third: a small model is another case. Without speculation SmolLM2 ends at 9 %. Its 231 kernels run for about 0.8 of
-# 0.9 ms, but most of them are so short that starting and ending is what takes the time, and its matrices are too small to keep
-# the memory busy. The next step would be a **megakernel** (Spector et al., 2025): the whole pass as one persistent kernel, in
-# which the reads of the next matrix begin before the current product has ended.
+# All of these are of H200s. The lowest is the divisor of our tables, and it is not the limit, because the larger products of
+# the same run read faster. [`read_bandwidth`](../minispec/bench/measure.py) times one read of 1 GiB by the host's clock,
+# launch and waiting included; the LM head was timed by the device. Whether the host or that read's kernel costs the
+# difference, one size cannot tell. So 95 % flatters us; 80 % of what our own LM head reaches is fairer. The `launch` at the
+# top took 4.35 ms and was called 87 %: the same speed. Compare times, and give the bandwidth with every share.
 
 # %% [markdown]
 # ## Go deeper (optional, 30 minutes)
@@ -610,68 +685,59 @@ assert close
 print(f"{how}, as torch's own product: {close}")
 
 # %% [markdown]
-# ### Predict
+# ### Which tile?
 #
-# The kernel of the package, [`products.skinny`](../minispec/gpu/products.py), does the same with matrix units, with the fused
-# steps, and with reads of the next strips under way while the current one is multiplied. All times of this lesson are of that
-# kernel; the short one above is for reading and was not timed on the H200. The tile is a choice. Take the output projection of
-# Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors.
+# The kernel of the package, [`products.skinny`](../minispec/gpu/products.py), does the same with matrix units (they take 16
+# tokens at least, so one token is padded), with the fused steps, and with reads of the next strips under way while the current
+# one is multiplied. All times of this lesson are of that kernel; the short one above was not timed on the H200. The tile is a
+# choice. Take the output projection of Llama-3-8B, $W$ of 4096 × 4096, on an H200 with 132 multiprocessors:
 
-# %% tags=["nbval-ignore-output"]
-guess_idle = viz.predict(
-    "With 128 rows of the matrix per program, how many of the 132 multiprocessors have nothing to do?", "of 132"
-)
-guess_idle
-
-# %% [markdown]
-# ### Run
-
-# %% tags=["spoiler"]
+# %%
 for rows in (16, 32, 64, 128):
     programs = 4096 // rows
     idle = max(0, 132 - programs)
     print(f"{rows:3d} matrix rows per program: {programs:3d} programs, {idle:3d} multiprocessors without one")
 bf16, shared_memory = torch.bfloat16, 227 * 1024  # bytes, the most that one program may use on an H200
 chosen = products.default_tiles(bf16, bf16, (4096, 4096), swiglu=False, shared=shared_memory)
-print("the package takes", chosen)
-
-# %% [markdown]
-# ### Reveal
-
-# %% tags=["spoiler"]
-guess_idle.reveal(132 - 4096 // 128)
+print(f"the package takes {chosen.rows} × {chosen.wide}, with {chosen.stages} strips under way")
 
 # %% [markdown]
 # A multiprocessor without a program reads nothing. So are 32 programs the worst choice, and 256 the best? In the recorded
-# sweep each program has several strips under way (`stages`). The next cell multiplies that out:
+# sweep each program has up to `stages` strips under way, and goes round its loop once per strip:
 
 # %%
 sweep = recorded["tiles"]
-print("W's tile     programs  under way, each   on the GPU       read  per multiprocessor in use")
+print("W's tile     programs  stages  at most under way   strips      time       read")
 for row in sorted(sweep["results"], key=lambda row: (row["wide"], row["rows"])):
-    each = row["rows"] * row["wide"] * row["stages"] * 2  # bytes of W in bf16
-    rate, programs = row["bytes_per_second"], row["programs"]
-    print(f"{row['rows']:4d} × {row['wide']:<5d}{programs:8d}{each / 1e3:13.0f} KB{each * programs / 1e6:10.1f} MB"
-          f"{rate / 1e12:7.2f} TB/s{rate / min(programs, sweep['multiprocessors']) / 1e9:10.0f} GB/s")  # fmt: skip
+    under_way = row["rows"] * row["wide"] * row["stages"] * 2 * row["programs"]  # bytes of W in bf16
+    microseconds, rate = 1e6 * row["seconds"]["median"], row["bytes_per_second"] / 1e12
+    print(f"{row['rows']:4d} × {row['wide']:<5d}{row['programs']:8d}{row['stages']:8d}{under_way / 1e6:16.1f} MB"
+          f"{4096 // row['wide']:9d}{microseconds:7.1f} µs{rate:6.2f} TB/s")  # fmt: skip
+for rows in (16, 32, 64):
+    taken = {4096 // row["wide"]: 1e6 * row["seconds"]["median"] for row in sweep["results"] if row["rows"] == rows}
+    each = (taken[64] - taken[16]) / (64 - 16)  # µs per strip, if the time is a fixed part and one for each strip
+    fixed = taken[16] - 16 * each
+    print(f"{rows} matrix rows: {fixed:.1f} µs and {each:.2f} µs per strip; that makes {fixed + 32 * each:.1f} µs "
+          f"with 32 strips, {taken[32]:.1f} were measured")  # fmt: skip
 
 # %% [markdown]
-# Two limits show in it.
+# Three things can be seen in it.
 #
-# - *Bytes under way on the whole GPU.* Every read takes some time to arrive, so the rate is at most what is under way,
-#   divided by that time. Rows of the matrix × programs is always 4096, so the height of a tile hardly matters here, and the
-#   strip does: strips of 64 have 2.1 MB under way and read 1.5 to 1.7 TB/s at every height, strips of 256 have four times as
-#   much and read up to 2.73 TB/s. That is why 64 programs do nearly as well as 256, although half of the multiprocessors have
-#   none.
-# - *What one multiprocessor can take.* With 32 programs strips of 128 and 256 read the same, 61 to 63 GB/s per multiprocessor,
-#   the most of all lines. There more bytes under way no longer help.
+# - *Wide strips are faster, at every height but the last.* Wider strips mean more bytes under way and fewer strips to wait for,
+#   both at once; the stages, which would tell them apart, are 4 in all lines but one. Bytes under way cannot be all of it: four
+#   times as many read only 1.6 times as fast. A fixed part and a cost per strip fit about as well (the last three lines).
+# - *Half of the multiprocessors are enough.* 64 programs do nearly as well as 256, with tiles four times as high.
+# - *A quarter is not.* With 32 programs strips of 128 and 256 take nearly the same time, the latter with 3 stages. That is what
+#   one program of this kernel per multiprocessor reaches, and not the limit of a multiprocessor, which we have not measured.
 #
-# So: wide strips first, then enough programs that no multiprocessor is at its own limit. (32 × 256 falls out of line, and we do
-# not know why. Tiles are measured, not derived.) [`default_tiles`](../minispec/gpu/products.py) has what was best for each
-# shape. In the sweep every call reads another copy of the matrix, so that none is found in a cache.
+# 128 programs are slower than 64 and 256 with every strip, and we do not know why. Tiles are measured, not derived:
+# [`default_tiles`](../minispec/gpu/products.py) has what was best for each shape. In the sweep every call reads another copy of
+# the matrix, so that none is found in a cache, and the pauses between the kernels of a graph are included. That is part of why
+# this product takes 12.3 µs here and 11.6 µs in the profile of Step 3.
 #
 # ### Play: bandwidth against tile size
 #
-# The dashed line is torch's own product, the dotted one the read bandwidth that was measured in that run.
+# The dashed line is torch's own product, the dotted one the read bandwidth that was measured in that run, a lower bound.
 
 # %% tags=["nbval-ignore-output"]
 measured = tiles.sweep_both(device, repeat=3) if device == "cuda" else None
@@ -681,13 +747,14 @@ viz.tile_sizes(measured)
 # Two tasks:
 #
 # 1. Go through the matrix rows per program and compare the three strips. With how few programs does even the widest strip
-#    lose, and why does the narrowest hardly change?
+#    lose? Which strip hardly changes?
 # 2. Choose the attention kernel and find the number of splits from which on more of them do not help.
 #
 # <details><summary>What there is to see</summary>
 #
-# 1. With 32 programs, where a multiprocessor is at its own limit. The narrowest strip always has too few bytes under way.
-# 2. From 32 on, about two programs per multiprocessor. With 64 it is slower again, probably because the merge has more to do.
+# 1. With 32 programs, one for every fourth multiprocessor. The narrowest: it is slow at every height.
+# 2. From 16 on the curve is flat, and 32 are best, about two programs per multiprocessor. With 64 it is slower again, perhaps
+#    because the merge has more to do.
 # </details>
 
 # %% [markdown]
@@ -705,7 +772,7 @@ viz.tile_sizes(measured)
 # %% [markdown]
 # ## Check yourself
 #
-# <details><summary>A profile shows 700 kernels per token, a median kernel of 2 µs, and between two kernels the device is idle
+# <details><summary>A profile shows 700 kernels per token, of 2 µs on average, and between two kernels the device is idle
 # for 5 µs. What do you do first, and what can it gain at most?</summary>
 #
 # Capture a CUDA graph. A token takes about 700 · 7 = 4.9 ms, of which 1.4 ms are kernels, so the gain is at most 3.5 times.

@@ -25,7 +25,8 @@ from ..trace import synchronize
 LONGEST_NAME = 32
 IDLE = re.compile(  # operators of torch that look at memory in another way, or ask for some: no work
     r"aten::(as_strided|\w*view\w*|_reshape_alias|reshape|resolve_\w+|to|_to_copy|empty\w*|resize_|result_type|"
-    r"promote_types|t|transpose|expand\w*|unsqueeze|squeeze|select|slice|split\w*|chunk|unflatten|flatten|detach\w*)$"
+    r"promote_types|type_as|t|transpose|permute|expand\w*|unsqueeze|squeeze|select|slice|narrow|split\w*|chunk|unbind|"
+    r"unfold|unflatten|flatten|detach\w*)$"
 )
 
 
