@@ -47,7 +47,10 @@ class Error:
 
 
 def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
-    rounded, scales = round_trip(weight, bits, scale)
+    return _error(weight, *round_trip(weight, bits, scale), bits)
+
+
+def _error(weight: Tensor, rounded: Tensor, scales: Tensor, bits: int) -> Error:
     difference = (rounded - weight).double()
     relative = float(difference.norm() / weight.double().norm())
     # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
@@ -116,7 +119,7 @@ def quantisation_figure(
     channel = int(reach.argmax() if loudest else reach.argmin())
     row = weight[channel][: scale if isinstance(scale, int) else None].numpy()  # of groups, the first
     step = float(scales[0 if scale == "tensor" else channel, 0])
-    error, effect, plain = error_of(weight, bits, scale), effects[bits, scale], effects[16, "none"]
+    error, effect, plain = _error(weight, rounded, scales, bits), effects[bits, scale], effects[16, "none"]
 
     figure = make_subplots(
         rows=2, cols=2, horizontal_spacing=0.11, vertical_spacing=0.24,
