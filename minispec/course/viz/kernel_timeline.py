@@ -27,6 +27,7 @@ KINDS = {
 REST = "norm, RoPE, SwiGLU, sums and the like"
 COLOURS = {"product": PALETTE[0], "attention": PALETTE[2], "copy": PALETTE[4], REST: PALETTE[1]}
 LANES = DEVICE, HOST = "device: kernels", "host: launches"  # from below
+PIXELS = 800  # about as many as the picture is wide
 
 
 class Recording(NamedTuple):
@@ -79,13 +80,10 @@ def kernel_timeline_figure(timeline: Timeline, start: float = 0.0, width: float 
 
     def rectangles(events: list[Event], lane: str, name: str, colour: str) -> None:
         starts, ends = (np.array(some, np.float32) for some in ([e.start for e in events], [e.end for e in events]))
-        gap = np.full_like(starts, np.nan)
-        x = np.stack([starts, ends, ends, starts, gap], 1).ravel()
-        y = np.tile(np.float32([-0.3, -0.3, 0.3, 0.3, np.nan]), len(events)) + LANES.index(lane)
-        figure.add_scatter(
-            x=x, y=y, mode="lines", fill="toself", fillcolor=colour, line=dict(color=colour, width=0.5), name=name,
-            hoverinfo="skip",
-        )  # fmt: skip
+        ends = np.maximum(ends, starts + (right - left) / PIXELS)  # what is shorter could not be seen
+        x = np.stack([starts, starts, ends, ends], 1).ravel()  # to the next along the lower edge: no area
+        y = np.tile(np.float32([-0.3, 0.3, 0.3, -0.3]), len(events)) + LANES.index(lane)
+        figure.add_scatter(x=x, y=y, mode="none", fill="toself", fillcolor=colour, name=name, hoverinfo="skip")
 
     def told(events: list[Event], lane: str) -> None:
         """What the pointer finds: the middle of every event, and more of the long ones."""
@@ -112,9 +110,12 @@ def kernel_timeline_figure(timeline: Timeline, start: float = 0.0, width: float 
     figure.update_layout(
         hovermode="closest",
         xaxis=dict(title="µs", range=[left, right]),
-        yaxis=dict(tickvals=[0, 1], ticktext=list(LANES), range=[-0.5, 1.5], zeroline=False),
+        yaxis=dict(
+            tickvals=[0, 1], ticktext=list(LANES), range=[-0.5, 1.5], showgrid=False, zeroline=False, automargin=False
+        ),
         legend=dict(orientation="h", y=-0.3),
         height=320,
+        margin=dict(l=125, r=20, t=30, b=100),
     )
     return figure
 
