@@ -112,9 +112,9 @@ def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, model
                        hovertemplate=f"{short(best)} parameters<extra></extra>")  # fmt: skip
     figure.add_scatter(x=[x for x, _ in faint], y=[y for _, y in faint], mode="lines", line=dict(color=GREY, width=1),
                        opacity=0.5, showlegend=False, hoverinfo="skip")  # fmt: skip
-    figure.add_scatter(x=[x for x, _ in valley], y=[0.92 * y for _, y in valley], mode="text", textposition="bottom center",
+    figure.add_scatter(x=[x for x, _ in valley], y=[0.92 * y for _, y in valley], mode="text",
                        text=[f"10<sup>{math.log10(budget):.0f}</sup>" for budget in BUDGETS], showlegend=False,
-                       hoverinfo="skip")  # fmt: skip
+                       textposition="bottom center", hoverinfo="skip")  # fmt: skip
     ticks = [10.0**p for p in range(math.ceil(SIZES[0]), int(SIZES[1]) + 1)]
     figure.update_layout(
         height=480, title=dict(text=f"{_power(flops)} FLOP: {short(n)} parameters on {short(d)} tokens", y=0.97),
