@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 
+import numpy as np
 import pytest
 
 pytest.importorskip("plotly")
@@ -13,7 +14,7 @@ from minispec.bench import ladder, pairs
 from minispec.bench.timeline import Event, Timeline
 from minispec.course import viz
 from minispec.course.classroom.pictures import figure_words
-from minispec.course.viz.kernel_timeline import DEVICE, HOST, REST, Recording, in_words, kind_of
+from minispec.course.viz.kernel_timeline import DEVICE, HOST, LANES, REST, Recording, in_words, kind_of
 from minispec.course.viz.tile_sizes import ATTENTION, PRODUCT
 
 RESULT = viz.stored_limit()
@@ -46,18 +47,49 @@ def test_kernels_have_the_colour_of_what_they_are_for(name, kind):
     assert kind_of(name) == kind
 
 
+def events_drawn(figure) -> list[tuple[str, float, float]]:
+    """(lane, start, duration) of every rectangle."""
+    found = []
+    for trace in figure.data:
+        if trace.fill == "toself":
+            for x, y in zip(np.reshape(trace.x, (-1, 4)), np.reshape(trace.y, (-1, 4)), strict=True):
+                assert list(x) == [x[0], x[0], x[2], x[2]] and list(y) == [y[0], y[1], y[1], y[0]]
+                found.append((LANES[round((y[0] + y[1]) / 2)], x[0], x[2] - x[0]))
+    return sorted(found)
+
+
 def test_the_picture_draws_every_event_once():
-    bars = viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER]).data
-    drawn = [(bar.y[i], bar.base[i], bar.x[i]) for bar in bars for i in range(len(bar.x))]
-    assert sorted(drawn) == sorted(
+    figure = viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER])
+    assert events_drawn(figure) == sorted(
         [(HOST, e.start, e.duration) for e in LAUNCHES] + [(DEVICE, e.start, e.duration) for e in KERNELS]
     )
+
+
+def test_the_pointer_finds_every_event():
+    """In its lane, between its start and its end; a long one at more than one point."""
+    found = []
+    for trace in viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER]).data:
+        if trace.customdata:
+            found += zip(trace.x, (LANES[int(y)] for y in trace.y), trace.customdata, strict=True)
+    for lane, events in ((HOST, LAUNCHES), (DEVICE, KERNELS)):
+        assert {tuple(about) for _, at, about in found if at == lane} == {tuple(e) for e in events}
+    assert all(start < x < start + duration for x, _, (_, start, duration) in found) and len(found) > 4
+
+
+def test_a_token_of_a_thousand_kernels_is_a_handful_of_elements():
+    """One for each bar took plotly half a second."""
+    timeline = max(
+        (t for one in viz.recorded_timelines() for t in one.timelines.values()), key=lambda t: len(t.kernels)
+    )
+    figure = viz.kernel_timeline_figure(timeline)
+    assert len(timeline.kernels) > 300 and len(events_drawn(figure)) == len(timeline.kernels) + len(timeline.launches)
+    assert {(trace.type, trace.mode) for trace in figure.data} == {("scatter", "none")} and len(figure.data) < 10
 
 
 def test_a_window_shows_what_lies_in_it():
     figure = viz.kernel_timeline_figure(MADE_UP.timelines[ladder.EAGER], 0.0, 3.0)
     assert tuple(figure.layout.xaxis.range) == (0, 3)
-    assert sum(len(bar.x) for bar in figure.data) == 2  # a launch and a kernel
+    assert len(events_drawn(figure)) == 2  # a launch and a kernel
 
 
 def test_the_words_count():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -14,6 +14,7 @@ import torch
 from minispec import theory
 from minispec.course import viz
 from minispec.course.viz.compute_optimal import (
+    BUDGETS,
     KNOWN,
     Trained,
     compute_optimal,
@@ -133,6 +134,19 @@ def test_the_star_lies_on_its_bowl_and_keeps_the_ratio(flops, ratio):
         assert y == excess(x, flops / 6 / x) >= minimum.y[0]
     assert list(known.x) == [model.parameters for model in KNOWN]
     assert list(known.y) == [excess(model.parameters, model.tokens) for model in KNOWN]
+
+
+def test_the_faint_bowls_are_one_trace_and_named_below_their_minima():
+    """Eight traces and eight annotations made every step of the slider slower."""
+    figure = compute_optimal_figure(1e22)
+    faint, names = figure.data[5:]
+    points = zip(faint.x, faint.y, strict=True)
+    bowls = [list(some) for gap, some in groupby(points, lambda point: point[0] is None) if not gap]
+    assert len(bowls) == len(BUDGETS) == len(names.text) and not figure.layout.annotations
+    for budget, some, x, y, name in zip(BUDGETS, bowls, names.x, names.y, names.text, strict=True):
+        n, loss = lowest(budget)[0], excess(*lowest(budget))
+        assert all(height == excess(size, budget / 6 / size) >= loss for size, height in some)
+        assert x == n and 0.9 * loss < y < loss and name == f"10<sup>{round(math.log10(budget))}</sup>"
 
 
 @pytest.mark.parametrize("power", [19, 21, 23, 25])

@@ -6,10 +6,12 @@ import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from ... import theory
 from ...drafters import Drafter
@@ -67,6 +69,31 @@ def best(
         return verify_cost(hardware, config, k, batch, bytes_per_weight, context)
 
     return theory.best_speedup(alpha, c, v, LONGEST), theory.best_k(alpha, c, v, LONGEST)
+
+
+@lru_cache(16)
+def _costs(hardware: theory.Hardware, config: Config, bytes_per_weight: float, context: int) -> np.ndarray:
+    """`verify_cost` for k = 1 … LONGEST and every batch up to ROWS[-1] at once: [k, batch]."""
+    weights, (kept, width) = presets.weights_read(config), presets.attention(config, bytes_per_weight)
+    batch = np.arange(1, ROWS[-1] + 1)
+
+    def seconds(tokens: int) -> np.ndarray:
+        """`theory.pass_time`."""
+        read, computed = weights * bytes_per_weight, 2.0 * weights * batch * tokens
+        products = np.maximum(read / hardware.bandwidth, computed / hardware.flops)
+        read, computed = 1.0 * batch * context * kept, 4.0 * batch * tokens * context * width
+        return products + np.maximum(read / hardware.bandwidth, computed / hardware.flops)
+
+    return np.stack([seconds(k + 1) for k in range(1, LONGEST + 1)]) / seconds(1)
+
+
+@lru_cache(4)
+def _gains(hardware, config, alpha: float, c: float, bytes_per_weight: float, context: int) -> tuple[np.ndarray, ...]:
+    """For every batch: `gain` [k, batch], and `best`, the speed-up and k [batch]."""
+    v = _costs(hardware, config, bytes_per_weight, context)
+    gains = np.stack([theory.expected_tokens(alpha, k) / (k * c + v[k - 1]) for k in range(1, LONGEST + 1)])
+    most = gains.max(0)
+    return gains, np.maximum(1.0, most), np.where(most > 1, gains.argmax(0) + 1, 0)
 
 
 class Load(NamedTuple):
@@ -217,8 +244,9 @@ def batch_speedup_figure(
     """
     dots = dots or {}
     shape = (bytes_per_weight, context)
-    fixed = [gain(hardware, config, alpha, k, c, rows, *shape) for rows in ROWS]
-    free = [best(hardware, config, alpha, c, rows, *shape) for rows in ROWS]
+    shown = np.array(ROWS) - 1
+    gains, most, longest = (some[..., shown].tolist() for some in _gains(hardware, config, alpha, c, *shape))
+    fixed, free = gains[k - 1], list(zip(most, longest, strict=True))
     figure = make_subplots(1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.13)
     figure.add_scatter(x=ROWS, y=fixed, name=f"k = {k}", line=dict(color=PALETTE[0], width=3),
                        hovertemplate="batch of %{x}: %{y:.2f} ×<extra></extra>")  # fmt: skip
@@ -226,7 +254,7 @@ def batch_speedup_figure(
                        line=dict(color=PALETTE[2], width=2, dash="dash"), customdata=[kk for _, kk in free],
                        hovertemplate="batch of %{x}, k = %{customdata}: %{y:.2f} ×<extra></extra>")  # fmt: skip
     figure.add_hline(y=1, line=dict(color=GREY, width=1, dash="dot"), row=1, col=1)
-    cost = [verify_cost(hardware, config, k, rows, *shape) for rows in ROWS]
+    cost = _costs(hardware, config, *shape)[k - 1, shown].tolist()
     figure.add_scatter(x=ROWS, y=cost, name=f"v, cost of verifying {k}", line=dict(color=PALETTE[3], width=3),
                        hovertemplate="batch of %{x}: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
     figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best k", hoverinfo="skip", row=1, col=2,
@@ -263,13 +291,12 @@ def batch_speedup_figure(
 def in_words(
     hardware: theory.Hardware, config: Config, alpha: float, k: int, c: float, bytes_per_weight: float, context: int
 ) -> str:
-    shape = (bytes_per_weight, context)
-    said = [f"{gain(hardware, config, alpha, k, c, rows, *shape):.2f} × at batch {rows}" for rows in (1, 32, 128)]
+    gains, _, longest = _gains(hardware, config, alpha, c, bytes_per_weight, context)
+    said = [f"{gains[k - 1, rows - 1]:.2f} × at batch {rows}" for rows in (1, 32, 128)]
     words = f"With k = {k}, α = {alpha:.2f}, c = {c:.2f} the roofline predicts a speed-up of {', '.join(said)}. "
-    every = range(1, ROWS[-1] + 1)
-    loses = next((rows for rows in every if gain(hardware, config, alpha, k, c, rows, *shape) < 1), None)
+    loses = next((rows for rows, gain in enumerate(gains[k - 1], start=1) if gain < 1), None)
     words += f"Speculation is slower from batch {loses} on" if loses else f"It gains up to batch {ROWS[-1]}"
-    stops = next((rows for rows in every if best(hardware, config, alpha, c, rows, *shape)[1] == 0), None)
+    stops = next((rows for rows, best in enumerate(longest, start=1) if best == 0), None)
     return words + (f"; from batch {stops} on no k gains anything." if stops else "; some k always gains.")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from ... import theory
 from . import light as go
@@ -73,6 +74,18 @@ def bowl(flops: float, count: int = 61) -> tuple[list[float], list[float]]:
     return [n for n, _ in inside], [height for _, height in inside]
 
 
+@cache
+def _valley() -> list[tuple[float, float]]:
+    """The minima of the faint bowls, (N, loss)."""
+    return [(lowest(budget)[0], excess(*lowest(budget))) for budget in BUDGETS]
+
+
+@cache
+def _faint() -> list[tuple[float | None, float | None]]:
+    """The faint bowls one after the other, with a gap after each: one trace for all."""
+    return [point for budget in BUDGETS for point in (*zip(*bowl(budget), strict=True), (None, None))]
+
+
 def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, models: Sequence[Trained] = KNOWN):
     """Loss against size: the bowl of this compute among those of other budgets, its minimum, the rule's choice."""
     n, d = theory.compute_optimal(flops, tokens_per_parameter)
@@ -82,7 +95,7 @@ def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, model
     figure.add_scatter(x=sizes, y=heights, mode="lines", name="all models of this compute",
                        line=dict(color=PALETTE[0], width=4),
                        hovertemplate="%{x:.3s} parameters: %{y:.3f} nats above the floor<extra></extra>")  # fmt: skip
-    valley = [(lowest(c)[0], excess(*lowest(c))) for c in BUDGETS]
+    valley, faint = _valley(), _faint()
     figure.add_scatter(x=[x for x, _ in valley], y=[y for _, y in valley], mode="lines", hoverinfo="skip",
                        name="the minima", line=dict(color=GREY, width=2, dash="dash"))  # fmt: skip
     figure.add_scatter(x=[n], y=[excess(n, d)], mode="markers", name=f"{tokens_per_parameter:g} tokens per parameter",
@@ -97,13 +110,11 @@ def compute_optimal_figure(flops: float, tokens_per_parameter: float = 20, model
     figure.add_scatter(x=[best], y=[excess(*lowest(flops))], mode="markers", name="the bowl's minimum",
                        marker=dict(symbol="circle-open", size=15, color=PALETTE[0], line=dict(width=3)),
                        hovertemplate=f"{short(best)} parameters<extra></extra>")  # fmt: skip
-    for budget in BUDGETS:
-        xs, ys = bowl(budget)
-        figure.add_scatter(x=xs, y=ys, mode="lines", line=dict(color=GREY, width=1), opacity=0.5, showlegend=False,
-                           hoverinfo="skip")  # fmt: skip
-        bottom, _ = lowest(budget)
-        figure.add_annotation(x=math.log10(bottom), y=math.log10(excess(*lowest(budget))), yanchor="top",
-                              text=f"10<sup>{math.log10(budget):.0f}</sup>", showarrow=False, yshift=-6)  # fmt: skip
+    figure.add_scatter(x=[x for x, _ in faint], y=[y for _, y in faint], mode="lines", line=dict(color=GREY, width=1),
+                       opacity=0.5, showlegend=False, hoverinfo="skip")  # fmt: skip
+    figure.add_scatter(x=[x for x, _ in valley], y=[0.92 * y for _, y in valley], mode="text",
+                       text=[f"10<sup>{math.log10(budget):.0f}</sup>" for budget in BUDGETS], showlegend=False,
+                       textposition="bottom center", hoverinfo="skip")  # fmt: skip
     ticks = [10.0**p for p in range(math.ceil(SIZES[0]), int(SIZES[1]) + 1)]
     figure.update_layout(
         height=480, title=dict(text=f"{_power(flops)} FLOP: {short(n)} parameters on {short(d)} tokens", y=0.97),

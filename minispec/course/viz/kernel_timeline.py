@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import median
 from typing import NamedTuple
+
+import numpy as np
 
 from ...bench import ladder
 from ...bench.timeline import Event, Timeline, record, unpacked
@@ -23,7 +26,8 @@ KINDS = {
 }
 REST = "norm, RoPE, SwiGLU, sums and the like"
 COLOURS = {"product": PALETTE[0], "attention": PALETTE[2], "copy": PALETTE[4], REST: PALETTE[1]}
-HOST, DEVICE = "host: launches", "device: kernels"
+LANES = DEVICE, HOST = "device: kernels", "host: launches"  # from below
+PIXELS = 800  # about as many as the picture is wide
 
 
 class Recording(NamedTuple):
@@ -38,6 +42,7 @@ class Recording(NamedTuple):
         return f"{self.model}, {self.machine}"
 
 
+@cache
 def kind_of(name: str) -> str:
     return next((kind for kind, names in KINDS.items() if re.search(names, name, re.IGNORECASE)), REST)
 
@@ -65,33 +70,52 @@ def live_timelines(model: Model, prompt: Sequence[int], steps: Sequence[str] = l
 
 def kernel_timeline_figure(timeline: Timeline, start: float = 0.0, width: float | None = None) -> go.Figure:
     """Two lanes over µs: the host's launches above the device's kernels, in colours by what they are for. Only events
-    between `start` and `start + width` are shown."""
+    between `start` and `start + width` are shown.
+
+    A token has up to a thousand events. As bars, each would be an element of the page; here all of a colour are one.
+    """
     end = max((e.end for lane in timeline for e in lane), default=0.0)
     left, right = start, end if width is None else start + width
     figure = go.Figure(layout=dict(template=TEMPLATE))
 
-    def bars(events: list[Event], lane: str, name: str, colour: str) -> None:
-        figure.add_trace(
-            go.Bar(
-                x=[e.duration for e in events], base=[e.start for e in events], y=[lane] * len(events),
-                customdata=[[e.name, e.start] for e in events], orientation="h", name=name, width=0.6,
-                marker=dict(color=colour, line=dict(width=0)),
-                hovertemplate="%{customdata[0]}<br>from %{customdata[1]:.1f} µs, %{x:.1f} µs long<extra></extra>",
-            )
+    def rectangles(events: list[Event], lane: str, name: str, colour: str) -> None:
+        starts, ends = (np.array(some, np.float32) for some in ([e.start for e in events], [e.end for e in events]))
+        ends = np.maximum(ends, starts + (right - left) / PIXELS)  # what is shorter could not be seen
+        x = np.stack([starts, starts, ends, ends], 1).ravel()  # to the next along the lower edge: no area
+        y = np.tile(np.float32([-0.3, 0.3, 0.3, -0.3]), len(events)) + LANES.index(lane)
+        figure.add_scatter(x=x, y=y, mode="none", fill="toself", fillcolor=colour, name=name, hoverinfo="skip")
+
+    def told(events: list[Event], lane: str) -> None:
+        """What the pointer finds: the middle of every event, and more of the long ones."""
+        points = []
+        for e in events:
+            parts = 1 + int(20 * e.duration / ((right - left) or 1))
+            points += [(e.start + (i + 0.5) * e.duration / parts, e) for i in range(parts)]
+        figure.add_scatter(
+            x=np.array([x for x, _ in points], np.float32), y=np.full(len(points), LANES.index(lane), np.float32),
+            customdata=[[e.name, round(e.start, 1), round(e.duration, 1)] for _, e in points], mode="none",
+            showlegend=False, hovertemplate="%{customdata[0]}<br>from %{customdata[1]} µs, %{customdata[2]} µs long"
+            "<extra></extra>",
         )  # fmt: skip
 
     def shown(lane: list[Event]) -> list[Event]:
         return [e for e in lane if e.end >= left and e.start <= right]
 
-    bars(shown(timeline.launches), HOST, "launch, by the host", GREY)
+    launches, kernels = shown(timeline.launches), shown(timeline.kernels)
+    rectangles(launches, HOST, "launch, by the host", GREY)
     for kind, colour in COLOURS.items():
-        bars([e for e in shown(timeline.kernels) if kind_of(e.name) == kind], DEVICE, kind, colour)
+        rectangles([e for e in kernels if kind_of(e.name) == kind], DEVICE, kind, colour)
+    told(launches, HOST)
+    told(kernels, DEVICE)
     figure.update_layout(
-        barmode="overlay",
+        hovermode="closest",
         xaxis=dict(title="µs", range=[left, right]),
-        yaxis=dict(categoryorder="array", categoryarray=[DEVICE, HOST]),
+        yaxis=dict(
+            tickvals=[0, 1], ticktext=list(LANES), range=[-0.5, 1.5], showgrid=False, zeroline=False, automargin=False
+        ),
         legend=dict(orientation="h", y=-0.3),
         height=320,
+        margin=dict(l=125, r=20, t=30, b=100),
     )
     return figure
 
@@ -114,6 +138,10 @@ def kernel_timeline(*live: Recording, recorded: Sequence[Recording] | None = Non
     names = {str(recording): index for index, recording in enumerate(recordings)}
     steps = [step for step in ladder.STEPS if any(step in one.timelines for one in recordings)]
 
+    @cache
+    def told(recording: int, step: str) -> str:
+        return in_words(recordings[recording].timelines[step])
+
     def draw(recording: int, step: str, window: float, position: int):
         chosen = recordings[recording]
         if step not in chosen.timelines:
@@ -122,7 +150,7 @@ def kernel_timeline(*live: Recording, recorded: Sequence[Recording] | None = Non
         timeline = chosen.timelines[step]
         end = max(e.end for lane in timeline for e in lane)
         width = end if window == 0 else min(window, end)
-        words = f"{chosen}, {step}: {in_words(timeline)}"
+        words = f"{chosen}, {step}: {told(recording, step)}"
         if not chosen.on_gpu:
             words += (
                 " This machine has no GPU, so nothing was recorded as a graph: each bar is one of torch's operators, "

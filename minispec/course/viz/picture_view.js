@@ -46,6 +46,14 @@ function inked(node, ink, was) {
   return Object.fromEntries(Object.entries(node).map(([key, part]) => [key, inked(part, ink, was)]));
 }
 
+// Measuring every tick's label, to hide those that reach beyond the picture, is a third of plotly's work. Margins give
+// them room.
+function lighter(layout) {
+  const ofAll = layout.template?.layout ?? {}, loose = {ticklabeloverflow: "allow"};
+  const template = {...layout.template, layout: {...ofAll, xaxis: {...ofAll.xaxis, ...loose}, yaxis: {...ofAll.yaxis, ...loose}}};
+  return {...layout, template};
+}
+
 // What ipywidgets leaves without a name: sliders, their numbers, and the three buttons of a player.
 function nameControls(panel) {
   for (const slider of panel.querySelectorAll(".widget-slider")) {
@@ -109,7 +117,7 @@ function render({ model, el }) {
     const ink = isDark(el) ? "#c8d0d9" : "#4a535d";
     const { data, layout } = inked(figure, ink, model.get("greys"));
     const size = {width, height: layout.height ?? 400, autosize: false};
-    await patiently(library.react(box, data, {...layout, ...size}, CONFIG));
+    await patiently(library.react(box, data, {...lighter(layout), ...size}, CONFIG));
     if (!plotted) {
       plotted = true;
       box.on("plotly_click", ({ points: [point] }) => {
@@ -166,7 +174,7 @@ function render({ model, el }) {
   }
 
   const later = () => requestAnimationFrame(draw);
-  model.on("change:drawn", later);
+  model.on("change:drawn", draw);  // all of a message is there when its first change is told
   model.on("change:busy", showBusy);
   const sizes = new ResizeObserver(() => { if (box.clientWidth && box.clientWidth !== width) later(); });
   sizes.observe(el);

@@ -47,7 +47,10 @@ class Error:
 
 
 def error_of(weight: Tensor, bits: int, scale: str | int) -> Error:
-    rounded, scales = round_trip(weight, bits, scale)
+    return _error(weight, *round_trip(weight, bits, scale), bits)
+
+
+def _error(weight: Tensor, rounded: Tensor, scales: Tensor, bits: int) -> Error:
     difference = (rounded - weight).double()
     relative = float(difference.norm() / weight.double().norm())
     # Below float32's own rounding there is no error to speak of: the weights were on this grid before.
@@ -116,7 +119,7 @@ def quantisation_figure(
     channel = int(reach.argmax() if loudest else reach.argmin())
     row = weight[channel][: scale if isinstance(scale, int) else None].numpy()  # of groups, the first
     step = float(scales[0 if scale == "tensor" else channel, 0])
-    error, effect, plain = error_of(weight, bits, scale), effects[bits, scale], effects[16, "none"]
+    error, effect, plain = _error(weight, rounded, scales, bits), effects[bits, scale], effects[16, "none"]
 
     figure = make_subplots(
         rows=2, cols=2, horizontal_spacing=0.11, vertical_spacing=0.24,
@@ -129,18 +132,17 @@ def quantisation_figure(
     )  # fmt: skip
     edge = 1.08 * float(np.abs(row).max())
     counts, edges = np.histogram(row, bins=41, range=(-edge, edge))
-    figure.add_bar(x=(edges[:-1] + edges[1:]) / 2, y=counts, marker_color=PALETTE[0], row=1, col=1,
-                   hovertemplate="weight %{x:.3f}<br>%{y} of them<extra></extra>")  # fmt: skip
+    figure.add_trace(_histogram(edges, counts, PALETTE[0], "weight %{x:.3f}<br>%{y} of them<extra></extra>"), 1, 1)
     last = int(edge / step)
     grid = [i * step for i in range(-last, last + 1)]
-    figure.add_scatter(x=grid, y=[-0.06 * counts.max()] * len(grid), mode="markers", row=1, col=1,
-                       marker=dict(symbol="line-ns-open", size=12, color=PALETTE[1], line=dict(width=2)),
+    top, bottom = -0.02 * counts.max(), -0.09 * counts.max()
+    figure.add_scatter(x=[x for x in grid for _ in range(3)], y=[top, bottom, top] * len(grid), mode="lines", row=1,
+                       col=1, line=dict(color=PALETTE[1], width=2), showlegend=False,
                        hovertemplate="grid %{x:.4f}<extra></extra>")  # fmt: skip
     off = (rounded - weight).flatten().numpy()
     width = max(error.largest, 1e-9)
     counts, edges = np.histogram(off, bins=51, range=(-width, width))
-    figure.add_bar(x=(edges[:-1] + edges[1:]) / 2, y=counts, marker_color=PALETTE[3], row=1, col=2,
-                   hovertemplate="error %{x:.4f}<br>%{y} weights<extra></extra>")  # fmt: skip
+    figure.add_trace(_histogram(edges, counts, PALETTE[3], "error %{x:.4f}<br>%{y} weights<extra></extra>"), 1, 2)
     known = list(dict.fromkeys(s for _, s in effects if s != "none"))
     for colour, other in zip(shades(len(known)), known, strict=True):
         at = sorted(b for b, s in effects if s == other)
@@ -157,8 +159,6 @@ def quantisation_figure(
             x=[bits], y=[here], mode="markers", marker=ring, row=2, col=column, showlegend=False, hoverinfo="skip"
         )
     figure.add_hline(y=plain.perplexity, line=dict(color=GREY, dash="dash", width=1), row=2, col=2)
-    figure.update_traces(showlegend=False, selector=dict(type="bar"))
-    figure.data[1].showlegend = False
     figure.update_yaxes(title_text="weights", row=1)
     figure.update_yaxes(title_text="Σ min(p, q)", range=[0, 1.05], row=2, col=1)
     figure.update_yaxes(title_text="perplexity", type="log", dtick=1, row=2, col=2)
@@ -167,7 +167,7 @@ def quantisation_figure(
     figure.update_xaxes(title_text="bits", dtick=1, row=2)
     figure.update_annotations(font_size=13)
     figure.update_layout(
-        template=TEMPLATE, height=620, bargap=0.05, margin=dict(t=80), legend=dict(orientation="h", y=-0.14),
+        template=TEMPLATE, height=620, margin=dict(t=80), legend=dict(orientation="h", y=-0.14),
         title=f"{name}, {bits} bits, scales: {scale_name(scale)}",
     )  # fmt: skip
     ratio = "no error at all: the weights were on this grid" if math.isinf(error.snr) else (
@@ -179,6 +179,14 @@ def quantisation_figure(
         f"{plain.perplexity:.1f}, acceptance as a draft {effect.overlap:.2f}."
     )
     return figure, words
+
+
+def _histogram(edges: np.ndarray, counts: np.ndarray, colour: str, told: str) -> go.Scatter:
+    """One outline: a bar for each count would be as many elements of the page, drawn anew at every step of a slider."""
+    return go.Scatter(
+        x=(edges[:-1] + edges[1:]) / 2, y=counts, mode="lines", line=dict(shape="hvh", width=1, color=colour),
+        fill="tozeroy", fillcolor=colour, showlegend=False, hovertemplate=told,
+    )  # fmt: skip
 
 
 def _levels(row: np.ndarray, step: float) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 
+import numpy as np
+
 from ... import theory
 from ...bench.slower import Case
 from ...files.registry import BENCHMARKS
@@ -71,11 +73,10 @@ def _expected() -> list[list[float]]:
 @lru_cache(4)
 def _lines(c: float, costs: tuple[float, ...]) -> tuple[list, list, list]:
     """The speed-ups by α and k, (k, α) where nothing is gained or lost, and (best k, α): all that α does not move."""
-    paid = list(enumerate(costs, start=1))
-    grid = [[theory.cycle_speedup(row[k - 1], k, c, v) for k, v in paid] for row in _expected()]
-    edge = [(k, theory.break_even(k, c, v)) for k, v in paid]
-    best = [(theory.best_k(a, c, lambda k: costs[k - 1], LONGEST), a) for a in ALPHAS]
-    return grid, [(k, a) for k, a in edge if a <= 1], [(k, a) for k, a in best if k]
+    grid = np.array(_expected()) / (c * np.arange(1, LONGEST + 1) + costs)  # theory.cycle_speedup
+    edge = [(k, theory.break_even(k, c, v)) for k, v in enumerate(costs, start=1)]
+    best = [(int(row.argmax()) + 1, a) for row, a in zip(grid, ALPHAS, strict=True) if row.max() > 1]  # theory.best_k
+    return grid.tolist(), [(k, a) for k, a in edge if a <= 1], best
 
 
 def surface_figure(
