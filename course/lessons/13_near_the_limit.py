@@ -251,7 +251,7 @@ viz.kernel_timeline(live)
 # %% [markdown]
 # (The profiler slows the host down, so the gaps of `eager` are longer here than without it.) Two tasks:
 #
-# 1. Choose the recorded H200 (and your own machine, if it has a GPU). Show 500 µs of `eager` and move along the token. What
+# 1. Choose the recorded H200 (and your own machine, if it has a GPU). Move 500 µs of `eager` along the token. What
 #    fills most of the lower lane, and below which mark of the upper lane does each kernel start?
 # 2. Switch between `eager` and `graph`. The kernels stay as they are and the gaps close. Which share of their time do products
 #    take now, which are what reads the weights? (On a CPU both steps are the same operators, run by the host itself.)

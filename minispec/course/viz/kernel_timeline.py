@@ -162,7 +162,7 @@ def kernel_timeline(*live: Recording, recorded: Sequence[Recording] | None = Non
     controls = {
         "recording": choice("model and machine", names),
         "step": choice("step", steps),
-        "window": choice("show", windows),
-        "position": slider("from, %", 0, 0, 100),
+        "window": choice("show", windows, 500),  # all of a token is more bars than pixels, and looks busy
+        "position": slider("from, %", 20, 0, 100),
     }
     return Panel(draw, controls)
