@@ -6,6 +6,7 @@ below it; a round that was too short has none.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -52,7 +53,7 @@ HOW = (
     "A point counts if you ticked it and quoted words of your typed answer in which its terms were found, and not "
     "denied, or a sentence about the question that has earned nothing else. It is called a strength if the "
     "quote by itself holds most of the point. That is counting and not understanding: where it is wrong, you "
-    "are right."
+    "are right, and a false statement that no line of a rubric names goes unnoticed."
 )
 
 
@@ -94,7 +95,10 @@ class Figure:
         said = "skipped" if not self.verdicts else "I could not read which number you meant"
         if self.verdict in (RIGHT, WRONG):
             said = f"you said {self.said}"
-            said += " after being asked again" if self.verdict == RIGHT and self.verdicts[0] != RIGHT else ""
+            if self.verdict == RIGHT and self.verdicts[0] != RIGHT:
+                first = self.judged[0].value
+                wrong = f" (first {digits(first)})" if self.verdicts[0] == WRONG else ""
+                said += f" after being asked again{wrong}"
         return f"- {mark} {self.number.name}: {said}; {worked(self.number)}"
 
 
@@ -158,6 +162,8 @@ class Debrief:
         or push-back has one line, and there any three will do."""
         of = (turn.question, turn.exercise)
         boxes = [box for g in self.gradings if (g.turn.question, g.turn.exercise) == of for box in g.turn.boxes]
+        if turn.question in self.interview.bank and not boxes:
+            return True  # the round ended before the rubric
         own = [box for box in boxes if " → " in box.text and box.text.rpartition(" → ")[0] in turn.says]
         about = " ".join([turn.says, *(box.text for box in own or boxes)])
         shared = terms(reply.text).keys() & terms(about).keys()
@@ -235,7 +241,7 @@ class Debrief:
         lines += ["", "### Concerns", "", *([f"- {line}" for line in concerns[:FIRST]] or ["- none in this record"])]
         if rows := self.rows():
             lines += ["", "### How the level comes about", "", "| question | level | evidence |", "|---|---|---|"]
-            lines += [f"| {short(asked, 80).replace('|', '/')} | {named(level)} | {found} |"
+            lines += [f"| {short(asked, 72).replace('|', '/')} | {named(level)} | {found} |"
                       for asked, level, found in rows]  # fmt: skip
         axes = [f"{axis} {f'{got} of {most}' if most else 'not asked'}" for axis, (got, most) in self.counts().items()]
         lines += ["", f"Axes, from which the level does not follow: {', '.join(axes)}."]
@@ -256,8 +262,8 @@ class Debrief:
         return ROUNDS[self.name]
 
     def strengths(self) -> list[Strength]:
-        """What was shown in words that a reader will accept, each quote once: of as many questions as there are, those
-        of the highest level first, and of these the plainest."""
+        """What was shown in words that a reader will accept, each quote once: the highest level first, there one of
+        each question before the second of any, and the plainest of these."""
         found: dict[tuple[str, str], Strength] = {}
         for g in self.gradings:
             for i, quote in g.shown.items():
@@ -273,8 +279,8 @@ class Debrief:
                 found[turn.exercise, ""] = tests
         seen, order = Counter(), []
         for each in sorted(found.values(), key=lambda each: (-each.rank, -each.plain)):
-            seen[each.question] += 1
-            order.append((seen[each.question], -each.rank, -each.plain, len(order), each))
+            seen[each.rank, each.question] += 1
+            order.append((-each.rank, seen[each.rank, each.question], -each.plain, len(order), each))
         return [each for *_, each in sorted(order)]
 
     def weak(self) -> list[str]:
@@ -303,12 +309,18 @@ class Debrief:
         for turn, reply in self.words:
             answered = any(asked in turn.says for asked in shown)
             if len(reply.text.split()) >= TALKED[0] and not answered and not self.is_about(turn, reply):
-                lines.append(f"replied with something else? {told(turn.says + ' → ', reply.text)}")
-        wanted = LEVELS.index(self.interview.level) + 1
-        lines += [f"{named(level)} instead of {self.interview.level}: {short(asked)}"
-                  for asked, level, _ in self.rows() if level < wanted]  # fmt: skip
-        lines += [f"asked, and not ticked by you ({box.group}): {short(box.text.rpartition(' → ')[0])}"
-                  for _, box in unticked if box.group in (PUSH_BACK, FOLLOW_UP)]  # fmt: skip
+                says = re.sub(r"^You said: “.*”\. ", "", turn.says)
+                lines.append(f"replied with something else? {told(says + ' → ', reply.text)}")
+        levels = [level for _, level, _ in self.rows()]
+        below = sum(level <= LEVELS.index(self.interview.level) for level in levels)
+        lines += [f"below {self.interview.level} in {below} of {count(len(levels), 'question')}"] * bool(below)
+        for _, box in unticked:
+            asked = box.text.rpartition(" → ")[0]
+            if box.group in (PUSH_BACK, FOLLOW_UP) and not any(short(asked) in line for line in lines):
+                unknown = any(asked in turn.says and reply.given_up for turn, reply in self.words)
+                lines.append(
+                    f"{'not known' if unknown else 'asked, and not ticked by you'} ({box.group}): {short(asked)}"
+                )
         silent = sum(not reply.text for _, reply in self.words)
         return lines + [f"{count(silent, 'turn')} without written words"] * bool(silent)
 

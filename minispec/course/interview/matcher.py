@@ -34,6 +34,7 @@ NUMBER = re.compile(
     r"(?<![\w.])(?<![^\W\d_]-)(\d[\d,]*(?:\.\d+)?)"
     r"\s?(%|percent\b|per cent\b|×|x\b|kib|mib|gib|kb|mb|gb|tb/s|gb/s|tb|ms|µs|s\b|tokens)?"
 )
+ASKS = re.compile(r"(?:.*: )?(?:what|which|how|who|when|where|why|is|are|do|does)\b", re.IGNORECASE)
 SHARE, SHARE_ON_TOPIC, SHARE_OF_QUOTE, SHARE_OF_REPLY, SHARE_OF_SINK = (
     0.6,
     0.26,
@@ -114,6 +115,15 @@ def _same(wanted: tuple[float, str], given: tuple[float, str]) -> bool:
 
 def sentences(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"(?<=[.!?;])\s+|\n+", text) if part.strip()]
+
+
+def claimed(text: str) -> list[str]:
+    """The sentences that are no questions, nor parts of one."""
+    found = []
+    for whole in re.split(r"(?<=[.!?])\s+", text):
+        asks = whole.endswith("?")
+        found += [part for part in sentences(whole) if not asks or not (part.endswith("?") or ASKS.match(part))]
+    return found
 
 
 def on_topic(points: Sequence[str], answer: str) -> bool:
@@ -213,11 +223,9 @@ def _polarities(texts: Iterable[str], wanted: Mapping[str, str]) -> dict[str, se
 def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, int] | None = None,
          reply: bool = False) -> Match:  # fmt: skip
     """Look for a point of a rubric in an answer; reply: the answer replies to nothing else, so all of it may count."""
-    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (WINDOW, AGAINST)
-    asking = point.startswith("Asks")  # otherwise a question claims nothing
-    turns = [
-        [each for each in sentences(turn) if asking or not each.endswith("?")] for turn in answer.splitlines()
-    ]  # a quote does not join two answers
+    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (1 if share == SHARE_OF_SINK else WINDOW, AGAINST)
+    claims = sentences if point.startswith("Asks") else claimed  # otherwise a question says nothing
+    turns = [claims(turn) for turn in answer.splitlines()]  # a quote does not join two answers
     windows = [said[i : i + n] for n in range(1, longest + 1) for said in turns for i in range(len(said) - n + 1)]
     wanted = Wanted(point, held_by)
     best, where = wanted.look(), []
@@ -232,19 +240,19 @@ def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, in
     opposite = not suggested and against.is_denied(MOSTLY) and wanted.enough(against.turned, share)
     if opposite:
         best, where = against.turned, there
-    own = terms(" ".join(where))
-    shown = [_named(wanted.words[term], own[term]) for term in wanted.words if term in best.hits]
+    own, said = terms(" ".join(where)), " ".join(where).lower()
+    shown = [_named(wanted.words[term], own[term], said) for term in wanted.words if term in best.hits]
     shown += [f"{best.right} of {len(wanted.figures)} numbers"] if wanted.figures else []
     missing = [wanted.words[term] for term in wanted.words if term not in best.hits]
     quotes = [" ".join(where[i:n]) for i in range(len(where)) for n in range(i + 1, len(where) + 1)]
     quotes = [each for each in quotes if each in where or (reply and len(each) <= QUOTE)]  # of a reply perhaps all
     quote = max(quotes, key=lambda each: wanted.look(each).score, default="")
-    return Match(tuple(shown), tuple(missing), quote, suggested, opposite)
+    return Match(tuple(dict.fromkeys(shown)), tuple(missing), quote, suggested, opposite)
 
 
-def _named(word: str, own: str) -> str:
+def _named(word: str, own: str, said: str) -> str:
     """The point's word, and the candidate's where it is another."""
-    return own if own in word or word in own else f"{word} (your “{own}”)"
+    return word if own in word or word in said else f"{word} (your “{own}”)"
 
 
 def plainly(point: str, phrase: str) -> float:
@@ -255,6 +263,7 @@ def plainly(point: str, phrase: str) -> float:
 
 def excerpt(point: str, phrase: str, most: int) -> str:
     """The part of a long quote that holds the most of a point, cut between words."""
+    phrase = phrase.rstrip(";, ")
     if len(phrase) <= most:
         return phrase
     words, wanted = phrase.split(), Wanted(point)

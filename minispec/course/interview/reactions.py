@@ -178,7 +178,8 @@ def doubt(question: Question, reply: str, wanted: Iterable[tuple[float, str]], g
     for value, unit in results:
         strange = not any(_same((value, unit), other) for other in numbers(given))
         if strange and any(_comparable((value, unit), other) for other in wanted):
-            return f"Take me through the {digits(value)}{'' if unit in ('', '%') else ' '}{unit}: what do you put in?"
+            shown = {name.lower(): name for name in "KB MB GB TB KiB MiB GiB TiB".split()}.get(unit, unit)
+            return f"Take me through the {digits(value)}{'' if unit in ('', '%') else ' '}{shown}: what do you put in?"
     return ""
 
 
@@ -200,8 +201,4 @@ def _same(a: tuple[float, str], b: tuple[float, str], within: float = 0.05) -> b
 def _comparable(a: tuple[float, str], b: tuple[float, str]) -> bool:
     """Whether the one may be meant for the other: a number that counts something small is none of these."""
     whole = a[0] == int(a[0]) and a[0] <= 10 and not a[1]
-    return not whole and min(abs(a[0]), abs(b[0])) > 0 and 1 / NEAR <= abs(a[0] / b[0]) <= NEAR and _same_unit(a, b)
-
-
-def _same_unit(a: tuple[float, str], b: tuple[float, str]) -> bool:
-    return not a[1] or not b[1] or a[1] == b[1]
+    return not whole and min(abs(a[0]), abs(b[0])) > 0 and 1 / NEAR <= abs(a[0] / b[0]) <= NEAR and a[1] in ("", b[1])

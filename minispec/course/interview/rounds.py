@@ -34,6 +34,7 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
     "coding": (("coding",),),
     "experience": (("behavioural",), ("debugging", "design")),
 }
+SETTINGS = ("design", "debugging")  # kinds of questions about a service, of which not all is known
 QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
 SCOPE = Box(FOLLOW_UP, "What did you want to know before you began? → Asks for the traffic, the latency target, the "
             "model and the hardware, or says what it assumes for them")  # fmt: skip
@@ -111,7 +112,7 @@ class Conversation:
 
     def put(self, kind: str, says: str, again: str = "") -> Generator[Turn, Reply, Reply]:
         turn = Turn(kind, f"{self.before}{says}", question=self.question.id)
-        setting = (self.question.case.requirements if self.question.case else ()), self.question.kind == "design"
+        setting = (self.question.case.requirements if self.question.case else ()), self.question.kind in SETTINGS
         replies = yield from put(turn, again or says, *setting)
         self.before = answer_at_the_end(replies[-1].text, *setting)
         self.said += [reply.text for reply in replies]
@@ -136,7 +137,7 @@ class Conversation:
             yield from self.put("probe", probe)
         else:
             numeric = question.kind in ("estimation", "derivation")
-            wanted = [(number.computed, "") for number in question.numbers] if numeric else []
+            wanted = [(number.computed, number.unit.lower()) for number in question.numbers] if numeric else []
             yield from self.doubt(self.answer, wanted)
 
     def follow_up(self) -> Script:

@@ -109,7 +109,8 @@ def read_ticks(text: str, boxes: int) -> set[int] | None:
 
 
 def shortest(file: Path) -> str:
-    return min(str(file), os.path.relpath(file), key=len)
+    """Relative to where we are, if it is below."""
+    return os.path.relpath(file) if Path(file).absolute().is_relative_to(Path.cwd()) else str(file)
 
 
 # ---- one item -------------------------------------------------------------------------------------------------------

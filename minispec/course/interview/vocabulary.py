@@ -113,7 +113,6 @@ paused preempt preempted preemption evict evicted
 reuse reused share shared sharing
 error errors errs
 values grid levels
-depends depend condition conditions
 formula inequality equation
 example instance
 automatic automatically itself
