@@ -544,6 +544,19 @@ def check_the_opposite_is_a_concern() -> None:
     assert "replied with something else? asked" in concerns and weather in concerns
 
 
+def test_without_a_rubric_no_reply_is_called_something_else():
+    """A probe holds few words; whoever stops before the rubric is not accused."""
+    held = interview("L6", seed=5)
+    held.do("begin")
+    for text in (
+        "It reads less.",
+        "Because an output token keeps a slot of the batch for the whole step, with its cache.",
+    ):
+        held.do("say", text=text)
+    held.do("end")
+    assert "something else" not in report(held)
+
+
 def test_the_opposite_and_something_else_are_concerns():
     check_the_opposite_is_a_concern()
 

@@ -162,8 +162,6 @@ class Debrief:
         or push-back has one line, and there any three will do."""
         of = (turn.question, turn.exercise)
         boxes = [box for g in self.gradings if (g.turn.question, g.turn.exercise) == of for box in g.turn.boxes]
-        if turn.question in self.interview.bank and not boxes:
-            return True  # the round ended before the rubric
         own = [box for box in boxes if " → " in box.text and box.text.rpartition(" → ")[0] in turn.says]
         about = " ".join([turn.says, *(box.text for box in own or boxes)])
         shared = terms(reply.text).keys() & terms(about).keys()
@@ -306,7 +304,10 @@ class Debrief:
                   for g in self.gradings for i, quote in g.suspected().items()]  # fmt: skip
         shown = {box.text.rpartition(" → ")[0] for g in self.gradings for i, box in enumerate(g.turn.boxes)
                  if " → " in box.text and i in {**g.shown, **g.claimed}}  # fmt: skip
+        rubrics = {(g.turn.question, g.turn.exercise) for g in self.gradings}
         for turn, reply in self.words:
+            if not turn.model and (turn.question, turn.exercise) not in rubrics:
+                continue  # the round ended before it, so there is little to compare with
             answered = any(asked in turn.says for asked in shown)
             if len(reply.text.split()) >= TALKED[0] and not answered and not self.is_about(turn, reply):
                 says = re.sub(r"^You said: “.*”\. ", "", turn.says)
