@@ -100,7 +100,14 @@ def test_names_of_versions_are_no_numbers():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("effect", "effective"), ("pay", "paying"), ("store", "saves"), ("low", "large"), ("change", "differs")],
+    [
+        ("effect", "effective"),
+        ("pay", "paying"),
+        ("store", "saves"),
+        ("low", "large"),
+        ("change", "differs"),
+        ("depends", "conditions"),
+    ],
 )
 def test_words_that_are_not_one(one, other):
     assert set(key_words(one)) != set(key_words(other))

@@ -627,6 +627,20 @@ def test_a_question_is_no_claim():
         and suggestions(["Constraints must apply to the target"], f"{asked} {said}")[0].quote == said
     )
     assert suggestions(["Asks which constraints apply to the target"], asked)[0].suggested
+    assert not suggestions(["Looks at batch size"], "What is the batch size; and which drafter is it?")[0].suggested
+
+
+def test_what_was_not_known_is_said_so_and_once():
+    held = interview("L6", seed=5)
+    while held.turn.expects != GRADES:
+        answer(held, says=lambda turn: "Sorry, I don't know." if turn.kind == "push-back" else deep_answer(turn))
+    asked = [box.text.rpartition(" → ")[0] for box in held.turn.boxes if box.group == "push-back"]
+    hold(held)
+    concerns = all_concerns(held)
+    assert (
+        f"not known (push-back): {debrief.short(asked[0])}" in concerns and "below L6 in 3 of 3 questions" in concerns
+    )
+    assert concerns.count(debrief.short(asked[0])) == 1
 
 
 def first_number() -> Interview:
