@@ -84,12 +84,19 @@ def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
     tab_to(page, "grade")
     before = desk.locator(".says").inner_text()
     page.keyboard.press("Enter")
+    refused = desk.locator(".point .note")  # these words were never typed: said here, and not first in the debrief
+    refused.wait_for()
+    assert refused.count() == 1 and "do not find these words" in refused.inner_text()
+    assert page.evaluate(FOCUSED) == f"your words for: {text}" and points.first.get_by_role("checkbox").is_checked()
+    tab_to(page, "grade")
+    page.keyboard.press("Enter")
     page.wait_for_function(SAYS, arg=before)
     tab_to(page, "end")
     page.keyboard.press("Enter")
     report = desk.locator(".report")
     report.locator("table").first.wait_for()
-    under = {title: report.locator("h3", has_text=title).locator("xpath=following-sibling::ul[1]").inner_text()
+    list_below = "xpath=following-sibling::ul[1]"
+    under = {title: report.locator("h3, h4", has_text=title).first.locator(list_below).inner_text()
              for title in ("Strengths", "Not found in your answers")}  # fmt: skip
     assert question.L4[0] in under["Strengths"] and phrase in under["Not found in your answers"]  # quoted, never said
     assert "|---" not in desk.inner_text() and "mock-1.md" in desk.inner_text()

@@ -227,3 +227,64 @@ OPPOSITES = (  # false on purpose, in the words of the rubric
         "xnn xxn nnx / xx / n / -",
     ),
 )
+
+# Which sentence earns a point, judged by reading it: how the point begins → words of that sentence, or of some.
+EARNED: dict[str, dict[str, str | tuple[str, ...]]] = {
+    "adaptive-length": {
+        "Longer drafts": "when it is high I draft more",
+        "Shortens drafts": "when it is low I shrink k",
+        "Includes switching off": "down to zero",
+        "Bases the decision": "running average",
+    },
+    "which-acceptance": {
+        "Knows that acceptance can be": ("different denominators", "One counts accepted"),
+        "Says what is counted": "One counts accepted",
+    },
+    "expected-tokens": {
+        "Knows that at least one": "at least one token",
+        "Derives it from": "probability alpha to the i",
+        "Gives the ceiling": "1/(1-α) for large k",
+        "Says it counts": "the correction or the bonus",
+    },
+    "ngram-in-constant-time": {
+        "Uses a dictionary": "one dict per match",
+        "Prefers the longest": "longest suffix first",
+        "Inserts only grams": ("only insert an n-gram", "matches itself"),
+    },
+    "moe-verification": {
+        "Different tokens use": ("routes to its own experts", "38 distinct experts"),
+        "Knows that only chosen": ("routes to its own experts", "38 distinct"),
+        "Says that more tokens": ("routes to its own experts", "38 distinct"),
+        "Explains why verifying": "routes to its own experts",
+        "Says why the large-batch": ("At moderate batch", "hundreds of requests"),
+        "Computes the ratio": ("8 of 256 experts", "that's about 3x"),
+        "Estimates the expected": ("8 of 256 experts", "unique experts"),
+        "Knows that neighbouring": ("log the router", "overlap is 50 percent"),
+    },
+    "drop-unlikely-drafts": {
+        "Suspects that removing": ("selection bias", "P(A) = 0.99"),
+        "Proposes to stop": "stop AFTER",
+        "Separates cutting": "stop AFTER",
+        "Constructs the bias": "P(A) = 0.99",
+        "Separates ending": "stop AFTER",
+        "Notes that for greedy": ("A greedy draft", "harmless"),
+    },
+    "cost-per-million": {
+        "Larger batches make": ("64 times cheaper", "30 to 60x"),
+        "Turns dollars": "3,800 seconds",
+        "Computes tokens per second": ("263 tokens a second", "8,100 tokens", "3,800 seconds"),
+        "Says that this is": ("a floor", "at 40 percent"),
+        "Corrects for real": ("at 40 percent", "too optimistic", "GPU is full"),
+        "States that it is": ("a floor", "at 40 percent"),
+    },
+    "online-adaptation": {
+        "Acceptance is monitored": "log acceptance",
+        "Verification gives": "labels for free",
+        "The output does not": "output exact",
+        "Mixes old": "30 percent replay",
+        "Decides on held-out": "held-out recent",
+        "Rolls out": "canary on 5",
+        "Weighs training": "Value check",
+    },
+    "acceptance-by-position": {"Adds the one": "the one that every"},
+}

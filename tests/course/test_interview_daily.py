@@ -26,6 +26,7 @@ from minispec.course.interview.practice import (
     practise,
 )
 from minispec.course.interview.schedule import Schedule
+from minispec.course.interview.stated import judge
 
 BANK = load()
 
@@ -145,9 +146,7 @@ def test_readiness_says_what_is_missing(tmp_path):
 def test_weakest_topics_are_drawn(tmp_path):
     record = Record(tmp_path / "daily.json")
     item = fresh_number(random.Random(0))
-    record.note(
-        [Computed(item, item.number.computed), Computed(item, None), Computed(item, -1.0), Computed(item, -1.0)]
-    )
+    record.note([Computed(item, judge(item.number, text)) for text in (str(item.number.computed), "", "-1", "-1")])
     [line] = [line for line in overview(record, Schedule(None), BANK) if item.topic in line and "of 4" in line]
     assert line.count("█") == 5 and line.count("░") == 15
 

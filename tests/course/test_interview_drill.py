@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from fsrs import Rating
 from interview_checks import ticks
+from mutants.patching import rewrite
 
 import minispec as ms
-from minispec.course.interview import LEVELS, load, start
+from minispec.course.interview import LEVELS, load, start, stated
 from minispec.course.interview.arithmetic import worked
 from minispec.course.interview.drill import (
     FOLLOW_UP,
@@ -28,9 +29,10 @@ from minispec.course.interview.drill import (
     Session,
     Talk,
     choose,
-    read_number,
 )
+from minispec.course.interview.question import Number
 from minispec.course.interview.schedule import Schedule
+from minispec.course.interview.stated import judge
 from minispec.course.interview.summary import explained, reading, summary, topic_levels, weak
 from minispec.course.interview.widget import Drill, Sitting
 
@@ -103,29 +105,79 @@ def test_a_box_knows_whether_it_was_ticked():
     assert said.boxes("L4", ticked=False) == list(KV.L4)
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("2.77", 2.77), (" 14,950 ", 14950), ("320 KiB", 320), ("2*80*8*128*2/1024", 320), ("8 ×", 8), ("2,77", 2.77),
-        ("0,125", 0.125), ("≈ 3", 3), ("2^10", 1024), ("1e9", 1e9), ("−4", -4), ("45 %", 0.45), ("1 000", 1000),
-        ("", None), ("x", None), ("about 3", None), ("1/0", None), ("9**9**9**9", None), ("H200.bandwidth", None),
-        ("expected_tokens(0.7, 4)", None), ("1 2 3", None), ("e", None),
-    ],
-)  # fmt: skip
-def test_numbers_as_people_type_them(text, value):
-    assert read_number(text) == value
+def figure_of(value: float, unit: str = "") -> Figure:
+    return Figure(Number("a number", repr(value), value, 0.0, unit=unit))
 
 
-def test_a_percentage_is_read_in_the_unit_of_the_answer():
-    assert read_number("45 %", unit="%") == 45 and read_number("45", unit="%") == 45
+def check_numbers_as_people_type_them() -> None:
+    """The drill reads what the mock interview reads (stated.py)."""
+    for value, unit, *texts in (
+        (2.77, "", "2.77", "2,77", "about 2.77", "1 + 0.7 + 0.49 + 0.343 + 0.24 = 2.77", "2.77, I think"),
+        (1000, "", "1,000", "1 000", "1000", "2*500", "1e3", "10^3", "10³ is 1000"), (1000.5, "", "1.000,5", "1,000.5"),
+        (1e9, "", "1e9", "1e+9", "1 billion", "1,000,000,000", "10**9"), (5.2, "×", "about 5.2×", "5.2 x", "≈ 5.2"),
+        (12, "GB", "12 GB", "12", "12,000 MB", "0.012 TB", "12 GiB"), (320, "KiB", "320 KiB", "2*80*8*128*2/1024"),
+        (3, "ms", "3 ms", "0.003 s", "3 ms or 0.003 s", "0.003 s, or 3 ms", "3000 µs"), (-4, "", "−4", "minus 4"),
+        (0.45, "", "45 %", "0.45"), (45, "%", "45 %", "45", "0.45"),
+    ):  # fmt: skip
+        for text in texts:
+            session = Session([figure_of(value, unit)], 10)
+            assert session.asks_again(text) == "" and session.computed(text).right, (value, text)
+    for value, unit, *texts in (
+        (1000, "", "1,00", "100", "1e4"), (12, "GB", "12 MB", "12 KiB"), (3, "ms", "3 s", "0.003 ms", "4 ms"),
+        (320, "KiB", "320 GB"), (5.2, "×", "5.9×"),
+    ):  # fmt: skip
+        for text in texts:
+            session = Session([figure_of(value, unit)], 10)
+            assert session.asks_again(text) == "" and not session.computed(text).right, (value, text)
+    for text in (
+        "x",
+        "no idea",
+        "1/0",
+        "9**9**9**9",
+        "H200.bandwidth",
+        "3 ms or 4 ms",
+        "4 ms or 3 ms",
+        "between 2 and 3",
+    ):
+        assert Session([figure_of(3, "ms")], 10).asks_again(text), text
+    silent = Session([figure_of(3)], 10)
+    assert silent.asks_again(" ") == "" and not silent.computed("").right  # no reply is an answer: not known
+
+
+def test_numbers_as_people_type_them():
+    check_numbers_as_people_type_them()
+
+
+@pytest.mark.parametrize(("owner", "name", "old", "new"), [
+    (stated, "_digits", r'"[1-9]\d{0,2}(\.\d{3})+,"', '"never"'),
+    (stated, "judge", "(same or not value.either)", "not value.either"),
+    (stated.Value, "readings", "if kind != other or 0.9 < much / wanted < 1.1:", "if True:"),
+    (Session, "computed", "judge(self.current.number, text)", "judge(self.current.number, text[:3])"),
+    (Session, "asks_again", "if text.strip() else", "if False else"),
+])  # fmt: skip
+def test_the_check_of_numbers_sees_what_it_is_for(owner, name, old, new, monkeypatch):
+    rewrite(monkeypatch, owner, name, old, new)
+    monkeypatch.setattr(sys.modules["minispec.course.interview.drill"], "judge", stated.judge)
+    with pytest.raises((AssertionError, ValueError)):
+        check_numbers_as_people_type_them()
+
+
+def test_in_a_notebook_a_number_that_cannot_be_read_is_asked_for_again():
+    sitting = Sitting(Session([figure_of(3, "ms")], 10))
+    sitting._field.value = "3 or 4, who knows"
+    sitting._compute()
+    assert sitting.session.results == [] and "final number" in sitting._body.children[1].value
+    sitting._field.value = "3"
+    sitting._compute()
+    assert sitting.session.results[0].right
 
 
 def test_numbers_are_graded_with_tolerance():
     [number] = [n for n in KV.numbers if n.value == 320 and n.unit == "KiB"]
     figure = Figure(number, KV)
-    right = {text: Computed(figure, read_number(text)).right for text in ("320", "330 KiB", "305", "340", "300", "")}
+    right = {text: Computed(figure, judge(number, text)).right for text in ("320", "330 KiB", "305", "340", "300", "")}
     assert right == {"320": True, "330 KiB": True, "305": True, "340": False, "300": False, "": False}
-    assert Computed(figure, 320).rating == Rating.Good and Computed(figure, None).rating == Rating.Again
+    assert [Computed(figure, judge(number, text)).rating for text in ("320", "")] == [Rating.Good, Rating.Again]
 
 
 def test_the_formula_is_shown_with_its_numbers():

@@ -8,13 +8,13 @@ import re
 import sys
 
 import pytest
-from interview_answers import CANDIDATES, OPPOSITES, Typed
+from interview_answers import CANDIDATES, EARNED, OPPOSITES, Typed
 from mutants.patching import rewrite
 
 from minispec.course.interview import evidence, load, matcher, vocabulary
 from minispec.course.interview.drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box
 from minispec.course.interview.evidence import graded, heard, refusal, suggest
-from minispec.course.interview.matcher import find, match_boxes, sentences, suggestions, supports, was_said
+from minispec.course.interview.matcher import find, match_boxes, plainly, sentences, suggestions, supports, was_said
 from minispec.course.interview.question import LEVELS
 from minispec.course.interview.questions import FOLDER
 from minispec.course.interview.rounds import Reply, Turn, grading
@@ -100,7 +100,14 @@ def test_names_of_versions_are_no_numbers():
 
 @pytest.mark.parametrize(
     ("one", "other"),
-    [("effect", "effective"), ("pay", "paying"), ("store", "saves"), ("low", "large"), ("change", "differs")],
+    [
+        ("effect", "effective"),
+        ("pay", "paying"),
+        ("store", "saves"),
+        ("low", "large"),
+        ("change", "differs"),
+        ("depends", "conditions"),
+    ],
 )
 def test_words_that_are_not_one(one, other):
     assert set(key_words(one)) != set(key_words(other))
@@ -246,7 +253,21 @@ def check_push_backs_are_found_in_their_own_reply() -> None:
     assert share(own) >= 0.95 and share(others) <= 0.06
 
 
+def check_the_sentence_that_earned_it_is_quoted() -> None:
+    """For seven points in ten; for more than eight in ten of those that a debrief calls strengths."""
+    found = []
+    for answer in CANDIDATES:
+        for (box, *_), (_, _, match) in zip(boxes_of(answer), typed(answer), strict=True):
+            for start, words in EARNED.get(answer.question, {}).items():
+                if box.text.startswith(start) and match.suggested:
+                    earned = any(each in match.quote for each in ([words] if isinstance(words, str) else words))
+                    found.append((earned, plainly(box.text, match.quote) >= evidence.PLAIN))
+    assert len(found) >= 40 and share(earned for earned, _ in found) >= 0.7
+    assert share(earned for earned, plain in found if plain) >= 0.8 and sum(plain for _, plain in found) >= 15
+
+
 NEW_CHECKS = (
+    check_the_sentence_that_earned_it_is_quoted,
     check_what_candidates_said_is_suggested,
     check_the_opposite_is_not_suggested,
     check_what_is_denied_is_not_suggested,
@@ -358,6 +379,14 @@ MUTANTS = [
     ),
     (matcher, "match_boxes", "least, held_by,", "least, None,", check_what_candidates_said_is_suggested),
     (evidence, "heard", "if box.group in (FOLLOW_UP, PUSH_BACK)", "if False", check_each_reply_has_its_own_words),
+    (matcher, "plainly", "wanted.look(phrase).score", "wanted.most", check_the_sentence_that_earned_it_is_quoted),
+    (
+        matcher,
+        "find",
+        "key=lambda each: wanted.look(each).score",
+        "key=len",
+        check_the_sentence_that_earned_it_is_quoted,
+    ),
     (matcher, "weight", "if used[term] < 2:", "if True:", check_what_was_said_is_suggested),
 ]
 
@@ -365,7 +394,14 @@ MUTANTS = [
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
-    for each in ("suggestions", "key_words", "occurrences", "match_boxes", "heard"):  # names that were imported
+    for each in (
+        "suggestions",
+        "key_words",
+        "occurrences",
+        "match_boxes",
+        "heard",
+        "plainly",
+    ):  # names that were imported
         here = sys.modules[__name__]
         for module, home in ((matcher, vocabulary), (evidence, matcher), (here, matcher), (here, evidence)):
             if hasattr(module, each) and hasattr(home, each):

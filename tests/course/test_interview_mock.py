@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import random
+import re
 import sys
 
 import pytest
@@ -22,7 +23,9 @@ from minispec.course.interview.debrief import AXES, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, kv_size, losslessness
 from minispec.course.interview.drill import SINKS, Box
 from minispec.course.interview.evidence import graded
+from minispec.course.interview.matcher import suggestions
 from minispec.course.interview.mock_interview import Interview, keep, unfinished
+from minispec.course.interview.mock_widget import Desk
 from minispec.course.interview.plain_markdown import to_html
 from minispec.course.interview.question import LEVELS, Number
 from minispec.course.interview.rounds import (
@@ -39,6 +42,7 @@ from minispec.course.interview.rounds import (
     probing,
 )
 from minispec.course.interview.schedule import Schedule
+from minispec.course.interview.terminal import Console
 
 BANK = load()
 IRRELEVANT_TALK = (
@@ -392,6 +396,16 @@ def test_a_changed_bank_is_noticed():
 # ---------------------------------------------------------------- the debrief
 
 
+def section(text: str, *titles: str) -> str:
+    """What stands below these headings."""
+    found = [part.partition("\n") for part in re.split(r"^#+ ", text, flags=re.M)]
+    return "".join(body for title, _, body in found if title in titles)
+
+
+def all_concerns(held: Interview) -> str:
+    return section(report(held), "Concerns", "Further concerns")
+
+
 def signals(held: Interview) -> list[int]:
     return [Debrief(held, name).signal for name in dict.fromkeys(name for name, *_ in held.transcript)]
 
@@ -418,7 +432,7 @@ def check_words_that_were_not_said_earn_nothing() -> None:
         held = hold(interview("L6", seed=5), says=lambda turn, says=says: says, ticks=by_the_book)
         found = Debrief(held, "concept")
         assert found.signal == 0 == found._signal(True) and not any(g.shown or g.claimed for g in found.gradings)
-        refused = report(held).split("### Not found in your answers")[1].split("###")[0]
+        refused = section(report(held), "Not found in your answers")
         assert refused.count("\n- ") == sum(len(g.refused) for g in found.gradings) > 20
         assert "With the points that you claim" not in report(held)
 
@@ -471,7 +485,8 @@ def test_the_headline_follows_from_the_table():
 def test_the_axes_are_defined_and_have_no_level():
     held = hold(interview("L4", seed=5), says=deep_answer, ticks=basics)
     assert signals(held) == [1] and Debrief(held, "concept").counts()["correctness"][0] == 9
-    assert f"| correctness | 9 of 9 | {AXES['correctness']} |" in report(held)
+    text = report(held)
+    assert "correctness 9 of 9, depth" in text and all(f"- {axis}: {AXES[axis]}" in text for axis in AXES)
 
 
 def check_own_words() -> None:
@@ -524,23 +539,108 @@ def check_the_opposite_is_a_concern() -> None:
     point = BANK[held.turn.question].L4[0]
     answer(held)
     hold(held)
-    concerns = report(held).split("### Concerns")[1].split("###")[0]
+    concerns = all_concerns(held)
     assert f"said the opposite? {point}" in concerns and f"may have said what sinks an answer: {sink}" in concerns
     assert "replied with something else? asked" in concerns and weather in concerns
-    in_short = report(held).split("### In short")[1].split("###")[0]
-    assert in_short.count("- risk:") == 2 and in_short.count("- strength:") <= 3
+
+
+def test_without_a_rubric_no_reply_is_called_something_else():
+    """A probe holds few words; whoever stops before the rubric is not accused."""
+    held = interview("L6", seed=5)
+    held.do("begin")
+    for text in (
+        "It reads less.",
+        "Because an output token keeps a slot of the batch for the whole step, with its cache.",
+    ):
+        held.do("say", text=text)
+    held.do("end")
+    assert "something else" not in report(held)
 
 
 def test_the_opposite_and_something_else_are_concerns():
     check_the_opposite_is_a_concern()
 
 
-def test_three_strengths_and_two_risks_come_first():
-    held = hold(interview("L6", seed=5), says=deep_answer, ticks=by_the_book, number=right)
-    text = report(held)
-    in_short = text.split("### In short")[1].split("###")[0]
-    assert in_short.count("- strength:") == 3 and text.index("### In short") < text.index("| question |")
-    assert len({line for line in in_short.splitlines() if line}) == in_short.count("\n- ")
+def first_page(text: str) -> str:
+    return text.split("## The concept round")[1].split("### The record")[0]
+
+
+def check_the_first_page_is_one() -> None:
+    """Three strengths and three concerns at most, no quote twice, and all of it on about one screen of 80 columns."""
+    good = hold(interview("L6", seed=5), says=deep_answer, ticks=by_the_book, number=right)
+    bad = hold(interview("L6", seed=5), says=lambda turn: f"{IRRELEVANT} {turn.question}", ticks=lambda turn: {})
+    for held, strengths, concerns in ((good, 3, 0), (bad, 0, 3)):
+        text = report(held)
+        page = first_page(text)
+        assert section(page, "Strengths").count("\n- “") + section(page, "Strengths").count(": “") == strengths
+        listed = [line for line in section(page, "Concerns").splitlines() if line != "- none in this record"]
+        assert len(list(filter(None, listed))) == concerns
+        assert sum(map(len, map(Console(None, None).listed, page.splitlines()))) <= 50
+    quotes = re.findall("“([^”]+)”$", section(report(good), "Strengths", "Further strengths"), re.M)
+    assert len(quotes) == len(set(quotes)) > 10
+    assert "### The record" in report(good) and "#### Further concerns" in report(bad)
+
+
+def test_the_first_page_is_one():
+    check_the_first_page_is_one()
+
+
+def check_a_strength_is_plain() -> None:
+    """Counted or not: what a reader could not find in the quote is listed as the candidate's own tick."""
+    plain = "Rejected tokens roll back the grammar to its state before them"
+    vague = "Then the draft of that request would take the state from the mask and the grammar"
+    boxes = (
+        Box("L5", "Rolls back the state of the grammar for rejected tokens"),
+        Box("L6", "Knows that masks for five positions cost time on the host in every step"),
+    )
+    turn = Turn("grade", "", GRADES, "grammar-and-penalties", boxes=boxes, heard=f"{plain}. {vague}.")
+    found = graded(turn, Reply(ticks={0: plain, 1: vague}))
+    assert set(found.shown) == {0, 1} and found.is_plain(0) and not found.is_plain(1)
+    swapped = graded(turn, Reply(ticks={0: vague}))
+    assert set(swapped.shown) == {0} and not swapped.is_plain(0)
+    page = Debrief.__new__(Debrief)
+    page.gradings, page.code = [found], []
+    assert [each.quote for each in page.strengths()] == [plain] and [vague in line for line in page.weak()] == [True]
+
+
+def test_a_strength_is_plain():
+    check_a_strength_is_plain()
+
+
+def check_a_long_quote_keeps_the_words_that_earn_the_point() -> None:
+    start, end = "so the penalty counts and the state advance along the draft and so on " * 4, "and you roll them back"
+    quoted = debrief.told("Mentions rolling back the state", f"{start}{end}", 100)
+    assert end in quoted and "… " in quoted and len(quoted) < 150
+
+
+def test_a_long_quote_keeps_the_words_that_earn_the_point():
+    check_a_long_quote_keeps_the_words_that_earn_the_point()
+
+
+def test_a_question_is_no_claim():
+    """What a candidate asks back speaks for no point, unless the point is to ask."""
+    asked = "Do you mean that the constraints apply to the target only, or to the draft as well?"
+    said = "The constraints must apply to the target."
+    [match] = suggestions(["Constraints must apply to the target"], asked)
+    assert (
+        not match.suggested
+        and suggestions(["Constraints must apply to the target"], f"{asked} {said}")[0].quote == said
+    )
+    assert suggestions(["Asks which constraints apply to the target"], asked)[0].suggested
+    assert not suggestions(["Looks at batch size"], "What is the batch size; and which drafter is it?")[0].suggested
+
+
+def test_what_was_not_known_is_said_so_and_once():
+    held = interview("L6", seed=5)
+    while held.turn.expects != GRADES:
+        answer(held, says=lambda turn: "Sorry, I don't know." if turn.kind == "push-back" else deep_answer(turn))
+    asked = [box.text.rpartition(" → ")[0] for box in held.turn.boxes if box.group == "push-back"]
+    hold(held)
+    concerns = all_concerns(held)
+    assert (
+        f"not known (push-back): {debrief.short(asked[0])}" in concerns and "below L6 in 3 of 3 questions" in concerns
+    )
+    assert concerns.count(debrief.short(asked[0])) == 1
 
 
 def first_number() -> Interview:
@@ -564,6 +664,8 @@ def check_what_cannot_be_read_is_not_wrong() -> None:
         found = Debrief(held, "concept")
         assert found.numbers()[0].startswith(f"- {mark} ") and found.counts()["numbers"] == count, (first, second)
         assert ("asked again" in found.numbers()[0]) == (mark == "✓" and not first.startswith("so"))
+        said = first if first.startswith("so") else second or first
+        assert mark == "–" or f"you said “{said.format(**values)}”" in found.numbers()[0]  # and no other number
 
 
 def test_what_cannot_be_read_is_asked_again_and_a_right_reply_repairs_the_mark():
@@ -604,14 +706,13 @@ def test_strengths_quote_the_candidate_and_concerns_name_what_was_not_said():
     answer(held, ticks=lambda turn: {0: quote, 1: "something else entirely"})
     hold(held)
     text = report(held)
-    assert f"“{quote}”" in text.split("### Strengths")[1].split("###")[0]
-    concerns = text.split("### Concerns")[1].split("###")[0]
-    fuller = text.split("### A fuller answer would also hold")[1].split("###")[0]
+    assert f"“{quote}”" in section(text, "Strengths")
+    concerns, fuller = all_concerns(held), section(text, "A fuller answer would also hold")
     for box in turn.boxes[2:]:
         asked, _, point = box.text.rpartition(" → ")
         assert (debrief.short(asked or point) in concerns) == (box.group in ("follow-up", "push-back") or box.must)
         assert (debrief.short(point) in fuller) == (box.group in ("L4", "L5") and not box.must)
-    assert "something else entirely" in text.split("### Not found in your answers")[1].split("###")[0]
+    assert "something else entirely" in section(text, "Not found in your answers")
 
 
 def test_a_sinking_tell_costs_a_level():
@@ -632,6 +733,17 @@ WAITS = "if self.turn.expects in (NOTHING, GRADES):"
 MUTANTS = [
     (evidence, "graded", "or supports(point, phrase)", "or True", check_irrelevant_words_earn_nothing),
     (evidence, "refusal", "not was_said(phrase, turn.heard)", "False", check_words_that_were_not_said_earn_nothing),
+    (Debrief, "strengths", "and g.is_plain(i)", "", check_a_strength_is_plain),
+    (Debrief, "lines", "strengths[:FIRST]", "strengths", check_the_first_page_is_one),
+    (Debrief, "lines", "concerns[:FIRST]", "concerns", check_the_first_page_is_one),
+    (evidence.Graded, "is_plain", "PLAIN)", "0)", check_a_strength_is_plain),
+    (
+        debrief,
+        "told",
+        "excerpt(line.rpartition(' → ')[2], quote, most)",
+        "short(quote, most)",
+        check_a_long_quote_keeps_the_words_that_earn_the_point,
+    ),
     (evidence, "graded", "] > most", "] > 99", check_a_keyword_sentence_earns_two_points),
     (Debrief, "_signal", "(len(levels) - 1) // 2", "-1", check_the_headline_follows_from_the_table),
     (Debrief, "concerns", "in g.opposite().items()", "in ()", check_the_opposite_is_a_concern),
@@ -703,6 +815,37 @@ def test_suggestions_are_confirmed_with_a_question_mark(tmp_path):
     assert len(gradings[0][1].ticks) >= 3 and set(schedule.cards) == {first_question(3)}
 
 
+def check_a_table_is_printed_as_lines() -> None:
+    """No cell is cut, no bar is left, and every line of a row stands below its first cell."""
+    held = hold(interview("L6", seed=5), says=deep_answer, ticks=by_the_book, number=right)
+    script = Script()
+    mock_terminal._read_out(script.console, report(held).splitlines())
+    assert max(map(len, script.lines)) <= 80 and "|" not in script.text and "question | level" not in script.text
+    for asked, level, found in Debrief(held, "concept").rows():
+        lines = script.text.split(debrief.short(asked, 40).rstrip("… "))[1].splitlines()
+        assert f"  {LEVELS[level - 1]}: {found}" in lines
+
+
+def test_a_table_is_printed_as_lines():
+    check_a_table_is_printed_as_lines()
+
+
+def test_the_check_of_tables_sees_what_it_is_for(monkeypatch):
+    rewrite(monkeypatch, Console, "listed", 'line.startswith("| ")', "False")
+    with pytest.raises((AssertionError, IndexError)):
+        check_a_table_is_printed_as_lines()
+
+
+def test_other_words_than_the_suggested_ones_can_be_quoted(tmp_path):
+    question = BANK[first_question(3)]
+    own = "I said this in words of my own, about the same thing."
+    script = Script("", f"{' '.join(question.L4)} {own}", *["Memory is read."] * 3, "1! 2", own)
+    held = interview(seed=3)
+    mock_terminal.hold(held, script.console, None, tmp_path / "debrief.md")
+    [ticks] = [reply.ticks for _, turn, reply, _ in held.transcript if turn.expects == GRADES]
+    assert ticks[0] == own and ticks[1] != own and "Which words of yours earn 1?" in script.words
+
+
 def first_question(seed: int, format: str = "concept") -> str:
     held = interview(format=format, seed=seed)
     held.do("begin")
@@ -746,10 +889,42 @@ def test_a_desk_leads_to_a_debrief_in_html(tmp_path):
             desk.act({"do": "grade", "ticks": {"0": "<b>my words</b> are here", "99": "no such box"}})
             assert "no box" in desk.view["note"]
             desk.act({"do": "grade", "ticks": {"0": "<b>my words</b> are here"}})
+            assert "once more" in desk.view["note"] and "do not find" in desk.view["boxes"][0]["refused"]
+            desk.act({"do": "grade", "ticks": {"0": "<b>my words</b> are here"}})
         else:
             desk.act({"do": "begin"} if expects == NOTHING else {"do": "say", "text": "Bytes."})
     assert "<table>" in desk.view["html"] and "<h2" in desk.view["html"] and "<b>my words" not in desk.view["html"]
     assert "|---" not in desk.view["html"] and (tmp_path / "exams/mock-1.md").exists()
+
+
+def check_a_refused_quote_is_shown_at_once() -> None:
+    """Beside its box, with all ticks as they were; other words are looked at anew, the same ones are left out."""
+    desk = mock(seed=3)
+    desk.act({"do": "start"})
+    while desk.view["expects"] != GRADES:
+        desk.act({"do": "begin"} if desk.view["expects"] == NOTHING else {"do": "say", "text": "Memory is read once."})
+    turn = desk.interview.turn
+    ticks = {"0": "Memory is read once", "1": "words that I never typed", "2": ""}
+    desk.act({"do": "grade", "ticks": ticks})
+    boxes = desk.view["boxes"]
+    assert desk.interview.turn is turn and [box["ticked"] for box in boxes[:4]] == [True, True, True, False]
+    assert [bool(box["refused"]) for box in boxes[:4]] == [False, True, True, False]
+    assert boxes[1]["words"] == ticks["1"] and "grade once more" in desk.view["note"]
+    desk.act({"do": "grade", "ticks": {**ticks, "1": "other words that I never typed"}})
+    assert desk.interview.turn is turn  # other words, so it is said again
+    desk.act({"do": "grade", "ticks": {**ticks, "1": "other words that I never typed"}})
+    assert desk.interview.turn is not turn and not desk.view["note"]
+    assert "other words that I never typed" in section(report(desk.interview), "Not found in your answers")
+
+
+def test_a_refused_quote_is_shown_at_once():
+    check_a_refused_quote_is_shown_at_once()
+
+
+def test_the_check_of_refusals_sees_what_it_is_for(monkeypatch):
+    rewrite(monkeypatch, Desk, "_refuse", "if why}", "if False}")
+    with pytest.raises(AssertionError):
+        check_a_refused_quote_is_shown_at_once()
 
 
 def test_the_debrief_waits_for_nothing_slow(monkeypatch):
@@ -759,7 +934,7 @@ def test_the_debrief_waits_for_nothing_slow(monkeypatch):
         monkeypatch.setitem(sys.modules, name, None)
     for content in ({"do": "start"}, {"do": "begin"}, {"do": "say", "text": "a | b"}, {"do": "end"}):
         desk.act(content)
-    assert "<table>" in desk.view["html"]
+    assert "<h2>The concept round</h2>" in desk.view["html"]
     desk.act({"do": "again"})
     assert desk.view["phase"] == "setup" and not desk.view["resumable"]
 

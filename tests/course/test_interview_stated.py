@@ -115,7 +115,7 @@ MUTANTS = [
     (stated, "judge", "(final, last)", "found", check_other_verdicts),
     (stated, "judge", "if not value.reason", "", check_frames),
     (stated, "judge", "if not value.given", "", check_reported),
-    (stated, "judge", "and not value.either", "", check_other_verdicts),
+    (stated, "judge", "(same or not value.either)", "True", check_other_verdicts),
     (stated, "judge", "UNCLEAR if unclear else WRONG", "WRONG", check_other_verdicts),
     (stated, "stated", "in_words(text.lower())", "text.lower().replace('percent', '')", check_reported),
 ]

@@ -6,8 +6,10 @@ below it; a round that was too short has none.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...files.write import write_whole
@@ -15,7 +17,7 @@ from .arithmetic import worked
 from .coding import title_of
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS
 from .evidence import Graded, graded, rating
-from .matcher import MOST_WEIGHT, terms, weight
+from .matcher import MOST_WEIGHT, excerpt, terms, weight
 from .mock_interview import Interview
 from .question import LEVELS, Number
 from .reactions import asks_back
@@ -36,19 +38,22 @@ FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
 TALKED = (10, 250)  # words of an answer
 ENOUGH, ONE_QUESTION = 4, 10  # replies that a level takes: in a round of two questions or tasks, and in one of one
 WORTH = 4  # replies: a function that was written
-STRENGTHS, RISKS = 3, 2  # that come first
-CUT = 200  # characters of a quote
+FIRST = 3  # strengths and concerns on the first page; the rest goes into the record
+CUT, CUT_RECORD = 200, 110  # characters of a quote, there and in the record
+SAID = 40  # characters of a reply that is quoted for a number
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
 RULE = (
     "The level of the round is the middle of these lines, the lower one of two. A question reaches L4, L5 or L6 with "
     "two thirds as many points as that level has, and points of a higher level count for a lower one; L6 also takes "
     "two thirds of the L5 points and half of all. A missing must-have closes its level, and each statement that sinks "
-    "costs one. Code whose tests pass is worth L4, and each follow-up shown beside it one more."
+    "costs one. Code whose tests pass is worth L4, and each follow-up shown beside it one more. The derivation and its "
+    "numbers are not in the table."
 )
 HOW = (
     "A point counts if you ticked it and quoted words of your typed answer in which its terms were found, and not "
-    "denied, or a sentence about the question that has earned nothing else. That is counting and not understanding: "
-    "where it is wrong, you are right."
+    "denied, or a sentence about the question that has earned nothing else. It is called a strength if the "
+    "quote by itself holds most of the point. That is counting and not understanding: where it is wrong, you "
+    "are right, and a false statement that no line of a rubric names goes unnoticed."
 )
 
 
@@ -78,16 +83,22 @@ class Figure:
         return ""
 
     @property
-    def said(self) -> float | None:
-        """What was taken for the answer."""
-        return next((each.value for each in self.judged if each.verdict == self.verdict), None)
+    def said(self) -> str:
+        """What was taken for the answer: the reply, if it is short, and otherwise the number in it."""
+        replies = [reply.text for turn, reply in self.tries if turn.expects == NUMBER and not reply.skipped]
+        text, judged = next((text, each) for text, each in zip(replies, self.judged, strict=True)
+                            if each.verdict == self.verdict)  # fmt: skip
+        return f"“{text}”" if len(text) <= SAID else f"{digits(judged.value)} {self.number.unit}".strip()
 
     def line(self) -> str:
         mark = {RIGHT: "✓", WRONG: "✗"}.get(self.verdict, "–")
         said = "skipped" if not self.verdicts else "I could not read which number you meant"
         if self.verdict in (RIGHT, WRONG):
-            said = f"you said {digits(self.said)}"
-            said += " after being asked again" if self.verdict == RIGHT and self.verdicts[0] != RIGHT else ""
+            said = f"you said {self.said}"
+            if self.verdict == RIGHT and self.verdicts[0] != RIGHT:
+                first = self.judged[0].value
+                wrong = f" (first {digits(first)})" if self.verdicts[0] == WRONG else ""
+                said += f" after being asked again{wrong}"
         return f"- {mark} {self.number.name}: {said}; {worked(self.number)}"
 
 
@@ -216,6 +227,7 @@ class Debrief:
         return f"**{form} at {TITLES[self.interview.level]}.** The table signals {named(signal)}."
 
     def lines(self) -> list[str]:
+        """A page to decide from, and below it the record."""
         used, claims = self.turns[-1][2] if self.turns else 0.0, self._signal(True)
         over = f", {count(round(used - self.minutes), 'minute')} over" if used > self.minutes + 0.5 else ""
         lines = [f"## The {self.name} round", "",
@@ -223,80 +235,93 @@ class Debrief:
         if claims > self.signal:
             lines += [f"With the points that you claim below it would be {named(claims)}.", ""]
         strengths, concerns = self.strengths(), self.concerns()
-        lines += ["### In short", "", *[f"- strength: {line}" for line in self.best(strengths)],
-                  *[f"- risk: {line}" for line in concerns[:RISKS]]]  # fmt: skip
-        lines += ["- nothing was shown"] * (not strengths) + ["- no risk in this record"] * (not concerns)
+        lines += ["### Strengths", "", *([f"- {each.line(CUT)}" for each in strengths[:FIRST]] or ["- none shown"])]
+        lines += ["", "### Concerns", "", *([f"- {line}" for line in concerns[:FIRST]] or ["- none in this record"])]
         if rows := self.rows():
             lines += ["", "### How the level comes about", "", "| question | level | evidence |", "|---|---|---|"]
-            lines += [
-                f"| {short(asked).replace('|', '/')} | {named(level)} | {found} |" for asked, level, found in rows
-            ]
-            lines += ["", RULE]
-        lines += ["", "### Axes", "", "These describe the round; its level does not follow from them.", ""]
-        lines += ["| axis | evidence | what is counted |", "|---|---|---|"]
-        for axis, (got, most) in self.counts().items():
-            lines.append(f"| {axis} | {f'{got} of {most}' if most else 'not asked'} | {AXES[axis]} |")
+            lines += [f"| {short(asked, 72).replace('|', '/')} | {named(level)} | {found} |"
+                      for asked, level, found in rows]  # fmt: skip
+        axes = [f"{axis} {f'{got} of {most}' if most else 'not asked'}" for axis, (got, most) in self.counts().items()]
+        lines += ["", f"Axes, from which the level does not follow: {', '.join(axes)}."]
+        record: list[str] = []
         for title, found in (
-            ("Strengths", [f"- {line}" for _, _, line in strengths]), ("Concerns", [f"- {line}" for line in concerns]),
-            ("A fuller answer would also hold", self.unsaid()), ("Claimed, not yet shown", self.claims()),
-            ("Not found in your answers", self.refused()),
+            ("Further strengths", [f"- {each.line(CUT_RECORD)}" for each in strengths[FIRST:]]),
+            ("Further concerns", [f"- {line}" for line in concerns[FIRST:]]),
+            ("Counted on your tick", self.weak()), ("Claimed, not yet shown", self.claims()),
+            ("Not found in your answers", self.refused()), ("A fuller answer would also hold", self.unsaid()),
             ("Numbers", self.numbers()), *self.interview.asides(self.name), ("Read next", self.reading()),
         ):  # fmt: skip
             if found:
-                lines += ["", f"### {title}", "", *found]
-        return lines
+                record += ["", f"#### {title}", "", *found]
+        return [*lines, "", "### The record", *record] if record else lines
 
     @property
     def minutes(self) -> int:
         return ROUNDS[self.name]
 
-    def strengths(self) -> list[tuple[int, str, str]]:
-        """(rank, question, line), the highest level first."""
-        found = []
+    def strengths(self) -> list[Strength]:
+        """What was shown in words that a reader will accept, each quote once: the highest level first, there one of
+        each question before the second of any, and the plainest of these."""
+        found: dict[tuple[str, str], Strength] = {}
         for g in self.gradings:
             for i, quote in g.shown.items():
-                group = g.turn.boxes[i].group
-                if group != SINKS:
-                    rank = {"L4": 1, "L5": 2, FOLLOW_UP: 2, RAISES: 2}.get(group, 3)
-                    found.append((rank, g.turn.question or g.turn.exercise, f"{told(g.turn.boxes[i].text, quote)}"))
-        found += [(3, t.exercise, f"{title_of(t.exercise)}: all tests pass")
-                  for t, r in self.code if r.outcome == "right"]  # fmt: skip
-        return sorted(found, key=lambda each: -each[0])
+                box, of = g.turn.boxes[i], g.turn.question or g.turn.exercise
+                if box.group != SINKS and g.is_plain(i):
+                    rank = {"L4": 1, "L5": 2, FOLLOW_UP: 2, RAISES: 2}.get(box.group, 3)
+                    each = found.setdefault((of, quote), Strength(of, quote))
+                    each.rank, each.plain = max(each.rank, rank), max(each.plain, g.plain[i])
+                    each.points.append(box.text)
+        for turn, reply in self.code:
+            if reply.outcome == "right":
+                tests = Strength(turn.exercise, "", 3, 1.0, [f"{title_of(turn.exercise)}: all tests pass"])
+                found[turn.exercise, ""] = tests
+        seen, order = Counter(), []
+        for each in sorted(found.values(), key=lambda each: (-each.rank, -each.plain)):
+            seen[each.rank, each.question] += 1
+            order.append((-each.rank, seen[each.rank, each.question], -each.plain, len(order), each))
+        return [each for *_, each in sorted(order)]
 
-    def best(self, strengths: list[tuple[int, str, str]]) -> list[str]:
-        """Three, of as many questions as there are."""
-        seen: dict[str, int] = {}
-        order = []
-        for rank, question, line in strengths:
-            seen[question] = seen.get(question, 0) + 1
-            order.append((seen[question], -rank, line))
-        return [line for *_, line in sorted(order, key=lambda each: each[:2])[:STRENGTHS]]
+    def weak(self) -> list[str]:
+        """Shown, but in words from which a reader could not tell."""
+        return [f"- {told(g.turn.boxes[i].text, quote, CUT_RECORD)}" for g in self.gradings
+                for i, quote in g.shown.items() if g.turn.boxes[i].group != SINKS and not g.is_plain(i)]  # fmt: skip
 
     def concerns(self) -> list[str]:
-        """What speaks against the candidate, the gravest first. What was not asked for is not among it."""
+        """What speaks against the candidate: first what is certain, the gravest before the rest; then what the words
+        suggest; then what was left out. What was not asked for is not among it."""
         lines = [f"said what sinks an answer: {text}" for g in self.gradings for text in g.texts(SINKS, among=g.shown)]
+        for turn, reply in self.code:
+            if reply.outcome != "right":
+                lines.append(f"{title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
+        wrong = sum(figure.verdict == WRONG for figure in self.figures)
+        lines += [f"{wrong} of {len(self.figures)} numbers wrong"] * bool(wrong)
+        unticked = [(g, box) for g in self.gradings for i, box in enumerate(g.turn.boxes)
+                    if i not in {**g.shown, **g.claimed, **g.empty, **g.opposite()}]  # fmt: skip
+        lines += [f"a must-have was not said ({box.group}): {short(box.text)}" for _, box in unticked if box.must]
         lines += [f"said the opposite? {told(g.turn.boxes[i].text, quote)}"
                   for g in self.gradings for i, quote in g.opposite().items()]  # fmt: skip
         lines += [f"may have said what sinks an answer: {told(g.turn.boxes[i].text, quote)}"
                   for g in self.gradings for i, quote in g.suspected().items()]  # fmt: skip
         shown = {box.text.rpartition(" → ")[0] for g in self.gradings for i, box in enumerate(g.turn.boxes)
                  if " → " in box.text and i in {**g.shown, **g.claimed}}  # fmt: skip
+        rubrics = {(g.turn.question, g.turn.exercise) for g in self.gradings}
         for turn, reply in self.words:
+            if not turn.model and (turn.question, turn.exercise) not in rubrics:
+                continue  # the round ended before it, so there is little to compare with
             answered = any(asked in turn.says for asked in shown)
             if len(reply.text.split()) >= TALKED[0] and not answered and not self.is_about(turn, reply):
-                lines.append(f"replied with something else? {told(turn.says + ' → ', reply.text)}")
-        for turn, reply in self.code:
-            if reply.outcome != "right":
-                lines.append(f"{title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
-        wrong = sum(figure.verdict == WRONG for figure in self.figures)
-        lines += [f"{wrong} of {len(self.figures)} numbers wrong"] * bool(wrong)
-        for g in self.gradings:
-            ticked = {**g.shown, **g.claimed, **g.empty, **g.opposite()}
-            for i, box in enumerate(g.turn.boxes):
-                if i not in ticked and box.must:
-                    lines.append(f"a must-have was not said ({box.group}): {short(box.text)}")
-                elif i not in ticked and box.group in (PUSH_BACK, FOLLOW_UP):
-                    lines.append(f"asked, and not ticked by you ({box.group}): {short(box.text.rpartition(' → ')[0])}")
+                says = re.sub(r"^You said: “.*”\. ", "", turn.says)
+                lines.append(f"replied with something else? {told(says + ' → ', reply.text)}")
+        levels = [level for _, level, _ in self.rows()]
+        below = sum(level <= LEVELS.index(self.interview.level) for level in levels)
+        lines += [f"below {self.interview.level} in {below} of {count(len(levels), 'question')}"] * bool(below)
+        for _, box in unticked:
+            asked = box.text.rpartition(" → ")[0]
+            if box.group in (PUSH_BACK, FOLLOW_UP) and not any(short(asked) in line for line in lines):
+                unknown = any(asked in turn.says and reply.given_up for turn, reply in self.words)
+                lines.append(
+                    f"{'not known' if unknown else 'asked, and not ticked by you'} ({box.group}): {short(asked)}"
+                )
         silent = sum(not reply.text for _, reply in self.words)
         return lines + [f"{count(silent, 'turn')} without written words"] * bool(silent)
 
@@ -340,10 +365,29 @@ def short(text: str, most: int = 140) -> str:
     return text if len(text) <= most else text[: text.rfind(" ", 0, most)] + " …"
 
 
-def told(line: str, quote: str) -> str:
+def told(line: str, quote: str, most: int = CUT) -> str:
     """A line of a rubric with the words for it; of what was asked, the question and not the answer that we expect."""
+    return f"{heading(line)}: “{excerpt(line.rpartition(' → ')[2], quote, most)}”"
+
+
+def heading(line: str) -> str:
     asked, _, point = line.rpartition(" → ")
-    return f"{f'asked “{short(asked)}”' if asked else short(point)}: “{short(quote, CUT)}”"
+    return f"asked “{short(asked)}”" if asked else short(point)
+
+
+@dataclass
+class Strength:
+    """A quote and the lines that it shows."""
+
+    question: str
+    quote: str
+    rank: int = 0
+    plain: float = 0.0
+    points: list[str] = field(default_factory=list)
+
+    def line(self, most: int) -> str:
+        said = excerpt(" ".join(point.rpartition(" → ")[2] for point in self.points), self.quote, most)
+        return "; ".join(map(heading, self.points)) + (f": “{said}”" if said else "")
 
 
 def report(interview: Interview) -> str:
@@ -366,7 +410,8 @@ def report(interview: Interview) -> str:
                   f"{', '.join(signals)}.", ""]  # fmt: skip
     for debrief in debriefs:
         lines += [*debrief.lines(), ""]
-    return "\n".join([*lines, HOW]) + "\n"
+    axes = [f"- {axis}: {counted}" for axis, counted in AXES.items()]
+    return "\n".join([*lines, "## How this is counted", "", RULE, "", *axes, "", HOW]) + "\n"
 
 
 def keep_report(interview: Interview, file: Path | None = None) -> Path:

@@ -107,7 +107,8 @@ def kv_size(dice: random.Random) -> Derivation:
         "KV size",
         "kv-size",
         f"A model with {billions} B parameters, {layers} layers, {heads} query heads and {kv_heads} KV heads of "
-        f"{head_dim}, all in bf16. {batch} requests of {length:,} tokens. How large is the cache, and what fits?",
+        f"{head_dim}, all in bf16. {batch} requests of {length:,} tokens on a card with {memory} GB. How large is "
+        "the cache, and what fits?",
         "A token keeps a key and a value in every layer for every KV head: 2 · layers · KV heads · head size values of "
         "two bytes. All else is that number times tokens.",
         (

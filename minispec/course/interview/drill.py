@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from fsrs import Rating
 
-from .expressions import evaluate
 from .question import LEVELS, Number, Question, reached
 from .questions import topics
 from .schedule import Schedule, place
+from .stated import Judged, asks_again, judge
 
 MINUTES = 20  # of a drill, unless you want others
 FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
@@ -130,37 +129,18 @@ class Said:
 
 @dataclass(frozen=True)
 class Computed:
-    """A Figure, and the number that was given; None: none that could be read."""
+    """A Figure, and what was made of the reply."""
 
     item: Figure
-    given: float | None
+    judged: Judged
 
     @property
     def right(self) -> bool:
-        return self.given is not None and self.item.number.matches(self.given)
+        return self.judged.right
 
     @property
     def rating(self) -> Rating:
         return Rating.Good if self.right else Rating.Again
-
-
-def read_number(text: str, unit: str = "") -> float | None:
-    """A number as people type it: 2.77, 14,950, 320 KiB, 45 %, 2*80*8*128*2/1024. None if it is none."""
-    for sign, meaning in {"×": "*", "·": "*", "^": "**", "−": "-", "≈": "", "~": "", "=": ""}.items():
-        text = text.replace(sign, meaning)
-    found = re.match(r"[\d\s.,()+*/eE-]+", text)
-    if not found:
-        return None
-    percent = text[found.end() :].startswith("%")
-    digits = found[0].strip(" eE*\t")  # of a unit, "8 ×" or "5 elements", this much was read
-    digits = re.sub(r"\b[1-9]\d{0,2}([, ]\d{3})+\b", lambda n: re.sub("[, ]", "", n[0]), digits).replace(",", ".")
-    try:
-        value = evaluate(digits)
-    except ValueError:
-        return None
-    if not math.isfinite(value):
-        return None
-    return value / 100 if percent and unit != "%" else value
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
@@ -241,22 +221,23 @@ class Session:
 
     def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
         """The rubric of the current Talk was ticked."""
-        return self._note(Said(self.current, frozenset(boxes), tuple(text for text in texts if text.strip())))
+        return self.note(Said(self.current, frozenset(boxes), tuple(text for text in texts if text.strip())))
 
     def computed(self, text: str) -> Computed:
         """The current Figure was answered."""
-        return self._note(Computed(self.current, read_number(text, self.current.number.unit)))
+        return self.note(Computed(self.current, judge(self.current.number, text)))
 
-    def note(self, result):
-        """Any other kind of answer to the current item, such as a choice."""
-        return self._note(result)
+    def asks_again(self, text: str) -> str:
+        """What to say to a reply in which no number can be read, or more than one; "" if there is one or no reply."""
+        return asks_again(judge(self.current.number, text)) if text.strip() else ""
 
     def skip(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
         self.place += 1
         self.over = self.elapsed >= self.minutes  # never in the middle of an answer
 
-    def _note(self, result):
+    def note(self, result):
+        """An answer to the current item."""
         self.results.append(result)
         self.times.append(self.elapsed)
         self.skip()

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from fsrs import Rating
 
 from .drill import FOLLOW_UP, PUSH_BACK, SINKS
-from .matcher import Match, match_boxes, supports, terms, was_said
+from .matcher import Match, match_boxes, plainly, supports, terms, was_said
 from .question import LEVELS, reached
 from .rounds import Reply, Turn
 
 PER_QUOTE = 2  # lines that the same words can earn
 PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
 FEWEST = 3  # words of a quote
+PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 Entry = tuple[str, Turn, Reply, float]  # of a transcript
@@ -79,6 +80,11 @@ class Graded:
     empty: dict[int, str]  # without words, or with a sentence that has earned two lines already
     refused: dict[int, str] = field(default_factory=dict)  # with words that were not said
     matches: tuple[Match, ...] = ()
+    plain: dict[int, float] = field(default_factory=dict)  # box → how much of its line the words hold (matcher.plainly)
+
+    def is_plain(self, box: int) -> bool:
+        """Whether a reader who knows only the quote would agree; of a reply, the whole of it counts."""
+        return self.plain[box] >= (PLAIN_REPLY if self._group(box) in (FOLLOW_UP, PUSH_BACK) else PLAIN)
 
     def texts(self, *groups: str, among: Sequence[int] | dict | None = None) -> list[str]:
         found = [(i, box.text) for i, box in enumerate(self.turn.boxes) if box.group in groups]
@@ -123,7 +129,7 @@ class Graded:
 
 def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded:
     transcript = list(transcript)
-    matches = tuple(suggest(turn, transcript))
+    matches, said = tuple(suggest(turn, transcript)), heard(turn, transcript)
     shown, claimed, empty, refused, quoted = {}, {}, {}, {}, Counter()
     for i, phrase in sorted(reply.ticks.items()):
         if turn.boxes[i].group == SINKS:
@@ -143,7 +149,10 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
             shown[i] = phrase
         else:
             claimed[i] = phrase
-    return Graded(turn, shown, claimed, empty, refused, matches)
+    plain = {i: plainly(turn.boxes[i].text.rpartition(" → ")[2],
+                        said[i] if turn.boxes[i].group in (FOLLOW_UP, PUSH_BACK) else phrase)
+             for i, phrase in shown.items() if turn.boxes[i].group != SINKS}  # fmt: skip
+    return Graded(turn, shown, claimed, empty, refused, matches, plain)
 
 
 def speaks_of(turn: Turn, phrase: str) -> bool:

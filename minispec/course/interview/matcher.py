@@ -9,7 +9,7 @@ their answers and the fewer points of the same rubric hold it; a number of the p
 unit where both have one, weighs as much as a good term, and where a point is mostly about quantities, one of them must
 be there. A point is suggested if enough of its weight stands in up to three neighbouring sentences, one of its
 distinctive terms among it: half, or a third if the answer as a whole is about the question. The quote is the one
-sentence that holds most of it.
+sentence that holds most of it, of a reply perhaps some more.
 
 A term that is denied where the point is not ("no rollback", "never falls"), or the other way round, speaks against the
 point. If too much does, the point is not suggested but marked as the opposite. So the right words in a wrong sentence
@@ -34,6 +34,7 @@ NUMBER = re.compile(
     r"(?<![\w.])(?<![^\W\d_]-)(\d[\d,]*(?:\.\d+)?)"
     r"\s?(%|percent\b|per cent\b|×|x\b|kib|mib|gib|kb|mb|gb|tb/s|gb/s|tb|ms|µs|s\b|tokens)?"
 )
+ASKS = re.compile(r"(?:.*: )?(?:what|which|how|who|when|where|why|is|are|do|does)\b", re.IGNORECASE)
 SHARE, SHARE_ON_TOPIC, SHARE_OF_QUOTE, SHARE_OF_REPLY, SHARE_OF_SINK = (
     0.6,
     0.26,
@@ -47,6 +48,7 @@ WINDOW, REPLY = 3, 8  # sentences that a point may be spread over, and a reply t
 LONGER = 0.2  # weight that a longer window has to add
 DISTINCTIVE, LITTLE = 0.45, 0.35  # of the weight of a point's heaviest term: one such must be there if little else is
 AGAINST, AGAINST_REPLY, MOSTLY = 0.1, 0.3, 0.8  # of the weight that speaks for a point: what is tolerated, the opposite
+QUOTE = 200  # characters of a reply that are quoted, if it is more than a sentence
 QUOTED = 0.75  # of a quote's pairs of words that have to stand in the answer
 CLOSE = 0.05  # numbers
 SMALL = 10  # a whole number below it, without a unit, proves little
@@ -113,6 +115,15 @@ def _same(wanted: tuple[float, str], given: tuple[float, str]) -> bool:
 
 def sentences(text: str) -> list[str]:
     return [part.strip() for part in re.split(r"(?<=[.!?;])\s+|\n+", text) if part.strip()]
+
+
+def claimed(text: str) -> list[str]:
+    """The sentences that are no questions, nor parts of one."""
+    found = []
+    for whole in re.split(r"(?<=[.!?])\s+", text):
+        asks = whole.endswith("?")
+        found += [part for part in sentences(whole) if not asks or not (part.endswith("?") or ASKS.match(part))]
+    return found
 
 
 def on_topic(points: Sequence[str], answer: str) -> bool:
@@ -212,8 +223,9 @@ def _polarities(texts: Iterable[str], wanted: Mapping[str, str]) -> dict[str, se
 def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, int] | None = None,
          reply: bool = False) -> Match:  # fmt: skip
     """Look for a point of a rubric in an answer; reply: the answer replies to nothing else, so all of it may count."""
-    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (WINDOW, AGAINST)
-    turns = [sentences(turn) for turn in answer.splitlines()]  # a quote does not join two answers
+    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (1 if share == SHARE_OF_SINK else WINDOW, AGAINST)
+    claims = sentences if point.startswith("Asks") else claimed  # otherwise a question says nothing
+    turns = [claims(turn) for turn in answer.splitlines()]  # a quote does not join two answers
     windows = [said[i : i + n] for n in range(1, longest + 1) for said in turns for i in range(len(said) - n + 1)]
     wanted = Wanted(point, held_by)
     best, where = wanted.look(), []
@@ -228,17 +240,45 @@ def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, in
     opposite = not suggested and against.is_denied(MOSTLY) and wanted.enough(against.turned, share)
     if opposite:
         best, where = against.turned, there
-    own = terms(" ".join(where))
-    shown = [_named(wanted.words[term], own[term]) for term in wanted.words if term in best.hits]
+    own, said = terms(" ".join(where)), " ".join(where).lower()
+    shown = [_named(wanted.words[term], own[term], said) for term in wanted.words if term in best.hits]
     shown += [f"{best.right} of {len(wanted.figures)} numbers"] if wanted.figures else []
     missing = [wanted.words[term] for term in wanted.words if term not in best.hits]
-    quote = max(where, key=lambda sentence: wanted.look(sentence).score, default="")
-    return Match(tuple(shown), tuple(missing), quote, suggested, opposite)
+    quotes = [" ".join(where[i:n]) for i in range(len(where)) for n in range(i + 1, len(where) + 1)]
+    quotes = [each for each in quotes if each in where or (reply and len(each) <= QUOTE)]  # of a reply perhaps all
+    quote = max(quotes, key=lambda each: wanted.look(each).score, default="")
+    return Match(tuple(dict.fromkeys(shown)), tuple(missing), quote, suggested, opposite)
 
 
-def _named(word: str, own: str) -> str:
+def _named(word: str, own: str, said: str) -> str:
     """The point's word, and the candidate's where it is another."""
-    return own if own in word or word in own else f"{word} (your “{own}”)"
+    return word if own in word or word in said else f"{word} (your “{own}”)"
+
+
+def plainly(point: str, phrase: str) -> float:
+    """The share of a point's weight that a phrase holds by itself."""
+    wanted = Wanted(point)
+    return wanted.look(phrase).score / wanted.most if wanted.most else 0.0
+
+
+def excerpt(point: str, phrase: str, most: int) -> str:
+    """The part of a long quote that holds the most of a point, cut between words."""
+    phrase = phrase.rstrip(";, ")
+    if len(phrase) <= most:
+        return phrase
+    words, wanted = phrase.split(), Wanted(point)
+    best, where = -1.0, (0, 0)
+    for i in range(len(words)):
+        n = i + 1
+        while n < len(words) and len(" ".join(words[i : n + 1])) <= most - 4:
+            n += 1
+        score = wanted.look(" ".join(words[i:n])).score
+        if score > best + 1e-9:
+            best, where = score, (i, n)
+        if n == len(words):
+            break
+    i, n = where
+    return f"{'… ' * (i > 0)}{' '.join(words[i:n])}{' …' * (n < len(words))}"
 
 
 def supports(point: str, phrase: str) -> bool:

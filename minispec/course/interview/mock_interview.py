@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 
 from ...files.write import write_whole
 from .question import LEVELS, Question
+from .reactions import has_question
 from .rounds import (
     ALOUD,
     CODE,
@@ -134,14 +135,15 @@ class Interview:
             return self._note("go on")
         if action == "end":
             return self._end()
-        reply = Reply(skipped=True) if action == "skip" else self._read(action, given)
+        reply = Reply(skipped=True) if action == "skip" else self.read(action, given)
         if isinstance(reply, str):
             return reply
         self._note(action, text=reply.text, ticks={str(k): v for k, v in reply.ticks.items()}, outcome=reply.outcome)
         self._take(reply)
         return ""
 
-    def _read(self, action: object, given: Mapping[str, object]) -> Reply | str:
+    def read(self, action: object, given: Mapping[str, object]) -> Reply | str:
+        """The reply that this would be to the current turn, or what would do."""
         expects = self.turn.expects
         aloud = expects == CODE and action == "say"  # thinking aloud submits nothing
         if action != WANTED[expects] and not aloud:
@@ -196,7 +198,9 @@ class Interview:
             "Said while you wrote the code": [
                 f"- “{r.text}”" for t, r in said if r.outcome == ALOUD and t.kind != UNTOUCHED
             ],
-            "Your questions to the interviewer": [f"- “{r.text}”" for t, r in said if t.kind == "close"],
+            "Your questions to the interviewer": [
+                f"- “{r.text}”" for t, r in said if t.kind == "close" and has_question(r.text)
+            ],
         }
         return [(title, lines) for title, lines in found.items() if lines]
 

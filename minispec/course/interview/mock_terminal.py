@@ -5,6 +5,7 @@ What was answered is kept after every line, so a closed window or Ctrl-C costs n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -73,8 +74,8 @@ def hold(interview: Interview, console: Console | None = None, schedule: Schedul
 def _read_out(console: Console, lines: Sequence[str]) -> None:
     """Markdown, screen by screen; a heading is not left at the end of one."""
     blocks: list[list[str]] = [[]]
-    for line in lines:
-        blocks[-1] += console.listed(line)
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        blocks[-1] += [] if after.startswith("|---") else console.listed(line)
         if line and not line.startswith("#"):
             blocks.append([])
     screens = console.screens(blocks, left=5)
@@ -136,16 +137,17 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
     blocks = [(-1, ["", *console.wrapped(question.spoken, "One good answer: ", "  ")])] if question else []
     blocks += _rubric(console, turn, matches, suggested)
     screens = console.screens([lines for _, lines in blocks], LEFT)
-    ticked, place = set(), 0
+    ticked, other, place = set(), set(), 0
     for number, screen in enumerate(screens, start=1):
         console.show(screen)
         here, lines = set(), 0
         while lines < len(screen):
             here, lines, place = here | {blocks[place][0]}, lines + len(blocks[place][1]), place + 1
-        ticked |= _ticks(console, len(turn.boxes), suggested & here, number, len(screens))
+        more, others = _ticks(console, len(turn.boxes), suggested & here, number, len(screens))
+        ticked, other = ticked | more, other | others
     ticks = {}
     for i in sorted(ticked):
-        if i in suggested or turn.boxes[i].group == SINKS:
+        if i in suggested - other or turn.boxes[i].group == SINKS:
             ticks[i] = matches[i].quote
         else:
             console.say(f"Which words of yours earn {i + 1}? {turn.boxes[i].text}")
@@ -177,20 +179,22 @@ def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: s
         yield i, lines
 
 
-def _ticks(console: Console, boxes: int, suggested: set[int], number: int, screens: int) -> set[int]:
-    """The boxes that are ticked below one screen of a rubric."""
+def _ticks(console: Console, boxes: int, suggested: set[int], number: int, screens: int) -> tuple[set[int], set[int]]:
+    """The boxes that are ticked below one screen of a rubric, and those of them for which other words are quoted."""
     console.say()
     if number == 1:
-        console.say("A ? is a suggestion from the words of your answer, and no verdict.")
+        console.say("A ? is a suggestion from the words of your answer, and no verdict. Where another sentence of "
+                    "yours earns the point, type 5! and quote it.")  # fmt: skip
     last = number == screens
     where = "" if screens == 1 else f"── {number} of {screens}: "
     console.say(f"{where}Which did you say? Numbers such as 1 2 5-7, ? for the suggestions"
                 f"{' of this screen' * (screens > 1)}, Enter {'if none' if last else 'for more'}.")  # fmt: skip
     while True:
         reply = console.ask()
-        more = read_ticks(reply.replace("?", " "), boxes)
+        more = read_ticks(re.sub("[?!]", " ", reply), boxes)
         if more is not None:
-            return more | (suggested if "?" in reply else set())
+            other = {int(box) - 1 for box in re.findall(r"(\d+)!", reply)}
+            return more | (suggested if "?" in reply else set()), other
         console.say(f"Give numbers from 1 to {boxes}, ?, or just press Enter.")
 
 

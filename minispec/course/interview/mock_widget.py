@@ -14,7 +14,7 @@ import traitlets
 from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
-from .evidence import suggest
+from .evidence import refusal, suggest
 from .field import BREAK
 from .mock_interview import Interview, claim, keep, start_mock, unfinished
 from .plain_markdown import to_html
@@ -91,8 +91,8 @@ function render({ model, el }) {
     for (const [i, box] of view.boxes.entries()) {
       if (box.group !== group) { group = box.group; list.append(make("h4", "", group)); }
       const row = make("div", "point"), label = make("label"), tick = make("input"), words = make("textarea", "words");
-      tick.type = "checkbox"; words.rows = 2; words.value = box.quote;
-      words.placeholder = "your words that earn it"; words.hidden = true;
+      tick.type = "checkbox"; words.rows = 2; words.value = box.words; tick.checked = box.ticked;
+      words.placeholder = "your words that earn it"; words.hidden = !box.ticked || box.believed;
       words.setAttribute("aria-label", "your words for: " + box.text);
       label.append(tick, make("span", "", box.shown ?? box.text));
       row.append(label);
@@ -101,6 +101,11 @@ function render({ model, el }) {
         row.append(make("div", "why", `suggested: “${box.quote}” (${box.reason})`));
       }
       row.append(words);
+      if (box.refused) {
+        const why = make("p", "note", box.refused);
+        why.setAttribute("role", "alert");
+        row.append(why);
+      }
       tick.onchange = () => {
         words.hidden = !tick.checked || box.believed;
         if (!words.hidden && !words.value) words.focus();
@@ -124,7 +129,8 @@ function render({ model, el }) {
     });
     const bar = make("div", "row");
     bar.append(confirm, send, button("skip", { do: "skip" }), button("end", { do: "end" }));
-    return [[list, bar], rows.length ? rows[0].tick : send];
+    const refused = rows.find((row) => row.box.refused);
+    return [[list, bar], refused ? refused.words : rows.length ? rows[0].tick : send];
   };
   const answering = (view) => {
     const bar = make("div", "row"), parts = [];
@@ -237,6 +243,8 @@ class Desk(anywidget.AnyWidget):
         self.schedule = Schedule(place()) if schedule is None else schedule
         self.interview: Interview | None = None
         self._old = unfinished(bank)
+        self._ticks: dict[int, str] = {}  # of a rubric with quotes that were refused
+        self._refused: dict[int, str] = {}  # box → why
         self.on_msg(lambda _, content, __: self.act(content))
         self._show()
 
@@ -252,11 +260,25 @@ class Desk(anywidget.AnyWidget):
             note = self._check()
         else:
             given = {name: content[name] for name in ("text", "ticks") if name in content}
-            note = self.interview.do(action, **given)
-            self._remember(action, note)
+            note = self._refuse(given.get("ticks")) if action == "grade" else ""
+            if not note:
+                note = self.interview.do(action, **given)
+                self._ticks, self._refused = {}, {}
+                self._remember(action, note)
         if self.interview is not None:
             keep(self.interview)
         self._show(note)
+
+    def _refuse(self, ticks: object) -> str:
+        """Says once which quotes are not in the answers; whoever grades with the same ones again leaves them out."""
+        reply, turn = self.interview.read("grade", {"ticks": ticks}), self.interview.turn
+        if isinstance(reply, str) or reply.ticks == self._ticks:
+            return ""
+        said = self.interview.transcript
+        found = {i: refusal(turn, i, words, said) for i, words in reply.ticks.items()
+                 if words != (suggest(turn, said)[i].quote or None)}  # fmt: skip
+        self._ticks, self._refused = dict(reply.ticks), {i: why for i, why in found.items() if why}
+        return "Quote other words where it says so below, or grade once more to leave them out." * bool(self._refused)
 
     @property
     def notebook(self) -> Path | None:
@@ -320,8 +342,9 @@ class Desk(anywidget.AnyWidget):
         boxes = [dict(text=box.text, shown=box.shown, group=TITLES.get(box.group, box.group),
                       believed=box.group == SINKS,
                       suggested=match.suggested, reason=match.reason,
-                      quote=match.quote if match.suggested else "")
-                 for box, match in zip(turn.boxes, matches, strict=True)]  # fmt: skip
+                      quote=(quote := match.quote if match.suggested else ""), words=self._ticks.get(i, quote),
+                      ticked=i in self._ticks, refused=self._refused.get(i, ""))
+                 for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True))]  # fmt: skip
         spoken = self.bank[turn.question].spoken if turn.expects == GRADES and turn.question else ""
         self.view = dict(phase="turn", kind=turn.kind, says=says, expects=turn.expects, boxes=boxes, spoken=spoken,
                          shows=turn.shows,

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from .matcher import find, numbers, sentences, suggestions
+from .matcher import find, numbers, suggestions
 from .question import Question
+from .stated import SCALES, stated
 from .summary import digits
 
 SHORT = 12  # words: an answer below this is helped along
@@ -20,19 +21,24 @@ NEAR = 3  # two values further apart than this factor are two quantities
 ALL_BUT = 0.85  # of a mistake's terms, before a reply is taken for it
 
 WORD = r"(?:what|which|how|who|when|where|why|may|can|could|shall|should|am|is|are|do|does|did|will|would|have|has|any)"
-QUESTION = re.compile(rf"(?:^|[,:–]\s*|\b(?:and|or|so|but|then|sorry|ok|okay)\s+){WORD}\b.*\?$", re.IGNORECASE)
+QUESTION = re.compile(rf"(?:^|[,;:–]\s*|\b(?:and|or|so|but|then|sorry|ok|okay)\s+){WORD}\b.*\?$", re.IGNORECASE)
+NO_QUESTION = re.compile(
+    r"^(?:no|nope|none|nothing|all good|i(?:'m| am) (?:good|fine)|that(?:'s| is| was| will be) (?:all|it))\b", re.I
+)
 MAY_I = re.compile(r"\b(?:(?:may|can|could|shall|should) (?:i|we)|(?:ok|okay|fine|fair) to) assume\b", re.IGNORECASE)
 GIVES_UP = re.compile(r"\b(?:(?:don't|do not|dont) (?:really )?know|no (?:idea|clue)|not sure)\b|^(?:pass|idk)\b", re.I)
 
 NEGATED = re.compile(r"\b(?:no|not|never|nor|neither|cannot|without|instead|rather|wrong)\b|n't\b", re.IGNORECASE)
-# A question about the one is answered by facts that hold the other.
-ANSWERS = tuple((re.compile(asked, re.IGNORECASE), re.compile(fact)) for asked, fact in (
-    (r"latenc|slo\b|\bfast|deadline|response time|p9\d|target", r"\bms\b|p95|within|speed|hours"),
-    (r"hardware|gpu|card|machine|memory|bandwidth|network", r"H200|\bGB|bandwidth"),
-    (r"traffic|users?\b|requests?\b|qps|load|concurren|batch|how many",
+# What is asked for, how one asks for it, and the facts that answer it.
+ANSWERS = tuple((name, re.compile(asked, re.IGNORECASE), re.compile(fact)) for name, asked, fact in (
+    ("latency target", r"latenc|\bslos?\b|\bfast|deadline|response time|p9\d|\btarget\b(?! model)",
+     r"\bms\b|p95|within|speed|hours"),
+    ("hardware", r"hardware|gpu|card\b|machine|memory|bandwidth|network", r"H200|\bGB|bandwidth"),
+    ("traffic", r"traffic|users?\b|requests?\b|qps|\bload\b|concurren|batch|how many",
      r"at a time|[Ll]oad|[Tt]raffic|requests|sessions"),
-    (r"\blong\b|length|context|prompt|output|answer", r"tokens,|tokens$|[Pp]rompt|contexts"),
-    (r"model|parameter|architecture|layers|experts?\b", r"\d B |B model|[Mm]odels?\b|drafter"),
+    ("lengths", r"\blong\b|length|context|prompt|output|answer", r"tokens,|tokens$|[Pp]rompt|contexts"),
+    ("model", r"model|parameter|architecture|layers|experts?\b", r"\d B |B model|[Mm]odels?\b|drafter"),
+    ("objective", r"objective|throughput|\bcosts?\b|budget|optimi[sz]e for", r"cost|dollar|throughput|cheap"),
 ))  # fmt: skip
 
 # What is asked after an answer that was: hardly one; about something else; without the reasons; without the limits.
@@ -54,7 +60,7 @@ PROBES = {
         "Which quantities do you need, and what do you do with them?",
         "Let us do it together. Which resource sets the limit, and how much of it is there?",
         "What does that leave out, and does it move the number up or down?",
-        "If practice gave twice that number, where would you look?",
+        "Where would a measurement differ most from your estimate, and how would you find out?",
     ),
     "design": (
         "Which parts does it have, and what goes from one to the next?",
@@ -85,21 +91,44 @@ PROBES = {
 
 def asks_back(text: str) -> bool:
     """Whether a reply is a question to the interviewer, perhaps with a few words around it, and not an answer."""
-    said = sentences(text)
+    said = _said(text)
     asked = [sentence for sentence in said if QUESTION.search(sentence)]
     rest = sum(len(sentence.split()) for sentence in said if sentence not in asked)
     return bool(asked) and rest < SHORT and (said[-1] in asked or "assum" in said[-1].lower())
 
 
-def answer_to(text: str, facts: Sequence[str] = ()) -> str:
-    """What a candidate who asks is told: the facts that are about it, or to decide."""
-    holding = [fact for asked, fact in ANSWERS if asked.search(text)]
-    known = [fact for fact in facts if any(held.search(fact) for held in holding)]
-    if known:
-        return f"{'. '.join(known)}. For the rest, say what you assume."
-    if MAY_I.search(text):
+def _said(text: str) -> list[str]:
+    """Sentences; two questions that a semicolon joins are one."""
+    return [part.strip() for part in re.split(r"(?<=[.!?])\s+|\n+", text) if part.strip()]
+
+
+def answer_to(text: str, facts: Sequence[str] = (), scoping: bool = False) -> str:
+    """What a candidate who asks is told: the facts that are about it; or to decide. scoping: in a design, what is asked
+    for and is not among the facts is named."""
+    asked = [(name, held) for name, asks, held in ANSWERS if asks.search(text)]
+    known = [fact for fact in facts if any(held.search(fact) for _, held in asked)]
+    if MAY_I.search(text) and not known:
         return "You may. Say where your answer depends on it."
-    return "You decide: say what you assume, and why."
+    told = f"{'. '.join(known)}. " if known else ""
+    missing = [name for name, held in asked if scoping and not any(held.search(fact) for fact in facts)]
+    if missing:
+        return f"{told}Not known: the {', the '.join(missing)}. Say what you assume."
+    return f"{told}For the rest, say what you assume." if told else "You decide: say what you assume, and why."
+
+
+def answer_at_the_end(text: str, facts: Sequence[str] = (), scoping: bool = False) -> str:
+    """The answer to a question about the setting that ends a reply, if that is otherwise an answer; or ""."""
+    *_, last = _said(text) or [""]
+    if asks_back(text) or not QUESTION.search(last):
+        return ""
+    told = answer_to(last, facts, scoping)
+    return "" if told.startswith(("You may", "You decide")) else f"To your question: {told} "
+
+
+def has_question(text: str) -> bool:
+    """Whether the candidate wants to know something at the end; "Nothing, thank you." is no question."""
+    plain = text.strip().replace("’", "'")
+    return bool(plain) and ("?" in plain or not NO_QUESTION.search(plain))
 
 
 def gives_up(text: str) -> bool:
@@ -132,26 +161,34 @@ def probing(question: Question, level: str, answer: str) -> str:
     return ""
 
 
-def doubt(question: Question, reply: str, wanted: Iterable[tuple[float, str]], given: str, one: bool = False) -> str:
-    """What an interviewer asks after something that a good answer would not say, or a value that is not the one wanted.
+def doubt(question: Question, reply: str, wanted: Iterable[tuple[float, str]], given: str) -> str:
+    """What an interviewer asks after something that a good answer would not say, or a result that is not the one.
 
-    wanted: values of a good answer, with units; one: any of them will do. given: all that has been asked, whose numbers
-    may be repeated. "" where nothing is strange.
+    wanted: values of a good answer, with units, of which one will do. given: all that has been asked, whose numbers may
+    be repeated. "" where nothing is strange.
     """
     for sink in question.sinks:
         match = find(sink, reply, ALL_BUT)
         if match.suggested and not NEGATED.search(match.quote):
             return f"You said: “{shortened(match.quote)}”. How sure are you, and what would change your mind?"
-    wanted = list(wanted)
-    missing = [value for value in wanted if not any(_same(value, other) for other in numbers(reply))]
-    if not missing or (one and len(missing) < len(wanted)):
+    wanted, results = list(wanted), list(_results(reply))
+    said = [*numbers(reply), *results]
+    if any(_same(value, other) for value in wanted for other in said):
         return ""
-    known = [*wanted, *numbers(given)]
-    for value, unit in numbers(reply):
-        strange = not any(_same((value, unit), other) for other in known)
-        if strange and any(_comparable((value, unit), other) for other in missing):
-            return f"Take me through the {digits(value)}{'' if unit in ('', '%') else ' '}{unit}: what do you put in?"
+    for value, unit in results:
+        strange = not any(_same((value, unit), other) for other in numbers(given))
+        if strange and any(_comparable((value, unit), other) for other in wanted):
+            shown = {name.lower(): name for name in "KB MB GB TB KiB MiB GiB TiB".split()}.get(unit, unit)
+            return f"Take me through the {digits(value)}{'' if unit in ('', '%') else ' '}{shown}: what do you put in?"
     return ""
+
+
+def _results(reply: str) -> Iterator[tuple[float, str]]:
+    """(value, unit) of what a reply states as a result: "so 3.5 dollars", not "from about 100 to 128"."""
+    for value in stated(reply):
+        if value.concludes and not (value.given or value.working or value.denied or value.either or value.reason):
+            unit = value.unit if value.unit in SCALES else ""
+            yield (100 * value.value, "%") if value.percent else (value.value, unit)
 
 
 def _same(a: tuple[float, str], b: tuple[float, str], within: float = 0.05) -> bool:
@@ -164,8 +201,4 @@ def _same(a: tuple[float, str], b: tuple[float, str], within: float = 0.05) -> b
 def _comparable(a: tuple[float, str], b: tuple[float, str]) -> bool:
     """Whether the one may be meant for the other: a number that counts something small is none of these."""
     whole = a[0] == int(a[0]) and a[0] <= 10 and not a[1]
-    return not whole and min(abs(a[0]), abs(b[0])) > 0 and 1 / NEAR <= abs(a[0] / b[0]) <= NEAR and _same_unit(a, b)
-
-
-def _same_unit(a: tuple[float, str], b: tuple[float, str]) -> bool:
-    return not a[1] or not b[1] or a[1] == b[1]
+    return not whole and min(abs(a[0]), abs(b[0])) > 0 and 1 / NEAR <= abs(a[0] / b[0]) <= NEAR and a[1] in ("", b[1])

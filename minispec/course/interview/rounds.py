@@ -18,7 +18,7 @@ from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
 from .matcher import find, numbers
 from .question import LEVELS, Number, Question
-from .reactions import answer_to, asks_back, doubt, gives_up, probing
+from .reactions import answer_at_the_end, answer_to, asks_back, doubt, gives_up, has_question, probing
 from .stated import WRONG, asks_again, judge
 from .summary import ROOT, digits
 
@@ -34,6 +34,7 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
     "coding": (("coding",),),
     "experience": (("behavioural",), ("debugging", "design")),
 }
+SETTINGS = ("design", "debugging")  # kinds of questions about a service, of which not all is known
 QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
 SCOPE = Box(FOLLOW_UP, "What did you want to know before you began? → Asks for the traffic, the latency target, the "
             "model and the hardware, or says what it assumes for them")  # fmt: skip
@@ -83,14 +84,15 @@ def open_round(name: str, level: str, minutes: int) -> Script:
                f"have {minutes} minutes. {what} The clock starts when you are ready.", NOTHING)  # fmt: skip
 
 
-def put(turn: Turn, again: str = "", facts: Sequence[str] = ()) -> Generator[Turn, Reply, list[Reply]]:
+def put(turn: Turn, again: str = "", facts: Sequence[str] = (), scoping: bool = False
+        ) -> Generator[Turn, Reply, list[Reply]]:  # fmt: skip
     """Say something and wait for a reply. A question back is answered, and ours stays open, in full or as `again`."""
     replies, says = [], again or turn.says
     for left in reversed(range(QUESTIONS_BACK + 1)):
         replies.append((yield turn))
         if not left or not asks_back(replies[-1].text):
             return replies
-        turn = replace(turn, kind="answer", says=f"{answer_to(replies[-1].text, facts)} {says}")
+        turn = replace(turn, kind="answer", says=f"{answer_to(replies[-1].text, facts, scoping)} {says}")
 
 
 class Conversation:
@@ -102,14 +104,17 @@ class Conversation:
         self.asked: list[Box] = []
         self.lost = True  # nothing but "I don't know" so far
         self.doubted = False
+        self.before = ""  # said before the next question: an answer to what the candidate asked last
 
     @property
     def answer(self) -> str:
         return "\n".join(self.said)
 
     def put(self, kind: str, says: str, again: str = "") -> Generator[Turn, Reply, Reply]:
-        facts = self.question.case.requirements if self.question.case else ()
-        replies = yield from put(Turn(kind, says, question=self.question.id), again, facts)
+        turn = Turn(kind, f"{self.before}{says}", question=self.question.id)
+        setting = (self.question.case.requirements if self.question.case else ()), self.question.kind in SETTINGS
+        replies = yield from put(turn, again or says, *setting)
+        self.before = answer_at_the_end(replies[-1].text, *setting)
         self.said += [reply.text for reply in replies]
         self.lost = self.lost and (replies[-1].given_up or not replies[-1].text)
         return replies[-1]
@@ -132,8 +137,8 @@ class Conversation:
             yield from self.put("probe", probe)
         else:
             numeric = question.kind in ("estimation", "derivation")
-            wanted = [(number.computed, "") for number in question.numbers] if numeric else []
-            yield from self.doubt(self.answer, wanted, one=True)
+            wanted = [(number.computed, number.unit.lower()) for number in question.numbers] if numeric else []
+            yield from self.doubt(self.answer, wanted)
 
     def follow_up(self) -> Script:
         """The first one that has not been answered already."""
@@ -145,9 +150,9 @@ class Conversation:
             yield from self.doubt(reply.text, numbers(follow_up.short), follow_up.question)
             return
 
-    def doubt(self, reply: str, wanted: Sequence, says: str = "", one: bool = False) -> Script:
-        """A value or a statement that a good answer would not hold is gone through again, once in a question."""
-        if not self.doubted and (asks := doubt(self.question, reply, wanted, f"{self.question.question} {says}", one)):
+    def doubt(self, reply: str, wanted: Sequence, says: str = "") -> Script:
+        """A result or a statement that a good answer would not hold is gone through again, once in a question."""
+        if not self.doubted and (asks := doubt(self.question, reply, wanted, f"{self.question.question} {says}")):
             self.doubted = True
             yield from self.put("check", asks)
 
@@ -220,10 +225,11 @@ def derive(derivation: Derivation) -> Script:
     """The beginning in words, then number by number."""
     asks = f"Let us derive something. {derivation.given} How would you begin?"
     turn = Turn("ask", asks, question=derivation.id, model=derivation.begin)
-    begun = yield from put(turn, "So: how would you begin?")
+    facts = derivation.given.split(". ")[:-1]
+    begun = yield from put(turn, "So: how would you begin?", facts)
     said = "\n".join(reply.text for reply in begun)
     taken = "That is how I would begin, too." if find(derivation.begin, said).suggested else "I would begin so."
-    before = f"{taken} {derivation.begin} Now with numbers. "
+    before = f"{answer_at_the_end(begun[-1].text, facts)}{taken} {derivation.begin} Now with numbers. "
     for number in derivation.steps:
         yield from figure(number, before=before)
         before = ""
@@ -262,11 +268,12 @@ def close(last: bool, late: bool) -> Script:
     """The candidate asks. There is no team to speak for, so the question is written down, and not answered."""
     end = "Our time is up" if late else "That was my last question"
     reply = yield Turn("close", f"{end}; thank you. What would you like to ask me?")
+    asked = has_question(reply.text)
     noted = "I have no team to speak for, so I write your question into the debrief; keep it for the day."
     if not last:
         rest = "Have a break. The clock stands still until you go on with the next round."
-        yield Turn("open", f"{noted} {rest}" if reply.text else rest, NOTHING)
-    elif reply.text:
+        yield Turn("open", f"{noted} {rest}" if asked else rest, NOTHING)
+    elif asked:
         yield Turn("close", noted, NOTHING)
 
 

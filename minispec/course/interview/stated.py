@@ -23,7 +23,10 @@ AGAIN = {
     UNCLEAR: "Which is your final number?",
     UNREAD: "I could not read a number in that. Please give only the number.",
 }
-DIGITS = r"(?:[1-9]\d{0,2}(?:[, ]\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)(?:e[+-]?\d+)?"
+DIGITS = (
+    r"(?:[1-9]\d{0,2}(?:\.\d{3})+,\d+|[1-9]\d{0,2}(?:[, ]\d{3})+(?![\d,])(?:\.\d+)?|\d+(?:[.,]\d+)?|\.\d+)"
+    r"(?:e[+-]?\d+)?"
+)
 FREE = r"(?<![\w.,])(?<![^\W\d_]-)"  # no digits of a name: EAGLE-2, H100
 BEFORE, AFTER = r"(?<=[\d)%])\s*", r"\s*(?=[-−]?[(\d.])"
 SIGNS = {  # as people write arithmetic → as Python does
@@ -45,6 +48,7 @@ CONCLUDES = set(
     becomes become comes mean sorry call final namely = ≈ → ~ ⇒ => ->""".split()
 )
 LINKS = CONCLUDES | set("to which that it the a an just exactly only simply up out at of or , : - — …".split())
+JOINTS = {"or", "to", "and"}
 REASONS = {"because", "since", "given"}
 PARAMETERS = {"k", "c", "v", "b", "n", "batch", "temperature", "α", "alpha", "β", "beta", "γ"}
 CONDITIONS = {"with", "for", "per", "under", "after", "from", "at"}
@@ -84,12 +88,13 @@ class Value:
             if not self.percent and abs(self.value) <= 1:
                 yield self.value * 100
             return
-        yield self.value
-        if self.unit in MULTIPLES:
-            yield self.value * MULTIPLES[self.unit]
         (kind, much), (other, wanted) = SCALES.get(self.unit, ("", 1.0)), SCALES.get(unit.lower(), ("-", 1.0))
+        if kind != other or 0.9 < much / wanted < 1.1:  # many say GB for GiB; 320 GB are no 320 KiB
+            yield self.value
         if kind == other:
             yield self.value * much / wanted
+        elif self.unit in MULTIPLES:
+            yield self.value * MULTIPLES[self.unit]
 
 
 @dataclass(frozen=True)
@@ -115,8 +120,9 @@ def judge(number: Number, text: str) -> Judged:
     last = found[-1]
     final = next((value for value in reversed(found) if value.concludes), last)
     right = {id(value): x for value in found for x in value.readings(number.unit) if number.matches(x)}
+    same = all(id(value) in right for value in found if value.either)  # 3 ms or 0.003 s
     for value in (final, last):
-        if id(value) in right and not value.either:
+        if id(value) in right and (same or not value.either):
             return Judged(RIGHT, right[id(value)])
     unclear = final.either or right or any(map(number.matches, final.leaves))
     return Judged(UNCLEAR if unclear else WRONG, next(final.readings(number.unit)))
@@ -179,7 +185,8 @@ def _place(value: Value, after: Value | None) -> None:
     value.denied = any(word in ("not", "isn't", "never") for word in near[-3:])
     if after is not None:
         value.working = LINKS.issuperset(after.before) and not CONCLUDES.isdisjoint(after.before)
-        if after.before in (["or"], ["to"]) or (after.before == ["and"] and "between" in near):
+        joint = [word for word in after.before if word in JOINTS or word not in (value.unit, ",")]
+        if joint in (["or"], ["to"]) or (joint == ["and"] and "between" in near):
             value.either = after.either = True
 
 
@@ -217,7 +224,9 @@ def _open(run: Sequence[re.Match]) -> int:
 
 
 def _digits(text: str) -> float:
-    """14,950 and 1 000 have thousands; 2,77 has a decimal comma."""
+    """14,950 and 1 000 have thousands; 2,77 has a decimal comma; 1.000,5 has both."""
+    if re.match(r"[1-9]\d{0,2}(\.\d{3})+,", text):
+        text = text.replace(".", "")
     if re.fullmatch(r"[1-9]\d{0,2}([, ]\d{3})+(\.\d+)?(e[+-]?\d+)?", text):
         return float(re.sub("[, ]", "", text))
     return float(text.replace(",", "."))

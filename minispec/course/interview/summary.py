@@ -36,7 +36,7 @@ def explained(number: Number) -> list[str]:
 
 def grade_of(result: Computed) -> str:
     """One line: right or wrong, and what it is."""
-    given = "no number" if result.given is None else digits(result.given)
+    given = "no number" if result.judged.value is None else digits(result.judged.value)
     return f"{'right' if result.right else 'wrong'}: {with_unit(result.item.number)} (you said {given})"
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import wrap
 
-from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, read_number
+from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk
 from .practice import Choice, Chosen, Fresh, Record, overview
 from .question import Question
 from .summary import count, explained, grade_of, summary
@@ -61,6 +61,13 @@ class Console:
             self.show(self.listed(line))
 
     def listed(self, line: str) -> list[str]:
+        """A row of a table is an entry of a list: its first cell, and the others below it; a table's head is not
+        shown."""
+        if line.startswith("|---"):
+            return []
+        if line.startswith("| "):
+            first, *rest = line.strip("| ").split(" | ")
+            return [*self.wrapped(first, "- ", "  "), *self.wrapped(": ".join(rest), "  ")]
         lead = re.match(r"\s*(- |> )?", line)[0]
         return self.wrapped(line[len(lead) :], lead, " " * len(lead))
 
@@ -102,7 +109,8 @@ def read_ticks(text: str, boxes: int) -> set[int] | None:
 
 
 def shortest(file: Path) -> str:
-    return min(str(file), os.path.relpath(file), key=len)
+    """Relative to where we are, if it is below."""
+    return os.path.relpath(file) if Path(file).absolute().is_relative_to(Path.cwd()) else str(file)
 
 
 # ---- one item -------------------------------------------------------------------------------------------------------
@@ -141,8 +149,8 @@ def when(session: Session, said: Said) -> str:
 def figure(console: Console, session: Session, item: Figure) -> None:
     console.say(item.asks[0])
     reply = console.ask()
-    while reply and read_number(reply) is None:
-        console.say("Give a number, or a sum such as 2*80*8*128; just Enter if you do not know.")
+    while again := session.asks_again(reply):
+        console.say(f"{again} A sum such as 2*80*8*128 will do; just Enter if you do not know.")
         reply = console.ask()
     result = session.computed(reply)
     console.say(grade_of(result))

@@ -19,7 +19,7 @@ FILLER = set(
     separates asks mentions quotes derives derive states counts notes points adds gives give sets keeps considers
     consider distinguishes argues tells shows show gets makes make take takes come comes either now should put puts
     want wants actually really need needs needed able first second right thing things case cases ones
-    always within already often kib mib gib kb mb gb tb ms
+    always within already often re kib mib gib kb mb gb tb ms
     """.split()
 )
 # Names of one thing, as in docs/glossary.md; the first stands for all.
@@ -113,7 +113,6 @@ paused preempt preempted preemption evict evicted
 reuse reused share shared sharing
 error errors errs
 values grid levels
-depends depend condition conditions
 formula inequality equation
 example instance
 automatic automatically itself

@@ -139,10 +139,11 @@ class Sitting(ipywidgets.VBox):
             box.disabled = True
         self._show("next", self.ask, *self._body.children, result, skip=False)
 
-    def _ask_number(self) -> None:
+    def _ask_number(self, again: str = "") -> None:
         item = self.session.current
         self._field = Field(self._compute, "a number, or a sum such as 2*80*8*128", rows=1)
-        self._show("answered", self._compute, html(item.asks[0], "drill-ask", status=True), self._field)
+        asks = [html(item.asks[0], "drill-ask", status=not again), *([html(again, status=True)] if again else [])]
+        self._show("answered", self._compute, *asks, self._field)
 
     def _ask_choice(self) -> None:
         item = self.session.current
@@ -162,6 +163,8 @@ class Sitting(ipywidgets.VBox):
         self._next.focus()
 
     def _compute(self) -> None:
+        if again := self.session.asks_again(self._field.value):
+            return self._ask_number(again)
         result: Computed = self.session.computed(self._field.value)
         self._field.disabled = True
         kind = "drill-right" if result.right else "drill-wrong"
