@@ -47,6 +47,7 @@ def test_generate(pair, options):
     assert ms.generate(target, PROMPT, NEW, **options).logprobs is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_speculate_with_every_drafter(pair, name, temperature):

@@ -34,11 +34,13 @@ from minispec.processors.automaton import after, may_end, parse
 # ---- the same as plain decoding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_processors(check):
     CHECKS[check]()
 
 
+@pytest.mark.slow
 @settings(max_examples=24)
 @given(name=st.sampled_from(list(ALL)), seed=st.integers(0, 10**6), k=st.integers(1, 5), fast=st.booleans())
 def test_greedy_outputs_are_those_of_plain_decoding(name, seed, k, fast):

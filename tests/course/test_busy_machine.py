@@ -108,6 +108,7 @@ def out_of_patience(nursery, task):
     raise OutOfPatience
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_too_busy_is_the_graders_failure_and_is_tried_again():
     task = grade.Task("alice", "06.accept", (solutions("06")["06.accept"],))
     [(_, result)] = crew.judged([task], grade.Options(), out_of_patience)

@@ -121,6 +121,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)

@@ -164,6 +164,7 @@ def test_every_right_answer_is_told_what_it_shows_and_what_to_try():
         assert exercise.code in words and "progress_table()" in words and max(map(len, said.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_what_is_mentioned_is_imported():
     for file in sorted((ROOT / "exercises").glob("*.ipynb")):
         cells = [cell.source for cell in nbformat.read(file, as_version=4).cells if cell.cell_type == "code"]

@@ -41,6 +41,7 @@ def run(tiny, tiny_draft):
     return ms.speculate(tiny, [5, 9, 33, 17], ms.drafters.Model(tiny_draft), 3, 24, temperature=0.7, seed=2)
 
 
+@pytest.mark.slow
 def test_all_of_them_stay_on_their_card_and_are_the_same_twice(pool, run):
     show = lambda ids: f"w{ids[0]}"  # noqa: E731
     for make in (

@@ -35,6 +35,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_transformers_makes_of_it(make_model, tokenizer, name):
     transformers = pytest.importorskip("transformers")

@@ -24,6 +24,7 @@ def test_server(name):
     CHECKS[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, "eagle"])
 def test_a_crowd_while_passes_are_launched_ahead(drafter):
     """As on a GPU: what was launched for a client that has gone counts for nobody."""

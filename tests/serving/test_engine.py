@@ -48,7 +48,10 @@ def test_the_engine(check):
     CHECKS[check]()
 
 
-@pytest.mark.parametrize("name", ALL)
+SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_every_drafter(name):
     check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
 
@@ -130,6 +133,7 @@ def test_requests_may_come_at_any_time():
 # ---------------------------------------------------------------- sampling
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_the_law():
     check_distribution(draws=1500)
 
@@ -187,11 +191,13 @@ def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
     assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [1] * 8 + [0]}
 
 
+@pytest.mark.slow
 def test_trees_of_real_drafters_share_the_draft_budget():
     target, trees = micro(), ("Medusa", "Eagle", "DFlash")
     check_node_budget(**{name: lambda name=name: getattr(ms.drafters, name)(target, nodes=24) for name in trees})
 
 
+@pytest.mark.slow
 def test_states_that_wait_for_every_drafter_that_reads_them():
     check_bounded_states(("medusa", "eagle, chain", "dflash, tree"))
 
