@@ -120,6 +120,7 @@ def check_exact() -> None:
     assert_same(exact.joint_distribution(cycle, 3), target_law(target, 3), "two vocabularies")
 
 
+@pytest.mark.slow
 def test_exact():
     check_exact()
 

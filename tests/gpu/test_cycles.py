@@ -24,9 +24,7 @@ pytestmark = pytest.mark.slow
 D = ms.drafters
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(c, marks=pytest.mark.slow) if c == "trees" else c for c in checks.CHECKS]
-)
+@pytest.mark.parametrize("check", checks.CHECKS)
 def test_cycles(check):
     checks.CHECKS[check]()
 
