@@ -297,6 +297,7 @@ def test_the_check_itself():
         assert_follows([(9, 9, 9, 9)], target_law(**ONE))
 
 
+@pytest.mark.slow
 def test_different_prompts_and_an_end_token():
     """Rows of two lengths in one batch, texts that end early: each row follows its own law. 7,000 rows each."""
     target, draft = law_pair()

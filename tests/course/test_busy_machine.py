@@ -95,6 +95,7 @@ def test_work_counts_and_so_does_sleep(nursery):
         assert call(answer, 0.8)[0] == TimeUp.__name__
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_wait_of_the_graders_own_costs_the_answer_nothing(nursery):
     """The grader was kept from running for a while: the answer was done long before."""

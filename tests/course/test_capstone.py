@@ -57,6 +57,7 @@ def test_another_text_is_seen_on_the_real_model_alone(micro):
     assert judgement.outcome == WRONG and f"token {e18.COUNT}" in " ".join(judgement.text.split())
 
 
+@pytest.mark.slow
 def test_an_error_there_is_the_learners(micro):
     judgement = judge(e18.WHOLE, only_for_real(lambda *parts: 1 / 0))
     assert judgement.outcome == WRONG and "ZeroDivisionError" in judgement.text

@@ -79,6 +79,7 @@ def test_typical_acceptance_emits_the_first_candidate_that_passes():
     assert drafting.at_one_position(unlikely, [1], lossless=False) == pytest.approx(unlikely)
 
 
+@pytest.mark.slow
 def test_unrolled_steps_are_those_of_the_drafter(target, story):
     prompt, tokens = story
     head = D.EagleHead.load(target)

@@ -255,6 +255,7 @@ NEW_CHECKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", NEW_CHECKS)
 def test_measured(check):
     check()

@@ -57,6 +57,7 @@ def check_frames(x, b, frame, name) -> None:
     assert judge(wanted, frame.format(x=write(other), a=f"{a:.4f}", b=b)).verdict == WRONG
 
 
+@pytest.mark.slow
 def test_the_right_number_is_right_and_another_one_is_wrong_in_every_sentence():
     check_frames()
 

@@ -155,6 +155,7 @@ def test_hints_keep_their_words_whole(capsys, monkeypatch):
 # ---- a right answer -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_right_answer_is_told_what_it_shows_and_what_to_try():
     assert after.AFTER.keys() == everything().keys()
     for id, exercise in everything().items():

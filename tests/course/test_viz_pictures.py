@@ -173,6 +173,7 @@ def test_an_engine_step_keeps_what_was_accepted(accepted):
         viz.engine_step(k=2, accepted=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_cut_products_add_up_and_send_what_a_ring_sends(ranks):
     x, up, down = torch.randn(2, 8), torch.randn(8, 16), torch.randn(16, 8)

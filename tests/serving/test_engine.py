@@ -341,6 +341,7 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["draft", "forward", "judge", "keep"])
 def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
     some = long_asks()
@@ -458,6 +459,7 @@ def test_an_interrupted_generate_leaves_nothing(monkeypatch):
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_a_thread_that_adds_is_let_in_between_two_steps():
     """One thread steps a long request in a loop; short ones that another adds, one after the other, end before it."""
     engine, done = ms.Engine(ms.Model("endless", pair()[0].transformer)), []
@@ -614,6 +616,7 @@ def test_integrity_is_really_checked():
 # ---------------------------------------------------------------- metrics
 
 
+@pytest.mark.slow
 def test_metrics_add_up_and_go_to_json():
     engine = check_greedy(ms.drafters.Model(pair()[1]), history=4096)
     metrics = json.loads(json.dumps(engine.metrics()))
