@@ -203,6 +203,7 @@ def test_a_perfect_inner_drafter_saves_passes_of_the_middle_model(models, make_m
         assert len(draft.tokens) == 6 and passes["middle"] in expected
 
 
+@pytest.mark.slow
 def test_rows_end_at_the_length_of_the_models(make_model):
     """A long and a short row, up to the last position that target, middle and inner model have."""
     target, first, middle = (make_model(num_layers=n, max_length=48) for n in (3, 1, 2))

@@ -472,6 +472,7 @@ def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, 
         training.run(args, given)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
     given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
@@ -496,6 +497,7 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public", [False, True])
 def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tmp_path, public):
     """Rows of more tokens are borrowed, and new layers begin by adding nothing: until it learns, logits stay."""

@@ -81,6 +81,7 @@ def law_by_hand(head: EagleHead, feature: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------- what it proposes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_compiled_pass_drafts_the_same(make_model, monkeypatch, layers, tree):
@@ -450,6 +451,7 @@ def test_training_goes_on_from_a_stored_head(lesson, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line(tiny_folder, tmp_path, capsys):
     from minispec.cli import main
 

@@ -137,6 +137,7 @@ def check_sampled(draws: int = 4000) -> None:
     assert not drafter.read and not drafter.held
 
 
+@pytest.mark.slow
 def test_sampled_outputs_follow_the_target():
     check_sampled()
 
@@ -169,6 +170,7 @@ def check_greedy() -> None:
     assert [out.tokens for out in outs] == plain
 
 
+@pytest.mark.slow
 def test_greedy():
     check_greedy()
 
@@ -245,6 +247,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name):
     owner, function, old, new, check = MUTANTS[name]

@@ -76,6 +76,7 @@ def test_a_template_is_compiled_once():
     assert compiled_template(TEMPLATES["today"]) is compiled_template(TEMPLATES["today"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old, new, name", [
     ("tools=None, ", "", "namespaces, slices, tests"), ("**special_tokens", "", "ends of turns"),
     ("add_generation_prompt=True, ", "", "ends of turns"),

@@ -43,6 +43,7 @@ def test_the_cells_are_those_of_the_notebook(file):
     assert [cell.strip() for cell in lesson_checks.code_cells(file.read_text(encoding="utf-8"))] == theirs
 
 
+@pytest.mark.slow
 def test_it_sees_models_devices_and_rates(tmp_path):
     result = result_of(tmp_path, GENERATES)
     assert result["error"] is None and result["device"] == "cpu"
