@@ -52,6 +52,7 @@ def test_it_sees_models_devices_and_rates(tmp_path):
     assert "tokens/s" in lesson_checks.line("00_a", result)
 
 
+@pytest.mark.slow
 def test_a_lesson_that_fails_and_one_that_times_nothing_are_told(tmp_path):
     result = result_of(tmp_path, '# %%\n1 + 1\n\n# %%\nraise ValueError("oh")\n')
     assert "cell 2 of 2" in result["error"] and "oh" in result["error"]

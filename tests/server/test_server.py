@@ -18,8 +18,10 @@ import minispec as ms
 from minispec.cli import main
 from minispec.drafters.by_name import by_name
 
+SLOW = {"slow_reader", "response_format"}
 
-@pytest.mark.parametrize("name", CHECKS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
 def test_server(name):
     CHECKS[name]()
 
