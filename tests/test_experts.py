@@ -200,6 +200,7 @@ GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "casca
            "eagle, tree", "dflash")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERIC)
 def test_greedy_outputs_equal_plain_decoding(sparse, name):
     draft = random_model(experts=SHAPE, num_layers=1)

@@ -252,17 +252,16 @@ def test_chat_messages(text_pair):
 
 # ---------------------------------------------------------------- sampling: the same law
 
-QUICK = {("model", 1.0)}  # a few seconds, as the rest
 BOTH = ("model", "eagle, tree")  # a sampled chain and a tree are sampled in both ways, the others in one
 OWN = ("early exit", "quantized", "skip", "cascade", "lookahead")  # their own files have such a test
 LAWS = [
-    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}",
-                 marks=() if (name, knobs["temperature"]) in QUICK else pytest.mark.slow)
+    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}")
     for seed, name in enumerate(ALL) for i, knobs in enumerate((ONE, OTHER))
     if not name.startswith(OWN) and (name in BOTH or seed % 2 == i)
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
     check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)

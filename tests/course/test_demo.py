@@ -191,6 +191,7 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 HEADS = {"medusa", "eagle", "dflash", "mtp"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_can_be_watched(name, tiny_text, draft_folder, request):
     target = request.getfixturevalue("micro") if name in HEADS else tiny_text

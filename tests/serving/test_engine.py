@@ -268,6 +268,7 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])
 def test_a_drafter_that_breaks_on_one_request(method, after, num_blocks):
