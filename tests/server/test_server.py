@@ -18,7 +18,7 @@ import minispec as ms
 from minispec.cli import main
 from minispec.drafters.by_name import by_name
 
-SLOW = {"slow_reader", "response_format"}
+SLOW = {"crowd", "slow_reader", "response_format"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
@@ -56,6 +56,7 @@ def test_openai_package(openai):
         assert again[0] == again[1] == ms.generate(target(), "Once upon a time", 12, temperature=1, seed=5).text
 
 
+@pytest.mark.slow
 def test_openai_chat(openai):
     messages = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": "Once upon"}]
     assert TEMPLATE.count("assistant:") == 1
@@ -73,6 +74,7 @@ def test_openai_chat(openai):
         assert whole.usage.total_tokens == 512 or whole.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, "model"])
 def test_openai_logprobs(openai, drafter):
     """In both forms, at once and in parts: those of `generate`, with and without drafts."""
@@ -160,6 +162,7 @@ def test_curl():
         assert text == expected("Once upon a time", 12).text
 
 
+@pytest.mark.slow
 def test_limits_of_body_and_prompt():
     with running(num_blocks=8, max_body=2000) as server:
         assert_error(server.post(ask("x" * 2000)), 413)
