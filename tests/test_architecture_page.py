@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 import minispec as ms
@@ -44,6 +45,7 @@ def test_the_table_is_what_the_engine_does():
     assert sum(record.emitted for record in records) == 20
 
 
+@pytest.mark.slow
 def test_the_drafter_of_the_page_is_exact_and_of_use():
     drafter = run(BLOCKS[1])["Frequent"]()
     target, prompt = ms.load("micro", dtype=torch.float64), "the cat and the dog and the cat and"

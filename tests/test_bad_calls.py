@@ -293,6 +293,7 @@ def test_a_call_that_cannot_work(run, world, tmp_path, monkeypatch, call, words)
     assert {path: fact for path, fact in listing(*watched).items() if not path.endswith(".lock")} == before
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint(run, world):
     """Found when training begins: progress bars stand before what is said."""
     call = "train draft --model {tiny} --layers 0 --corpus {shard} --out {bad_checkpoint}"
@@ -312,6 +313,7 @@ def start(*argv: str, **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-m", "minispec", *argv], stderr=subprocess.PIPE, text=True, **options)
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_is_no_error():
     """minispec models | head -0"""
     here, there = os.pipe()
@@ -322,6 +324,7 @@ def test_a_reader_that_goes_away_is_no_error():
     assert (process.returncode, err) == (141, "")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
 def test_output_that_does_not_fit_on_the_disk():
     with open("/dev/full", "w") as full:

@@ -21,6 +21,7 @@ from minispec import verify
 from minispec.rules import block_verify
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_block_verification(check):
     CHECKS[check]()
@@ -30,6 +31,7 @@ def test_a_batch_is_row_by_row():
     check_batch()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_mutants_are_caught(mutant):
     assert getdoc(mutant)
@@ -38,6 +40,7 @@ def test_mutants_are_caught(mutant):
         pytest.fail(f"{MUTANTS[mutant]} does not notice {mutant.__name__}", pytrace=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["one token", "length", "rounding"])  # the others verify drafts that were not sampled
 def test_the_lesson_has_the_same_rule(check):
     lesson = Path(__file__).resolve().parents[1] / "course/lessons/15_the_frontier.py"
@@ -106,6 +109,7 @@ def test_a_batch_rounds_as_one_row_does(dtype):
             assert (int(accepted), int(token)) == (one.accepted, one.token)
 
 
+@pytest.mark.slow
 def test_sampled_outputs_follow_the_target():
     """Through real caches: the draft model's and the target's."""
     target, draft = law_pair()

@@ -139,6 +139,7 @@ def launched(monkeypatch, tmp_path):
     return options
 
 
+@pytest.mark.slow
 def test_lab_opens_the_first_notebook(run, launched, tmp_path):
     assert run("lab", "--port", 9000)[0] == 0
     assert {f"--ServerApp.root_dir={tmp_path}", "--ServerApp.port=9000"} <= set(launched)
@@ -237,6 +238,7 @@ def test_json_alone_prints_it_and_with_a_file_writes_it(run, tmp_path):
     assert code == 0 and "contiguous" in out and json.loads((tmp_path / "r.json").read_text()) == printed
 
 
+@pytest.mark.slow
 def test_demo_takes_heads_of_ones_own(run, tiny_folder, tmp_path):
     target = ms.load(tiny_folder, device="cpu")
     ms.drafters.MedusaHeads(target, 2).save(target, tmp_path)

@@ -77,6 +77,7 @@ def family(request, tmp_path):
     return SimpleNamespace(hf=hf.double(), folder=tmp_path, ours=ms.load(tmp_path, device="cpu", dtype=torch.float64))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_logits_equal_transformers(family, monkeypatch):
     tokens = torch.randint(0, 61, (2, 19), generator=torch.Generator().manual_seed(0))
@@ -199,6 +200,7 @@ GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "casca
            "eagle, tree", "dflash")  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GENERIC)
 def test_greedy_outputs_equal_plain_decoding(sparse, name):
     draft = random_model(experts=SHAPE, num_layers=1)

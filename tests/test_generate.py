@@ -106,6 +106,7 @@ def test_a_seed_repeats_a_run(tiny):
     assert torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.slow
 def test_sampled_tokens_follow_the_law_of_the_model(tiny):
     """χ² of 4,000 rows' first and second token, fails at p < 1e-4; 5 % of the mass moved between two tokens of
     probability 0.1 has noncentrality 200 against at most 63 degrees of freedom: seen with power > 99.9 %."""
@@ -244,6 +245,7 @@ def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stop
         assert out.finish_reason == "length" and said == text
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     tokens=st.lists(st.integers(1, 319), min_size=1, max_size=30),

@@ -47,6 +47,7 @@ def test_generate(pair, options):
     assert ms.generate(target, PROMPT, NEW, **options).logprobs is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_speculate_with_every_drafter(pair, name, temperature):
@@ -54,6 +55,7 @@ def test_speculate_with_every_drafter(pair, name, temperature):
     assert_right(pair[0], PROMPT, out, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fast", [False, True])
 @pytest.mark.parametrize("name", [None, "model", "ngram", "medusa", "eagle, tree", "dflash", "lookahead"])
 def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):

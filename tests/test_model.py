@@ -124,6 +124,7 @@ def test_ragged_batch_equals_transformers(pair):
     assert cache.lengths.tolist() == [7, 29, 15]
 
 
+@pytest.mark.slow
 def test_greedy_text_equals_transformers(pair):
     prompt = some_tokens(12, seed=2)
     for ours in (pair.double, pair.ours):

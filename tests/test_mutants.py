@@ -44,6 +44,7 @@ def test_mutant_is_invisible_elsewhere(name):
         quick(check)(MUTANTS[name].scheme)
 
 
+@pytest.mark.slow
 def test_a_biased_sampler_is_caught_by_its_samples():
     with pytest.raises(AssertionError, match="impossible"):  # runs that a residual cannot end
         CHECKS["samples"](MUTANTS["resample_from_p"].scheme, draws=500)

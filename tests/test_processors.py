@@ -34,11 +34,13 @@ from minispec.processors.automaton import after, may_end, parse
 # ---- the same as plain decoding -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", CHECKS)
 def test_processors(check):
     CHECKS[check]()
 
 
+@pytest.mark.slow
 @settings(max_examples=24)
 @given(name=st.sampled_from(list(ALL)), seed=st.integers(0, 10**6), k=st.integers(1, 5), fast=st.booleans())
 def test_greedy_outputs_are_those_of_plain_decoding(name, seed, k, fast):
@@ -52,6 +54,7 @@ def test_sampled_outputs_follow_the_distribution(name):
     check_law([name], 300, [0])
 
 
+@pytest.mark.slow
 def test_an_engine_with_fixed_shapes():
     check_engine(10, fast=True)
 
@@ -67,6 +70,7 @@ def test_a_batch():
         assert_same(other, out)
 
 
+@pytest.mark.slow
 def test_where_passes_are_recorded():
     """What is recorded knows no prefix: another path serves such a request, and says so once."""
     target, draft = pair()
@@ -85,6 +89,7 @@ def test_where_passes_are_recorded():
     assert sum("by the host" in str(one.message) for one in told) == 1
 
 
+@pytest.mark.slow
 def test_a_processed_draft_is_accepted_more_often():
     """Penalised and masked like the target, the same draft model is right more often."""
     target, draft = pair()
@@ -174,6 +179,7 @@ SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", 
           "properties": {"name": {"enum": ["fox", "cat"]}, "n": {"enum": [3, 12]}}}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_json_by_the_library():
     """llguidance follows drafts and rolls back: the same as plain decoding, and JSON of the schema."""
     pytest.importorskip("llguidance", reason='the extra "constraints" is not installed')

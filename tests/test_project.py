@@ -157,6 +157,7 @@ def found() -> dict[str, list[Import]]:
     return read_imports(PACKAGE)
 
 
+@pytest.mark.slow
 def test_ls_shows_the_house(found):
     here = [path for path in PACKAGE.iterdir() if path.name not in ("__pycache__",)]
     assert len([path for path in here if path.is_file()]) <= 14
@@ -260,6 +261,7 @@ RUNS = ["models", "demo --tokens 4 --json"]
 REFUSED = ["lab", "check 06", "hint 06.accept", "drill", "mock", "exam 30", "grade . --out grades.csv", "build --check"]
 
 
+@pytest.mark.slow
 def test_an_engine_needs_no_notebook_packages(found):
     """In one process without them: what `import minispec` loads, every module outside the course, and the commands."""
     names = [name for name in found if not name.startswith((*NOTEBOOKS, *SERVED)) and name != "__main__"]

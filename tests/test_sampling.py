@@ -35,6 +35,7 @@ def by_transformers(logits: torch.Tensor, s: ms.Sampling) -> torch.Tensor:
     return logits.softmax(-1)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(
     rows=ROWS,

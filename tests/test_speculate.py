@@ -137,11 +137,10 @@ def test_hidden_states_of_every_token_reach_the_drafter(tiny, branching, k, unse
 # ---------------------------------------------------------------- greedy: the same tokens
 
 
-# Of drafters that are tested anyway.
-VARIANTS = {"cascade of models", "model, hotter", "model, greedy", "skip the middle", "mtp, tree"}
+SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree: all of them take half a minute
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in VARIANTS else n for n in ALL])
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_greedy_equals_generate(name):
     check_greedy(ALL[name](*greedy_pair()), ks=(4, 1, 2, 3, 5, 6, 7, 8, "auto"), count=15)
 
@@ -156,6 +155,7 @@ def assert_same_but_for_ties(target: ms.Model, prompt: list[int], fast: list[int
         assert best.values[0] - best.values[1] < 1e-3
 
 
+@pytest.mark.slow
 def test_greedy_float32_differs_only_at_near_ties():
     target, draft = random_model(num_layers=3, dtype=torch.float32), random_model(num_layers=2, dtype=torch.float32)
     for prompt in PROMPTS:
@@ -227,6 +227,7 @@ def text_pair(tiny_text) -> tuple[ms.Model, Drafter]:
     return tiny_text, ms.drafters.Model(tiny_text)
 
 
+@pytest.mark.slow
 def test_stop_strings_and_streams_as_generate_has_them(text_pair):
     target, drafter = text_pair
     free = ms.generate(target, "The fox", 30).text
@@ -251,17 +252,16 @@ def test_chat_messages(text_pair):
 
 # ---------------------------------------------------------------- sampling: the same law
 
-QUICK = {("model", 1.0)}  # a few seconds, as the rest
 BOTH = ("model", "eagle, tree")  # a sampled chain and a tree are sampled in both ways, the others in one
 OWN = ("early exit", "quantized", "skip", "cascade", "lookahead")  # their own files have such a test
 LAWS = [
-    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}",
-                 marks=() if (name, knobs["temperature"]) in QUICK else pytest.mark.slow)
+    pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}")
     for seed, name in enumerate(ALL) for i, knobs in enumerate((ONE, OTHER))
     if not name.startswith(OWN) and (name in BOTH or seed % 2 == i)
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name, knobs, seed", LAWS)
 def test_sampled_texts_follow_the_targets_joint_law(name, knobs, seed):
     check_distribution(ALL[name](*law_pair()), seed=seed, **knobs)
@@ -296,6 +296,7 @@ def test_the_check_itself():
         assert_follows([(9, 9, 9, 9)], target_law(**ONE))
 
 
+@pytest.mark.slow
 def test_different_prompts_and_an_end_token():
     """Rows of two lengths in one batch, texts that end early: each row follows its own law. 7,000 rows each."""
     target, draft = law_pair()

@@ -157,6 +157,7 @@ def test_measured_tokens_per_cycle_is_the_sum_over_positions():
     assert trace.tokens_per_cycle == pytest.approx(theory.expected_tokens_by_position(betas), abs=1e-12)
 
 
+@pytest.mark.slow
 def test_measured_acceptance_is_the_overlap_of_the_laws():
     """Laws that do not depend on the text: β = Σ min(p, q) at every position. 400 rows, 4 standard deviations."""
     p, q, k = [0.5, 0.3, 0.1, 0.1], [0.2, 0.3, 0.4, 0.1], 3

@@ -4,9 +4,14 @@
 the extra "course".
 """
 
+import sys
 from importlib.util import find_spec
 
 PACKAGES = ("jupyterlab", "ipywidgets", "anywidget", "plotly", "jupytext", "nbclient", "nbformat", "yaml", "fsrs")
+
+# nbformat imports jsonschema, which compiles 38 grammars to check IRIs, 2 s of every start, and works without. No
+# notebook's schema has an IRI. None makes `import rfc3987_syntax` an ImportError.
+sys.modules.setdefault("rfc3987_syntax", None)
 
 
 class MissingExtra(ImportError, ValueError):

@@ -67,6 +67,7 @@ def grid(tiny, tiny_draft):
     return warming.measure(tiny, tiny_draft, PROMPTS, [0.0, 1.0], [0.0, 0.5, 1.0], 8, seed=2)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_targets_own_at_that_temperature(grid, tiny, tiny_draft):
     for T, row, count in zip(grid["target_temperatures"], grid["acceptance"], grid["tokens"], strict=True):
         outs = ms.generate(tiny, PROMPTS, 8, temperature=T, seed=2)

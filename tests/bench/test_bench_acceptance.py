@@ -62,6 +62,7 @@ def test_the_summary_of_scripted_cycles():
     assert bench.summarise([first, second], [out_of([1, 2, 3]), out_of([7, 9, 4])])["differing"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 8])
 def test_the_figures_are_those_of_the_traces(tiny, tiny_draft, traces, batch):
     entrants = {"model": (D.Model(tiny_draft), 3), "suffix": (D.Suffix(), 5), "look": (D.Lookahead(tiny), 4)}
@@ -184,6 +185,7 @@ def test_prompts_too_long_are_left_out_and_counted(tiny_text, tmp_path):
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_bench_acceptance_writes_what_it_prints(run, traces, tiny_folder, draft_folder, tmp_path):
     rows = [("writing", "The fox"), ("math_reasoning", "Why?"), ("coding", "One day"), ("qa", "fox " * 600)]
     write_prompts(tmp_path / "p.jsonl", enumerate(rows))

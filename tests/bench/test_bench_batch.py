@@ -76,6 +76,7 @@ def test_the_floor_counted_by_hand():
 # ---------------------------------------------------------------- serving
 
 
+@pytest.mark.slow
 def test_both_engines_do_the_work_and_write_the_same(pair):
     target, draft = pair
     work = serving.workload(TOY.vocab_size, 6, [3, 30], [2, 14], seed=4)

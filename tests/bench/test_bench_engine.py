@@ -72,6 +72,7 @@ def test_the_workload_is_mostly_short():
     assert 24 < lengths[200] < 42 and lengths[-1] == 256 and lengths[0] >= 1
 
 
+@pytest.mark.slow
 def test_batching_on_the_command_line(run, tiny_folder, tmp_path):
     file, prompts = tmp_path / "batching.json", tmp_path / "prompts.jsonl"
     prompts.write_text('{"prompt": "The fox"}\n{"prompt": "One day"}\n', encoding="utf-8")

@@ -55,6 +55,7 @@ def test_the_bytes_of_a_token_are_weights_and_cache(pair):
     assert ladder.bytes_per_token(pair[0], 10) - weight_bytes(pair[0]) == 10 * per_token
 
 
+@pytest.mark.slow
 def test_a_climb_counts_and_relates(pair):
     target, draft = pair
     prompt = pairs.prompt_of(TOY, 6)
@@ -196,6 +197,7 @@ def test_sweeps_measure_torch_and_say_why_not_more(monkeypatch):
 # ---------------------------------------------------------------- on the command line
 
 
+@pytest.mark.slow
 def test_the_command_writes_what_it_prints(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(limit, "read_bandwidth", lambda device: Rate(1e10, 9e9, 1.1e10, 3))
     file = tmp_path / "limit.json"

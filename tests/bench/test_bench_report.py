@@ -582,6 +582,7 @@ def test_the_command_asks_the_same_again(name):
     assert args.get("model") == result.get("target")
 
 
+@pytest.mark.slow
 def test_the_command_knows_what_is_written_elsewhere_in_a_result():
     def asked(result: dict):
         return cli.parser().parse_args(shlex.split(report.command(result))[1:])

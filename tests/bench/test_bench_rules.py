@@ -31,6 +31,7 @@ def test_rules_on_a_tiny_pair(tiny, tiny_draft):
     assert all(str(k) in rules.text(result) for k in (1, 3))
 
 
+@pytest.mark.slow
 def test_budget_on_a_tiny_pair(monkeypatch):
     target, draft = random_model(), random_model(num_layers=1)
     monkeypatch.setattr(budget, "encode", lambda model, text: [len(text) % 60, 3, 5])

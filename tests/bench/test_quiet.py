@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from minispec.bench import quiet
 from minispec.cpu import others
 
@@ -47,6 +49,7 @@ def test_a_busy_neighbour_comes_and_goes(monkeypatch):
     assert made[0].poll() is not None
 
 
+@pytest.mark.slow
 def test_a_busy_neighbour_does_not_outlive_a_benchmark_that_is_killed():
     """Its own parent is killed while it is busy; it ends by itself, and closes the pipe that it has inherited."""
     script = ("from minispec.bench.quiet import busy_core\n"

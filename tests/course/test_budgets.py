@@ -20,6 +20,7 @@ def check_choices() -> None:
         assert budgets.bias(peak, lambda drafts, n=n: n) < 1e-12
 
 
+@pytest.mark.slow
 def test_choices():
     check_choices()
 

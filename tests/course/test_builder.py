@@ -66,6 +66,7 @@ def notebook_of(root):
     return root / "notebooks/01_lesson.ipynb"
 
 
+@pytest.mark.slow
 def test_the_same_source_gives_the_same_bytes(built, repository):
     notebook_of(repository).unlink()
     list(builder.build(root=repository))
@@ -91,6 +92,7 @@ def test_an_answer_is_covered_and_can_be_uncovered(built):
     assert uncovered(answer) is answer
 
 
+@pytest.mark.slow
 def test_the_reader_is_told_what_to_do_first(built, repository):
     def cells() -> list:
         return nbformat.read(notebook_of(repository), as_version=4).cells
@@ -192,6 +194,7 @@ def test_a_lesson_that_fails_leaves_the_old_notebook(repository, cell, key):
     assert [file.name for file in notebook_of(repository).parent.iterdir()] == ["01_lesson.ipynb"]
 
 
+@pytest.mark.slow
 def test_widgets_leave_no_trace(repository):
     source_of(repository).write_text("# %%\nimport ipywidgets\n\nipywidgets.IntSlider(3)\n", encoding="utf-8")
     list(builder.build(root=repository))

@@ -95,6 +95,7 @@ def test_work_counts_and_so_does_sleep(nursery):
         assert call(answer, 0.8)[0] == TimeUp.__name__
 
 
+@pytest.mark.slow
 @needs_linux
 def test_a_wait_of_the_graders_own_costs_the_answer_nothing(nursery):
     """The grader was kept from running for a while: the answer was done long before."""
@@ -108,6 +109,7 @@ def out_of_patience(nursery, task):
     raise OutOfPatience
 
 
+@pytest.mark.slow
 def test_a_machine_that_is_too_busy_is_the_graders_failure_and_is_tried_again():
     task = grade.Task("alice", "06.accept", (solutions("06")["06.accept"],))
     [(_, result)] = crew.judged([task], grade.Options(), out_of_patience)

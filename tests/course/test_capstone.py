@@ -32,6 +32,7 @@ def plain(target, draft, prompt, k, count, end, temperature, random):
     return text[len(prompt) :]
 
 
+@pytest.mark.slow
 def test_the_reference_writes_what_the_target_writes_alone(micro):
     target, _ = e18.real_models("micro")
     alone = ms.generate(target, e18.PROMPT, max_new_tokens=e18.COUNT)
@@ -43,17 +44,20 @@ def test_the_reference_writes_what_the_target_writes_alone(micro):
     assert e18.ours("micro").tokens_per_pass > 1.5
 
 
+@pytest.mark.slow
 def test_too_many_passes_are_seen_on_the_real_model_alone(micro):
     judgement = judge(e18.WHOLE, only_for_real(plain))
     assert judgement.outcome == WRONG and judgement.case is None
     assert "on micro" in judgement.text and "1.00 tokens per pass" in " ".join(judgement.text.split())
 
 
+@pytest.mark.slow
 def test_another_text_is_seen_on_the_real_model_alone(micro):
     judgement = judge(e18.WHOLE, only_for_real(lambda *parts: [*e18.whole(*parts)[:-1], 0]))
     assert judgement.outcome == WRONG and f"token {e18.COUNT}" in " ".join(judgement.text.split())
 
 
+@pytest.mark.slow
 def test_an_error_there_is_the_learners(micro):
     judgement = judge(e18.WHOLE, only_for_real(lambda *parts: 1 / 0))
     assert judgement.outcome == WRONG and "ZeroDivisionError" in judgement.text

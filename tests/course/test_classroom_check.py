@@ -212,6 +212,7 @@ def test_what_an_answer_prints_is_shown_after_the_verdict(doubling, capsys):
     assert capsys.readouterr().out.splitlines()[-2:] == ["    debug", "drawn: [2.0]"]
 
 
+@pytest.mark.slow
 def test_a_flood_of_prints_is_cut(doubling):
     def floods(x):
         for i in range(100_000):
@@ -343,11 +344,12 @@ def test_the_reference_is_our_own_answer(doubling):
 
 @pytest.mark.slow
 def test_plain_python_works_too():
-    """No kernel, no notebook packages: a check is a function."""
+    """No kernel, no notebook packages: a check is a function. And nbformat starts without its 38 grammars."""
     script = "from minispec.course.classroom import check, reference; check('06.accept', reference('06.accept'))"
     loaded = "import sys; assert not {'IPython', 'plotly', 'nbformat'} & set(sys.modules)"
+    notebooks = "import minispec.course.classroom.cells; assert 'nbformat' in sys.modules and 'lark' not in sys.modules"
     out = subprocess.run(
-        [sys.executable, "-c", f"{script}\n{loaded}"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", f"{script}\n{loaded}\n{notebooks}"], capture_output=True, text=True, check=True
     ).stdout
     assert out.startswith("06.accept: right")
 

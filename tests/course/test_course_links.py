@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import jupytext
+import pytest
 
 from minispec.course import interview
 from minispec.course.classroom.spoilers import SPOILER, is_spoiler, uncovered
@@ -122,11 +123,13 @@ def sections(text: str) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- links
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere():
     for file in [*LESSONS, *EXERCISES, *PAGES]:
         assert dead_links(file) == [], file
 
 
+@pytest.mark.slow
 def test_every_function_that_a_link_names_is_there():
     for file in [*LESSONS, *EXERCISES, *PAGES]:
         assert unknown_names(file) == [], file
@@ -239,6 +242,7 @@ def answers(cells: list) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.slow
 def test_cells_that_answer_a_prediction_are_covered():
     for file in LESSONS:
         cells = jupytext.reads(file.read_text(encoding="utf-8"), fmt="py:percent").cells

@@ -113,6 +113,7 @@ def test_colour_is_for_terminals_that_want_it(monkeypatch):
 # ---------------------------------------------------------------- the numbers
 
 
+@pytest.mark.slow
 def test_the_watched_run_is_what_speculate_writes(result, tiny_text, draft_folder):
     drafter = by_name("model", tiny_text, str(draft_folder))
     out = ms.speculate(tiny_text, "The fox", drafter, 3, 24, temperature=0.8, seed=1)
@@ -190,6 +191,7 @@ def test_c_and_v_are_times_over_the_time_of_one_pass(monkeypatch, tiny_text):
 HEADS = {"medusa", "eagle", "dflash", "mtp"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_drafter_can_be_watched(name, tiny_text, draft_folder, request):
     target = request.getfixturevalue("micro") if name in HEADS else tiny_text
@@ -226,6 +228,7 @@ def test_a_known_model_finds_the_draft_that_comes_with_it(monkeypatch, tmp_path)
 # ---------------------------------------------------------------- the command
 
 
+@pytest.mark.slow
 def test_the_command_without_a_terminal_prints_plain_text(run, tiny_folder, draft_folder):
     options = ["--tokens", 12, "--k", 3, "--seed", 4, "--prompt", "The fox"]
     code, out, err = run("demo", "--model", tiny_folder, "--draft", draft_folder, *options)
@@ -249,6 +252,7 @@ def test_the_json_is_json_and_nothing_else(run, tiny_folder, options, drafter):
             "speculative_seconds_per_token", "speedup", "machine", "trace"} == set(facts)  # fmt: skip
 
 
+@pytest.mark.slow
 def test_chat_and_automatic_draft_length(run, tiny_folder):
     code, out, _ = run("demo", "--model", tiny_folder, "--tokens", 8, "--temperature", 0, "--chat", "--k", "auto",
                        "--prompt", "Why?", "--json")  # fmt: skip

@@ -60,6 +60,7 @@ def test_a_perfect_draft_fills_every_pass(target):
     assert drafting.tokens_per_pass(target, D.Model(target), ["Once upon a time"], k=3, new_tokens=8) == 4
 
 
+@pytest.mark.slow
 def test_a_branch_gives_the_logits_of_its_tokens(target, story):
     prompt, _ = story
     branches = Tree([7, 8, 9], [-1, -1, 0])
@@ -78,6 +79,7 @@ def test_typical_acceptance_emits_the_first_candidate_that_passes():
     assert drafting.at_one_position(unlikely, [1], lossless=False) == pytest.approx(unlikely)
 
 
+@pytest.mark.slow
 def test_unrolled_steps_are_those_of_the_drafter(target, story):
     prompt, tokens = story
     head = D.EagleHead.load(target)
@@ -95,6 +97,7 @@ def test_a_block_among_others_is_the_block_alone(target, story):
         assert torch.allclose(block, drafting.block_alone(target, head, tokens, anchor))
 
 
+@pytest.mark.slow
 def test_untrained_drafters_draft_and_stay_exact(target, story):
     prompt, tokens = story
     for drafter in drafting.untrained(target).values():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from minispec.course import exactness
 
 EXACT = 1e-12
 
 
+@pytest.mark.slow
 def test_four_bugs_leave_the_first_token_exact_and_one_of_them_every_distribution():
     errors = exactness.verifier_errors()
     assert len(errors) == 19
@@ -19,6 +22,7 @@ def test_four_bugs_leave_the_first_token_exact_and_one_of_them_every_distributio
     assert max(errors, key=lambda name: errors[name][2]) == "wrong: accept always"
 
 
+@pytest.mark.slow
 def test_the_guides_pseudocode_fails_where_the_lesson_says_so():
     errors = exactness.pseudocode_errors()
     holds = {says for says, off in errors.items() if off < EXACT}
@@ -26,6 +30,7 @@ def test_the_guides_pseudocode_fails_where_the_lesson_says_so():
     assert all(off > 0.05 for says, off in errors.items() if says not in holds)
 
 
+@pytest.mark.slow
 def test_the_tables_have_a_line_for_each():
     assert len(exactness.verifier_table().splitlines()) == 1 + len(exactness.verifier_errors())
     assert exactness.pseudocode_table().count("exact") == 3

@@ -107,6 +107,7 @@ def test_the_notebook_holds_the_exercises_and_no_hints(file):
     assert not any(cell.get("outputs") for cell in nb.cells)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", sorted({id.split(".")[0] for id in everything()}))
 def test_of_every_set_each_exercise_can_be_taken_alone(number):
     """What a chapter defines before an exercise is all that its stub needs: the stub is reached and not tried."""
@@ -179,6 +180,7 @@ def test_what_is_no_exam_is_refused(tmp_path):
             exam.grade(tmp_path / name)
 
 
+@pytest.mark.slow
 def test_the_command_line(run, tmp_path, monkeypatch):
     out = str(tmp_path / "cli.ipynb")
     code, said, _ = run("exam", "25", "--seed", "3", "--topics", "06", "--out", out)

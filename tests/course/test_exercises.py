@@ -32,6 +32,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
 EXERCISES = everything()
 MUTANTS = [(id, name) for id, exercise in EXERCISES.items() for name in exercise.mutants]
+FIRST = {wrong.exercise[:2]: wrong for wrong in reversed(WRONG_ANSWERS)}  # of every set: all of them are slow together
 
 each_set = pytest.mark.parametrize("source", SOURCES, ids=lambda file: file.stem)
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=lambda exercise: exercise.id)
@@ -91,7 +92,11 @@ def test_the_definitions_are_complete():
         resolve_name(exercise.code)  # "minispec.drafters.Model.settle": a method of a class of a module
 
 
-@each_exercise
+@pytest.mark.parametrize(
+    "exercise",
+    [pytest.param(e, marks=() if id == FIRST[id[:2]].exercise else pytest.mark.slow) for id, e in EXERCISES.items()],
+    ids=lambda exercise: exercise.id,
+)
 def test_the_reference_passes(exercise: Exercise):
     assert judge(exercise, exercise.reference).outcome == RIGHT
 
@@ -103,6 +108,7 @@ def test_every_mutant_is_caught_and_named(id: str, name: str):
     assert (judgement.outcome, judgement.mutant) == (WRONG, name)
 
 
+@pytest.mark.slow
 @each_exercise
 def test_the_cases_tell_every_two_mutants_apart(exercise: Exercise):
     seen = {
@@ -116,7 +122,11 @@ def test_the_cases_tell_every_two_mutants_apart(exercise: Exercise):
 # ---- wrong answers, as learners write them --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wrong", WRONG_ANSWERS, ids=lambda wrong: f"{wrong.exercise}-{wrong.mutant}")
+@pytest.mark.parametrize(
+    "wrong",
+    [pytest.param(w, marks=() if w is FIRST[w.exercise[:2]] else pytest.mark.slow) for w in WRONG_ANSWERS],
+    ids=lambda wrong: f"{wrong.exercise}-{wrong.mutant}",
+)
 def test_a_wrong_answer_gets_its_own_diagnosis(wrong: WrongAnswer):
     exercise = find(wrong.exercise)
     judgement = judge(exercise, function_in(wrong.source, wrong.exercise))
@@ -166,6 +176,7 @@ def run_cells(nb: nbformat.NotebookNode) -> list[tuple[nbformat.NotebookNode, st
     return printed
 
 
+@pytest.mark.slow
 @each_set
 def test_a_solution_prints_what_it_carries(source: Path):
     """What nbval would compare, without a kernel: checks that say "right" in today's words, and printed drawings."""
@@ -188,6 +199,7 @@ def test_an_exercise_runs_before_anything_is_filled_in(source: Path):
             assert printed.startswith(f"{own['exercise']}: not attempted")
 
 
+@pytest.mark.slow
 @each_set
 def test_stubs_are_not_attempted_and_solutions_are_right(source: Path):
     for id, cell in cells_of(notebook("exercises", source), "answer").items():

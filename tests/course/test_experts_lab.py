@@ -21,6 +21,7 @@ def check_control(mixture: ms.Model) -> None:
     assert experts_lab.touched_by(mixture, runs, 4) < experts_lab.touched_apart(mixture, runs, 4)
 
 
+@pytest.mark.slow
 def test_the_control_breaks_neighbourhood(tiny, monkeypatch):
     mixture = experts_lab.upcycle(tiny, experts=8, per_token=2)
     check_control(mixture)

@@ -52,6 +52,7 @@ def test_there_are_enough_of_them():
     assert {answer["exercise"] for answer in ASKED} == everything().keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", everything())
 def test_wrong_ones_are_caught_and_right_ones_accepted(id: str):
     for answer in (answer for answer in ASKED if answer["exercise"] == id):

@@ -75,6 +75,7 @@ def test_distributions_are_distributions(size):
     assert any(bool((draw.probs() == 0).any()) for _ in range(20))
 
 
+@pytest.mark.slow
 @each_exercise
 def test_every_exercise_has_properties_and_valid_cases(exercise: Exercise):
     found = properties(exercise.id)
@@ -88,6 +89,7 @@ def test_every_exercise_has_properties_and_valid_cases(exercise: Exercise):
     )
 
 
+@pytest.mark.slow
 @each_exercise
 def test_the_reference_is_right_whatever_the_secret(exercise: Exercise):
     for secret in (b"1", b"2", b"3"):
@@ -102,6 +104,7 @@ def key_of(args) -> str:
     return repr([paste(part) for part in parts if not callable(part)])
 
 
+@pytest.mark.slow
 @each_exercise
 def test_a_table_of_the_examples_is_refused(exercise: Exercise):
     """Right wherever the arguments are those of an example or of a check with the public seed, and nowhere else."""

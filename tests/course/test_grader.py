@@ -222,6 +222,7 @@ def test_a_journal_outlives_its_last_line(tmp_path):
 # ---- variants, out and in -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("id", variants.VARIANTS)
 def test_a_variant_wants_its_own_answer_and_names_every_mistake(id):
     for seed in (1, 2, 3):

@@ -276,6 +276,7 @@ NEW_CHECKS = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", NEW_CHECKS)
 def test_measured(check):
     check()
@@ -291,10 +292,12 @@ def test_what_was_said_is_suggested():
     check_what_was_said_is_suggested()
 
 
+@pytest.mark.slow
 def test_answers_to_something_else_suggest_little():
     check_answers_to_something_else_suggest_little()
 
 
+@pytest.mark.slow
 def test_irrelevant_words_suggest_nothing():
     points = [[point for _, point in question.points] for question in BANK.values()]
     nothing, *talk = IRRELEVANT
@@ -305,6 +308,7 @@ def test_irrelevant_words_suggest_nothing():
         assert share(supports(point, text) for some in points for point in some) <= 0.02, text
 
 
+@pytest.mark.slow
 def test_what_is_suggested_and_confirmed_is_shown():
     """Or it is counted as a sentence that has earned two points already: no suggestion is lost without a word."""
     for question in BANK.values():
@@ -391,6 +395,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)

@@ -339,6 +339,7 @@ TICKS = st.one_of(VALUES, st.dictionaries(st.one_of(st.integers(-2, 40), st.text
 EVENTS = st.lists(st.tuples(st.sampled_from(ACTIONS), VALUES, TICKS, st.floats(0, 900)), max_size=60)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(EVENTS, st.sampled_from(list(FORMATS)), st.sampled_from(LEVELS), st.integers(0, 50))
 def test_it_survives_whatever_comes_and_can_be_resumed_at_any_moment(events, format, level, seed):
@@ -441,6 +442,7 @@ def test_words_that_were_not_said_earn_nothing():
     check_words_that_were_not_said_earn_nothing()
 
 
+@pytest.mark.slow
 def test_no_irrelevant_sentence_raises_a_level():
     """Beside nothing, and beside an answer that reaches L4: quoted for all that is left, it changes nothing."""
     for question in BANK.values():
@@ -478,6 +480,7 @@ def check_the_headline_follows_from_the_table() -> None:
                 )
 
 
+@pytest.mark.slow
 def test_the_headline_follows_from_the_table():
     check_the_headline_follows_from_the_table()
 

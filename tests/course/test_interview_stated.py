@@ -57,6 +57,7 @@ def check_frames(x, b, frame, name) -> None:
     assert judge(wanted, frame.format(x=write(other), a=f"{a:.4f}", b=b)).verdict == WRONG
 
 
+@pytest.mark.slow
 def test_the_right_number_is_right_and_another_one_is_wrong_in_every_sentence():
     check_frames()
 
@@ -121,6 +122,7 @@ MUTANTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("owner", "name", "old", "new", "check"), MUTANTS)
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)

@@ -142,6 +142,7 @@ def test_a_probe_fits_its_question():
     assert probing(BANK["expected-tokens"], "L5", "I don't know, sorry").startswith("Take your time.")
 
 
+@pytest.mark.slow
 def test_a_probe_names_what_it_is_about():
     question = BANK["expected-tokens"]
     quoted = [probing(q, "L6", ". ".join(q.L4) + ". 3 GB.") for q in BANK.values()]
@@ -547,6 +548,7 @@ def check_a_live_session_is_refused() -> None:
     assert resume(BANK).seed == 42  # it was closed
 
 
+@pytest.mark.slow
 def test_a_live_session_is_refused():
     check_a_live_session_is_refused()
 
@@ -621,6 +623,7 @@ def check_no_screen_is_longer_than_the_terminal() -> None:
         assert "2 of " in script.text and "Enter for more" in script.text and "kept as" in script.text
 
 
+@pytest.mark.slow
 def test_no_screen_is_longer_than_the_terminal():
     check_no_screen_is_longer_than_the_terminal()
 
@@ -746,6 +749,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_checks_see_what_they_are_for(name, monkeypatch, tmp_path):
     owner, function, old, new, check = MUTANTS[name]

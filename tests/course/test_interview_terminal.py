@@ -85,6 +85,7 @@ def test_what_was_answered_is_kept_whatever_happens(kept, end):
     assert "1 question in" in script.text and "kv-cache: L4" in script.text
 
 
+@pytest.mark.slow
 def test_every_question_and_number_fits_80_columns():
     script = Script()
     for question in BANK.values():

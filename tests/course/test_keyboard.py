@@ -155,6 +155,7 @@ def test_hints_keep_their_words_whole(capsys, monkeypatch):
 # ---- a right answer -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_right_answer_is_told_what_it_shows_and_what_to_try():
     assert after.AFTER.keys() == everything().keys()
     for id, exercise in everything().items():
@@ -164,6 +165,7 @@ def test_every_right_answer_is_told_what_it_shows_and_what_to_try():
         assert exercise.code in words and "progress_table()" in words and max(map(len, said.splitlines())) <= 100
 
 
+@pytest.mark.slow
 def test_what_is_mentioned_is_imported():
     for file in sorted((ROOT / "exercises").glob("*.ipynb")):
         cells = [cell.source for cell in nbformat.read(file, as_version=4).cells if cell.cell_type == "code"]

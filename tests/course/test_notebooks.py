@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from minispec.course.classroom import builder
 from minispec.course.classroom.spoilers import is_spoiler, uncovered
 
@@ -24,6 +26,7 @@ def stored_cells(file: Path) -> list[dict]:
     return [cell for cell in json.loads(file.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 def test_every_notebook_is_what_its_source_gives():
     assert builder.check() == [], "run: minispec build NAME"
 

@@ -54,6 +54,7 @@ def test_the_logits_that_decided_are_those_of_the_token_chosen(tiny_text, make_m
     assert not tiny_text.transformer._forward_hooks  # nothing is left behind
 
 
+@pytest.mark.slow
 def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, make_model, tokenizer, monkeypatch):
     draft = make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1)
     assert numerics.first_divergence(tiny_text, draft, ["Once upon", "The fox"]) is None
@@ -69,6 +70,7 @@ def test_greedy_outputs_agree_in_float64_and_a_difference_is_found(tiny_text, ma
         assert pair == pytest.approx((best, less))
 
 
+@pytest.mark.slow
 def test_three_comparisons_agree_in_float64_and_a_difference_is_measured(tiny_text, make_model, tokenizer, monkeypatch):
     draft = make_model(vocab_size=tokenizer.get_vocab_size(), seed=3, num_layers=1)
     found = numerics.comparisons(tiny_text, tiny_text, draft, ["Once upon", "The fox"], ["One day"])

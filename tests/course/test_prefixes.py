@@ -39,6 +39,7 @@ def test_the_toy_is_told_as_it_is():
     assert "to the right" in told and prefixes.toy_logits(prefixes.P, [0]).exp()[1].item() == pytest.approx(0.34)
 
 
+@pytest.mark.slow
 def test_a_masked_draft_proposes_nothing_forbidden(tiny_text, draft_folder):
     draft = ms.load(draft_folder, device="cpu", dtype=torch.float64)
     found = prefixes.masked_and_blind(

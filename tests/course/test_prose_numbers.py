@@ -11,6 +11,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from minispec import theory
 from minispec.course import prefixes
 from minispec.course.classroom.spoilers import uncovered
@@ -181,6 +183,7 @@ def unexplained(cells: list[dict]) -> set[float]:
 KINDS = ("plain", "markdown")
 
 
+@pytest.mark.slow
 def test_every_number_in_the_prose_is_computed_on_the_page():
     """If not: compute it in a cell nearby, or say above where it comes from; drop what is gone."""
     cells = {file.stem.split("_")[0]: json.loads(file.read_text(encoding="utf-8"))["cells"] for file in LESSONS}

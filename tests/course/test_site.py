@@ -125,6 +125,7 @@ def test_every_question_is_on_a_page_and_its_answer_is_covered():
     assert text.count(":::{dropdown-answer}") == len(interview.load())
 
 
+@pytest.mark.slow
 def test_the_reference_names_every_public_function():
     pages = reference.pages()
     text = "\n".join(pages.values())
@@ -133,6 +134,7 @@ def test_the_reference_names_every_public_function():
         assert f"[`{name.split('.')[-1]}`](src:{file}#L{line})" in text
 
 
+@pytest.mark.slow
 def test_no_page_of_the_reference_is_long():
     pages = reference.pages()
     shown = [name for page in pages.values() for name in re.findall(r"^## \[`([\w.]+)`\]", page, re.MULTILINE)]

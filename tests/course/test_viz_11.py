@@ -171,6 +171,7 @@ def test_dots_are_drawn_where_they_were_measured():
     assert list(figure["v, measured here"].y) == [1.0, 2.5]
 
 
+@pytest.mark.slow
 def test_an_h200_is_shown_with_what_was_measured_there_and_nothing_else_is():
     result = json.loads((BENCHMARKS / "speculation.json").read_text())
     rows = result["speculation"]["results"]
@@ -197,6 +198,7 @@ def test_a_perfect_draft_is_measured_as_one(tiny):
     assert dot.measured == pytest.approx(dot.predicted, rel=0.2)
 
 
+@pytest.mark.slow
 def test_moving_a_control_changes_the_curve():
     panel = viz.batch_speedup()
     seen = {panel.picture.to_json()}

@@ -230,6 +230,7 @@ def test_int8_reads_a_quarter_and_meets_its_ridge_point_at_a_quarter_as_many_tok
     assert all(small.roofline[m] <= whole.roofline[m] for m in range(1, 33))
 
 
+@pytest.mark.slow
 def test_what_was_measured_goes_to_its_own_curve():
     model = random_model(dtype=torch.float32, head_dim=16)
     both = viz.measure_both(model, (1, 2), context=8, seconds=0.01)

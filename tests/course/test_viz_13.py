@@ -99,6 +99,7 @@ def test_the_words_count():
     assert "0 kernels" in in_words(Timeline([], []))
 
 
+@pytest.mark.slow
 def test_the_widget_goes_through_steps_and_machines():
     panel = viz.kernel_timeline(MADE_UP)
     seen = set()
@@ -115,6 +116,7 @@ def test_the_widget_goes_through_steps_and_machines():
     assert right - left == pytest.approx(100) and left > 0
 
 
+@pytest.mark.slow
 def test_live_timelines_are_of_the_model_given():
     target, _ = pairs.random_pair(pairs.SHAPES["toy"], "cpu")
     live = viz.live_timelines(target, [1, 2, 3])

@@ -91,6 +91,7 @@ def micro():
     return ms.load("micro", device="cpu", dtype=torch.float64)
 
 
+@pytest.mark.slow
 def test_what_the_family_tree_says_is_what_the_drafters_do(micro):
     """Runs are counted in the code, and positions that are said not to know the token before them do not."""
     ids = micro.encode("Once upon a time")

@@ -31,6 +31,7 @@ def drafter(tiny_draft):
     return ms.drafters.Model(tiny_draft)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [0, 3])
 def test_every_request_is_served_and_noted(tiny, drafter, k):
     load = make_load(tiny, 9)
@@ -83,6 +84,7 @@ def test_the_words_say_max_of_few_requests_and_how_many_still_waited():
     assert many.tail == "p99" and "p99 500 ms" in in_words(many) and "max" not in in_words(many)
 
 
+@pytest.mark.slow
 def test_a_chunk_bounds_what_a_step_processes(tiny):
     """A long prompt takes as many steps as it has chunks, and its first token comes after the last of them."""
     steps = {chunk: len(run_shift(tiny, None, 1e-6, 0, max_chunk=chunk, count=4).moments) for chunk in (16, 256)}
@@ -114,6 +116,7 @@ def test_a_recording_is_shown_and_none_is_invented(tiny, tmp_path):
     assert not any(NO_RECORDING in (note.text or "") for note in figure.layout.annotations)
 
 
+@pytest.mark.slow
 def test_the_panel_serves_anew_at_every_change(tiny, drafter):
     panel = viz.control_room(tiny, drafter, count=5)
     first = panel.words
@@ -125,5 +128,6 @@ def test_the_panel_serves_anew_at_every_change(tiny, drafter):
     assert max(running) == 1
 
 
+@pytest.mark.slow
 def test_the_table_has_a_line_for_each_rate(tiny, drafter):
     assert len(viz.rate_table(tiny, drafter, rates=(5, 50), count=3).splitlines()) == 4

@@ -137,6 +137,7 @@ def test_every_module_that_draws_is_here():
     assert {name.partition(",")[0] for name in FIGURES} == set(drawing()) and len(drawing()) > 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIGURES)
 def test_plotly_draws_the_same_and_has_nothing_against_it(name, given):
     check_figure(name, given)
@@ -157,6 +158,7 @@ def test_a_misspelt_property_is_noticed(name, function, old, new, given, monkeyp
         check_figure(name, given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("owner", "function", "old", "new", "name"),
     [

@@ -41,6 +41,7 @@ def run(tiny, tiny_draft):
     return ms.speculate(tiny, [5, 9, 33, 17], ms.drafters.Model(tiny_draft), 3, 24, temperature=0.7, seed=2)
 
 
+@pytest.mark.slow
 def test_all_of_them_stay_on_their_card_and_are_the_same_twice(pool, run):
     show = lambda ids: f"w{ids[0]}"  # noqa: E731
     for make in (
@@ -172,6 +173,7 @@ def test_an_engine_step_keeps_what_was_accepted(accepted):
         viz.engine_step(k=2, accepted=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [1, 2, 4, 8])
 def test_cut_products_add_up_and_send_what_a_ring_sends(ranks):
     x, up, down = torch.randn(2, 8), torch.randn(8, 16), torch.randn(16, 8)

@@ -86,6 +86,7 @@ def test_the_toy_turns_with_what_was_said_and_keeps_its_acceptance():
     assert swapped.target(()).tolist() == Q and swapped.draft((0,)).tolist() == pytest.approx([0.2, 0.5, 0.3])
 
 
+@pytest.mark.slow
 def test_cycles_are_drawn_through_the_verifier_and_go_on_where_they_stopped():
     once = residual.Drawn(PLACE, RIGHT, 2).upto(400)
     twice = residual.Drawn(PLACE, RIGHT, 2).upto(150).upto(400)
@@ -182,6 +183,7 @@ def test_bad_places_and_verifiers_are_refused():
 # ---- real places ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_real_places_carry_the_laws_of_the_run(tiny, tiny_draft):
     prompt, settings = [5, 9, 2], dict(temperature=1.0, top_k=3, seed=0)
     found = places.real_places(tiny, tiny_draft, prompt, count=4)
@@ -216,6 +218,7 @@ def explorer():
     return residual.residual_explorer([places.toy_place(P, Q, "mine")])
 
 
+@pytest.mark.slow
 def test_every_control_changes_the_picture(explorer):
     shown = {explorer.picture}
     for name, value in {
@@ -247,6 +250,7 @@ def test_the_play_button_moves_the_count(explorer):
     assert explorer.drawn.cycles == 100
 
 
+@pytest.mark.slow
 def test_every_verifier_can_be_chosen_and_drawn_from():
     explorer = residual.residual_explorer()
     explorer.controls["laws"].value = {"p": [0.5, 0.5, 0, 0, 0], "q": [0.9, 0, 0.1, 0, 0]}

@@ -229,6 +229,7 @@ def test_charts_of_nothing_are_refused():
         gantt_figure({})
 
 
+@pytest.mark.slow
 def test_the_chart_follows_its_controls(tiny):
     panel = gantt(tiny, ASKS, batches=(3, 2))
     seen = {panel.picture.to_json() + panel.words}

@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jupytext
+import pytest
 import yaml
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 ALLOWANCE = Path(__file__).with_name("word_allowance.json")

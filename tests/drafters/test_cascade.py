@@ -137,6 +137,7 @@ def test_drafts_follow_the_law_of_the_middle_model(small):
     assert_follows(drafts, joint_distribution(middle, [1, 2, 3], 3, sampling), "a cascade's draft")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inner", INNER)
 def test_q_is_the_law_of_the_middle_model_at_every_drafted_token(models, inner):
     target, _, middle = models
@@ -149,6 +150,7 @@ def test_q_is_the_law_of_the_middle_model_at_every_drafted_token(models, inner):
         assert 0 in accepted and len(accepted) > 1  # rejections to recover from, and drafts that passed
 
 
+@pytest.mark.slow
 def test_q_of_the_inner_model_is_true_after_every_correction_and_rejection(models):
     """The target refuses a part of what the middle model let pass: both caches must notice, and keep the rest."""
     target, first, middle = models
@@ -168,6 +170,7 @@ def test_the_inner_drafter_knows_no_token_that_was_taken_back(models, temperatur
     assert diary.events["forget"] == len(PROMPTS) and not diary.known
 
 
+@pytest.mark.slow
 def test_lookups_can_draft_for_the_middle_model(models):
     """Their index of a text that was taken back must go, or it would point past the end of the next one."""
     target, _, middle = models
@@ -200,6 +203,7 @@ def test_a_perfect_inner_drafter_saves_passes_of_the_middle_model(models, make_m
         assert len(draft.tokens) == 6 and passes["middle"] in expected
 
 
+@pytest.mark.slow
 def test_rows_end_at_the_length_of_the_models(make_model):
     """A long and a short row, up to the last position that target, middle and inner model have."""
     target, first, middle = (make_model(num_layers=n, max_length=48) for n in (3, 1, 2))

@@ -142,6 +142,7 @@ def test_a_tree_of_everything(tiny):
     assert branches(draft) == {(5,), (17,), (5, 5), (5, 17), (17, 5), (17, 17)}
 
 
+@pytest.mark.slow
 def test_a_tree_accepts_more_than_a_chain(tiny, heads):
     """The same text in fewer passes of the target."""
     prompts = [[i, 2 * i % 64, 7] for i in range(1, 13)]
@@ -158,6 +159,7 @@ def test_a_tree_accepts_more_than_a_chain(tiny, heads):
             DFlash(tiny, heads, tree=True, nodes=nodes)
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(data=st.data())
 def test_any_order_of_events(tiny, heads, data):
@@ -322,6 +324,7 @@ def test_the_loss_is_its_formula(tiny, lesson, hard):
     assert float(loss) == pytest.approx(total / weights, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_only_the_drafter_learns(target, folder):
     corpus = Corpus.load(folder)
     head = training.head_from(target.transformer, torch.arange(64))
@@ -333,6 +336,7 @@ def test_only_the_drafter_learns(target, folder):
     assert all(p.grad is not None and bool(p.grad.any()) for p in head.parameters())
 
 
+@pytest.mark.slow
 def test_a_half_precision_step_on_this_machine(target, folder):
     """The trainer's mixed precision: float32 weights and bfloat16 products give nearly the same loss and gradients."""
     head = training.head_from(target.transformer, torch.arange(64))
@@ -348,6 +352,7 @@ def test_a_half_precision_step_on_this_machine(target, folder):
     assert float(losses[1].detach()) == pytest.approx(float(losses[0].detach()), rel=0.02)
 
 
+@pytest.mark.slow
 def test_calibration_counts_what_the_drafter_gets_right(tiny, heads, lesson):
     """With an anchor at every place of the replies, against drafts made one at a time."""
     _, batch = lesson
@@ -431,6 +436,7 @@ def test_the_command_trains_stores_and_measures(target, stored, folder, tmp_path
     assert sum(len(o.tokens) for o in out) / passes > 1.4
 
 
+@pytest.mark.slow
 def test_options_of_the_command(target, stored, folder, tmp_path):
     """Narrower layers, other depths, an own head, written tokens as teachers, states kept in memory."""
     run(stored, folder, tmp_path, "--mlp", "16", "--layers", "1", "--hidden-layers", "0", "2", "--own-head", "--hard",
@@ -440,6 +446,7 @@ def test_options_of_the_command(target, stored, folder, tmp_path):
     assert heads.layers[0].mlp.gate_proj.weight.shape == (16, 32)
 
 
+@pytest.mark.slow
 def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, folder, tmp_path):
     """Training computes what the drafter does, and what is stored is what is handed over."""
     run(stored, folder, tmp_path, "--public", "--stop-after", "3")
@@ -465,6 +472,7 @@ def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, 
         training.run(args, given)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
     given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)
@@ -489,6 +497,7 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public", [False, True])
 def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tmp_path, public):
     """Rows of more tokens are borrowed, and new layers begin by adding nothing: until it learns, logits stay."""

@@ -81,6 +81,7 @@ def law_by_hand(head: EagleHead, feature: torch.Tensor) -> torch.Tensor:
 # ---------------------------------------------------------------- what it proposes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", [True, False])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_the_compiled_pass_drafts_the_same(make_model, monkeypatch, layers, tree):
@@ -336,6 +337,7 @@ def test_unrolled_training_is_what_the_drafter_computes(target, layers, monkeypa
                 assert torch.allclose(feature, unrolled[j][row, start], rtol=0, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_the_loss_is_the_weighted_cross_entropy_of_every_step(target):
     """Against the sum written out, over reply positions of a ragged corpus with a prompt of one token."""
     head, K = random_eagle(target), 4
@@ -401,6 +403,7 @@ def test_a_head_for_micro_is_worth_its_while(tmp_path):
     assert outs[0].tokens == outs[1].tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["eagle3", "eagle3.1"])
 def test_a_head_in_a_published_form_learns_and_is_written(lesson, tmp_path, form):
     target, corpus = lesson
@@ -416,6 +419,7 @@ def test_a_head_in_a_published_form_learns_and_is_written(lesson, tmp_path, form
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(ours, theirs, strict=True))
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_an_uninterrupted_one(lesson, tmp_path):
     target, corpus = lesson
     options = OPTIONS | dict(steps=8)
@@ -426,6 +430,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(lesson, tmp_path):
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.slow
 def test_training_goes_on_from_a_stored_head(lesson, tmp_path):
     """In full precision, with a learning rate that begins anew: no steps to speak of leave the head as it was."""
     target, corpus = lesson
@@ -446,6 +451,7 @@ def test_training_goes_on_from_a_stored_head(lesson, tmp_path):
     assert not (tmp_path / "c").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line(tiny_folder, tmp_path, capsys):
     from minispec.cli import main
 

@@ -30,6 +30,7 @@ def overlap(target: ms.Model, drafter: ms.drafters.Model, texts: list[list[int]]
     return float(torch.minimum(p, q).sum(-1).mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [None, [0, 1, 3]], ids=str)
 def test_greedy_equals_generate(target, layers):
     plain = [out.tokens for out in ms.generate(target, PROMPTS, 16)]
@@ -87,6 +88,7 @@ def test_the_default_is_half_of_the_layers(target, make_model):
     assert EarlyExit(make_model(num_layers=1)).layers == [0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exit", [Adapter(16), RMSNorm(16, 1e-5)], ids=["adapter", "norm"])
 def test_a_trained_exit_accepts_more_and_stays_exact(make_model, exit):
     """Trained on 32 texts, measured on 32 others that the target wrote too."""

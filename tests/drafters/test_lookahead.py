@@ -55,6 +55,7 @@ def full_pool(vocab_size: int, depth: int, guesses: int) -> dict[int, list[tuple
     return {first: random.Random(first).sample(branches, guesses) for first in range(vocab_size)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("window", "ngram", "guesses"), [(5, 4, 5), (1, 2, 1), (3, 6, 2)])
 def test_greedy_equals_generate(tiny, window, ngram, guesses):
     plain = [out.tokens for out in ms.generate(tiny, PROMPTS, 24)]
@@ -115,6 +116,7 @@ def test_the_window_leaves_nothing_in_the_cache(tiny, temperature):
     assert len(accepted) > 1
 
 
+@pytest.mark.slow
 def test_every_window_token_reads_a_text_without_gaps(tiny):
     """The logits at level l of column c are those of a plain pass over: text, oldest level up to c, column c to l."""
     W, k = 4, 3
@@ -187,6 +189,7 @@ def test_a_window_that_knows_the_future_stays_true(tiny, accepted_before):
     assert rows[0].writer.tokens == future[:written]
 
 
+@pytest.mark.slow
 def test_it_finds_drafts_of_its_own(tiny):
     outs = ms.speculate(tiny, PROMPTS, Lookahead(tiny, window=8, ngram=4, guesses=6), 3, 100)
     print("tokens per pass:", [round(out.trace.tokens_per_cycle, 2) for out in outs])
@@ -213,6 +216,7 @@ def test_extra_slots_are_enough_for_the_fullest_pass(make_model, window, ngram, 
     assert max(widest) <= k + drafter.extra_slots
 
 
+@pytest.mark.slow
 def test_random_window_tokens_come_from_the_seed_alone(tiny):
     def run(seed: int) -> list[ms.Output]:
         return ms.speculate(tiny, PROMPTS, Lookahead(tiny, seed=seed), 3, 30)

@@ -119,6 +119,7 @@ def test_stored_heads_come_back(tiny32, tmp_path, own, head_ids):
 # ---------------------------------------------------------------- what is drafted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tree", ["best", "chain", [(0,), (2,), (0, 0), (2, 1), (2, 1, 3)]], ids=str)
 @pytest.mark.parametrize("k", [1, 2, 5, "auto"])
 def test_drafts_are_the_heads_candidates_of_a_fresh_pass(tiny, tree, k):
@@ -180,12 +181,14 @@ def test_heads_of_another_precision_draft_too(tiny, tiny32, dtype):
 # ---------------------------------------------------------------- typical acceptance: not lossless
 
 
+@pytest.mark.slow
 def test_typical_acceptance_keeps_greedy_text():
     target = greedy_pair()[0]
     for tree in ("best", "chain"):
         check_greedy(Medusa(target, random_medusa(target), nodes=6, tree=tree, lossless=False), ks=(3, 1), count=12)
 
 
+@pytest.mark.slow
 def test_typical_acceptance_is_not_lossless():
     """The first cycle's draft is the same in every row, so what passes is in every text: no law of p left there.
 
@@ -348,6 +351,7 @@ def test_an_own_head_is_trained_too(target, corpus):
     assert not torch.equal(heads.head, target.transformer.lm_head.weight[heads.head_ids])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_equals_one_in_one_piece(target, corpus, tmp_path):
     settings = dict(steps=8, batch_tokens=512)
     whole, _ = training.train_heads(target, corpus, folder=tmp_path / "a", **settings)
@@ -403,6 +407,7 @@ def test_training_goes_on_from_stored_heads(target, corpus, tmp_path):
             training.train_heads(target, corpus, start=tmp_path, **options, **{name: value})
 
 
+@pytest.mark.slow
 def test_stored_heads_that_borrow_get_more_to_learn(target, corpus, tmp_path):
     """More tokens, an LM head of their own, another block: until they learn, logits stay what they were."""
     ids = training.frequent_tokens(corpus, target.config.vocab_size, 20)

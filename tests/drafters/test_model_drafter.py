@@ -44,6 +44,7 @@ def hf_pair(tmp_path_factory):
     return theirs, ours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", [1, 4, "auto"])
 @pytest.mark.parametrize("prompt", [[7], [3, 1, 4, 1, 5, 9, 2, 6], [11] * 20])
 def test_greedy_equals_transformers_assisted_generation(hf_pair, prompt, k):
@@ -248,6 +249,7 @@ def test_rewound_to_nothing_it_starts_afresh_and_holds_no_slots(tiny_draft, fast
     assert drafter.propose([context(0, text)], 3) == [before]
 
 
+@pytest.mark.slow
 def test_one_drafter_serves_run_after_run(tiny, tiny_draft):
     drafter = ms.drafters.Model(tiny_draft)
     for prompts in ([3, 1, 4], [[1], [5, 9, 2, 6]], [5]):
@@ -264,6 +266,7 @@ def test_a_target_drafting_for_itself_is_always_right(tiny):
     assert sampled.trace.acceptance_rate == 1 and all(cycle.bonus for cycle in sampled.trace.cycles)
 
 
+@pytest.mark.slow
 def test_a_reduced_draft_vocabulary_is_lossless_too(make_model, tiny):
     """A draft that scores 16 of 64 tokens: q is 0 elsewhere, which the residual makes up for."""
     small = make_model(num_layers=1, head_vocab=16)

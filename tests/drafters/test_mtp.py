@@ -189,6 +189,7 @@ def lesson(make_model, tmp_path_factory):
     return target, writing.write(target, prompts, folder, rows=48, max_new_tokens=24, temperatures=[0.5], batch=48)
 
 
+@pytest.mark.slow
 def test_a_module_learns_and_training_goes_on(lesson, tmp_path):
     target, corpus = lesson
     options = dict(lr=1e-2, batch_tokens=512, log_every=10)
@@ -209,6 +210,7 @@ def test_a_module_learns_and_training_goes_on(lesson, tmp_path):
     assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.slow
 def test_the_command_line(tiny_folder, tmp_path, capsys):
     from minispec.cli import main
 

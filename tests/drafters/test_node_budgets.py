@@ -57,6 +57,7 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     return [tuple(draft.tokens[i] for i in tree.path_to(parents, node)) for node in range(len(draft.tokens))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKE)
 def test_drafts_keep_to_their_budgets(tiny, name):
     """Each sequence has its own, and a part of its whole draft stays: as many nodes as are allowed."""

@@ -227,6 +227,7 @@ def test_the_compiled_pass_drafts_the_same(make_model, tmp_path, monkeypatch, na
 # ---------------------------------------------------------------- output stays the target's
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_greedy_output_is_plain_decoding(tmp_path, name):
     target = greedy_pair()[0]

@@ -22,6 +22,7 @@ def linears(model: ms.Model) -> dict[str, torch.Tensor]:
     return {name: m.weight for name, m in model.transformer.named_modules() if isinstance(m, nn.Linear)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("bits", "group"), [(8, None), (3, 8)])
 def test_greedy_equals_generate(tiny, bits, group):
     plain = [out.tokens for out in ms.generate(tiny, PROMPTS, 16)]

@@ -316,6 +316,7 @@ def parrot(make_model) -> ms.Model:
     return make_model(vocab_size=8, seed=2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("k", range(1, 9))
 def test_greedy_equals_generate(parrot, k):
     prompts = [[3, 1, 4, 1, 5], [6], [2, 7, 2, 7, 2, 7, 2]]

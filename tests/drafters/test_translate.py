@@ -120,6 +120,7 @@ def check_exact() -> None:
     assert_same(exact.joint_distribution(cycle, 3), target_law(target, 3), "two vocabularies")
 
 
+@pytest.mark.slow
 def test_exact():
     check_exact()
 
@@ -136,6 +137,7 @@ def check_sampled(draws: int = 4000) -> None:
     assert not drafter.read and not drafter.held
 
 
+@pytest.mark.slow
 def test_sampled_outputs_follow_the_target():
     check_sampled()
 
@@ -168,6 +170,7 @@ def check_greedy() -> None:
     assert [out.tokens for out in outs] == plain
 
 
+@pytest.mark.slow
 def test_greedy():
     check_greedy()
 
@@ -244,6 +247,7 @@ MUTANTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_caught(name):
     owner, function, old, new, check = MUTANTS[name]

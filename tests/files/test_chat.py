@@ -35,6 +35,7 @@ TEMPLATES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_what_transformers_makes_of_it(make_model, tokenizer, name):
     transformers = pytest.importorskip("transformers")
@@ -75,6 +76,7 @@ def test_a_template_is_compiled_once():
     assert compiled_template(TEMPLATES["today"]) is compiled_template(TEMPLATES["today"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("old, new, name", [
     ("tools=None, ", "", "namespaces, slices, tests"), ("**special_tokens", "", "ends of turns"),
     ("add_generation_prompt=True, ", "", "ends of turns"),

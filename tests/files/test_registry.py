@@ -79,6 +79,7 @@ def test_package_without_its_data(place, name):
         ms.load(name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Medusa", "Eagle", "DFlash", "MTP"])
 def test_heads_that_ship_fit_micro(kind):
     target = ms.load("micro", device="cpu", dtype=torch.float64)

@@ -29,7 +29,10 @@ from minispec.trace import Cycle
 # ---------------------------------------------------------------- the usual passes
 
 
-@pytest.mark.parametrize("check", checks.CHECKS)
+SOME = {"logits", "texts"}
+
+
+@pytest.mark.parametrize("check", [c if c in SOME else pytest.param(c, marks=pytest.mark.slow) for c in checks.CHECKS])
 def test_buckets(check):
     checks.CHECKS[check]()
 
@@ -42,11 +45,13 @@ def test_all_models_buckets_and_drafters():
     checks.check_sampled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_other_precisions(dtype):
     checks.check_logits(dtype=dtype, shapes=["qwen3"], counts=(9, 3))
 
 
+@pytest.mark.slow
 def test_few_tokens_go_the_lean_way(monkeypatch):
     """On a GPU a kernel computes their products; here its twin in torch takes the kernel's place."""
     monkeypatch.setattr(skinny, "skinny", skinny.skinny_torch)
@@ -81,6 +86,7 @@ def test_the_kernel_gets_what_it_asks_for(monkeypatch):
     assert masks == {True, False}  # chains need none
 
 
+@pytest.mark.slow
 def test_no_pass_looks_at_a_number_or_leaves_its_place():
     scene = checks.Scene(random_model(num_layers=3), 6)
     fixed = [

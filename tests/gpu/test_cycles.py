@@ -19,17 +19,16 @@ from minispec.gpu.heads import DFlashOnDevice, EagleOnDevice, MedusaOnDevice
 from minispec.gpu.hosted import VerifyPasses
 from minispec.gpu.trees import TreeSpeculator
 
+pytestmark = pytest.mark.slow
+
 D = ms.drafters
 
 
-@pytest.mark.parametrize(
-    "check", [pytest.param(c, marks=pytest.mark.slow) if c == "trees" else c for c in checks.CHECKS]
-)
+@pytest.mark.parametrize("check", checks.CHECKS)
 def test_cycles(check):
     checks.CHECKS[check]()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "check",
     [checks.check_shipped, checks.check_trees, checks.check_ends, checks.check_memory_of_trees, checks.check_hosted,
@@ -205,7 +204,6 @@ MUTANTS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     mutant = MUTANTS[name]
@@ -227,7 +225,6 @@ def forget_recordings() -> None:
 
 @needs_triton
 @needs_interpreter
-@pytest.mark.slow
 def test_cycles_by_kernels_in_tritons_interpreter():
     run_checks("acted_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
 

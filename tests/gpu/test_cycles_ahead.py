@@ -23,6 +23,8 @@ from minispec.serving.ahead import NextCycle, RunsAhead
 from minispec.serving.scheduler import Scheduler
 from minispec.verify import greedy
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("scene", SCENES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -324,7 +326,6 @@ def whole_story() -> None:
     test_damaged_memory_fails_its_request_alone("dflash")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, monkeypatch):
     rewrite(monkeypatch, *MUTANTS[name])

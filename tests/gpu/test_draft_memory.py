@@ -24,6 +24,8 @@ from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
 from minispec.gpu.fused import Fused
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6], [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8], [27, 18, 28]]
 
 
@@ -324,7 +326,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], CHECKS)

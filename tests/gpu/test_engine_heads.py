@@ -27,6 +27,8 @@ from minispec.gpu.engine_heads import DraftsForMany, Launch, MedusaForMany
 from minispec.serving.ahead import RunsAhead
 from minispec.tree import Draft, cut, view
 
+pytestmark = pytest.mark.slow
+
 D = ms.drafters
 KINDS: dict[str, Callable[[ms.Model], D.Drafter]] = {
     "eagle": lambda target: D.Eagle(target, random_eagle(target), width=3, nodes=8),

@@ -28,6 +28,8 @@ from minispec.gpu.pages import pick_torch
 from minispec.sampling import Sampling
 from minispec.verify import pick
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------- equal to the reference
 
 
@@ -65,12 +67,10 @@ def test_greedy_tokens_are_the_reference_s():
     checks.check_greedy(ks=(3,), count=24)
 
 
-@pytest.mark.slow
 def test_greedy_tokens_are_the_reference_s_for_all_draft_lengths():
     checks.check_greedy(ks=(1, 2, 4, 7), count=60)
 
 
-@pytest.mark.slow
 def test_sampled_tokens_are_the_reference_s_seed_for_seed():
     checks.check_sampled()
 
@@ -112,7 +112,6 @@ def test_texts_end_where_the_reference_s_do():
     checks.check_end_is_a_cut()
 
 
-@pytest.mark.slow
 def test_sampled_texts_follow_the_law():
     """Plain and speculative, also where the draft samples in another way. Seed for seed it is the reference's."""
     checks.check_distribution(k=None)
@@ -229,7 +228,6 @@ def test_recording_leaves_no_trace_of_its_warm_up(monkeypatch):
     assert isinstance(decoder.recorded.graph, FakeGraph)
 
 
-@pytest.mark.slow
 def test_blocks_compile_whole_and_once_for_all_layers(make_model):
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -414,7 +412,6 @@ def test_bad_arguments_are_refused(make_model, tiny, tiny_draft):
 CUDA = dict(device="cuda", dtype=torch.float32)
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler")
 def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
     """What is compiled between the products and around the verdict. On a GPU this is the default."""

@@ -25,6 +25,8 @@ from minispec.gpu import attention as fd
 from minispec.serving.paged import PagedKVCache
 from minispec.tree import verify_mask
 
+pytestmark = pytest.mark.slow
+
 TREE = verify_mask([-1, 0, 0, -1, 3])  # six tokens
 needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 needs_interpreter = pytest.mark.skipif(
@@ -98,7 +100,6 @@ def run_checks(*files: str, **env: str) -> None:
 
 
 @needs_triton
-@pytest.mark.slow
 @needs_interpreter
 def test_the_kernels_are_their_twins_in_tritons_interpreter():
     run_checks("flash_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
@@ -106,7 +107,6 @@ def test_the_kernels_are_their_twins_in_tritons_interpreter():
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.slow
 def test_the_kernels_are_their_twins_on_a_gpu():
     run_checks("flash_checks.py", TRITON_INTERPRET="0")
 
@@ -168,7 +168,6 @@ def compiled(kernel, args, options, target=("cuda", 90, 32)):
 
 
 @needs_triton
-@pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
     """The interpreter takes more than the compiler does. And a paged tile must be asked for as early as another."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))

@@ -15,7 +15,7 @@ from minispec.gpu import attention as fd
 from minispec.gpu import products as sk
 from minispec.gpu.fused import FastTransformer
 
-pytestmark = needs_triton
+pytestmark = [needs_triton, pytest.mark.slow]
 ORDER = {"ROWS", "TILE", "WIDE", "TOKENS", "WIDTH", "PRECISION", "num_warps", "enable_fp_fusion"}  # of a sum
 
 

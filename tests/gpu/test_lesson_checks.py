@@ -43,6 +43,7 @@ def test_the_cells_are_those_of_the_notebook(file):
     assert [cell.strip() for cell in lesson_checks.code_cells(file.read_text(encoding="utf-8"))] == theirs
 
 
+@pytest.mark.slow
 def test_it_sees_models_devices_and_rates(tmp_path):
     result = result_of(tmp_path, GENERATES)
     assert result["error"] is None and result["device"] == "cpu"
@@ -51,6 +52,7 @@ def test_it_sees_models_devices_and_rates(tmp_path):
     assert "tokens/s" in lesson_checks.line("00_a", result)
 
 
+@pytest.mark.slow
 def test_a_lesson_that_fails_and_one_that_times_nothing_are_told(tmp_path):
     result = result_of(tmp_path, '# %%\n1 + 1\n\n# %%\nraise ValueError("oh")\n')
     assert "cell 2 of 2" in result["error"] and "oh" in result["error"]

@@ -18,11 +18,12 @@ from minispec.gpu import products as skinny
 from minispec.gpu import ragged
 from minispec.gpu.ragged import RaggedPasses, Shape, branches_of, few_of, tokens_of
 
+pytestmark = pytest.mark.slow
+
 # ---------------------------------------------------------------- attention
 
 
 @needs_triton
-@pytest.mark.slow
 @needs_interpreter
 def test_the_kernels_are_their_twin_in_tritons_interpreter():
     run_checks("ragged_kernel_checks.py", TRITON_INTERPRET="1", OMP_NUM_THREADS="1")
@@ -30,7 +31,6 @@ def test_the_kernels_are_their_twin_in_tritons_interpreter():
 
 @needs_triton
 @pytest.mark.gpu
-@pytest.mark.slow
 def test_the_kernels_are_their_twin_on_a_gpu():
     run_checks("ragged_kernel_checks.py", TRITON_INTERPRET="0")
 
@@ -80,7 +80,6 @@ def test_the_grid_has_a_program_for_every_block_and_few_in_excess(launch):
 
 
 @needs_triton
-@pytest.mark.slow
 def test_the_kernels_compile_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     attend, merge = fd._attend_split, fd._merge_splits
@@ -209,7 +208,6 @@ def test_a_table_too_short_for_the_tokens_is_refused():
         passes.read([[1], [1, 2]], [0, 7], [[0], [1, 2]], [1, 1])
 
 
-@pytest.mark.slow
 def test_a_few_compiled_versions_serve_all_buckets():
     from torch._dynamo.testing import CompileCounterWithBackend
 
@@ -318,7 +316,6 @@ MUTANTS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name):
     assert_caught(name, MUTANTS[name], QUICK)

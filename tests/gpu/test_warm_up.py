@@ -15,6 +15,8 @@ import minispec as ms
 from minispec.gpu import record
 from minispec.serving.warm_up import warm_up
 
+pytestmark = pytest.mark.slow
+
 D, module = ms.drafters, sys.modules[warm_up.__module__]
 DRAFTERS: dict[str, Callable[[ms.Model], D.Drafter | None]] = {
     "no drafter": lambda target: None,

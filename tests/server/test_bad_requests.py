@@ -97,6 +97,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(fields=st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=10), VALUES, max_size=4), chat=st.booleans())
 def test_any_fields(server, fields, chat):

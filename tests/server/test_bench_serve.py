@@ -57,6 +57,7 @@ def test_gaps_have_the_rate_and_the_burstiness_asked_for(burstiness):
     assert arrivals(50, 5.0, burstiness, 1) != arrivals(50, 5.0, burstiness, 2)
 
 
+@pytest.mark.slow
 def test_the_command(capsys):
     with running(api_key="k") as server:
         load = ["bench", "serve", "--url", server.url, "--api-key", "k", "--requests", "6", "--output-tokens", "3", "5"]

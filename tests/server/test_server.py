@@ -18,12 +18,15 @@ import minispec as ms
 from minispec.cli import main
 from minispec.drafters.by_name import by_name
 
+SLOW = {"crowd", "slow_reader", "response_format"}
 
-@pytest.mark.parametrize("name", CHECKS)
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in CHECKS])
 def test_server(name):
     CHECKS[name]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, "eagle"])
 def test_a_crowd_while_passes_are_launched_ahead(drafter):
     """As on a GPU: what was launched for a client that has gone counts for nobody."""
@@ -53,6 +56,7 @@ def test_openai_package(openai):
         assert again[0] == again[1] == ms.generate(target(), "Once upon a time", 12, temperature=1, seed=5).text
 
 
+@pytest.mark.slow
 def test_openai_chat(openai):
     messages = [{"role": "system", "content": "Tell stories."}, {"role": "user", "content": "Once upon"}]
     assert TEMPLATE.count("assistant:") == 1
@@ -70,6 +74,7 @@ def test_openai_chat(openai):
         assert whole.usage.total_tokens == 512 or whole.choices[0].finish_reason == "stop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", [None, "model"])
 def test_openai_logprobs(openai, drafter):
     """In both forms, at once and in parts: those of `generate`, with and without drafts."""
@@ -157,6 +162,7 @@ def test_curl():
         assert text == expected("Once upon a time", 12).text
 
 
+@pytest.mark.slow
 def test_limits_of_body_and_prompt():
     with running(num_blocks=8, max_body=2000) as server:
         assert_error(server.post(ask("x" * 2000)), 413)

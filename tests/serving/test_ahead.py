@@ -264,6 +264,7 @@ def test_the_scenes_of_the_mutants(scene):
     assert found == alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutant_is_caught(name, monkeypatch):
     rewrite(monkeypatch, *MUTANTS[name])

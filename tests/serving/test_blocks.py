@@ -14,7 +14,10 @@ from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.integrity import IntegrityError
 
 
-@pytest.mark.parametrize("check", ["pool", "whole prompt", "lru", "prefix end", "cached once", "drafts"])
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param("pool", marks=pytest.mark.slow), "whole prompt", "lru", "prefix end", "cached once", "drafts"],
+)
 def test_pool(check):
     CHECKS[check]()
 

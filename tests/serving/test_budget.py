@@ -49,6 +49,7 @@ def test_the_best_set():
     assert survival([0.5, 0.5, 1.0]) == [0.5, 0.25, 0.25]
 
 
+@pytest.mark.slow
 def test_never_slower_than_any_fixed_length_and_faster_where_sequences_differ():
     """For any cost of a pass: whatever a fixed k verifies, the best set of as many tokens is worth no less."""
     random = Random(1)

@@ -48,7 +48,10 @@ def test_the_engine(check):
     CHECKS[check]()
 
 
-@pytest.mark.parametrize("name", ALL)
+SOME = {"model", "ngram", "eagle, tree"}  # a model, a lookup, a tree
+
+
+@pytest.mark.parametrize("name", [n if n in SOME else pytest.param(n, marks=pytest.mark.slow) for n in ALL])
 def test_every_drafter(name):
     check_greedy(ALL[name](*pair()), asks(14, 40, 16), preemptions=1)
 
@@ -130,6 +133,7 @@ def test_requests_may_come_at_any_time():
 # ---------------------------------------------------------------- sampling
 
 
+@pytest.mark.slow
 def test_sampled_texts_follow_the_law():
     check_distribution(draws=1500)
 
@@ -187,11 +191,13 @@ def test_a_full_batch_drafts_less_and_an_overfull_one_for_the_first_alone():
     assert drafted == {1: [4], 4: [2] * 4, 8: [1] * 8, 9: [1] * 8 + [0]}
 
 
+@pytest.mark.slow
 def test_trees_of_real_drafters_share_the_draft_budget():
     target, trees = micro(), ("Medusa", "Eagle", "DFlash")
     check_node_budget(**{name: lambda name=name: getattr(ms.drafters, name)(target, nodes=24) for name in trees})
 
 
+@pytest.mark.slow
 def test_states_that_wait_for_every_drafter_that_reads_them():
     check_bounded_states(("medusa", "eagle, chain", "dflash, tree"))
 
@@ -262,6 +268,7 @@ def test_a_damaged_row_is_an_error_and_its_neighbours_go_on(monkeypatch):
     assert "NaN" in str(outs[2].error) and len(outs[2].tokens) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after, num_blocks", [(0, 24), (4, 24), (4, 200)])
 @pytest.mark.parametrize("method", ["propose", "settle", "forget"])
 def test_a_drafter_that_breaks_on_one_request(method, after, num_blocks):
@@ -335,6 +342,7 @@ def test_listeners_may_abort_themselves_and_others_and_add_more(tiny_text):
     assert_idle(engine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["draft", "forward", "judge", "keep"])
 def test_an_interrupted_step_can_be_taken_again(monkeypatch, where):
     some = long_asks()
@@ -452,6 +460,7 @@ def test_an_interrupted_generate_leaves_nothing(monkeypatch):
     assert_idle(engine)
 
 
+@pytest.mark.slow
 def test_a_thread_that_adds_is_let_in_between_two_steps():
     """One thread steps a long request in a loop; short ones that another adds, one after the other, end before it."""
     engine, done = ms.Engine(ms.Model("endless", pair()[0].transformer)), []
@@ -608,6 +617,7 @@ def test_integrity_is_really_checked():
 # ---------------------------------------------------------------- metrics
 
 
+@pytest.mark.slow
 def test_metrics_add_up_and_go_to_json():
     engine = check_greedy(ms.drafters.Model(pair()[1]), history=4096)
     metrics = json.loads(json.dumps(engine.metrics()))

@@ -114,6 +114,7 @@ class Twins:
 # ---------------------------------------------------------------- the same logits as in contiguous memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 def test_ragged_batches_equal_every_row_alone(dtype, block_size):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 
 import minispec as ms
@@ -12,6 +13,7 @@ from minispec.train import corpus as writing
 from minispec.train import published
 
 
+@pytest.mark.slow
 def test_heads_are_trained_written_and_measured_once(run, tiny_folder, tmp_path, monkeypatch):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     prompts = [[5 + i, 6, 7 + i] for i in range(12)]

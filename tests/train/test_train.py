@@ -38,6 +38,7 @@ def rows_of(corpus: Corpus) -> list[tuple[list[int], list[int]]]:
 # ---- what the target writes
 
 
+@pytest.mark.slow
 def test_greedy_rows_are_what_generate_writes(make_model, tmp_path):
     """Rows of different lengths, in one batch with a static cache, in float64: equal token for token."""
     target = make_model(end_tokens=[0])
@@ -62,6 +63,7 @@ def test_sampled_rows_follow_the_law(make_model, tmp_path):
     assert chisquare(seen, expected).pvalue >= 1e-4
 
 
+@pytest.mark.slow
 def test_a_reply_ends_with_its_first_end_token(target, tmp_path):
     corpus = writing.write(target, PROMPTS, tmp_path, rows=40, max_new_tokens=64, temperatures=[1.5], batch=20)
     replies = [reply for _, reply in rows_of(corpus)]
@@ -166,6 +168,7 @@ def prompts_of(corpus: Corpus) -> set[tuple[int, ...]]:
     return {tuple(prompt) for prompt, _ in rows_of(corpus)}
 
 
+@pytest.mark.slow
 def test_rows_are_held_out_by_prompt():
     """No prompt on both sides, every row on one, about one prompt in 50, and the same ones whatever else is there."""
     prompts = [[i % 700, 5, 6][: 1 + i % 3] for i in range(6000)]  # 2,100 different ones, beginnings of each other
