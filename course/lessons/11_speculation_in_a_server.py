@@ -567,7 +567,7 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # the requests of that moment waited; drafts make more shapes. And for the prompts torch had chosen cuDNN's attention, which
 # made a plan for every prompt length that it had not seen before, [65 ms each](../docs/results/attention_plans_h200.json). Now `minispec serve` goes through the
 # shapes before it listens ([`warm_up`](../minispec/serving/warm_up.py)), and prompts use a kernel that needs no plan. At the
-# same load the median is 4.8 ms and the p99 12 ms. At 48 requests per second a p99 of 202 ms is left, so some shape is
+# same load the median is 4.8 ms and the p99 12 ms. At 48 requests per second a p99 of 201 ms is left, so some shape is
 # still met for the first time. If your p99 is many times the median at low load, look for what happens only once.
 
 # %% tags=["nbval-ignore-output"]
