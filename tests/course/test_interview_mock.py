@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
 from minispec.course.interview.debrief import AXES, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, kv_size, losslessness
 from minispec.course.interview.drill import SINKS, Box
-from minispec.course.interview.evidence import graded
+from minispec.course.interview.evidence import Graded, graded
 from minispec.course.interview.matcher import suggestions
 from minispec.course.interview.mock_interview import Interview, keep, unfinished
 from minispec.course.interview.mock_widget import Desk
@@ -198,6 +199,35 @@ def test_a_wrong_number_may_be_looked_at_again_and_what_was_shown_is_not_said(se
         assert held.turn.kind == "correction" and worked(number) in held.turn.says
         held.do("say", text=f"Ah, it is {number.computed}.")  # read from the screen
     assert Debrief(held, "concept").numbers()[0].startswith(f"- {mark} {number.name}")
+
+
+def test_a_number_that_is_not_known_is_shown_and_counts():
+    """Not asked for again, not "I could not read it", and one of those that were asked."""
+    held = interview(seed=2)
+    while held.turn.expects != NUMBER:
+        answer(held)
+    number = held.turn.number
+    held.do("say", text="I don't know that one, sorry.")
+    assert held.turn.kind == "correction" and held.turn.expects == NUMBER  # a rough value will do
+    held.do("say", text="No, no idea.")
+    assert held.turn.kind == "correction" and worked(number) in held.turn.says and held.turn.expects != NUMBER
+    held.do("say", text="The division at the end.")
+    debrief = Debrief(held, "concept")
+    assert debrief.numbers()[0].startswith(f"- – {number.name}: you did not know")
+    assert debrief.figures[0].unknown
+
+
+def test_a_sentence_that_earned_a_point_is_not_held_against_another():
+    turn = Turn("grade", "", GRADES, boxes=(Box("L4", "Drafts never change the output"), Box("L4", "Output is slower")))
+    said, other = "Drafts never change the output.", "It is never slower."
+    against = tuple(SimpleNamespace(opposite=i > 0, quote=quote) for i, quote in enumerate((said, said)))
+    found = Graded(turn, {0: said}, {}, {}, matches=against)
+    assert found.opposite() == {}
+    against[1].quote = other
+    assert found.opposite() == {1: other}  # said otherwise, and nothing given for it
+    assert Graded(turn, {0: said}, {1: "slower"}, {}, matches=against).opposite() == {}
+    against[1].quote = " …"
+    assert found.opposite() == {}
 
 
 # ---------------------------------------------------------------- derivations
@@ -655,7 +685,8 @@ def first_number() -> Interview:
 
 def check_what_cannot_be_read_is_not_wrong() -> None:
     for first, second, mark, count in (
-        ("no idea", "{x}", "✓", (1, 1)), ("no idea", "still none", "–", (0, 0)), ("{y}", "{x}", "✓", (1, 1)),
+        ("no idea", "{x}", "✓", (1, 1)), ("no idea", "still none", "–", (0, 1)), ("{y}", "{x}", "✓", (1, 1)),
+        ("quite a few", "as I said", "–", (0, 0)),
         ("{y}", "", "✗", (0, 1)), ("{x} or {y}", "{x}", "✓", (1, 1)), ("so {x}", "", "✓", (1, 1)),
     ):  # fmt: skip
         held = first_number()

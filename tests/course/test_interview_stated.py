@@ -62,6 +62,21 @@ def test_the_right_number_is_right_and_another_one_is_wrong_in_every_sentence():
     check_frames()
 
 
+@pytest.mark.parametrize("text, value, unit", [
+    ("Fifty-five percent accepted.", 0.55, ""), ("about fifty five percent of them", 55.0, "%"), ("twelve", 12.0, ""),
+    ("zero point five five", 0.55, ""), ("It is a hundred.", 100.0, "ms"), ("82 percent gain", 1.82, "×"),
+    ("so roughly 82% faster", 1.82, "×"), ("9 in 25", 0.36, ""), ("1.82 times", 1.82, "×"),
+])  # fmt: skip
+def test_spoken_numbers_and_gains_in_percent(text, value, unit):
+    assert judge(number(value, unit), text).verdict == RIGHT
+    assert judge(number(1.5 * value, unit), text).verdict == WRONG
+
+
+def test_a_share_is_no_gain():
+    assert judge(number(1.82, "×"), "82 percent of the time").verdict == WRONG
+    assert judge(number(1.0), "one of them is not like the others, I think").verdict != RIGHT
+
+
 REPORTED = [  # what candidates typed, and the number it was
     (0.7, "0.7, as I said; 0.3 is the complement."), (0.25, "0.25, the 0.05 was only the numerator"),
     (1.0, "One: max(p - q, 0) is 0.3 for a and zero for b and c, so normalised by 0.3 it is all on a."),

@@ -20,7 +20,7 @@ from .evidence import Graded, graded, rating
 from .matcher import MOST_WEIGHT, excerpt, terms, weight
 from .mock_interview import Interview
 from .question import LEVELS, Number
-from .reactions import asks_back
+from .reactions import asks_back, gives_up
 from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
 from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, Judged, judge
 from .summary import ROOT, count, digits, lesson
@@ -71,6 +71,11 @@ class Figure:
                 if turn.expects == NUMBER and not reply.skipped]  # fmt: skip
 
     @property
+    def unknown(self) -> bool:
+        """The reply was "I don't know"."""
+        return self.verdict == UNREAD and any(gives_up(reply.text) for _, reply in self.tries)
+
+    @property
     def verdicts(self) -> list[str]:
         return [judged.verdict for judged in self.judged]
 
@@ -93,6 +98,7 @@ class Figure:
     def line(self) -> str:
         mark = {RIGHT: "✓", WRONG: "✗"}.get(self.verdict, "–")
         said = "skipped" if not self.verdicts else "I could not read which number you meant"
+        said = "you did not know" if self.unknown else said
         if self.verdict in (RIGHT, WRONG):
             said = f"you said {self.said}"
             if self.verdict == RIGHT and self.verdicts[0] != RIGHT:
@@ -143,7 +149,7 @@ class Debrief:
 
         sunk = sum(len(g.texts(SINKS, among=g.shown)) for g in self.gradings)
         basics, passed = boxes("L4"), sum(reply.outcome == "right" for _, reply in self.code)
-        read = [figure for figure in self.figures if figure.verdict not in (UNREAD, UNCLEAR)]
+        read = [figure for figure in self.figures if figure.unknown or figure.verdict not in (UNREAD, UNCLEAR)]
         fluent = sum(self.is_fluent(turn, reply) for turn, reply in self.words)
         return {
             "correctness": (max(0, basics[0] + 2 * passed - 2 * sunk), basics[1] + 2 * len(self.code)),
@@ -294,7 +300,7 @@ class Debrief:
             if reply.outcome != "right":
                 lines.append(f"{title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
         wrong = sum(figure.verdict == WRONG for figure in self.figures)
-        lines += [f"{wrong} of {len(self.figures)} numbers wrong"] * bool(wrong)
+        lines += [f"{wrong} of {self.counts()['numbers'][1]} numbers wrong"] * bool(wrong)
         unticked = [(g, box) for g in self.gradings for i, box in enumerate(g.turn.boxes)
                     if i not in {**g.shown, **g.claimed, **g.empty, **g.opposite()}]  # fmt: skip
         lines += [f"a must-have was not said ({box.group}): {short(box.text)}" for _, box in unticked if box.must]

@@ -103,9 +103,11 @@ class Graded:
         return {box.group for i, box in enumerate(self.turn.boxes) if box.must and i not in ticked}
 
     def opposite(self) -> dict[int, str]:
-        """Lines whose words were said with a "not": box → the sentence."""
-        found = enumerate(self.matches)
-        return {i: m.quote for i, m in found if m.opposite and i not in self.shown and self._group(i) != SINKS}
+        """Lines whose words were said with a "not": box → the sentence. Not where other words were given for the line,
+        and not a sentence that has earned a point: who counts words does not know better than both."""
+        ticked, earned = {**self.shown, **self.claimed}, set(self.shown.values())
+        return {i: m.quote for i, m in enumerate(self.matches) if m.opposite and m.quote.strip(" …")
+                and i not in ticked and m.quote not in earned and self._group(i) != SINKS}  # fmt: skip
 
     def suspected(self) -> dict[int, str]:
         """What sinks a candidate and seems to have been said, without being ticked."""

@@ -19,7 +19,7 @@ from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
 from .matcher import find, numbers
 from .question import LEVELS, Number, Question
 from .reactions import answer_at_the_end, answer_to, asks_back, doubt, gives_up, has_question, probing
-from .stated import WRONG, asks_again, judge
+from .stated import UNREAD, WRONG, asks_again, judge
 from .summary import ROOT, digits
 
 WORDS, NUMBER, CODE, GRADES, NOTHING = "words", "number", "code", "grades", "nothing"  # what a turn waits for
@@ -204,8 +204,10 @@ def figure(number: Number, question: str = "", before: str = "") -> Script:
     longer counts. The interview goes on from the right one."""
     reply = yield Turn("number", f"{before}{Figure(number).asks[0]}", NUMBER, question, number)
     judged = judge(number, reply.text)
+    unknown = judged.verdict == UNREAD and gives_up(reply.text)
     if not reply.skipped and asks_again(judged):  # unread or unclear is not wrong
-        reply = yield Turn("correction", asks_again(judged), NUMBER, question, number)
+        says = "That is all right. Is there a rough value that you would try?" if unknown else asks_again(judged)
+        reply = yield Turn("correction", says, NUMBER, question, number)
         judged = judge(number, reply.text)
     if not reply.skipped and judged.verdict == WRONG:
         says = f"I have something else than {digits(judged.value)}. What do you get if you go through it again?"
@@ -213,12 +215,8 @@ def figure(number: Number, question: str = "", before: str = "") -> Script:
         judged = judge(number, reply.text)
     if not reply.skipped and not judged.right:
         said = "" if judged.value is None else f"I have something else than {digits(judged.value)}. "
-        yield Turn(
-            "correction",
-            f"{said}{worked(number)}. Where did your calculation differ?",
-            question=question,
-            number=number,
-        )
+        asks = "Which step was missing?" if judged.value is None else "Where did your calculation differ?"
+        yield Turn("correction", f"{said}{worked(number)}. {asks}", question=question, number=number)
 
 
 def derive(derivation: Derivation) -> Script:

@@ -32,7 +32,7 @@ BEFORE, AFTER = r"(?<=[\d)%])\s*", r"\s*(?=[-−]?[(\d.])"
 SIGNS = {  # as people write arithmetic → as Python does
     r"[−–]": "-",
     r"(?<=\d)\s*(?:%|percent\b|per cent\b|pct\b)": "%",
-    rf"{BEFORE}(?:\b(?:over|divided by|out of)\b|÷){AFTER}": " / ",
+    rf"{BEFORE}(?:\b(?:over|divided by|out of|in)\b|÷){AFTER}": " / ",
     rf"{BEFORE}(?:\b(?:times|multiplied by|x)\b|[×·]|(?<=\d)x(?=[\d(])){AFTER}": " * ",
     rf"{BEFORE}\bplus\b{AFTER}": " + ",
     rf"{BEFORE}\bminus\b{AFTER}": " - ",
@@ -55,6 +55,16 @@ CONDITIONS = {"with", "for", "per", "under", "after", "from", "at"}
 FRACTIONS = {"two thirds": "2/3", "one third": "1/3", "a third": "1/3", "three quarters": "3/4", "one quarter": "1/4",
              "a quarter": "1/4", "one half": "1/2", "a half": "1/2", "half": "1/2", "two-thirds": "2/3"}  # fmt: skip
 COUNTS = {word: str(i) for i, word in enumerate("zero one two three four five six seven eight nine ten".split())}
+TEENS = "eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen".split()
+TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+LARGER = {  # "fifty-five"; unlike one and two, such words are always meant as numbers. Longer ones first
+    **{f"{ten}[- ]{one}": f"{i}{COUNTS[one]}" for i, ten in enumerate(TENS, 2) for one in list(COUNTS)[1:10]},
+    **{word: str(i) for i, word in enumerate(TEENS, 11)},
+    **{ten: str(10 * i) for i, ten in enumerate(TENS, 2)},
+    **{"(?:a|one) hundred": "100"},
+}
+DIGIT = "|".join(list(COUNTS)[:10])
+GAINS = {"gain", "faster", "more", "speedup", "speed", "increase", "better", "improvement"}  # 82 % faster is 1.82 ×
 SCALES = {  # unit → (what it measures, how much)
     **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
     **{unit: ("bytes", 1024.0**i) for i, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
@@ -87,6 +97,9 @@ class Value:
             yield self.value * 100 if self.percent else self.value
             if not self.percent and abs(self.value) <= 1:
                 yield self.value * 100
+            return
+        if unit == "×" and self.percent and self.unit in GAINS:
+            yield 1 + self.value
             return
         (kind, much), (other, wanted) = SCALES.get(self.unit, ("", 1.0)), SCALES.get(unit.lower(), ("-", 1.0))
         if kind != other or 0.9 < much / wanted < 1.1:  # many say GB for GiB; 320 GB are no 320 KiB
@@ -139,7 +152,9 @@ def in_words(text: str) -> str:
     text = COUNTS[first[1]] + text[first.end() :] if first else text
     if re.search(r"\d", text):
         return text
-    words = FRACTIONS | (COUNTS if len(text.split()) <= 4 else {})
+    spelt = rf"\b({DIGIT}) point ((?:{DIGIT})(?: (?:{DIGIT}))*)\b"  # zero point five five
+    text = re.sub(spelt, lambda said: COUNTS[said[1]] + "." + "".join(map(COUNTS.get, said[2].split())), text)
+    words = FRACTIONS | LARGER | (COUNTS if len(text.split()) <= 4 else {})
     for word, value in words.items():
         text = re.sub(rf"\b{word}\b", value, text)
     return text
