@@ -130,10 +130,10 @@ viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block
 # `rule="block"` in `ms.speculate` and `ms.Engine`. It needs *sampled* chains whose $q$ was stored: for greedy decoding, and for
 # drafts that were not sampled, the two rules accept the same.
 #
-# On a real pair the tokens per pass rise about as much as here. SmolLM2 with its draft model, $k = 4$, temperature 1, seven short
-# prompts, 24 new tokens each: for the same drafts the expected tokens per forward pass rose by a factor of 1.048 ± 0.012 (one
-# standard error, over prompts; float32, one core of a Neoverse-N1; `minispec bench rules`). The paper reports 5 to 8 % in
-# wall-clock time.
+# On a real pair the tokens per pass rise about as much as here. SmolLM2 with its draft model, $k = 4$, temperature 1, half of
+# Spec-Bench (240 prompts, 64 new tokens each): for the same drafts the expected tokens per forward pass rose by a factor of
+# 1.0399 ± 0.0010 (one standard error, over prompts; float32; [recorded](../docs/results/rules_arm.json) by `minispec bench rules`).
+# The paper reports 5 to 8 % in wall-clock time.
 
 # %% [markdown]
 # ## Can the draft model have another vocabulary? (15 minutes)

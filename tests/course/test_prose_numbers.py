@@ -138,8 +138,8 @@ QUOTED: dict[str, dict[float, object]] = {
     },
     "15": {
         1.11: 10 / 9,
-        1.048: RULES["ratio"],
-        0.012: RULES["error"],
+        1.0399: RULES["ratio"],
+        240: GIVEN,  # prompts
         49: 100 * STORIES["micro"]["acceptance"],
         31: 100 * STORIES["smollm2-draft"]["acceptance"],
         51: 100 * QUESTIONS["smollm2-draft"]["acceptance"],

@@ -41,7 +41,7 @@ class Trained:
 KNOWN = (
     Trained("GPT-3", 175e9, 300e9, "top left"),
     Trained("Gopher", 280e9, 300e9, "top right"),
-    Trained("Chinchilla", 70e9, 1.4e12, "bottom right"),
+    Trained("Chinchilla", 70e9, 1.4e12, "bottom left"),
     Trained("LLaMA-2-7B", 6.7e9, 2e12, "top left"),
     Trained("Llama-3-8B", 8.0e9, 15e12, "bottom left"),
 )

@@ -69,7 +69,7 @@ def limit_steps_figure(runs: Mapping[str, Mapping], steps: Sequence[str] = ladde
         figure.add_trace(
             go.Bar(
                 x=there, y=shares, name=name, marker=dict(color=colour), text=[f"{s:.0f}" for s in shares],
-                hovertemplate="%{x}: %{y:.1f} %",
+                textangle=0, hovertemplate="%{x}: %{y:.1f} %",
             )
         )  # fmt: skip
     figure.add_hline(y=100, line=dict(color=PALETTE[1], dash="dot"))
