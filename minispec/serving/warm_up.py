@@ -33,18 +33,20 @@ def warm_up(engine: Engine) -> float:
         raise ValueError(f"{len(engine.jobs)} requests are being served: warm an engine up before you add any")
     began, pool, runner = time.perf_counter(), engine.pool, engine.runner
     caching, pool.enable_prefix_caching = pool.enable_prefix_caching, False
+    most = engine.scheduler.max_num_seqs if runner.buckets else 1
     chance = random.Random(0)
     try:
         if runner.buckets:
             for tokens in prompt_sizes(engine):
                 serve(engine, 1, tokens, 0.0, list.pop)
-                if (many := min(MANY, engine.scheduler.max_num_seqs)) < tokens:
+                if (many := min(MANY, most)) < tokens:
                     serve(engine, many, tokens // many, 0.0, list.pop, new=1)
-            for count in range(1, engine.scheduler.max_num_seqs + 1):
-                if count <= 4 or count % 8 == 0:
-                    serve(engine, count, PATTERN, 0.0, list.pop, new=2)
+            most = (
+                engine.scheduler.max_num_seqs
+            )  # passes are recorded for 1, 2, 4 and multiples of eight (gpu/buckets.py)
+            for count in sorted({min(most, rows) for rows in (1, 2, 4, *range(8, most + 8, 8))}):
+                serve(engine, count, PATTERN, 0.0, list.pop, new=2)
         leave = list.pop, lambda ids: ids.pop(0), lambda ids: ids.pop(chance.randrange(len(ids)))
-        most = engine.scheduler.max_num_seqs if runner.buckets else 1
         for temperature in (0.0, 1.0):
             for order in leave if most > 1 else leave[:1]:
                 serve(engine, most, PATTERN, temperature, order)

@@ -13,7 +13,17 @@ import minispec as ms
 from minispec import theory
 from minispec.course import viz
 from minispec.course.viz import presets
-from minispec.course.viz.batch_speedup import LONGEST, MACHINES, ROWS, BatchDot, batch_speedup_figure, best, gain
+from minispec.course.viz.batch_speedup import (
+    LONGEST,
+    MACHINES,
+    ROWS,
+    BatchDot,
+    _costs,
+    batch_speedup_figure,
+    best,
+    gain,
+    verify_cost,
+)  # fmt: skip
 from minispec.course.viz.batch_why import compared
 from minispec.course.viz.recorder import Ask, DryEngine, endless
 from minispec.course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
@@ -243,3 +253,12 @@ def test_a_v_that_no_pass_needs_is_not_passed_on_without_a_remark():
     fine, odd = BatchDot(4, 4, 0.9, 0.3, 5.0, 0.7), BatchDot(16, 4, 0.9, 0.3, 5.1, 0.7)
     assert "above k + 1" not in viz.batch_table([fine])
     assert "v above k + 1 at batch 16: " in viz.batch_table([fine, odd])
+
+
+def test_all_batches_at_once_are_the_theory():
+    """The panel computes them by arrays, because 4,608 calls took 72 ms; theory.py says what they are."""
+    for config in (presets.SHAPES["Llama-3-8B"], presets.SHAPES["Llama-3.2-1B"]):
+        for context in (0, 500, 8192):
+            costs = _costs(theory.H200, config, 2, context)
+            for k, batch in ((1, 1), (4, 32), (4, 128), (8, 512)):
+                assert costs[k - 1, batch - 1] == verify_cost(theory.H200, config, k, batch, 2, context)
