@@ -22,6 +22,7 @@ from ..serving.engine import Engine
 from .measure import Timing, machine, place
 from .prompts import encode
 
+BLOCK = 16  # tokens
 TEXTS = (
     "Repeat this list until you are told to stop: apple, banana, cherry, apple, banana, cherry, apple, banana,",
     "Describe something that has never been described before, in words that surprise:",
@@ -48,8 +49,11 @@ def measure(
     """result["results"]: for each batch size, tokens per second and draft tokens of every way."""
     texts, k = [encode(target, text) for text in TEXTS], max(ks)
     rows = []
+    longest = max(map(len, texts)) + new_tokens + k + 1
     for size in tqdm(sizes, leave=False, disable=None):
-        shape = dict(max_num_seqs=size, max_num_batched_tokens=max(512, size * (k + 1)))
+        # All ways live at once, so none may take half of the memory that is free.
+        shape = dict(max_num_seqs=size, max_num_batched_tokens=max(512, size * (k + 1)),
+                     num_blocks=size * -(-longest // BLOCK), block_size=BLOCK)  # fmt: skip
         ways = {"off": Engine(target, **shape)}
         ways |= {f"k={n}": Engine(target, drafter, k=n, draft_budget=size * n, **shape) for n in ks}
         survival = dict(k=k, allocation="survival")

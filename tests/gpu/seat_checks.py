@@ -20,7 +20,7 @@ from fast_checks import run_on_the_gpu
 import minispec as ms
 from minispec.bench.measure import measure
 from minispec.course.demo import demo
-from minispec.drafters.by_name import DRAFTERS
+from minispec.drafters.by_name import DRAFTERS, by_name
 
 PROMPT, COUNT = "Once upon a time", 48
 PROMPTS = [PROMPT, "One day, a small bird", "The fox", "A boy found a ball"]
@@ -154,9 +154,9 @@ def check_threads(device: str) -> None:
 
 def check_demo(device: str) -> None:
     """`minispec demo` with every drafter, and `minispec measure`, in the dtype that load chooses."""
-    target, draft = (ms.load(name, device=device) for name in ("micro", "micro-draft"))
-    for name, make in DRAFTERS.items():
-        result = demo(target, make(target, draft), PROMPT, 32, 3, temperature=0.0, repeat=2, seconds=4)
+    target = ms.load("micro", device=device)
+    for name in DRAFTERS:
+        result = demo(target, by_name(name, target), PROMPT, 32, 3, temperature=0.0, repeat=2, seconds=4)
         assert result.c > 0 and result.v > 0
         print(f"    {name:<11} measured {result.measured:5.2f}, predicted {result.predicted:5.2f}, "
               f"c = {result.c:.2f}, v = {result.v:.2f}", flush=True)  # fmt: skip
