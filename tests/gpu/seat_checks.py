@@ -94,7 +94,8 @@ def assert_same_sampled(device: str, name: str, prompt, options: dict, k: int = 
     target, reference = micro(device)[0], micro("cpu")[0]
     runs = [ms.speculate(model, prompt, drafter(name, model), k, COUNT, **options) for model in (target, reference)]
     for out, expected in zip(*([run] if isinstance(run, ms.Output) else run for run in runs), strict=True):
-        assert same_cycles(out, expected, k, COUNT) > 3, name
+        some = min(4, len(expected.trace.cycles))  # a sampled text may end early
+        assert same_cycles(out, expected, k, COUNT) >= some, name
         sure = COUNT - k if expected.finish_reason == "length" else COUNT
         assert out.tokens[:sure] == expected.tokens[:sure], name
     again = ms.speculate(target, prompt, drafter(name, target), k, COUNT, **options)
