@@ -419,6 +419,9 @@ def test_a_changed_bank_is_noticed():
     kept["events"] = [kept["events"][0], {"do": "grade", "used": 1.0}]
     with pytest.raises(ValueError, match="other questions"):
         Interview.from_json(BANK, json.dumps(kept))
+    for version in (2, None):
+        with pytest.raises(ValueError, match="another order.*begin a new one"):
+            Interview.from_json(BANK, json.dumps({**json.loads(held.to_json()), "version": version}))
     for bad in (dict(level="L9"), dict(format="tea")):
         with pytest.raises(ValueError, match="give one of"):
             Interview(BANK, **bad)

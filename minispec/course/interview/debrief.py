@@ -53,8 +53,9 @@ RULE = (
 HOW = (
     "You ticked a point and quoted words that you had typed. It counts as shown if the key terms of the point stand in "
     "these words and are not denied. It also counts if the words are a sentence about the question that has earned "
-    "nothing else. It is called a strength if the quote alone holds most of the point. All of this counts words and "
-    "understands nothing. Where it is wrong, you are right; and a false statement that no rubric lists goes unnoticed."
+    "nothing else. In a design, a sentence that only repeats the interviewer earns nothing. A point is called a "
+    "strength if the quote alone holds most of it. All of this counts words and understands nothing. Where it is "
+    "wrong, you are right; and a false statement that no rubric lists goes unnoticed."
 )
 
 
@@ -115,7 +116,9 @@ class Debrief:
         rows = []
         for g in self.talks:
             shown = [f"{len(g.texts(level, among=g.shown))} of {len(g.texts(level))} {level}" for level in LEVELS]
-            shown += [f"{after} of them {AFTER}"] if (after := sum(g.counts(g.shown)[1].values())) else []
+            shown += [f"{after} of these {AFTER}"] if (after := sum(g.counts(g.shown)[1].values())) else []
+            weak = sum(box.group in LEVELS and i in g.shown and not g.is_plain(i) for i, box in enumerate(g.turn.boxes))
+            shown += [f"{weak} of these on your tick"] * bool(weak)
             shown += [f"a must-have of {level} is missing" for level in sorted(g.lacking())]
             shown += [f"{count(len(g.sunk), 'statement')} that sinks"] * bool(g.sunk)
             rows.append((self.interview.bank[g.turn.question].question, g.level(claims), ", ".join(shown)))
@@ -228,10 +231,10 @@ class Debrief:
                     each = found.setdefault((of, quote), Strength(of, quote))
                     each.rank, each.plain = max(each.rank, rank), max(each.plain, g.plain[i])
                     each.points.append(box.text)
-                    each.prompted = each.prompted and i in g.prompted
+                    each.after += [box.text] * (i in g.prompted)
         for turn, reply in self.code:
             if reply.outcome == "right":
-                tests = Strength(turn.exercise, "", 3, 1.0, [f"{title_of(turn.exercise)}: all tests pass"], False)
+                tests = Strength(turn.exercise, "", 3, 1.0, [f"{title_of(turn.exercise)}: all tests pass"])
                 found[turn.exercise, ""] = tests
         seen, order = Counter(), []
         for each in sorted(found.values(), key=lambda each: (-each.rank, -each.plain)):
@@ -241,7 +244,8 @@ class Debrief:
 
     def weak(self) -> list[str]:
         """Shown, but in words from which a reader could not tell."""
-        return [f"- {told(g.turn.boxes[i].text, quote, CUT_RECORD)}" for g in self.gradings
+        return [f"- {told(g.turn.boxes[i].text, quote, CUT_RECORD)}{f' ({AFTER})' * (i in g.prompted)}"
+                for g in self.gradings
                 for i, quote in g.shown.items() if g.turn.boxes[i].group != SINKS and not g.is_plain(i)]  # fmt: skip
 
     def concerns(self) -> list[str]:

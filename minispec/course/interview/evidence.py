@@ -6,8 +6,9 @@ of the answer it is claimed, and whoever reads the debrief decides.
 Words that are not in the answer are refused. The same words earn at most two lines, a long sentence up to four. A
 follow-up or push-back is looked for in the reply to it, everything else in all that was said on the question.
 
-In a design, a point is made after a prompt if the candidate made it only once the interviewer had named it. The line
-about scoping is judged by what was asked for, or assumed, before the facts were told.
+In a design, a sentence that only repeats the interviewer earns nothing, and a point is made after a prompt if the
+candidate made it only once the interviewer had named it. The line about scoping is judged by what was asked for, or
+assumed, before the facts were told.
 """
 
 from __future__ import annotations
@@ -20,7 +21,19 @@ from itertools import pairwise
 from fsrs import Rating
 
 from .drill import FOLLOW_UP, PUSH_BACK, SINKS
-from .matcher import QUOTED, SHARE_ON_TOPIC, Match, find, match_boxes, plainly, sentences, supports, terms, was_said
+from .matcher import (
+    QUOTED,
+    SHARE_ON_TOPIC,
+    Match,
+    find,
+    match_boxes,
+    numbers,
+    plainly,
+    sentences,
+    supports,
+    terms,
+    was_said,
+)
 from .question import LEVELS, reached
 from .reactions import ANSWERS, asked_for, takes_back
 from .rounds import SCOPE, SCOPED, Reply, Turn
@@ -44,9 +57,14 @@ def talk_on(turn: Turn, transcript: Iterable[Entry]) -> Talk:
 
 def heard(turn: Turn, transcript: Iterable[Entry] = ()) -> list[str]:
     """For every line of a rubric: what was typed that may speak for it."""
-    said = [(t, r) for t, r in talk_on(turn, transcript) if t.expects == "words"]
+    talk = talk_on(turn, transcript)
+    said = [(t, r) for t, r in talk if t.expects == "words"]
+    own = turn.heard
+    if is_drawn(talk):
+        own = "\n".join(text for text, (t, _) in zip(own_words(turn, talk), talk, strict=True) if t.number is None)
     return [reply_to(box.text.rpartition(" → ")[0], said) or turn.heard
-            if box.group in (FOLLOW_UP, PUSH_BACK) else turn.heard for box in turn.boxes]  # fmt: skip
+            if box.group in (FOLLOW_UP, PUSH_BACK) else own if box.group in LEVELS else turn.heard
+            for box in turn.boxes]  # fmt: skip
 
 
 def reply_to(asked: str, said: Talk) -> str:
@@ -86,40 +104,51 @@ def scoped(text: str) -> Match:
     return Match(tuple(found), missing, " ".join(dict.fromkeys(found.values())), len(found) >= SCOPED)
 
 
+def own_words(turn: Turn, said: Talk) -> list[str]:
+    """Of every reply the sentences that are no echo: what an echo holds on the question are key words of the
+    interviewer, mostly in the same order, and no number but theirs."""
+    about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS)).keys()
+    told, found = "", []
+    for each, reply in said:
+        told = f"{told}\n{each.says}"
+        theirs = [word.term for word in occurrences(told) if word.term in about]
+        pairs, figures = set(pairwise(theirs)), {value for value, _ in numbers(told)}
+        own = []
+        for sentence in sentences(reply.text):
+            mine = [word.term for word in occurrences(sentence) if word.term in about]
+            new = len(set(pairwise(mine)) - pairs) > (1 - QUOTED) * len(set(pairwise(mine)))
+            if new or not mine or not {*mine} <= {*theirs} or {value for value, _ in numbers(sentence)} - figures:
+                own.append(sentence)
+        found.append(" ".join(own))
+    return found
+
+
 def by_themselves(turn: Turn, said: Talk) -> list[str]:
-    """For every point of a rubric: what the candidate said before the interviewer named it. Of other talk than a
-    design, and for other lines of the rubric: "".
+    """For every point of a design's rubric: what the candidate said before the interviewer named it; otherwise "".
 
     The question and the drawing are open. Then the whiteboard's headings name whatever is said in reply to them, and a
-    later turn names a point if the matcher finds it there. An echo of the interviewer shows nothing.
+    later turn names a point if the matcher finds it there.
     """
-    drawn = any(each.kind == "draw" for each, _ in said)
-    points = {i: box.text for i, box in enumerate(turn.boxes) if drawn and box.group in LEVELS}
-    about = terms(" ".join(points.values())).keys()
-    told, asked, named, found = "", "", set(), [[] for _ in turn.boxes]
-    for each, reply in said if points else ():
+    points = {i: box.text for i, box in enumerate(turn.boxes) if is_drawn(said) and box.group in LEVELS}
+    asked, named, found = "", set(), [[] for _ in turn.boxes]
+    for (each, reply), own in zip(said, own_words(turn, said), strict=True) if points else ():
         asked = asked if each.kind == "answer" else each.kind
-        told = f"{told}\n{each.says}"
         if asked not in OPEN:
             says = each.says.replace("?", ".")  # to the matcher a question claims nothing, but it names
             says += f"\n{reply.text}" * (asked in NAMES)
             named |= {i for i in points.keys() - named if find(points[i], says, SHARE_ON_TOPIC).suggested}
-        own = " ".join(sentence for sentence in sentences(reply.text) if not is_echo(sentence, told, about))
         for i in points.keys() - named if asked not in NAMES else ():
             found[i].append(own)
     return ["\n".join(texts) for texts in found]
 
 
-def is_echo(sentence: str, told: str, about: Collection[str]) -> bool:
-    """Whether what a sentence holds on the question are the interviewer's key words, mostly in the same order."""
-    mine, theirs = ([word.term for word in occurrences(text) if word.term in about] for text in (sentence, told))
-    pairs = set(pairwise(mine))
-    return set(mine) <= set(theirs) and len(pairs & set(pairwise(theirs))) >= QUOTED * len(pairs)
+def is_drawn(said: Talk) -> bool:
+    return any(turn.kind == "draw" for turn, _ in said)
 
 
 def prompted(turn: Turn, ticks: Mapping[int, str], said: Talk) -> frozenset[int]:
     """The points that were made only after a prompt: neither their words nor the point itself came before."""
-    if not any(each.kind == "draw" for each, _ in said):
+    if not is_drawn(said):
         return frozenset()  # nobody asked for anything by its name
     alone = by_themselves(turn, said)
     made = match_boxes([box.text for box in turn.boxes], alone, _sinks(turn))
@@ -146,7 +175,8 @@ def refusal(turn: Turn, box: int, phrase: str, transcript: Iterable[Entry] = ())
     if not was_said(phrase, turn.heard):
         return "I do not find these words in your answers: quote what you typed."
     if texts[box] != turn.heard and not was_said(phrase, texts[box]):
-        return "You said that, but not in reply to this question."
+        return ("These are the interviewer's words: quote your own." if turn.boxes[box].group in LEVELS else
+                "You said that, but not in reply to this question.")  # fmt: skip
     return ""
 
 
@@ -273,7 +303,7 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
     plain = {i: plainly(turn.boxes[i].text.rpartition(" → ")[2],
                         said[i] if turn.boxes[i].group in (FOLLOW_UP, PUSH_BACK) else phrase)
              for i, phrase in shown.items() if turn.boxes[i].group != SINKS}  # fmt: skip
-    plain |= {i: 1.0 for i in shown if turn.boxes[i] == SCOPE}
+    plain |= {i: PLAIN_REPLY for i in shown if turn.boxes[i] == SCOPE}  # judged; a strength, and the last of its rank
     after = prompted(turn, {**shown, **claimed}, talk)
     return Graded(turn, shown, claimed, empty, refused, matches, plain, after, taken_back(turn, talk))
 

@@ -44,12 +44,12 @@ class Strength:
     rank: int = 0
     plain: float = 0.0
     points: list[str] = field(default_factory=list)
-    prompted: bool = True  # all of them
+    after: list[str] = field(default_factory=list)  # those that were made after a prompt
 
     def line(self, most: int) -> str:
         said = excerpt(" ".join(point.rpartition(" → ")[2] for point in self.points), self.quote, most)
-        after = f" ({AFTER})" if self.prompted else ""
-        return "; ".join(map(heading, self.points)) + after + (f": “{said}”" if said else "")
+        points = [heading(point) + f" ({AFTER})" * (point in self.after) for point in self.points]
+        return "; ".join(points) + (f": “{said}”" if said else "")
 
 
 # ---- asked half-way -------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def half_way(said: Sequence[tuple[Turn, Reply]], gradings: Sequence[Graded]) -> 
         of = [g for g in gradings if (g.turn.question, g.turn.exercise) == (turn.question, turn.exercise)]
         asked, verdict, good = turn.says, "not graded", ""
         for g in of:
-            verdict = "no line of the rubric" if turn.kind == "change" else verdict
+            verdict = "not in the rubric, so you judge it" if turn.kind == "change" else verdict
             for number, box in enumerate(g.turn.boxes):
                 question, _, answer = box.text.rpartition(" → ")
                 if question and question in turn.says:
@@ -77,10 +77,12 @@ def half_way(said: Sequence[tuple[Turn, Reply]], gradings: Sequence[Graded]) -> 
 
 def became(g: Graded, box: int) -> str:
     """What became of a line of the rubric."""
-    for name, found in (("shown", g.shown), ("claimed in other words", g.claimed), ("refused", g.refused)):
-        if box in found:
-            return name
-    return "ticked, not counted" if box in g.empty else "not ticked"
+    ticked = {
+        "counted": g.shown,
+        "in words that are not found in it": g.claimed,
+        "not counted": {**g.empty, **g.refused},
+    }
+    return next((f"ticked, {name}" for name, boxes in ticked.items() if box in boxes), "not ticked")
 
 
 def one_line(text: str) -> str:

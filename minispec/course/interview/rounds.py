@@ -16,7 +16,7 @@ from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
-from .matcher import find, numbers, suggestions, terms
+from .matcher import find, numbers, terms
 from .question import LEVELS, Case, Number, PushBack, Question
 from .reactions import (
     ANSWERS,
@@ -49,6 +49,7 @@ QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
 SCOPING, BEGIN = "What would you like to know before you begin?", "Anything else, or shall we begin?"
 DRAW = "Draw it for me: which parts, which numbers, which decisions? Type what you would write and say, in your order."
 ELSE = "What else belongs on it?"
+DEALT_WITH = 1 / 3  # of a heading's weight that a drawing holds
 SCOPED = 2  # of the things in ANSWERS that are asked for, or assumed, before the facts are told
 SCOPE = Box(FOLLOW_UP, f"{SCOPING} → Asks for, or assumes, at least {SCOPED} of these before they are told: "
             f"{', '.join(name for name, *_ in ANSWERS)}")  # fmt: skip
@@ -166,9 +167,8 @@ class Conversation:
         drawn = yield from self.put("draw", f"{given}{DRAW}", DRAW)
         if drawn.text and not drawn.given_up:
             yield from self.put("draw", ELSE)
-        headings = [heading.partition(" (")[0] for heading in case.whiteboard]  # in brackets stand the numbers
-        for i, heading in enumerate(headings):
-            if not suggestions(headings, self.answer)[i].suggested:
+        for heading in (heading.partition(" (")[0] for heading in case.whiteboard):  # in brackets stand the numbers
+            if not find(heading, self.answer, DEALT_WITH).suggested:
                 reply = yield from self.put("board", f"On the whiteboard: {heading}")
                 if self.lost and reply.given_up:
                     break  # what is not known is not asked for six times
