@@ -253,6 +253,16 @@ def test_an_echo_earns_nothing():
     check_an_echo_earns_nothing()
 
 
+def test_no_sentence_of_a_good_answer_is_taken_for_an_echo():
+    for question in CASES.values():
+        turn, transcript = converse(
+            question, lambda turn, question=question: question.spoken if turn.kind != "ask" else ""
+        )
+        talk = evidence.talk_on(turn, transcript)
+        for (_, reply), own in zip(talk, evidence.own_words(turn, talk), strict=True):
+            assert sentences(own) == sentences(reply.text), question.id
+
+
 def drawn_alone(question):
     return lambda turn: points_of(question) if turn.says.endswith(rounds.DRAW) else ""
 

@@ -105,8 +105,8 @@ def scoped(text: str) -> Match:
 
 
 def own_words(turn: Turn, said: Talk) -> list[str]:
-    """Of every reply the sentences that are no echo: what an echo holds on the question are key words of the
-    interviewer, mostly in the same order, and no number but theirs."""
+    """Of every reply the sentences that are no echo. An echo has its key words from the interviewer: most of all, and
+    those of the rubric all and mostly in the same order; and no number of its own."""
     about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS)).keys()
     told, found = "", []
     for each, reply in said:
@@ -115,9 +115,10 @@ def own_words(turn: Turn, said: Talk) -> list[str]:
         pairs, figures = set(pairwise(theirs)), {value for value, _ in numbers(told)}
         own = []
         for sentence in sentences(reply.text):
-            mine = [word.term for word in occurrences(sentence) if word.term in about]
+            mine, words = [word.term for word in occurrences(sentence) if word.term in about], terms(sentence).keys()
             new = len(set(pairwise(mine)) - pairs) > (1 - QUOTED) * len(set(pairwise(mine)))
-            if new or not mine or not {*mine} <= {*theirs} or {value for value, _ in numbers(sentence)} - figures:
+            new = new or 2 * len(words & terms(told).keys()) < len(words) or not {*mine} <= {*theirs}
+            if new or not mine or {value for value, _ in numbers(sentence)} - figures:
                 own.append(sentence)
         found.append(" ".join(own))
     return found
@@ -175,7 +176,7 @@ def refusal(turn: Turn, box: int, phrase: str, transcript: Iterable[Entry] = ())
     if not was_said(phrase, turn.heard):
         return "I do not find these words in your answers: quote what you typed."
     if texts[box] != turn.heard and not was_said(phrase, texts[box]):
-        return ("These are the interviewer's words: quote your own." if turn.boxes[box].group in LEVELS else
+        return ("These are mostly the interviewer's words: quote your own." if turn.boxes[box].group in LEVELS else
                 "You said that, but not in reply to this question.")  # fmt: skip
     return ""
 
