@@ -419,6 +419,9 @@ def test_a_changed_bank_is_noticed():
     kept["events"] = [kept["events"][0], {"do": "grade", "used": 1.0}]
     with pytest.raises(ValueError, match="other questions"):
         Interview.from_json(BANK, json.dumps(kept))
+    for version in (2, None):
+        with pytest.raises(ValueError, match="another order.*begin a new one"):
+            Interview.from_json(BANK, json.dumps({**json.loads(held.to_json()), "version": version}))
     for bad in (dict(level="L9"), dict(format="tea")):
         with pytest.raises(ValueError, match="give one of"):
             Interview(BANK, **bad)
@@ -517,9 +520,9 @@ def test_the_headline_follows_from_the_table():
 
 def test_the_axes_are_defined_and_have_no_level():
     held = hold(interview("L4", seed=5), says=deep_answer, ticks=basics)
-    assert signals(held) == [1] and Debrief(held, "concept").counts()["correctness"][0] == 9
+    assert signals(held) == [1] and Debrief(held, "concept").counts()["basics"][0] == 9
     text = report(held)
-    assert "correctness 9 of 9, depth" in text and all(f"- {axis}: {AXES[axis]}" in text for axis in AXES)
+    assert "basics 9 of 9, depth" in text and all(f"- {axis}: {AXES[axis]}" in text for axis in AXES)
 
 
 def check_own_words() -> None:
@@ -568,7 +571,8 @@ def check_the_opposite_is_a_concern() -> None:
         question = BANK[held.turn.question] if held.turn.question else None
         sink = question.sinks[0] if question else ""
         false = f"I would never say that {question.L4[0].lower()}. {sink}." if question else ""
-        answer(held, says=lambda turn, false=false: weather if turn.kind == "push-back" else false)
+        replies = {"push-back": weather, "check": ""}  # whoever is asked how sure, and says nothing
+        answer(held, says=lambda turn, replies=replies, false=false: replies.get(turn.kind, false))
     point = BANK[held.turn.question].L4[0]
     answer(held)
     hold(held)

@@ -8,119 +8,55 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...files.write import write_whole
-from .arithmetic import worked
 from .coding import title_of
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS
 from .evidence import Graded, graded, rating
-from .matcher import MOST_WEIGHT, excerpt, terms, weight
+from .figures import figures
+from .matcher import MOST_WEIGHT, terms, weight
 from .mock_interview import Interview
-from .question import LEVELS, Number
-from .reactions import asks_back, gives_up
-from .rounds import CODE, GRADES, NOT_SUBMITTED, NUMBER, ROUNDS, TITLES, WORDS, Reply, Turn
-from .stated import RIGHT, UNCLEAR, UNREAD, WRONG, Judged, judge
-from .summary import ROOT, count, digits, lesson
+from .question import LEVELS
+from .reactions import asks_back
+from .record import AFTER, CUT, CUT_RECORD, Strength, half_way, named, next_level, short, told
+from .rounds import BEGIN, CODE, ELSE, GRADES, NOT_SUBMITTED, ROUNDS, SCOPE, SCOPED, SCOPING, TITLES, WORDS, Reply, Turn
+from .stated import RIGHT, UNCLEAR, UNREAD, WRONG
+from .summary import ROOT, count, lesson
 
 __all__ = ["AXES", "Debrief", "Graded", "graded", "keep_report", "rating", "report"]
 
 AXES = {
-    "correctness": "L4 points shown, twice the code that passes, less two for each statement that sinks",
+    "basics": "L4 points shown, two more for each task whose tests pass, two less for each statement that sinks",
     "depth": "L5 points and answers to follow-ups shown",
     "numbers": "right at once, or after the interviewer asked again",
     "trade-offs": "L6 points and answers to push-backs shown",
-    "communication": "replies of 10 to 250 words that share three terms with what was asked or with its rubric",
+    "communication": "replies of 10 to 250 words (a drawing up to 750) that share three terms with what was asked or "
+    "with its rubric",
 }
 FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
-TALKED = (10, 250)  # words of an answer
+TALKED, DRAWN = (10, 250), 750  # words of an answer; the most that a drawing takes
 ENOUGH, ONE_QUESTION = 4, 10  # replies that a level takes: in a round of two questions or tasks, and in one of one
 WORTH = 4  # replies: a function that was written
 FIRST = 3  # strengths and concerns on the first page; the rest goes into the record
-CUT, CUT_RECORD = 200, 110  # characters of a quote, there and in the record
-SAID = 40  # characters of a reply that is quoted for a number
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
 RULE = (
-    "The level of the round is the middle of these lines, the lower one of two. A question reaches L4, L5 or L6 with "
-    "two thirds as many points as that level has, and points of a higher level count for a lower one; L6 also takes "
-    "two thirds of the L5 points and half of all. A missing must-have closes its level, and each statement that sinks "
-    "costs one. Code whose tests pass is worth L4, and each follow-up shown beside it one more. The derivation and its "
-    "numbers are not in the table."
+    "The level of a round is the middle one of its table; of two, the lower one. The level of a question follows from "
+    "the points that you showed. L4 takes two thirds as many points as its rubric has for L4, and points of L5 and L6 "
+    "count as well. L5 takes two thirds as many as there are for L5, and points of L6 count as well. L6 takes two "
+    "thirds of its own points, two thirds of those of L5, and half of all. If a must-have is missing, its level is not "
+    "reached, nor any above it. In a design, a point that you made only after the interviewer had named it counts one "
+    "level lower, and not for L6. Each rubric lists statements that sink an answer: one that you ticked, and did not "
+    "take back when you were asked how sure you are, lowers the level of its question by one. Code whose tests pass is "
+    "L4, and each of its follow-ups that you showed adds a level. The derivation and its numbers are not in the table."
 )
 HOW = (
-    "A point counts if you ticked it and quoted words of your typed answer in which its terms were found, and not "
-    "denied, or a sentence about the question that has earned nothing else. It is called a strength if the "
-    "quote by itself holds most of the point. That is counting and not understanding: where it is wrong, you "
-    "are right, and a false statement that no line of a rubric names goes unnoticed."
+    "You ticked a point and quoted words that you had typed. It counts as shown if the key terms of the point stand in "
+    "these words and are not denied. It also counts if the words are a sentence about the question that has earned "
+    "nothing else. In a design, a sentence that only repeats the interviewer earns nothing. A point is called a "
+    "strength if the quote alone holds most of it. All of this counts words and understands nothing. Where it is "
+    "wrong, you are right; and a false statement that no rubric lists goes unnoticed."
 )
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A number that was asked for, and every reply to it until it was settled."""
-
-    number: Number
-    tries: tuple[tuple[Turn, Reply], ...]
-
-    @property
-    def judged(self) -> list[Judged]:
-        """The replies that count: those from before the arithmetic was shown."""
-        return [judge(self.number, reply.text) for turn, reply in self.tries
-                if turn.expects == NUMBER and not reply.skipped]  # fmt: skip
-
-    @property
-    def unknown(self) -> bool:
-        """The reply was "I don't know"."""
-        return self.verdict == UNREAD and any(gives_up(reply.text) for _, reply in self.tries)
-
-    @property
-    def verdicts(self) -> list[str]:
-        return [judged.verdict for judged in self.judged]
-
-    @property
-    def verdict(self) -> str:
-        """Right if any reply was; wrong only if a wrong number was stated; "" if it was skipped."""
-        for wanted in (RIGHT, WRONG, UNCLEAR, UNREAD):
-            if wanted in self.verdicts:
-                return wanted
-        return ""
-
-    @property
-    def said(self) -> str:
-        """What was taken for the answer: the reply, if it is short, and otherwise the number in it."""
-        replies = [reply.text for turn, reply in self.tries if turn.expects == NUMBER and not reply.skipped]
-        text, judged = next((text, each) for text, each in zip(replies, self.judged, strict=True)
-                            if each.verdict == self.verdict)  # fmt: skip
-        return f"“{text}”" if len(text) <= SAID else f"{digits(judged.value)} {self.number.unit}".strip()
-
-    def line(self) -> str:
-        mark = {RIGHT: "✓", WRONG: "✗"}.get(self.verdict, "–")
-        said = "skipped" if not self.verdicts else "I could not read which number you meant"
-        said = "you did not know" if self.unknown else said
-        if self.verdict in (RIGHT, WRONG):
-            said = f"you said {self.said}"
-            if self.verdict == RIGHT and self.verdicts[0] != RIGHT:
-                first = self.judged[0].value
-                wrong = f" (first {digits(first)})" if self.verdicts[0] == WRONG else ""
-                said += f" after being asked again{wrong}"
-        return f"- {mark} {self.number.name}: {said}; {worked(self.number)}"
-
-
-def figures(turns: list[tuple[Turn, Reply]]) -> Iterator[Figure]:
-    """The numbers of a round: a turn that asks for one, and those after it that are about the same one."""
-    tries: list[tuple[Turn, Reply]] = []
-    for turn, reply in [*turns, (None, None)]:
-        if tries and (turn is None or turn.number is not tries[0][0].number):
-            yield Figure(tries[0][0].number, tuple(tries))
-            tries = []
-        if turn is not None and turn.number is not None and (tries or turn.expects == NUMBER):
-            tries.append((turn, reply))
-
-
-def named(levels: int) -> str:
-    return LEVELS[levels - 1] if levels else f"below {LEVELS[0]}"
 
 
 class Debrief:
@@ -135,8 +71,7 @@ class Debrief:
         self.figures = list(figures([(turn, reply) for turn, reply, _ in self.turns]))
         self.code = [(turn, reply) for turn, reply, _ in self.turns
                      if turn.expects == CODE and reply.outcome not in NOT_SUBMITTED]  # fmt: skip
-        self.words = [(turn, reply) for turn, reply, _ in self.turns if turn.expects == WORDS and turn.number is None
-                      and turn.kind != "close" and not asks_back(reply.text)]  # fmt: skip
+        self.words = [(turn, reply) for turn, reply, _ in self.turns if is_answer(turn, reply)]
 
     # ---- counted
 
@@ -147,12 +82,12 @@ class Debrief:
             found = [(len(g.texts(*groups, among=g.shown)), len(g.texts(*groups))) for g in self.gradings]
             return sum(a for a, _ in found), sum(b for _, b in found)
 
-        sunk = sum(len(g.texts(SINKS, among=g.shown)) for g in self.gradings)
+        sunk = sum(len(g.sunk) for g in self.gradings)
         basics, passed = boxes("L4"), sum(reply.outcome == "right" for _, reply in self.code)
         read = [figure for figure in self.figures if figure.unknown or figure.verdict not in (UNREAD, UNCLEAR)]
         fluent = sum(self.is_fluent(turn, reply) for turn, reply in self.words)
         return {
-            "correctness": (max(0, basics[0] + 2 * passed - 2 * sunk), basics[1] + 2 * len(self.code)),
+            "basics": (max(0, basics[0] + 2 * passed - 2 * sunk), basics[1] + 2 * len(self.code)),
             "depth": boxes("L5", FOLLOW_UP),
             "numbers": (sum(figure.verdict == RIGHT for figure in read), len(read)),
             "trade-offs": boxes("L6", PUSH_BACK),
@@ -161,7 +96,8 @@ class Debrief:
 
     def is_fluent(self, turn: Turn, reply: Reply) -> bool:
         """Neither a shrug nor a lecture, and about the thing."""
-        return TALKED[0] <= len(reply.text.split()) <= TALKED[1] and self.is_about(turn, reply)
+        most = DRAWN if turn.kind == "draw" else TALKED[1]
+        return TALKED[0] <= len(reply.text.split()) <= most and self.is_about(turn, reply)
 
     def is_about(self, turn: Turn, reply: Reply) -> bool:
         """Three terms of what was asked or of its rubric, with the weight of one good one. Of the rubric, a follow-up
@@ -180,8 +116,11 @@ class Debrief:
         rows = []
         for g in self.talks:
             shown = [f"{len(g.texts(level, among=g.shown))} of {len(g.texts(level))} {level}" for level in LEVELS]
+            shown += [f"{after} of these {AFTER}"] if (after := sum(g.counts(g.shown)[1].values())) else []
+            weak = sum(box.group in LEVELS and i in g.shown and not g.is_plain(i) for i, box in enumerate(g.turn.boxes))
+            shown += [f"{weak} of these on your tick"] * bool(weak)
             shown += [f"a must-have of {level} is missing" for level in sorted(g.lacking())]
-            shown += [f"{count(sunk, 'statement')} that sinks"] if (sunk := len(g.texts(SINKS, among=g.shown))) else []
+            shown += [f"{count(len(g.sunk), 'statement')} that sinks"] * bool(g.sunk)
             rows.append((self.interview.bank[g.turn.question].question, g.level(claims), ", ".join(shown)))
         for turn, reply in self.written:
             asked = [g for g in self.gradings if g.turn.exercise == turn.exercise]
@@ -232,12 +171,26 @@ class Debrief:
         form = FORM[max(-2, min(1, signal - wanted))]
         return f"**{form} at {TITLES[self.interview.level]}.** The table signals {named(signal)}."
 
+    def why(self) -> list[str]:
+        """Below a level that is too low: what each question that holds it down would have needed for the next one."""
+        if not self.is_enough or self.signal > LEVELS.index(self.interview.level):
+            return []
+        rows = self.rows()
+        takes = [next_level(g) if g.level() <= self.signal else "" for g in self.talks]
+        for (_, reply), (_, level, _) in zip(self.written, rows[len(takes) :], strict=True):
+            more = "another follow-up" if reply.outcome == "right" else "code whose tests pass"
+            takes.append(f"{LEVELS[level]} takes {more}" if level <= self.signal else "")
+        return [f"- {named(level)} in “{short(asked, 72)}”: {each}."
+                for (asked, level, _), each in zip(rows, takes, strict=True) if each]  # fmt: skip
+
     def lines(self) -> list[str]:
         """A page to decide from, and below it the record."""
         used, claims = self.turns[-1][2] if self.turns else 0.0, self._signal(True)
         over = f", {count(round(used - self.minutes), 'minute')} over" if used > self.minutes + 0.5 else ""
         lines = [f"## The {self.name} round", "",
                  f"{self.headline()} {count(round(used), 'minute')} of {self.minutes}{over}.", ""]  # fmt: skip
+        if why := self.why():
+            lines += [*why, ""]
         if claims > self.signal:
             lines += [f"With the points that you claim below it would be {named(claims)}.", ""]
         strengths, concerns = self.strengths(), self.concerns()
@@ -254,7 +207,8 @@ class Debrief:
             ("Further strengths", [f"- {each.line(CUT_RECORD)}" for each in strengths[FIRST:]]),
             ("Further concerns", [f"- {line}" for line in concerns[FIRST:]]),
             ("Counted on your tick", self.weak()), ("Claimed, not yet shown", self.claims()),
-            ("Not found in your answers", self.refused()), ("A fuller answer would also hold", self.unsaid()),
+            ("Not found in your answers", self.refused()), ("Asked half-way", self.half_way()),
+            ("A fuller answer would also hold", self.unsaid()),
             ("Numbers", self.numbers()), *self.interview.asides(self.name), ("Read next", self.reading()),
         ):  # fmt: skip
             if found:
@@ -273,10 +227,11 @@ class Debrief:
             for i, quote in g.shown.items():
                 box, of = g.turn.boxes[i], g.turn.question or g.turn.exercise
                 if box.group != SINKS and g.is_plain(i):
-                    rank = {"L4": 1, "L5": 2, FOLLOW_UP: 2, RAISES: 2}.get(box.group, 3)
+                    rank = {"L4": 1, "L5": 2, FOLLOW_UP: 2, RAISES: 2}.get(box.group, 3) - (i in g.prompted)
                     each = found.setdefault((of, quote), Strength(of, quote))
                     each.rank, each.plain = max(each.rank, rank), max(each.plain, g.plain[i])
                     each.points.append(box.text)
+                    each.after += [box.text] * (i in g.prompted)
         for turn, reply in self.code:
             if reply.outcome == "right":
                 tests = Strength(turn.exercise, "", 3, 1.0, [f"{title_of(turn.exercise)}: all tests pass"])
@@ -289,13 +244,14 @@ class Debrief:
 
     def weak(self) -> list[str]:
         """Shown, but in words from which a reader could not tell."""
-        return [f"- {told(g.turn.boxes[i].text, quote, CUT_RECORD)}" for g in self.gradings
+        return [f"- {told(g.turn.boxes[i].text, quote, CUT_RECORD)}{f' ({AFTER})' * (i in g.prompted)}"
+                for g in self.gradings
                 for i, quote in g.shown.items() if g.turn.boxes[i].group != SINKS and not g.is_plain(i)]  # fmt: skip
 
     def concerns(self) -> list[str]:
         """What speaks against the candidate: first what is certain, the gravest before the rest; then what the words
         suggest; then what was left out. What was not asked for is not among it."""
-        lines = [f"said what sinks an answer: {text}" for g in self.gradings for text in g.texts(SINKS, among=g.shown)]
+        lines = [f"said what sinks an answer: {text}" for g in self.gradings for text in g.sunk]
         for turn, reply in self.code:
             if reply.outcome != "right":
                 lines.append(f"{title_of(turn.exercise)}: {reply.outcome or 'not tried'}")
@@ -304,10 +260,12 @@ class Debrief:
         unticked = [(g, box) for g in self.gradings for i, box in enumerate(g.turn.boxes)
                     if i not in {**g.shown, **g.claimed, **g.empty, **g.opposite()}]  # fmt: skip
         lines += [f"a must-have was not said ({box.group}): {short(box.text)}" for _, box in unticked if box.must]
+        stood = [(g.turn.boxes[i].text, g.doubted[i]) for g in self.gradings for i in g.suspected() if i in g.doubted]
+        lines += [f"said what sinks an answer, and stood by it when asked: {told(*each)}" for each in stood]
         lines += [f"said the opposite? {told(g.turn.boxes[i].text, quote)}"
                   for g in self.gradings for i, quote in g.opposite().items()]  # fmt: skip
         lines += [f"may have said what sinks an answer: {told(g.turn.boxes[i].text, quote)}"
-                  for g in self.gradings for i, quote in g.suspected().items()]  # fmt: skip
+                  for g in self.gradings for i, quote in g.suspected().items() if i not in g.doubted]  # fmt: skip
         shown = {box.text.rpartition(" → ")[0] for g in self.gradings for i, box in enumerate(g.turn.boxes)
                  if " → " in box.text and i in {**g.shown, **g.claimed}}  # fmt: skip
         rubrics = {(g.turn.question, g.turn.exercise) for g in self.gradings}
@@ -321,9 +279,13 @@ class Debrief:
         levels = [level for _, level, _ in self.rows()]
         below = sum(level <= LEVELS.index(self.interview.level) for level in levels)
         lines += [f"below {self.interview.level} in {below} of {count(len(levels), 'question')}"] * bool(below)
-        for _, box in unticked:
+        for g, box in unticked:
             asked = box.text.rpartition(" → ")[0]
-            if box.group in (PUSH_BACK, FOLLOW_UP) and not any(short(asked) in line for line in lines):
+            if box == SCOPE:
+                if not g.matches[g.turn.boxes.index(box)].suggested:
+                    lines.append(f"began “{short(self.interview.bank[g.turn.question].question, 60)}” without asking "
+                                 f"for, or assuming, {SCOPED} of the traffic, the targets and the like")  # fmt: skip
+            elif box.group in (PUSH_BACK, FOLLOW_UP) and not any(short(asked) in line for line in lines):
                 unknown = any(asked in turn.says and reply.given_up for turn, reply in self.words)
                 lines.append(
                     f"{'not known' if unknown else 'asked, and not ticked by you'} ({box.group}): {short(asked)}"
@@ -339,6 +301,9 @@ class Debrief:
             lines += [f"- {box.group}: {short(box.text)}" for i, box in enumerate(g.turn.boxes)
                       if i not in ticked and box.group in wanted and not box.must]  # fmt: skip
         return lines
+
+    def half_way(self) -> list[str]:
+        return list(half_way([(turn, reply) for turn, reply, _ in self.turns], self.gradings))
 
     def claims(self) -> list[str]:
         lines = [f"- {told(g.turn.boxes[i].text, quote)}" for g in self.gradings for i, quote in g.claimed.items()]
@@ -366,34 +331,11 @@ class Debrief:
         return [f"- lesson {lesson(number)}: {', '.join(dict.fromkeys(names))}" for number, names in found.items()]
 
 
-def short(text: str, most: int = 140) -> str:
-    """A rubric's line without its end, where it is long."""
-    return text if len(text) <= most else text[: text.rfind(" ", 0, most)] + " …"
-
-
-def told(line: str, quote: str, most: int = CUT) -> str:
-    """A line of a rubric with the words for it; of what was asked, the question and not the answer that we expect."""
-    return f"{heading(line)}: “{excerpt(line.rpartition(' → ')[2], quote, most)}”"
-
-
-def heading(line: str) -> str:
-    asked, _, point = line.rpartition(" → ")
-    return f"asked “{short(asked)}”" if asked else short(point)
-
-
-@dataclass
-class Strength:
-    """A quote and the lines that it shows."""
-
-    question: str
-    quote: str
-    rank: int = 0
-    plain: float = 0.0
-    points: list[str] = field(default_factory=list)
-
-    def line(self, most: int) -> str:
-        said = excerpt(" ".join(point.rpartition(" → ")[2] for point in self.points), self.quote, most)
-        return "; ".join(map(heading, self.points)) + (f": “{said}”" if said else "")
+def is_answer(turn: Turn, reply: Reply) -> bool:
+    """Whether a reply is one that can be fluent or not: no question back, no scoping, no "nothing else"."""
+    declined = turn.says.endswith(ELSE) and len(reply.text.split()) < TALKED[0]
+    return (turn.expects == WORDS and turn.number is None and turn.kind != "close" and not asks_back(reply.text)
+            and not turn.says.endswith((SCOPING, BEGIN)) and not declined)  # fmt: skip
 
 
 def report(interview: Interview) -> str:

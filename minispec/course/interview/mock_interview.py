@@ -43,6 +43,7 @@ from .schedule import place, utc_now
 MINUTES = ROUNDS["concept"]
 LONGEST = 20_000  # characters of one answer
 SLOTS = 5  # interviews that are kept at a time; then the one that has waited longest goes
+VERSION = 3  # of a kept interview; another one asks in another order
 WANTED = {WORDS: "say", NUMBER: "say", CODE: "code", GRADES: "grade", NOTHING: "begin"}
 
 PLEASE = {
@@ -219,19 +220,22 @@ class Interview:
 
     def to_json(self) -> str:
         head = {name: getattr(self, name) for name in ("level", "format", "seed", "begun", "out", "notebook")}
-        return json.dumps({"version": 2, **head, "events": self.events}, indent=1, ensure_ascii=False)
+        return json.dumps({"version": VERSION, **head, "events": self.events}, indent=1, ensure_ascii=False)
 
     @classmethod
     def from_json(cls, bank: Mapping[str, Question], text: str, now: Callable[[], float] = time.monotonic) -> Interview:
         """Do everything again, at the times at which it was done; the clock stands still until somebody goes on."""
         try:
             kept = json.loads(text)
+            version = kept.get("version")
             head = {name: kept[name] for name in ("level", "format", "seed")}
             rest = {name: kept[name] for name in ("begun", "out", "notebook")}
             datetime.fromisoformat(rest["begun"])
             events = [(event["do"], float(event["used"]), event) for event in kept["events"]]
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"this is no kept interview ({error}): begin a new one") from None
+        if version != VERSION:
+            raise ValueError("this interview was kept by a version that asks in another order: begin a new one")
         made = cls(bank, **head, now=lambda: 0.0)
         vars(made).update(rest)
         for action, used, event in events:

@@ -28,6 +28,18 @@ NO_QUESTION = re.compile(
 MAY_I = re.compile(r"\b(?:(?:may|can|could|shall|should) (?:i|we)|(?:ok|okay|fine|fair) to) assume\b", re.IGNORECASE)
 GIVES_UP = re.compile(r"\b(?:(?:don't|do not|dont) (?:really )?know|no (?:idea|clue)|not sure)\b|^(?:pass|idk)\b", re.I)
 
+# How one assumes something, or wants to know it, without a question mark; and takes back what was doubted.
+ASSUMES = re.compile(
+    r"\b(?:assum\w*|suppos\w*|let(?:'s| us) (?:say|take)|say we|i(?:'ll|'d| will| would)? take|"
+    r"(?:like|want|need|have) to (?:know|ask|hear)|tell me|i(?:'d| would) ask|depends on)\b", re.I
+)  # fmt: skip
+TAKES_BACK = re.compile(
+    r"\bi (?:was|am|had (?:it|that)) (?:\w+ )?wrong\b|\b(?:take|took) (?:it|that|this) back\b|\bmy mistake\b|"
+    r"\bmisspoke\b|\bi (?:retract|withdraw)\b|\bscratch that\b|\bnot (?:\w+ )?sure\b|^not (?:very|so|really|at all)\b|"
+    r"\bi should have\b|\byou(?:'re| are) right\b|\bon reflection\b|\bactually,? (?:no|not)\b|"
+    r"\b(?:that|it)(?: was| is|'s) (?:wrong|false|(?:not|n't) (?:\w+ )?(?:right|true|correct|so))\b", re.I
+)  # fmt: skip
+
 NEGATED = re.compile(r"\b(?:no|not|never|nor|neither|cannot|without|instead|rather|wrong)\b|n't\b", re.IGNORECASE)
 # What is asked for, how one asks for it, and the facts that answer it.
 ANSWERS = tuple((name, re.compile(asked, re.IGNORECASE), re.compile(fact)) for name, asked, fact in (
@@ -116,6 +128,17 @@ def answer_to(text: str, facts: Sequence[str] = (), scoping: bool = False) -> st
     return f"{told}For the rest, say what you assume." if told else "You decide: say what you assume, and why."
 
 
+def asked_for(text: str) -> dict[str, str]:
+    """Of what the interviewer can state: its name → the sentence that asks for it, or assumes something for it."""
+    found: dict[str, str] = {}
+    for sentence in _said(text.replace("’", "'")):
+        if sentence.endswith("?") or ASSUMES.search(sentence):
+            for name, asks, fact in ANSWERS:
+                if asks.search(sentence) or fact.search(sentence):
+                    found.setdefault(name, sentence)
+    return found
+
+
 def answer_at_the_end(text: str, facts: Sequence[str] = (), scoping: bool = False) -> str:
     """The answer to a question about the setting that ends a reply, if that is otherwise an answer; or ""."""
     *_, last = _said(text) or [""]
@@ -167,10 +190,8 @@ def doubt(question: Question, reply: str, wanted: Iterable[tuple[float, str]], g
     wanted: values of a good answer, with units, of which one will do. given: all that has been asked, whose numbers may
     be repeated. "" where nothing is strange.
     """
-    for sink in question.sinks:
-        match = find(sink, reply, ALL_BUT)
-        if match.suggested and not NEGATED.search(match.quote):
-            return f"You said: “{shortened(match.quote)}”. How sure are you, and what would change your mind?"
+    if quote := mistaken(question, reply)[1]:
+        return f"You said: “{shortened(quote)}”. How sure are you, and what would change your mind?"
     wanted, results = list(wanted), list(_results(reply))
     said = [*numbers(reply), *results]
     if any(_same(value, other) for value in wanted for other in said):
@@ -181,6 +202,20 @@ def doubt(question: Question, reply: str, wanted: Iterable[tuple[float, str]], g
             shown = {name.lower(): name for name in "KB MB GB TB KiB MiB GiB TiB".split()}.get(unit, unit)
             return f"Take me through the {digits(value)}{'' if unit in ('', '%') else ' '}{shown}: what do you put in?"
     return ""
+
+
+def mistaken(question: Question, reply: str) -> tuple[str, str]:
+    """What sinks an answer and seems to be said in a reply, with the sentence; or nothing twice."""
+    for sink in question.sinks:
+        match = find(sink, reply, ALL_BUT)
+        if match.suggested and not NEGATED.search(match.quote):
+            return sink, match.quote
+    return "", ""
+
+
+def takes_back(statement: str, reply: str) -> bool:
+    """Whether a reply to "How sure are you?" gives the statement up: in so many words, or by saying its opposite."""
+    return bool(TAKES_BACK.search(reply.strip().replace("’", "'"))) or find(statement, reply).opposite
 
 
 def _results(reply: str) -> Iterator[tuple[float, str]]:

@@ -16,9 +16,19 @@ from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
-from .matcher import find, numbers
-from .question import LEVELS, Number, Question
-from .reactions import answer_at_the_end, answer_to, asks_back, doubt, gives_up, has_question, probing
+from .matcher import find, numbers, terms
+from .question import LEVELS, Case, Number, PushBack, Question
+from .reactions import (
+    ANSWERS,
+    answer_at_the_end,
+    answer_to,
+    asks_back,
+    doubt,
+    gives_up,
+    has_question,
+    mistaken,
+    probing,
+)
 from .stated import UNREAD, WRONG, asks_again, judge
 from .summary import ROOT, digits
 
@@ -36,15 +46,20 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
 }
 SETTINGS = ("design", "debugging")  # kinds of questions about a service, of which not all is known
 QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
-SCOPE = Box(FOLLOW_UP, "What did you want to know before you began? → Asks for the traffic, the latency target, the "
-            "model and the hardware, or says what it assumes for them")  # fmt: skip
+SCOPING, BEGIN = "What would you like to know before you begin?", "Anything else, or shall we begin?"
+DRAW = "Draw it for me: which parts, which numbers, which decisions? Type what you would write and say, in your order."
+ELSE = "What else belongs on it?"
+DEALT_WITH = 1 / 3  # of a heading's weight that a drawing holds
+SCOPED = 2  # of the things in ANSWERS that are asked for, or assumed, before the facts are told
+SCOPE = Box(FOLLOW_UP, f"{SCOPING} → Asks for, or assumes, at least {SCOPED} of these before they are told: "
+            f"{', '.join(name for name, *_ in ANSWERS)}")  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Turn:
     """Something the interviewer says, and what it waits for."""
 
-    kind: str  # open, ask, answer, probe, check, follow-up, push-back, change, board, number, code, grade, close, …
+    kind: str  # open, ask, answer, draw, board, number, probe, check, follow-up, push-back, change, code, grade, close
     says: str
     expects: str = WORDS
     question: str = ""  # of the bank
@@ -53,6 +68,7 @@ class Turn:
     boxes: tuple[Box, ...] = ()  # of a grading
     heard: str = ""  # what the candidate has typed on this question so far
     model: str = ""  # how we would begin, beside which the debrief shows the reply
+    doubts: str = ""  # what sinks an answer and seems to have been said, where a check is about it
     shows: str = ""  # lines to be shown as they stand: the signature and an example of what is to be written
 
 
@@ -104,29 +120,30 @@ class Conversation:
         self.asked: list[Box] = []
         self.lost = True  # nothing but "I don't know" so far
         self.doubted = False
+        self.met: PushBack | None = None  # the objection that the change has already made
         self.before = ""  # said before the next question: an answer to what the candidate asked last
 
     @property
     def answer(self) -> str:
         return "\n".join(self.said)
 
-    def put(self, kind: str, says: str, again: str = "") -> Generator[Turn, Reply, Reply]:
-        turn = Turn(kind, f"{self.before}{says}", question=self.question.id)
-        setting = (self.question.case.requirements if self.question.case else ()), self.question.kind in SETTINGS
-        replies = yield from put(turn, again or says, *setting)
-        self.before = answer_at_the_end(replies[-1].text, *setting)
+    def put(self, kind: str, says: str, again: str = "", doubts: str = "") -> Generator[Turn, Reply, Reply]:
+        turn = Turn(kind, f"{self.before}{says}", question=self.question.id, doubts=doubts)
+        replies = yield from put(turn, again or says, *self.setting)
+        self.before = answer_at_the_end(replies[-1].text, *self.setting)
         self.said += [reply.text for reply in replies]
         self.lost = self.lost and (replies[-1].given_up or not replies[-1].text)
         return replies[-1]
 
+    @property
+    def setting(self) -> tuple[Sequence[str], bool]:
+        """The facts that can be asked for, and whether there is more to ask for than is known."""
+        return (self.question.case.requirements if self.question.case else ()), self.question.kind in SETTINGS
+
     def first_answer(self) -> Script:
-        question, case = self.question, self.question.case
-        if case:
-            facts = " ".join(f"{fact}." for fact in case.requirements)
-            says = f"{question.question} {facts} What would you like to know before you begin?"
-            reply = yield from self.put("ask", says, "Anything else, or shall we begin?")
-            for box in case.whiteboard:
-                yield from self.put("board", f"On the whiteboard: {box}")
+        question = self.question
+        if question.case:
+            reply = yield from self.drawing(question.case)
             for number in question.numbers[:3]:
                 yield from figure(number, question.id)
         else:
@@ -139,6 +156,23 @@ class Conversation:
             numeric = question.kind in ("estimation", "derivation")
             wanted = [(number.computed, number.unit.lower()) for number in question.numbers] if numeric else []
             yield from self.doubt(self.answer, wanted)
+
+    def drawing(self, case: Case) -> Generator[Turn, Reply, Reply]:
+        """The candidate asks, then draws; only what the drawing leaves out is asked for by its heading."""
+        yield from self.put("ask", f"{self.question.question} {SCOPING}", BEGIN)
+        self.lost = True  # "No, let us begin" is no answer yet
+        told = " ".join([*(answer_to(text, *self.setting) for text in self.said[:-1]), self.before])
+        untold = [fact for fact in case.requirements if fact not in told]
+        given = f"Let us take {'these' if untold[1:] else 'this'} as given: {'. '.join(untold)}. " if untold else ""
+        drawn = yield from self.put("draw", f"{given}{DRAW}", DRAW)
+        if drawn.text and not drawn.given_up:
+            yield from self.put("draw", ELSE)
+        for heading in (heading.partition(" (")[0] for heading in case.whiteboard):  # in brackets stand the numbers
+            if not find(heading, self.answer, DEALT_WITH).suggested:
+                reply = yield from self.put("board", f"On the whiteboard: {heading}")
+                if self.lost and reply.given_up:
+                    break  # what is not known is not asked for six times
+        return drawn
 
     def follow_up(self) -> Script:
         """The first one that has not been answered already."""
@@ -154,20 +188,29 @@ class Conversation:
         """A result or a statement that a good answer would not hold is gone through again, once in a question."""
         if not self.doubted and (asks := doubt(self.question, reply, wanted, f"{self.question.question} {says}")):
             self.doubted = True
-            yield from self.put("check", asks)
+            yield from self.put("check", asks, doubts=mistaken(self.question, reply)[0])
 
     def change(self) -> Script:
-        """A requirement changes half-way: the one that the answer has not dealt with yet."""
-        changes = self.question.case.changes
-        unseen = [change for change in changes if not find(change, self.answer).suggested] or list(changes)
-        yield from self.put("change", f"One thing has changed since this morning. {unseen[0]}. What do you do "
+        """A requirement changes half-way: one that the answer has not dealt with yet, and to which we know a reply."""
+        objections = {change: next((each for each in self.question.push_backs if repeats(each.says, change)), None)
+                      for change in self.question.case.changes}  # fmt: skip
+
+        def order(change: str) -> tuple[bool, bool]:
+            met = objections[change]
+            return find(met.reply if met else change, self.answer).suggested, met is None
+
+        change = min(objections, key=order)
+        self.met = objections[change]
+        if self.met:
+            self.asked.append(Box(PUSH_BACK, f"{change} → {self.met.reply}"))
+        yield from self.put("change", f"One thing has changed since this morning. {change}. What do you do "
                             "differently?")  # fmt: skip
 
     def push_back(self) -> Script:
         """Those first that have not been answered already."""
-        dealt_with = {push_back.says: find(push_back.reply, self.answer).suggested
-                      for push_back in self.question.push_backs}  # fmt: skip
-        ordered = sorted(self.question.push_backs, key=lambda push_back: dealt_with[push_back.says])
+        left = [push_back for push_back in self.question.push_backs if push_back != self.met]
+        dealt_with = {push_back.says: find(push_back.reply, self.answer).suggested for push_back in left}
+        ordered = sorted(left, key=lambda push_back: dealt_with[push_back.says])
         for push_back in ordered[: 1 if self.level == LEVELS[0] else 2]:
             says = push_back.says
             if self.lost:
@@ -180,6 +223,12 @@ class Conversation:
                 return  # what is not known is not asked for three times
 
 
+def repeats(one: str, other: str) -> bool:
+    """Whether two sentences bring up the same thing: half of the key words of the shorter one."""
+    fewest = min(len(terms(one)), len(terms(other)))
+    return 0 < fewest <= 2 * len(terms(one).keys() & terms(other).keys())
+
+
 def talk(question: Question, level: str) -> Script:
     """A question, a probe where the answer is thin, a follow-up, push-backs; then the rubric."""
     held = Conversation(question, level)
@@ -188,7 +237,7 @@ def talk(question: Question, level: str) -> Script:
     if question.case:
         yield from held.change()
     yield from held.push_back()
-    yield grading(question, [SCOPE] * (question.kind == "design") + held.asked, held.said)
+    yield grading(question, [SCOPE] * bool(question.case) + held.asked, held.said)
 
 
 def grading(question: Question, asked: Sequence[Box], said: Sequence[str]) -> Turn:
