@@ -48,9 +48,11 @@ class Reader:
     """A page in a browser, and what went wrong in it."""
 
     def __init__(self, browser, size: tuple[int, int] = SIZES[0], theme: str = "light"):
+        """theme "": nothing is chosen yet, as on a first visit."""
         self.page = browser.new_page()
         self.page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
-        self.page.add_init_script(f"localStorage.mode = localStorage.theme = '{theme}'")
+        if theme:
+            self.page.add_init_script(f"localStorage.mode = localStorage.theme = '{theme}'")
         self.page.set_default_timeout(60_000)
         self.errors: list[str] = []
         self.asked: list[str] = []
@@ -100,6 +102,16 @@ def test_every_page_opens_from_its_folder(browser, site, size, theme):
         assert page.evaluate("document.documentElement.dataset.theme") == theme
         assert page.locator("h1").count() >= 1, file
         assert reader.strangers == [] and reader.errors == [], file
+    reader.page.close()
+
+
+def test_a_first_visit_takes_the_theme_of_the_machine(browser, site):
+    reader = Reader(browser, theme="")
+    page = reader.open(site / "index.html")
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    page.emulate_media(color_scheme="dark")
+    page.wait_for_function("document.documentElement.dataset.theme == 'dark'")
+    assert reader.errors == []
     reader.page.close()
 
 

@@ -153,7 +153,17 @@ def test_the_map_has_a_box_for_every_lesson_and_goes_down():
     assert set(names) == {name.split("_")[0] for name in sources.lessons()}
     assert all(depth[before] < depth[after] for before, after, _ in edges)
     drawn = course_map.drawing({name: f"{name}.html" for name in names})
-    assert drawn.count("<rect") == len(names) and drawn.count("<path") == len(edges)
+    kept = course_map.direct(edges)
+    assert drawn.count("<rect") == len(names) and drawn.count("<path") == len(kept) < len(edges)
+    assert _ways(kept) == _ways(edges)  # what is left out is said by a longer way
+
+
+def _ways(edges: list[tuple[str, str, bool]]) -> set[tuple[str, str]]:
+    """Which lesson is needed, at once or in the end, by which."""
+    found = {(before, after) for before, after, _ in edges}
+    while longer := {(a, d) for a, b in found for c, d in found if b == c} - found:
+        found |= longer
+    return found
 
 
 def test_glossary_words_are_found_with_their_meaning():

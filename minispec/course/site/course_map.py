@@ -32,10 +32,22 @@ def depths(names: dict[str, str], edges: list[tuple[str, str, bool]]) -> dict[st
     return place
 
 
+def direct(edges: list[tuple[str, str, bool]]) -> list[tuple[str, str, bool]]:
+    """Without the arrows that a longer way replaces: they would run through the boxes between."""
+    after: dict[str, set[str]] = {}
+    for start, end, _ in edges:
+        after.setdefault(start, set()).add(end)
+
+    def reaches(start: str, end: str) -> bool:
+        return start == end or any(reaches(step, end) for step in after.get(start, ()))
+
+    return [edge for edge in edges if not any(reaches(step, edge[1]) for step in after[edge[0]] - {edge[1]})]
+
+
 def drawing(addresses: dict[str, str]) -> str:
     """The map as SVG. `addresses`: lesson → where its box leads."""
     names, edges = arrows()
-    depth = depths(names, edges)
+    depth, edges = depths(names, edges), direct(edges)
     members: dict[int, list[str]] = {}
     for lesson in sorted(names):
         members.setdefault(depth[lesson], []).append(lesson)

@@ -48,7 +48,8 @@ def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, .
         write(
             folder / f"docs/{page}.md", page_text((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), page, chosen)
         )
-    shutil.copytree(ROOT / "docs/images", folder / "docs/images")
+    for beside in ("images", "results"):
+        shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
     parts = {"interview": questions.pages(1 if names else None), "api": reference.pages(1 if names else None)}
     for part, pages in parts.items():
         for name, text in pages.items():
