@@ -39,8 +39,10 @@ def site(tmp_path_factory) -> Path:
         pytest.skip('needs the extra "site": pip install -c constraints.txt -e ".[site]"')
     from minispec.course.site.build import build
 
-    built = build(tmp_path_factory.mktemp("site"), LESSONS, quiet=True)
+    folder = tmp_path_factory.mktemp("beside") / "site"
+    built = build(folder, LESSONS, quiet=True)
     assert built.failed == {}
+    assert list(folder.parent.iterdir()) == [folder], "the build leaves something beside the site"
     return built.index.parent
 
 
@@ -107,10 +109,10 @@ def test_every_page_opens_from_its_folder(browser, site, size, theme):
 
 def test_a_first_visit_takes_the_theme_of_the_machine(browser, site):
     reader = Reader(browser, theme="")
-    page = reader.open(site / "index.html")
-    assert page.evaluate("document.documentElement.dataset.theme") == "light"
-    page.emulate_media(color_scheme="dark")
-    page.wait_for_function("document.documentElement.dataset.theme == 'dark'")
+    for scheme in ("light", "dark"):
+        reader.page.emulate_media(color_scheme=scheme)
+        page = reader.open(site / "index.html")
+        page.wait_for_function(f"document.documentElement.dataset.theme == '{scheme}'")
     assert reader.errors == []
     reader.page.close()
 

@@ -86,14 +86,17 @@ def run_sphinx(work: Path, out: Path, quiet: bool) -> None:
 
     from sphinx.application import Sphinx
 
-    shutil.rmtree(out, ignore_errors=True)
+    made = work / "html"  # and not `out` at once: myst-nb leaves a folder of its own beside what it makes
+    shutil.rmtree(made, ignore_errors=True)
     app = Sphinx(
-        work / "pages", None, out, work / "doctrees", "html", SETTINGS, parallel=2,
+        work / "pages", None, made, work / "doctrees", "html", SETTINGS, parallel=2,
         status=None, warning=io.StringIO() if quiet else sys.stderr,
     )  # fmt: skip
     app.build()
     if app.statuscode:
         raise RuntimeError("Sphinx could not build the pages: see its messages above")
+    shutil.rmtree(out, ignore_errors=True)
+    shutil.move(made, out)
 
 
 def lighten(out: Path) -> None:
