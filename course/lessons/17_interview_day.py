@@ -388,8 +388,10 @@ for name, minutes in ROUNDS.items():
 # You have graded three candidates; now it is your turn. Choose a level and a round, or the whole loop. The interviewer opens, asks
 # and waits, and what comes next depends on your answer: a thin one is probed, a good one is pushed back on, and in a design one
 # requirement changes half-way. Ask back as you would on the day: you get a fact, or are told to say what you assume, and the
-# question stays open. In the coding round what you type is thinking aloud; only *check* submits the notebook (in a terminal, an
-# empty line or `done`).
+# question stays open. A design begins with one sentence, and the facts come when you ask for them. Then you draw: write down parts,
+# numbers and decisions in your own order. What you leave out is asked for by its heading, and counts one level lower, because
+# a staff engineer brings it up. In the coding round what you type is thinking aloud; only *check* submits the notebook (in a
+# terminal, an empty line or `done`).
 #
 # The mock reads text. So say the answer aloud first, as you would on the day, and then type what you said in the form of notes;
 # Enter submits and Shift+Enter begins a new line. That makes it a rehearsal of structure and not of speech. For speech, hold at
@@ -400,8 +402,9 @@ for name, minutes in ROUNDS.items():
 # suggestions, with the words and the reason; points that you seem to have denied are marked too. That is no verdict, because the
 # matcher knows words and not meanings. Whatever you tick, you quote the words of your answer that earn it, just as you looked for
 # Ada's, Ben's and Cleo's; words that you did not type are refused. At the end there is a debrief. Think of it as one
-# interviewer's scorecard: a recommendation from strong hire to no hire with the table it follows from, three strengths and two
-# risks with your own sentences as evidence, and a count on each of these axes. A round that was too short gets no level.
+# interviewer's scorecard: a recommendation from strong hire to no hire with the table it follows from and what was missing for
+# the next level, three strengths and three concerns with your own sentences as evidence, and a count on each of these axes. A
+# round that was too short gets no level.
 
 # %%
 for axis, counted in AXES.items():
@@ -409,8 +412,8 @@ for axis, counted in AXES.items():
 
 # %% [markdown]
 # Nothing is timed until you press *begin*, and you can stop the clock at any time. An interview that was interrupted can be
-# resumed (in a terminal, Ctrl-C interrupts it and `minispec mock --resume` goes on). Every interview asks something else; to compare with a friend, give both the same `seed`. In a terminal it is
-# `minispec mock --format design --level L6`.
+# resumed (in a terminal, Ctrl-C interrupts it and `minispec mock --resume` goes on). Every interview asks something else; to
+# compare with a friend, give both the same `seed`. In a terminal it is `minispec mock --format design --level L6`.
 
 # %% tags=["nbval-ignore-output"]
 ms.interview.mock(level="L5", format="concept")  # add seed=14, and two people are asked the same
