@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from fsrs import Rating
 
 from .drill import FOLLOW_UP, PUSH_BACK, SINKS
-from .matcher import Match, match_boxes, plainly, supports, terms, was_said
+from .matcher import Match, lacks, match_boxes, plainly, supports, terms, was_said
 from .question import LEVELS, reached
 from .rounds import Reply, Turn
 
 PER_QUOTE = 2  # lines that the same words can earn
 PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
-FEWEST = 3  # words of a quote
+FEWEST, LACKING = 3, 4  # words of a quote, and of a line that are named where a quote lacks them
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
@@ -171,3 +171,14 @@ def _plain(phrase: str) -> str:
 def rating(grading: Graded) -> Rating:
     """What the drill's schedule is told about a conversation."""
     return (Rating.Again, Rating.Hard, Rating.Good, Rating.Easy)[grading.level()]
+
+
+def unshown(turn: Turn, ticks: dict[int, str], transcript: Iterable[Entry] = ()) -> dict[int, str]:
+    """The ticks whose words do not show their line by themselves: box → why, as a sentence."""
+    found = graded(turn, Reply(ticks=ticks), transcript)
+    why = {i: "These words have earned other points already, so it does not count." for i in found.empty}
+    for i, phrase in found.claimed.items():
+        missing = lacks(turn.boxes[i].text.rpartition(" → ")[2], phrase)[:LACKING]
+        lacking = f" (not found: {', '.join(missing)})" * bool(missing)
+        why[i] = f"By themselves these words do not show it{lacking}, so it stays a claim."
+    return why
