@@ -156,6 +156,8 @@ def check_a_claim_is_said_at_once() -> None:
     assert ticks == {} and "leave it out" in script.words  # the rubric's own words were never typed
     ticks, *_ = typed_at_the_rubric(TALK)  # the input ends at the second question
     assert ticks == {box: TALK}
+    ticks, *_ = typed_at_the_rubric("2", "")  # the second sentence of what was typed
+    assert ticks == {box: TALK}
 
 
 def test_a_claim_is_said_at_once():

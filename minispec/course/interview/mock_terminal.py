@@ -186,7 +186,10 @@ class Own:
             self.listed = self.texts[box]
         console.say(why)
         reply = console.ask()
-        return said[int(reply) - 1] if reply.isdecimal() and 1 <= int(reply) <= len(said) else reply
+        if reply.isdecimal() and 1 <= int(reply) <= len(said):
+            reply = said[int(reply) - 1]
+            console.say(f"“{shortened(reply, QUOTED)}”", "  ")
+        return reply
 
 
 def _until_shown(own: Own, turn: Turn, box: int, ticks: dict[int, str], transcript: Sequence[Entry]) -> None:
@@ -197,7 +200,7 @@ def _until_shown(own: Own, turn: Turn, box: int, ticks: dict[int, str], transcri
             problem, after = unshown(turn, ticks, transcript).get(box, ""), "leave it so"
         if not problem:
             return
-        reply = own.ask(box, f"{box + 1}: {problem} Quote another sentence, or press Enter to {after}.")
+        reply = own.ask(box, f"{box + 1}: {problem} Another one, or Enter to {after}.")
         if not reply and after != "leave it out":
             return
         ticks[box] = reply
