@@ -98,7 +98,7 @@ function render({ model, el }) {
       label.append(tick, make("span", "", box.shown ?? box.text));
       row.append(label);
       if (box.suggested) {
-        if (box.firm) row.classList.add("suggested");
+        row.classList.add(box.firm ? "suggested" : "perhaps");
         const why = box.firm ? `suggested: “${box.quote}”` : `perhaps: “${box.quote}” (${box.reason})`;
         row.append(make("div", "why", why));
       }
@@ -110,7 +110,7 @@ function render({ model, el }) {
       }
       tick.onchange = () => {
         words.hidden = !tick.checked || box.believed;
-        if (!words.hidden && !words.value) words.focus();
+        if (!words.hidden && !(words.value && box.firm)) words.focus();  // weak ones are looked at again
       };
       words.onkeydown = (event) => {
         if (event.key !== "Enter" || event.isComposing) return;
