@@ -25,12 +25,13 @@ from minispec.course.interview.matcher import (
     sentences,
     suggestions,
     supports,
+    terms,
     was_said,
 )
 from minispec.course.interview.question import LEVELS
 from minispec.course.interview.questions import FOLDER
 from minispec.course.interview.rounds import Reply, Turn, grading
-from minispec.course.interview.vocabulary import SYNONYMS, key_words, occurrences
+from minispec.course.interview.vocabulary import SYNONYMS, claim, key_words, occurrences
 
 BANK = load()
 IRRELEVANT = (
@@ -106,6 +107,19 @@ def test_a_point_is_found_by_its_terms_its_names_and_its_numbers():
     assert "parameters (your “weights”)" in match.found  # the candidate's own words
 
 
+def test_a_verb_that_tells_what_to_do_is_not_looked_for():
+    assert set(terms(claim("Compares the cache with the weights"))) == set(terms("the cache and the weights"))
+    point = "Computes the size of the cache"
+    assert find(point, "The size of the cache is 16 GB.").share == 1 > find(point, "The cache has a size.").share
+    assert claim("Computes both cases") == "Computes both cases"  # nothing would be left
+
+
+def test_an_abbreviation_ends_no_sentence():
+    assert sentences("Small batches, e.g. one, i.e. chat. Then more; and so on.") == [
+        "Small batches, e.g. one, i.e. chat.", "Then more;", "and so on.",
+    ]  # fmt: skip
+
+
 def test_names_of_versions_are_no_numbers():
     assert matcher.numbers("EAGLE-2 and EAGLE-3 on an H100 reach 59 percent") == [(59.0, "%")]
 
@@ -130,6 +144,7 @@ def test_words_that_are_not_one(one, other):
     [
         ("verify", "verification"), ("quantised", "quantization"), ("dropping", "drops"), ("a dictionary", "a dict"),
         ("lower bound", "floor"), ("switching off", "down to zero"), ("ridge point", "knee"), ("mean", "average"),
+        ("raise k", "longer drafts"), ("shrink k", "shortens k"), ("plant bugs", "mutants"), ("16 over 4", "divides"),
         ("a part of the traffic", "a canary"), ("multiplies", "0.9*0.7"), ("utilisation", "occupancy"),
     ],
 )  # fmt: skip

@@ -22,7 +22,7 @@ from .rounds import Reply, Turn
 
 PER_QUOTE = 2  # lines that the same words can earn
 PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
-FEWEST, LACKING = 3, 4  # words of a quote, and of a line that are named where a quote lacks them
+FEWEST = 3  # words of a quote
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
@@ -171,6 +171,9 @@ def _plain(phrase: str) -> str:
 def rating(grading: Graded) -> Rating:
     """What the drill's schedule is told about a conversation."""
     return (Rating.Again, Rating.Hard, Rating.Good, Rating.Easy)[grading.level()]
+
+
+LACKING = 4  # words of a line that are named where a quote lacks them
 
 
 def unshown(turn: Turn, ticks: dict[int, str], transcript: Iterable[Entry] = ()) -> dict[int, str]:
