@@ -6,19 +6,32 @@ from __future__ import annotations
 import random
 import re
 import sys
+import zlib
+from pathlib import Path
 
 import pytest
+import yaml
 from interview_answers import CANDIDATES, EARNED, OPPOSITES, Typed
 from mutants.patching import rewrite
 
 from minispec.course.interview import evidence, load, matcher, vocabulary
 from minispec.course.interview.drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box
 from minispec.course.interview.evidence import graded, heard, refusal, suggest
-from minispec.course.interview.matcher import find, match_boxes, plainly, sentences, suggestions, supports, was_said
+from minispec.course.interview.matcher import (
+    Match,
+    find,
+    match_boxes,
+    plainly,
+    sentences,
+    suggestions,
+    supports,
+    terms,
+    was_said,
+)
 from minispec.course.interview.question import LEVELS
 from minispec.course.interview.questions import FOLDER
 from minispec.course.interview.rounds import Reply, Turn, grading
-from minispec.course.interview.vocabulary import SYNONYMS, key_words, occurrences
+from minispec.course.interview.vocabulary import SYNONYMS, claim, key_words, occurrences
 
 BANK = load()
 IRRELEVANT = (
@@ -94,6 +107,19 @@ def test_a_point_is_found_by_its_terms_its_names_and_its_numbers():
     assert "parameters (your “weights”)" in match.found  # the candidate's own words
 
 
+def test_a_verb_that_tells_what_to_do_is_not_looked_for():
+    assert set(terms(claim("Compares the cache with the weights"))) == set(terms("the cache and the weights"))
+    point = "Computes the size of the cache"
+    assert find(point, "The size of the cache is 16 GB.").share == 1 > find(point, "The cache has a size.").share
+    assert claim("Computes both cases") == "Computes both cases"  # nothing would be left
+
+
+def test_an_abbreviation_ends_no_sentence():
+    assert sentences("Small batches, e.g. one, i.e. chat. Then more; and so on.") == [
+        "Small batches, e.g. one, i.e. chat.", "Then more;", "and so on.",
+    ]  # fmt: skip
+
+
 def test_names_of_versions_are_no_numbers():
     assert matcher.numbers("EAGLE-2 and EAGLE-3 on an H100 reach 59 percent") == [(59.0, "%")]
 
@@ -118,6 +144,7 @@ def test_words_that_are_not_one(one, other):
     [
         ("verify", "verification"), ("quantised", "quantization"), ("dropping", "drops"), ("a dictionary", "a dict"),
         ("lower bound", "floor"), ("switching off", "down to zero"), ("ridge point", "knee"), ("mean", "average"),
+        ("raise k", "longer drafts"), ("shrink k", "shortens k"), ("plant bugs", "mutants"), ("16 over 4", "divides"),
         ("a part of the traffic", "a canary"), ("multiplies", "0.9*0.7"), ("utilisation", "occupancy"),
     ],
 )  # fmt: skip
@@ -266,7 +293,52 @@ def check_the_sentence_that_earned_it_is_quoted() -> None:
     assert share(earned for earned, plain in found if plain) >= 0.8 and sum(plain for _, plain in found) >= 15
 
 
+def spoken(*kinds: str, held_out: bool) -> list[tuple[str, list[str], Match]]:
+    """(mark, the sentences that make the line, match) of what interview_spoken.yaml says of points and raises."""
+    entries = yaml.safe_load((Path(__file__).parent / "interview_spoken.yaml").read_text(encoding="utf-8"))
+    found = []
+    for entry in entries[held_out::2]:
+        question = BANK[entry["question"]]
+        lines = [*(point for _, point in question.points), *question.raises, *question.sinks]
+        if zlib.crc32("\n".join(lines).encode()) != entry["rubric"]:
+            continue
+        for kind in kinds:
+            marks = re.findall(r"(\d+)([yp])([\d+]+)", entry["made" if kind == "honest" else "made_thin"])
+            made = {int(line): (mark, [int(n) for n in where.split("+")]) for line, mark, where in marks}
+            told, sinks = sentences(entry[kind]), range(len(lines) - len(question.sinks), len(lines))
+            for i, match in enumerate(match_boxes(lines, [entry[kind]] * len(lines), sinks)[: sinks[0]], start=1):
+                mark, where = made.get(i, ("n", []))
+                found.append((mark, [told[n - 1] for n in where], match))
+    return found
+
+
+def check_spoken_answers() -> None:
+    """Measured when it was written, held out: of what is suggested 0.69 is made and 0.77 at least in part (before:
+    0.58 and 0.70), of what is made 0.63 is suggested (0.60), with the right sentence in 0.79 (0.62); of what is
+    suggested firmly 0.78 is made."""
+    found = spoken("honest", "thin", held_out=True)
+    suggested = [(mark, where, match) for mark, where, match in found if match.suggested]
+    assert share(mark == "y" for mark, *_ in suggested) >= 0.65
+    assert share(mark != "n" for mark, *_ in suggested) >= 0.74
+    assert share(match.suggested for mark, _, match in found if mark == "y") >= 0.6
+    assert share(match.quote in where for mark, where, match in suggested if mark == "y") >= 0.75
+    firm = [mark for mark, _, match in suggested if match.firm]
+    assert share(mark == "y" for mark in firm) >= 0.74 and len(firm) >= 0.6 * len(suggested)
+
+
+def check_thin_answers_suggest_little() -> None:
+    """Those which repeat the question and make few points: one line in twenty."""
+    found = spoken("thin", held_out=False) + spoken("thin", held_out=True)
+    assert share(match.suggested for mark, _, match in found if mark == "n") <= 0.05
+
+
+def test_the_spoken_answers_are_still_those_that_were_judged():
+    assert len(spoken("honest", held_out=False)) + len(spoken("honest", held_out=True)) >= 100
+
+
 NEW_CHECKS = (
+    check_spoken_answers,
+    check_thin_answers_suggest_little,
     check_the_sentence_that_earned_it_is_quoted,
     check_what_candidates_said_is_suggested,
     check_the_opposite_is_not_suggested,
@@ -366,10 +438,11 @@ def test_words_that_were_not_typed_are_refused():
         assert list(graded(turn, Reply(ticks={0: phrase})).refused) == [0]
 
 
-ON_TOPIC = 'SHARE_ON_TOPIC if on_topic(points, "\\n".join(dict.fromkeys(answers))) else SHARE'
 MUTANTS = [
-    (matcher, "match_boxes", ON_TOPIC, "SHARE", check_what_was_said_is_suggested),
-    (matcher, "match_boxes", ON_TOPIC, "SHARE_ON_TOPIC", check_answers_to_something_else_suggest_little),
+    (matcher, "match_boxes", "SHARE_IF_DENSE if dense else SHARE", "SHARE", check_what_was_said_is_suggested),
+    (matcher, "match_boxes", ">= DENSE", ">= 0", check_answers_to_something_else_suggest_little),
+    (matcher, "match_boxes", ">= DENSE", ">= 0", check_thin_answers_suggest_little),
+    (matcher, "find", "len(missing) <= 1", "True", check_spoken_answers),
     (vocabulary, "_polarity", "STANDS_FOR.get(each, each)", "each", check_what_was_said_is_suggested),
     (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_the_opposite_is_not_suggested),
     (vocabulary, "_polarity", "denied or whole or lacking > 0", "False", check_what_is_denied_is_not_suggested),
@@ -388,7 +461,7 @@ MUTANTS = [
         matcher,
         "find",
         "key=lambda each: wanted.look(each).score",
-        "key=len",
+        "key=lambda each: -wanted.look(each).score",
         check_the_sentence_that_earned_it_is_quoted,
     ),
     (matcher, "weight", "if used[term] < 2:", "if True:", check_what_was_said_is_suggested),

@@ -9,7 +9,7 @@ from mutants.patching import rewrite
 
 from minispec.course.interview import stated
 from minispec.course.interview.question import Number
-from minispec.course.interview.stated import RIGHT, UNCLEAR, UNREAD, WRONG, asks_again, judge
+from minispec.course.interview.stated import RIGHT, UNCLEAR, UNREAD, WRONG, asks_again, judge, numbers
 
 # {x} is the number, {a} and {b} are what it was computed from: x = a / b.
 FRAMES = (
@@ -125,6 +125,58 @@ def test_units_and_words(value, unit, text):
     assert judge(number(value, unit), text).verdict == RIGHT
 
 
+# What is meant, what is taken back, the unit, the words: written before the code that reads them.
+CORRECTED = [
+    (33, 16, "GB", "16 GB, no, sorry, 33 GB"), (7.8, 20, "ms", "I said 20 but it is 7.8 ms"),
+    (2.77, 5, "", "first 5 then no: 2.77"), (33, 16, "GB", "16 GB. Wait, 33 GB."), (33, 16, "GB", "16, I mean 33"),
+    (33, 16, "GB", "16 GB... actually 33 GB"), (0.25, 0.2, "", "0.2, correction: 0.25"),
+    (0.25, 0.2, "", "0.2 -> no, 0.25"), (2.77, 3.5, "", "3.5? no, 2.77"), (2.77, 3.5, "", "not 3.5, 2.77"),
+    (2.77, 3.5, "", "2.77, not 3.5"), (2.77, 3.5, "", "2.77 rather than 3.5"),
+    (2.77, 3.5, "", "2.77 instead of 3.5"), (2.77, 3.5, "", "3.5, scratch that, 2.77"),
+    (2.77, 3.5, "", "3.5 hmm no that's with k = 5, with k = 4 it's 2.77"),
+    (42, 21, "ms", "21 ms. Sorry, I forgot the factor of two: 42 ms."),
+    (42, 21, "ms", "21 ms, times two because of bf16, so 42 ms"), (42, 21, "ms", "I had 21 before, now I get 42"),
+    (42, 21, "ms", "earlier I said 21 ms, that was wrong, 42 ms"), (42, 21, "ms", "42 ms, I said 21 by mistake"),
+    (42, 21, "ms", "42 ms (not 21)"), (42, 21, "ms", "21... make that 42 ms"), (42, 21, "ms", "21 or rather 42 ms"),
+    (42, 21, "ms", "21 ms, no wait, 42"), (42, 21, "ms", "oops, 42 ms, I read 21 off the wrong line"),
+    (59, 64, "%", "0.64, let me recompute, 59 %"), (59, 64, "%", "64 percent. No. 59 percent."),
+    (59, 64, "%", "64%, well, more like 59%"), (320, 160, "KiB", "160 KiB, ah, keys and values, so 320 KiB"),
+    (320, 160, "KiB", "160 KiB — times two for keys and values — 320 KiB"), (320, 160, "KiB", "160, sorry 320"),
+    (14950, 15900, "", "15,900, no 14,950 tokens"), (1.8, 2, "×", "Two times. Hmm, 1.8 times rather."),
+    (1 / 3, None, "", "about a third"), (30, None, "", "roughly 30-ish"), (33, None, "GB", "32.8, call it 33"),
+    (33, None, "GB", "32.8 GB, so let's say 33"), (0.5, 0.25, "", "a quarter, no, half"),
+    (5, None, "ms", "4.8, round it to 5 ms"), (1 / 3, 0.3, "", "I'd say a bit over 0.3, so one third"),
+    (12, 16, "GB", "twelve GB, not sixteen"),
+    (1.5, 2, "s", "It was 2 s in my head, but the overlap hides half a second, so 1.5 s"),
+]  # fmt: skip
+
+
+def check_corrections() -> None:
+    """Of a reply that corrects itself the last word counts, and what was taken back is not right."""
+    wrong = [text for value, _, unit, text in CORRECTED if judge(number(value, unit), text).verdict != RIGHT]
+    wrong += [text for _, old, unit, text in CORRECTED if old and judge(number(old, unit), text).verdict == RIGHT]
+    assert wrong == []
+
+
+def test_a_reply_that_corrects_itself_is_read_as_its_last_word():
+    check_corrections()
+
+
+@pytest.mark.parametrize(("value", "text"), [
+    (33, "33 GB, no doubt; 80 would be more than enough"), (33, "It is 33 GB. No more than 2 requests fit."),
+    (33, "As I said 33 GB, and the card has 80"), (0.7, "0.7, as I said; 0.3 is the complement."),
+    (33, "33 GB, which is actually small"), (5, "I had 16 GB over 3.35 TB/s, so 5 ms"),
+])  # fmt: skip
+def test_what_sounds_like_a_correction_and_is_none(value, text):
+    assert judge(number(value), text).verdict in (RIGHT, UNCLEAR)
+
+
+def test_one_definition_of_a_number_and_its_unit():
+    text = "16 GB over 3.35 TB/s is about 5 milliseconds, 59 per cent of 2,77 seconds; 14,950 tokens, 2x on EAGLE-2"
+    assert numbers(text) == [(16, "gb"), (3.35, "tb/s"), (5, "ms"), (59, "%"), (2.77, "s"), (14950, "tokens"), (2, "×")]
+    assert {value.unit for value in stated.stated(text)} >= {"gb", "ms", "s", "tokens"}
+
+
 MUTANTS = [
     (stated, "judge", "if not value.working", "", check_other_verdicts),
     (stated, "judge", "(final, last)", "(last,)", check_frames),
@@ -133,6 +185,9 @@ MUTANTS = [
     (stated, "judge", "if not value.given", "", check_reported),
     (stated, "judge", "(same or not value.either)", "True", check_other_verdicts),
     (stated, "judge", "UNCLEAR if unclear else WRONG", "WRONG", check_other_verdicts),
+    (stated, "stated", "    _take_back(found)\n", "", check_corrections),
+    (stated, "_take_back", "len(recalled) < len(meant)", "False", check_corrections),
+    (stated, "in_words", "FRACTIONS[said[1]], text)", "said[0], text)", check_corrections),
     (stated, "stated", "in_words(text.lower())", "text.lower().replace('percent', '')", check_reported),
 ]
 

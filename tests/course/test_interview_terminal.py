@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import sys
@@ -10,9 +11,15 @@ from pathlib import Path
 import pytest
 import yaml
 from interview_checks import Script
+from mutants.patching import rewrite
 
-from minispec.course.interview import load, start, terminal
+from minispec.course.interview import load, mock, mock_terminal, start, terminal
 from minispec.course.interview.drill import Figure, Session, Talk
+from minispec.course.interview.evidence import suggest, unshown
+from minispec.course.interview.matcher import lacks
+from minispec.course.interview.mock_interview import Interview
+from minispec.course.interview.mock_widget import Desk
+from minispec.course.interview.rounds import GRADES, NOTHING
 from minispec.course.interview.schedule import Schedule
 from minispec.course.interview.terminal import read_ticks
 
@@ -109,6 +116,80 @@ def test_a_broken_file_is_said(kept):
     script = Script("q")
     terminal.drill(start(BANK, minutes=4, seed=0), script.console)
     assert "kept as drill.json.broken" in script.words
+
+
+# ---------------------------------------------------------------- a tick whose words do not show its line
+
+
+OWN, TALK = "The cache holds keys and values of each layer.", "My cat sleeps in the sun all day long."
+
+
+def at_the_rubric(desk: bool = False):
+    """An interview or a desk in front of the first rubric of its seed, and a line that nothing suggests."""
+    held = mock(seed=3) if desk else Interview(BANK, "L5", "concept", 3, lambda: 0.0)
+    if desk:
+        held.act({"do": "start"})
+    while (interview := held.interview if desk else held).turn.expects != GRADES:
+        interview.do("begin" if interview.turn.expects == NOTHING else "say", text=f"{OWN} {TALK}")
+    bare = [i for i, match in enumerate(suggest(interview.turn, interview.transcript)) if not match.suggested]
+    return held, next(i for i in bare if i in unshown(interview.turn, {i: TALK}, interview.transcript))
+
+
+def typed_at_the_rubric(*replies: str) -> tuple[dict[int, str], Script, int]:
+    held, box = at_the_rubric()
+    turn, script = held.turn, Script(str(box + 1), *replies)
+    with contextlib.suppress(terminal.Quit):
+        mock_terminal._grade(script.console, held, None)
+    [ticks] = [reply.ticks for _, asked, reply, _ in held.transcript if asked is turn]
+    assert max(map(len, script.lines)) <= 80 and not script.replies
+    return ticks, script, box
+
+
+def check_a_claim_is_said_at_once() -> None:
+    """With the terms that lack; Enter keeps it, other words replace it, and words that were not said leave it out."""
+    ticks, script, box = typed_at_the_rubric(TALK, "")
+    assert ticks == {box: TALK} and "a claim" in script.words
+    held, _ = at_the_rubric()
+    point = held.turn.boxes[box].text
+    assert any(word in script.words.split("not found:")[-1] for word in lacks(point, TALK)[:2])
+    ticks, script, _ = typed_at_the_rubric(TALK, point, "")
+    assert ticks == {} and "leave it out" in script.words  # the rubric's own words were never typed
+    ticks, *_ = typed_at_the_rubric(TALK)  # the input ends at the second question
+    assert ticks == {box: TALK}
+    ticks, *_ = typed_at_the_rubric("2", "")  # the second sentence of what was typed
+    assert ticks == {box: TALK}
+
+
+def test_a_claim_is_said_at_once():
+    check_a_claim_is_said_at_once()
+
+
+def check_a_claim_is_said_at_once_in_a_notebook() -> None:
+    desk, box = at_the_rubric(desk=True)
+    turn = desk.interview.turn
+    desk.act({"do": "grade", "ticks": {str(box): TALK}})
+    assert desk.interview.turn is turn and desk.view["note"] and desk.view["boxes"][box]["doubted"]
+    assert desk.view["boxes"][box]["ticked"] and not desk.view["boxes"][box]["refused"]
+    desk.act({"do": "grade", "ticks": {str(box): TALK, str(box + 1): "words that were never typed"}})
+    assert desk.interview.turn is turn  # something new
+    desk.act({"do": "grade", "ticks": {str(box): TALK}})
+    assert desk.interview.turn is not turn and not desk.view["note"]  # nothing new: kept as a claim
+
+
+def test_a_claim_is_said_at_once_in_a_notebook():
+    check_a_claim_is_said_at_once_in_a_notebook()
+
+
+@pytest.mark.parametrize(("owner", "name", "old", "new", "check"), [
+    (mock_terminal, "_until_shown", "if not problem:\n            return", "return", check_a_claim_is_said_at_once),
+    (mock_terminal, "_grade", "    except Quit:\n", "    except KeyError:\n", check_a_claim_is_said_at_once),
+    (Desk, "_refuse", "unshown(turn, reply.ticks, said)", "{}", check_a_claim_is_said_at_once_in_a_notebook),
+    (Desk, "_refuse", "self._ticks.get(i) != reply.ticks[i]", "True", check_a_claim_is_said_at_once_in_a_notebook),
+])  # fmt: skip
+def test_the_checks_of_claims_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
+    rewrite(monkeypatch, owner, name, old, new)
+    with pytest.raises((AssertionError, ValueError)):
+        check()
 
 
 # ---------------------------------------------------------------- the command

@@ -23,11 +23,11 @@ from fsrs import Rating
 from .drill import FOLLOW_UP, PUSH_BACK, SINKS
 from .matcher import (
     QUOTED,
-    SHARE_ON_TOPIC,
+    SHARE_IF_DENSE,
     Match,
     find,
+    lacks,
     match_boxes,
-    numbers,
     plainly,
     sentences,
     supports,
@@ -37,6 +37,7 @@ from .matcher import (
 from .question import LEVELS, reached
 from .reactions import ANSWERS, asked_for, takes_back
 from .rounds import SCOPE, SCOPED, Reply, Turn
+from .stated import numbers
 from .vocabulary import occurrences
 
 PER_QUOTE = 2  # lines that the same words can earn
@@ -101,7 +102,8 @@ def scoped(text: str) -> Match:
     """What was asked for, or assumed, of the things that an interviewer can state: two of them are enough."""
     found = asked_for(text)
     missing = tuple(name for name, *_ in ANSWERS if name not in found)
-    return Match(tuple(found), missing, " ".join(dict.fromkeys(found.values())), len(found) >= SCOPED)
+    enough = len(found) >= SCOPED
+    return Match(tuple(found), missing, " ".join(dict.fromkeys(found.values())), enough, firm=enough)
 
 
 def own_words(turn: Turn, said: Talk) -> list[str]:
@@ -137,7 +139,7 @@ def by_themselves(turn: Turn, said: Talk) -> list[str]:
         if asked not in OPEN:
             says = each.says.replace("?", ".")  # to the matcher a question claims nothing, but it names
             says += f"\n{reply.text}" * (asked in NAMES)
-            named |= {i for i in points.keys() - named if find(points[i], says, SHARE_ON_TOPIC).suggested}
+            named |= {i for i in points.keys() - named if find(points[i], says, SHARE_IF_DENSE).suggested}
         for i in points.keys() - named if asked not in NAMES else ():
             found[i].append(own)
     return ["\n".join(texts) for texts in found]
@@ -323,3 +325,17 @@ def _plain(phrase: str) -> str:
 def rating(grading: Graded) -> Rating:
     """What the drill's schedule is told about a conversation."""
     return (Rating.Again, Rating.Hard, Rating.Good, Rating.Easy)[grading.level()]
+
+
+LACKING = 4  # words of a line that are named where a quote lacks them
+
+
+def unshown(turn: Turn, ticks: dict[int, str], transcript: Iterable[Entry] = ()) -> dict[int, str]:
+    """The ticks whose words do not show their line by themselves: box → why, as a sentence."""
+    found = graded(turn, Reply(ticks=ticks), transcript)
+    why = {i: "These words have earned other points already, so it does not count." for i in found.empty}
+    for i, phrase in found.claimed.items():
+        missing = lacks(turn.boxes[i].text.rpartition(" → ")[2], phrase)[:LACKING]
+        lacking = f" (not found: {', '.join(missing)})" * bool(missing)
+        why[i] = f"By themselves these words do not show it{lacking}, so it stays a claim."
+    return why

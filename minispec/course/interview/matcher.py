@@ -7,8 +7,10 @@ Nothing is learned and nothing is hidden. A point's key terms are its words with
 names of one thing counted as one (vocabulary.py). A term weighs the more, the fewer questions of the bank use it in
 their answers and the fewer points of the same rubric hold it; a number of the point, found within 5 % and with the same
 unit where both have one, weighs as much as a good term, and where a point is mostly about quantities, one of them must
-be there. A point is suggested if enough of its weight stands in up to three neighbouring sentences, one of its
-distinctive terms among it: half, or a third if the answer as a whole is about the question. The quote is the one
+be there. A verb that tells what to do ("compares") is not looked for; "computes" wants a figure. A point is suggested
+if enough of its weight stands in one sentence, or more of it in up to three neighbouring ones, one of its distinctive
+terms among it: 0.6, or 0.28 if the answer as a whole holds much of the rubric, for which the words of the question do
+not count. It is a firm suggestion if at most one term is missing or half of the weight is there. The quote is the one
 sentence that holds most of it, of a reply perhaps some more.
 
 A term that is denied where the point is not ("no rollback", "never falls"), or the other way round, speaks against the
@@ -28,34 +30,31 @@ from functools import lru_cache
 from itertools import pairwise
 
 from .questions import load
-from .vocabulary import key_words, occurrences
+from .stated import numbers
+from .vocabulary import claim, key_words, occurrences
 
-NUMBER = re.compile(
-    r"(?<![\w.])(?<![^\W\d_]-)(\d[\d,]*(?:\.\d+)?)"
-    r"\s?(%|percent\b|per cent\b|×|x\b|kib|mib|gib|kb|mb|gb|tb/s|gb/s|tb|ms|µs|s\b|tokens)?"
-)
+ENDED = r"(?<=[.!?])(?<!\b[EeIi]\.[ge]\.)(?<!\bvs\.)\s+"  # where a sentence ends
 ASKS = re.compile(r"(?:.*: )?(?:what|which|how|who|when|where|why|is|are|do|does)\b", re.IGNORECASE)
-SHARE, SHARE_ON_TOPIC, SHARE_OF_QUOTE, SHARE_OF_REPLY, SHARE_OF_SINK = (
-    0.6,
-    0.26,
-    0.33,
-    0.2,
-    0.75,
-)  # of a point's weight that has to be found
+# Of a point's weight, what has to be found: in general; where the answer is about the rubric; where the point is spread
+# over sentences; in a quote; in a reply; of what sinks a candidate; and for a firm suggestion that lacks several terms.
+SHARE, SHARE_IF_DENSE, SHARE_OF_SEVERAL, SHARE_OF_QUOTE, SHARE_OF_REPLY, SHARE_OF_SINK, FIRM = (
+    0.6, 0.28, 0.38, 0.33, 0.2, 0.75, 0.5
+)  # fmt: skip
 NUMBERS_MATTER = 0.25  # of a point's weight: from here on one of its quantities must be there
 LEAST = 2  # terms or numbers that have to be found, where a point has more than two
 WINDOW, REPLY = 3, 8  # sentences that a point may be spread over, and a reply to a push-back
 LONGER = 0.2  # weight that a longer window has to add
 DISTINCTIVE, LITTLE = 0.45, 0.35  # of the weight of a point's heaviest term: one such must be there if little else is
 AGAINST, AGAINST_REPLY, MOSTLY = 0.1, 0.3, 0.8  # of the weight that speaks for a point: what is tolerated, the opposite
+NAMED = 3  # terms in a reason
 QUOTE = 200  # characters of a reply that are quoted, if it is more than a sentence
 QUOTED = 0.75  # of a quote's pairs of words that have to stand in the answer
 CLOSE = 0.05  # numbers
 SMALL = 10  # a whole number below it, without a unit, proves little
 NUMBER_WEIGHT, SMALL_WEIGHT, RUBRIC_WEIGHT, MOST_WEIGHT, COMMON_WEIGHT = 1.5, 0.3, 0.5, 3.0, 0.4
 ENOUGH, MOST_OF_LITTLE = 0.7, 0.6  # weight, whatever the share: two of the commonest words prove nothing
-ON_TOPIC = 0.2, 8.0  # of an answer's weight that is about the question, and how much weight at least
-SHORT = 0.5, 4.5  # the same for a short answer
+IN_QUESTION = 8  # points that a term of the question counts for
+DENSE = 0.2  # an answer that holds so much of a rubric is about it: less of a single point is enough
 
 
 @dataclass(frozen=True)
@@ -67,11 +66,13 @@ class Match:
     quote: str  # the sentence that holds the most of it; "" if nothing was found
     suggested: bool
     opposite: bool = False  # as much of it is there, but denied
+    share: float = 0.0  # of the point's weight that was found
+    firm: bool = False  # suggested, and hardly anything is missing
 
     @property
     def reason(self) -> str:
-        """Why it is suggested, in words: what was found, what was not."""
-        both = {"found": self.found, "not found": self.missing}
+        """Why it is suggested, in words: what was found and what was not, of both what weighs the most."""
+        both = {"found": self.found[:NAMED], "not found": self.missing[:NAMED]}
         return "; ".join(f"{label}: {', '.join(terms)}" for label, terms in both.items() if terms)
 
 
@@ -92,6 +93,20 @@ def _answers_with() -> tuple[Counter, int]:
     return found, len(bank)
 
 
+@lru_cache(maxsize=1)
+def _asked() -> dict[str, str]:
+    """Point → the question that it belongs to, of our bank."""
+    return {point: question.question for question in load().values() for _, point in question.points}
+
+
+def _held_by(points: Sequence[str], in_question: int = IN_QUESTION) -> Counter:
+    """Term → how many points hold it. What stands in the question counts as some more: to repeat it proves little."""
+    held = Counter(term for point in points for term in terms(point))
+    asked = next((terms(_asked()[point]) for point in points if point in _asked()), ())
+    held.update({term: in_question for term in asked if term in held})
+    return held
+
+
 def weight(term: str) -> float:
     """log(questions / questions that use it), and a little for the commonest; used once or never: a rubric's word."""
     used, questions = _answers_with()
@@ -100,39 +115,32 @@ def weight(term: str) -> float:
     return min(MOST_WEIGHT, math.log(questions / used[term]) + COMMON_WEIGHT)
 
 
-@lru_cache(maxsize=4096)
-def numbers(text: str) -> list[tuple[float, str]]:
-    """(value, unit) of every number in a text. The 2 of EAGLE-2 is none."""
-    found = NUMBER.findall(text.lower())
-    units = {"x": "×", "percent": "%", "per cent": "%"}
-    return [(float(value.replace(",", "")), units.get(unit, unit)) for value, unit in found if value.strip(",")]
-
-
 def _same(wanted: tuple[float, str], given: tuple[float, str]) -> bool:
     (a, unit), (b, other) = wanted, given
     return (not unit or not other or unit == other) and abs(a - b) <= CLOSE * abs(a)
 
 
 def sentences(text: str) -> list[str]:
-    return [part.strip() for part in re.split(r"(?<=[.!?;])\s+|\n+", text) if part.strip()]
+    return [part.strip() for part in re.split(rf"{ENDED}|(?<=;)\s+|\n+", text) if part.strip()]
 
 
 def claimed(text: str) -> list[str]:
     """The sentences that are no questions, nor parts of one."""
     found = []
-    for whole in re.split(r"(?<=[.!?])\s+", text):
+    for whole in re.split(ENDED, text):
         asks = whole.endswith("?")
         found += [part for part in sentences(whole) if not asks or not (part.endswith("?") or ASKS.match(part))]
     return found
 
 
-def on_topic(points: Sequence[str], answer: str) -> bool:
-    """Whether an answer as a whole speaks about what the points are about."""
-    about = {term for point in points for term in terms(point)}
-    said = {term: weight(term) for term in terms(answer)}
-    shared = sum(said[term] for term in said.keys() & about)
-    share, least = ON_TOPIC
-    return shared >= max(least, share * sum(said.values())) or shared >= max(SHORT[1], SHORT[0] * sum(said.values()))
+def density(points: Sequence[str], answer: str) -> float:
+    """How much of a rubric an answer holds: the share of a point in its best sentence, averaged over the points."""
+    said, held_by = claimed(answer), _held_by(points)
+    wanted = [Wanted(point, held_by) for point in points]
+    shares = [
+        max((each.look(text).turned.score for text in said), default=0.0) / each.most for each in wanted if each.most
+    ]
+    return sum(shares) / len(shares) if shares else 0.0
 
 
 # ---- one point ------------------------------------------------------------------------------------------------------
@@ -142,15 +150,19 @@ class Wanted:
     """A point: its terms with their weights and whether it denies them, and its numbers."""
 
     def __init__(self, point: str, held_by: Mapping[str, int] | None = None) -> None:
-        self.words = terms(point)
+        self.words = terms(claim(point))
         self.weights = {term: weight(term) / math.sqrt((held_by or {}).get(term, 1)) for term in self.words}
-        self.denied = _polarities([point], self.words)
+        self.denied = _polarities([claim(point)], self.words)
         self.figures = numbers(point)
         self.figure_weights = [SMALL_WEIGHT if a < SMALL and a == int(a) and not unit else NUMBER_WEIGHT
                                for a, unit in self.figures]  # fmt: skip
         heaviest = max(self.weights.values(), default=0.0)
         affirmed = [term for term in self.words if False in self.denied[term]] or list(self.words)
         self.distinctive = {term for term in affirmed if self.weights[term] >= DISTINCTIVE * heaviest}
+
+    @property
+    def heaviest(self) -> list[str]:
+        return sorted(self.words, key=self.weights.get, reverse=True)
 
     @property
     def most(self) -> float:
@@ -173,7 +185,7 @@ class Wanted:
         )
 
     def enough(self, found: Found, share: float) -> bool:
-        least = min(LEAST, max(1, len(self.words) + len(self.figures) - 1))
+        least = min(LEAST, max(1, len(self.words) + len(self.figures) - (share < SHARE)))
         if found.right == 0 and any(unit for _, unit in self.figures) and (
             sum(self.figure_weights) >= NUMBERS_MATTER * self.most
         ):  # fmt: skip
@@ -232,7 +244,8 @@ def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, in
     against, there = best, []
     for window in windows:  # the shorter windows come first, so a single sentence wins over two
         found = wanted.look(*window)
-        if found.score > best.score + LONGER:
+        spread = len(window) > 1 and not reply
+        if found.score > best.score + LONGER and (not spread or found.score >= SHARE_OF_SEVERAL * wanted.most):
             best, where = found, window
         if len(window) == 1 and found.against > against.against:
             against, there = found, window
@@ -241,13 +254,15 @@ def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, in
     if opposite:
         best, where = against.turned, there
     own, said = terms(" ".join(where)), " ".join(where).lower()
-    shown = [_named(wanted.words[term], own[term], said) for term in wanted.words if term in best.hits]
+    shown = [_named(wanted.words[term], own[term], said) for term in wanted.heaviest if term in best.hits]
     shown += [f"{best.right} of {len(wanted.figures)} numbers"] if wanted.figures else []
-    missing = [wanted.words[term] for term in wanted.words if term not in best.hits]
+    missing = [wanted.words[term] for term in wanted.heaviest if term not in best.hits]
     quotes = [" ".join(where[i:n]) for i in range(len(where)) for n in range(i + 1, len(where) + 1)]
     quotes = [each for each in quotes if each in where or (reply and len(each) <= QUOTE)]  # of a reply perhaps all
     quote = max(quotes, key=lambda each: wanted.look(each).score, default="")
-    return Match(tuple(dict.fromkeys(shown)), tuple(missing), quote, suggested, opposite)
+    held = best.score / wanted.most if wanted.most else 0.0
+    firm = suggested and (reply or len(missing) <= 1 or held >= FIRM)
+    return Match(tuple(dict.fromkeys(shown)), tuple(missing), quote, suggested, opposite, held, firm)
 
 
 def _named(word: str, own: str, said: str) -> str:
@@ -288,6 +303,14 @@ def supports(point: str, phrase: str) -> bool:
     return len(phrase.split()) >= 3 and wanted.enough(found, SHARE_OF_QUOTE) and not found.is_denied()
 
 
+def lacks(point: str, phrase: str) -> list[str]:
+    """What of a point is not in a phrase, what weighs the most first; "not …" where the phrase says the opposite."""
+    wanted = Wanted(point)
+    found = wanted.look(phrase)
+    absent = [wanted.words[term] for term in wanted.heaviest if term not in found.hits + found.denied]
+    return [f"“{wanted.words[term]}” is denied" for term in found.denied] + absent
+
+
 def was_said(phrase: str, heard: str) -> bool:
     """Whether words that somebody quotes stand in the answer: most pairs of neighbouring words, whatever the signs."""
 
@@ -309,8 +332,9 @@ def match_boxes(points: Sequence[str], answers: Sequence[str], strict: Collectio
     """
     replies = [" → " in point for point in points]
     points = [point.rpartition(" → ")[2] for point in points]
-    held_by = Counter(term for point in points for term in terms(point))
-    share = SHARE_ON_TOPIC if on_topic(points, "\n".join(dict.fromkeys(answers))) else SHARE
+    told = [point for i, point in enumerate(points) if i not in strict and not replies[i]] or points
+    dense = density(told, "\n".join(dict.fromkeys(answers))) >= DENSE
+    held_by, share = _held_by(points, 0 if dense else IN_QUESTION), SHARE_IF_DENSE if dense else SHARE
     found = []
     for i, (point, answer, reply) in enumerate(zip(points, answers, replies, strict=True)):
         least = SHARE_OF_REPLY if reply else SHARE_OF_SINK if i in strict else share

@@ -12,8 +12,8 @@ from pathlib import Path
 from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
-from .evidence import refusal, suggest
-from .matcher import Match
+from .evidence import Entry, heard, refusal, suggest, unshown
+from .matcher import Match, sentences
 from .mock_interview import Interview, keep, let_go
 from .practice import Record
 from .question import Question
@@ -22,8 +22,8 @@ from .rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, Turn
 from .schedule import Schedule
 from .terminal import TITLES, Console, Quit, Skip, read_ticks, shortest
 
-QUOTED = 140  # characters of an answer, and of a reason, beside a point
-LEFT = 10  # lines of a screen below a rubric: what to type, and what was typed
+QUOTED = 140  # characters of an answer beside a point
+LEFT = 11  # lines of a screen below a rubric: what to type, and what was typed
 SUBMITS = "An empty line, or done, has it checked."
 DONE, YES = ("", "done"), ("y", "yes", "submit")
 
@@ -134,8 +134,9 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
     question: Question | None = interview.bank.get(turn.question)
     matches = suggest(turn, interview.transcript)
     suggested = {i for i, match in enumerate(matches) if match.suggested}
+    firm = {i for i in suggested if matches[i].firm}
     blocks = [(-1, ["", *console.wrapped(question.spoken, "One good answer: ", "  ")])] if question else []
-    blocks += _rubric(console, turn, matches, suggested)
+    blocks += _rubric(console, turn, matches)
     screens = console.screens([lines for _, lines in blocks], LEFT)
     ticked, other, place = set(), set(), 0
     for number, screen in enumerate(screens, start=1):
@@ -143,39 +144,81 @@ def _grade(console: Console, interview: Interview, schedule: Schedule | None) ->
         here, lines = set(), 0
         while lines < len(screen):
             here, lines, place = here | {blocks[place][0]}, lines + len(blocks[place][1]), place + 1
-        more, others = _ticks(console, len(turn.boxes), suggested & here, number, len(screens))
+        more, others = _ticks(console, len(turn.boxes), firm & here, number, len(screens))
         ticked, other = ticked | more, other | others
-    ticks = {}
-    for i in sorted(ticked):
-        if i in suggested - other or turn.boxes[i].group == SINKS:
-            ticks[i] = matches[i].quote
-        else:
-            console.say(f"Which words of yours earn {i + 1}? {turn.boxes[i].text}")
-            ticks[i] = console.ask()
-            if problem := refusal(turn, i, ticks[i], interview.transcript):
-                console.say(f"{problem} Once more, or Enter to leave it out.")
-                ticks[i] = console.ask()
-    interview.do("grade", ticks={i: words for i, words in ticks.items() if words or turn.boxes[i].group == SINKS})
+    ticks = {i: matches[i].quote for i in ticked if i in suggested - other or turn.boxes[i].group == SINKS}
+    own = Own(console, heard(turn, interview.transcript))
+    try:
+        for i in sorted(ticked):
+            if i not in ticks:
+                ticks[i] = own.ask(i, f"Which words of yours earn {i + 1}? {turn.boxes[i].text}")
+            _until_shown(own, turn, i, ticks, interview.transcript)
+    except Quit:
+        _submit(console, interview, schedule, ticks)  # what was ticked so far is not lost
+        raise
+    _submit(console, interview, schedule, ticks)
+
+
+def _submit(console: Console, interview: Interview, schedule: Schedule | None, ticks: dict[int, str]) -> None:
+    """Grade with the ticks that have words, and say what became of them."""
+    boxes = interview.turn.boxes
+    interview.do("grade", ticks={i: words for i, words in ticks.items() if words or boxes[i].group == SINKS})
     _, turn, reply, _ = interview.transcript[-1]
     shown = graded(turn, reply, interview.transcript)
-    if question and schedule:
-        schedule.review(question.id, rating(shown))
-        Record().reach(question.id, shown.level())
+    if turn.question and schedule:
+        schedule.review(turn.question, rating(shown))
+        Record().reach(turn.question, shown.level())
     console.say(shown.tally())
 
 
-def _rubric(console: Console, turn: Turn, matches: Sequence[Match], suggested: set[int]) -> Iterator[tuple]:
-    """(number of the box, its lines): the point, and where it is suggested the words and the reason, once."""
+class Own:
+    """Asks for words of the candidate, whose sentences are listed once: the number of one is enough."""
+
+    def __init__(self, console: Console, texts: Sequence[str]):
+        self.console, self.texts, self.listed = console, texts, ""
+
+    def ask(self, box: int, why: str) -> str:
+        said, console = sentences(self.texts[box]), self.console
+        if self.texts[box] != self.listed:
+            console.say("Your sentences; type the number of one, or some words of it:")
+            for number, sentence in enumerate(said, start=1):
+                console.say(shortened(sentence, QUOTED), f"{number:4}  ", " " * 6)
+            self.listed = self.texts[box]
+        console.say(why)
+        reply = console.ask()
+        if reply.isdecimal() and 1 <= int(reply) <= len(said):
+            reply = said[int(reply) - 1]
+            console.say(f"“{shortened(reply, QUOTED)}”", "  ")
+        return reply
+
+
+def _until_shown(own: Own, turn: Turn, box: int, ticks: dict[int, str], transcript: Sequence[Entry]) -> None:
+    """What of a tick's words does not count is said at once, and why: other words are quoted, or it is left so."""
+    while ticks[box] and turn.boxes[box].group != SINKS:
+        problem, after = refusal(turn, box, ticks[box], transcript), "leave it out"
+        if not problem:
+            problem, after = unshown(turn, ticks, transcript).get(box, ""), "leave it so"
+        if not problem:
+            return
+        reply = own.ask(box, f"{box + 1}: {problem} Another one, or Enter to {after}.")
+        if not reply and after != "leave it out":
+            return
+        ticks[box] = reply
+
+
+def _rubric(console: Console, turn: Turn, matches: Sequence[Match]) -> Iterator[tuple]:
+    """(number of the box, its lines): the point; the words that suggest it; the reason, if the suggestion is weak."""
     group, quoted = None, {}
     for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True)):
         lines = ["", TITLES.get(box.group, box.group)] if box.group != group else []
         group = box.group
-        lines += console.wrapped(box.shown, f"{i + 1:4}{'? ' if i in suggested else '  '}", " " * 6)
-        if i in suggested or match.opposite:
+        lines += console.wrapped(box.shown, f"{i + 1:4}{'? ' if match.firm else '  '}", " " * 6)
+        if match.suggested or match.opposite:
             first = quoted.setdefault(match.quote, i)
             words = f"“{shortened(match.quote, QUOTED)}”" if first == i else f"the words under {first + 1}"
-            asks = "you said the opposite? " * match.opposite
-            lines += console.wrapped(f"{asks}{words} ({shortened(match.reason, QUOTED)})", " " * 8)
+            asks = "you said the opposite? " if match.opposite else "" if match.firm else "perhaps "
+            why = "" if match.firm else f" ({match.reason})"
+            lines += console.wrapped(f"{asks}{words}{why}", " " * 8)
         yield i, lines
 
 
@@ -183,8 +226,8 @@ def _ticks(console: Console, boxes: int, suggested: set[int], number: int, scree
     """The boxes that are ticked below one screen of a rubric, and those of them for which other words are quoted."""
     console.say()
     if number == 1:
-        console.say("A ? is a suggestion from the words of your answer, and no verdict. Where another sentence of "
-                    "yours earns the point, type 5! and quote it.")  # fmt: skip
+        console.say("A ? is a suggestion from the words of your answer, and no verdict; “perhaps” is a weaker one. "
+                    "Where another sentence of yours earns the point, type 5! and quote it.")  # fmt: skip
     last = number == screens
     where = "" if screens == 1 else f"── {number} of {screens}: "
     console.say(f"{where}Which did you say? Numbers such as 1 2 5-7, ? for the suggestions"

@@ -14,7 +14,7 @@ import traitlets
 from .coding import check_file, is_untouched, write_notebook
 from .debrief import graded, keep_report, rating, report
 from .drill import SINKS
-from .evidence import refusal, suggest
+from .evidence import refusal, suggest, unshown
 from .field import BREAK
 from .mock_interview import Interview, claim, keep, start_mock, unfinished
 from .plain_markdown import to_html
@@ -24,6 +24,7 @@ from .rounds import CODE, FORMATS, GRADES, ROUNDS, UNTOUCHED
 from .schedule import Schedule, place
 from .terminal import TITLES, shortest
 
+AGAIN = "Quote other words where it says so below, or grade once more to leave it so."
 SHOWN = 6  # of the last things that were said
 SCRIPT = (
     BREAK
@@ -97,18 +98,19 @@ function render({ model, el }) {
       label.append(tick, make("span", "", box.shown ?? box.text));
       row.append(label);
       if (box.suggested) {
-        row.classList.add("suggested");
-        row.append(make("div", "why", `suggested: “${box.quote}” (${box.reason})`));
+        row.classList.add(box.firm ? "suggested" : "perhaps");
+        const why = box.firm ? `suggested: “${box.quote}”` : `perhaps: “${box.quote}” (${box.reason})`;
+        row.append(make("div", "why", why));
       }
       row.append(words);
-      if (box.refused) {
-        const why = make("p", "note", box.refused);
+      if (box.refused || box.doubted) {
+        const why = make("p", "note", box.refused || box.doubted);
         why.setAttribute("role", "alert");
         row.append(why);
       }
       tick.onchange = () => {
         words.hidden = !tick.checked || box.believed;
-        if (!words.hidden && !words.value) words.focus();
+        if (!words.hidden && !(words.value && box.firm)) words.focus();  // weak ones are looked at again
       };
       words.onkeydown = (event) => {
         if (event.key !== "Enter" || event.isComposing) return;
@@ -123,13 +125,13 @@ function render({ model, el }) {
     const send = button("grade", () => ({ do: "grade", ticks: ticks() }), true);
     const confirm = make("button", "", "tick the suggestions");
     confirm.type = "button";
-    confirm.onclick = () => rows.filter((row) => row.box.suggested).forEach((row) => {
+    confirm.onclick = () => rows.filter((row) => row.box.firm).forEach((row) => {
       row.tick.checked = true;
       row.tick.onchange();
     });
     const bar = make("div", "row");
     bar.append(confirm, send, button("skip", { do: "skip" }), button("end", { do: "end" }));
-    const refused = rows.find((row) => row.box.refused);
+    const refused = rows.find((row) => row.box.refused || row.box.doubted);
     return [[list, bar], refused ? refused.words : rows.length ? rows[0].tick : send];
   };
   const answering = (view) => {
@@ -245,6 +247,7 @@ class Desk(anywidget.AnyWidget):
         self._old = unfinished(bank)
         self._ticks: dict[int, str] = {}  # of a rubric with quotes that were refused
         self._refused: dict[int, str] = {}  # box → why
+        self._doubted: dict[int, str] = {}  # box → why its words show nothing by themselves
         self.on_msg(lambda _, content, __: self.act(content))
         self._show()
 
@@ -263,22 +266,29 @@ class Desk(anywidget.AnyWidget):
             note = self._refuse(given.get("ticks")) if action == "grade" else ""
             if not note:
                 note = self.interview.do(action, **given)
-                self._ticks, self._refused = {}, {}
+                self._ticks, self._refused, self._doubted = {}, {}, {}
                 self._remember(action, note)
         if self.interview is not None:
             keep(self.interview)
         self._show(note)
 
     def _refuse(self, ticks: object) -> str:
-        """Says once which quotes are not in the answers; whoever grades with the same ones again leaves them out."""
-        reply, turn = self.interview.read("grade", {"ticks": ticks}), self.interview.turn
-        if isinstance(reply, str) or reply.ticks == self._ticks:
+        """Says once which words are not in the answers, and which do not show their line by themselves. Whoever grades
+        with the same words again leaves out the former and keeps the latter as claims."""
+        reply, turn, said = (
+            self.interview.read("grade", {"ticks": ticks}),
+            self.interview.turn,
+            self.interview.transcript,
+        )
+        if isinstance(reply, str):
             return ""
-        said = self.interview.transcript
-        found = {i: refusal(turn, i, words, said) for i, words in reply.ticks.items()
-                 if words != (suggest(turn, said)[i].quote or None)}  # fmt: skip
-        self._ticks, self._refused = dict(reply.ticks), {i: why for i, why in found.items() if why}
-        return "Quote other words where it says so below, or grade once more to leave them out." * bool(self._refused)
+        quotes = [match.quote or None for match in suggest(turn, said)]
+        found = {i: refusal(turn, i, words, said) for i, words in reply.ticks.items() if words != quotes[i]}
+        self._refused = {i: why for i, why in found.items() if why}
+        self._doubted = unshown(turn, reply.ticks, said)
+        new = [i for i in {**self._refused, **self._doubted} if self._ticks.get(i) != reply.ticks[i]]
+        self._ticks = dict(reply.ticks)
+        return AGAIN * bool(new)
 
     @property
     def notebook(self) -> Path | None:
@@ -341,9 +351,10 @@ class Desk(anywidget.AnyWidget):
         matches = suggest(turn, interview.transcript)
         boxes = [dict(text=box.text, shown=box.shown, group=TITLES.get(box.group, box.group),
                       believed=box.group == SINKS,
-                      suggested=match.suggested, reason=match.reason,
+                      suggested=match.suggested, firm=match.firm, reason=match.reason,
                       quote=(quote := match.quote if match.suggested else ""), words=self._ticks.get(i, quote),
-                      ticked=i in self._ticks, refused=self._refused.get(i, ""))
+                      ticked=i in self._ticks, refused=self._refused.get(i, ""),
+                      doubted=self._doubted.get(i, ""))
                  for i, (box, match) in enumerate(zip(turn.boxes, matches, strict=True))]  # fmt: skip
         spoken = self.bank[turn.question].spoken if turn.expects == GRADES and turn.question else ""
         self.view = dict(phase="turn", kind=turn.kind, says=says, expects=turn.expects, boxes=boxes, spoken=spoken,

@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from .matcher import find, numbers, suggestions
+from .matcher import find, suggestions
 from .question import Question
-from .stated import SCALES, stated
+from .stated import SCALES, numbers, stated
 from .summary import digits
 
 SHORT = 12  # words: an answer below this is helped along

@@ -16,7 +16,7 @@ from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import DERIVATIONS, Derivation
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
-from .matcher import find, numbers, terms
+from .matcher import find, terms
 from .question import LEVELS, Case, Number, PushBack, Question
 from .reactions import (
     ANSWERS,
@@ -29,7 +29,7 @@ from .reactions import (
     mistaken,
     probing,
 )
-from .stated import UNREAD, WRONG, asks_again, judge
+from .stated import UNREAD, WRONG, asks_again, judge, numbers
 from .summary import ROOT, digits
 
 WORDS, NUMBER, CODE, GRADES, NOTHING = "words", "number", "code", "grades", "nothing"  # what a turn waits for

@@ -1,11 +1,13 @@
-"""The number that somebody states in a sentence, with the working before it or a reason after it.
+"""Numbers with their units, as people write and say them; and the one that a sentence states as its answer.
 
+    numbers("16 GB over 3.35 TB/s, so 5 ms")                # (16, gb), (3.35, tb/s), (5, ms)
     judge(number, "0.05 over 0.2 is 0.25").verdict          # RIGHT, WRONG, UNCLEAR or UNREAD
 
 What counts is the last number after "=", "so", "is", "about" and their like, or the last one at all. A number that the
 next one follows from ("0.05 / 0.2 = …") is working; one after "because" is a reason; "k = 4" and "with 5 tokens" repeat
-what was given. A right number beside another statement is unclear, and a text without a number is unread: in both cases
-the interviewer asks again (`asks_again`), and neither is wrong.
+what was given; of "16, no, 33" and "33 rather than 16" only 33 is meant. A right number beside another statement is
+unclear, and a text without a number is unread: in both cases the interviewer asks again (`asks_again`), and neither is
+wrong.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from .expressions import evaluate
 from .question import Number
@@ -28,10 +31,11 @@ DIGITS = (
     r"(?:e[+-]?\d+)?"
 )
 FREE = r"(?<![\w.,])(?<![^\W\d_]-)"  # no digits of a name: EAGLE-2, H100
+PERCENT = r"(?:%|percent\b|per cent\b|pct\b)"
 BEFORE, AFTER = r"(?<=[\d)%])\s*", r"\s*(?=[-−]?[(\d.])"
 SIGNS = {  # as people write arithmetic → as Python does
     r"[−–]": "-",
-    r"(?<=\d)\s*(?:%|percent\b|per cent\b|pct\b)": "%",
+    rf"(?<=\d)\s*{PERCENT}": "%",
     rf"{BEFORE}(?:\b(?:over|divided by|out of|in)\b|÷){AFTER}": " / ",
     rf"{BEFORE}(?:\b(?:times|multiplied by|x)\b|[×·]|(?<=\d)x(?=[\d(])){AFTER}": " * ",
     rf"{BEFORE}\bplus\b{AFTER}": " + ",
@@ -49,7 +53,16 @@ CONCLUDES = set(
 )
 LINKS = CONCLUDES | set("to which that it the a an just exactly only simply up out at of or , : - — …".split())
 JOINTS = {"or", "to", "and"}
-REASONS = {"because", "since", "given"}
+REASONS, ENDS_REASON = {"because", "since", "given"}, set(". ; so thus hence therefore".split())
+# Between two numbers: the first is taken back.
+CORRECTS = re.compile(
+    r"\bno\b(?=\s*(?:[,.:;!—–-]|wait|sorry|that|it|$))|(?:^|[,.:;!?…—–-] ?)wait\b|\bsorry\b|\bscratch that\b"
+    r"|\bcorrection\b|\bi mean\b|\bmake (?:that|it)\b|\bmore like\b|\bor rather\b|\blet me re"
+    r"|\b(?:was|is|that's) (?:wrong|a mistake)\b|\bactually(?: it'?s| it is| about| ,)*$"
+)
+# Before a number: it is an old one, or not meant.
+RECALLS = re.compile(r"(?<!as )\bi (?:just |first )?(?:said|had|read|thought|wrote|took)(?: about| roughly| it was)?$")
+DENIES = re.compile(r"\b(?:not|isn't|never|rather than|instead of)(?: \S+){0,2}$")
 PARAMETERS = {"k", "c", "v", "b", "n", "batch", "temperature", "α", "alpha", "β", "beta", "γ"}
 CONDITIONS = {"with", "for", "per", "under", "after", "from", "at"}
 FRACTIONS = {"two thirds": "2/3", "one third": "1/3", "a third": "1/3", "three quarters": "3/4", "one quarter": "1/4",
@@ -68,9 +81,12 @@ GAINS = {"gain", "faster", "more", "speedup", "speed", "increase", "better", "im
 SCALES = {  # unit → (what it measures, how much)
     **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
     **{unit: ("bytes", 1024.0**i) for i, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
-    **{"µs": ("time", 1e-6), "us": ("time", 1e-6), "ms": ("time", 1e-3), "s": ("time", 1.0), "seconds": ("time", 1.0)},
+    **{"µs": ("time", 1e-6), "ms": ("time", 1e-3), "s": ("time", 1.0)},
     **{"gflop": ("work", 1e9), "tflop": ("work", 1e12), "gflops": ("work", 1e9), "tflops": ("work", 1e12)},
 }
+UNITS = {"x": "×", "us": "µs", "microseconds": "µs", "milliseconds": "ms", "seconds": "s", "second": "s", "sec": "s"}
+UNIT = "|".join(map(re.escape, ("×", "tb/s", "gb/s", "tokens", *SCALES, *UNITS)))
+QUANTITY = re.compile(rf"{FREE}({DIGITS})(?:\s?(?:({PERCENT})|({UNIT})(?!\w)))?")
 MULTIPLES = {"thousand": 1e3, "k": 1e3, "million": 1e6, "billion": 1e9, "trillion": 1e12}
 
 
@@ -80,12 +96,12 @@ class Value:
 
     value: float
     percent: bool = False
-    unit: str = ""  # the word after it
+    unit: str = ""  # the word after it, as in UNITS
     leaves: tuple[float, ...] = ()  # the numbers it was computed from
     concludes: bool = False  # after "=", "so", "is" …
     given: bool = False  # k = 4, with 5 tokens
     reason: bool = False  # after "because"
-    denied: bool = False  # not 0.3
+    denied: bool = False  # not 0.3, or taken back: 0.3, no, …
     either: bool = False  # 0.2 or 0.3, 3-4
     working: bool = False  # the next number follows from it
     leads: bool = False  # "0.7, as I said": it begins the reply and stands alone
@@ -146,12 +162,20 @@ def asks_again(judged: Judged) -> str:
     return AGAIN.get(judged.verdict, "")
 
 
+@lru_cache(maxsize=4096)
+def numbers(text: str) -> list[tuple[float, str]]:
+    """(value, unit) of every number as it is written, the working included. The 2 of EAGLE-2 is none."""
+    found = QUANTITY.findall(text.lower())
+    return [(_digits(value), "%" if percent else UNITS.get(unit, unit)) for value, percent, unit in found]
+
+
 def in_words(text: str) -> str:
-    """Fractions in words, and in a short reply counts too: "two thirds", "zero"."""
+    """Fractions in words, and in a short reply counts too: "two thirds", "zero". Beside digits: "so one third" at the
+    end."""
     first = re.match(rf"\s*({'|'.join(COUNTS)})(?=[,;:.])", text)
     text = COUNTS[first[1]] + text[first.end() :] if first else text
     if re.search(r"\d", text):
-        return text
+        return re.sub(rf"\b({'|'.join(FRACTIONS)})(?=[.!]?\s*$)", lambda said: FRACTIONS[said[1]], text)
     spelt = rf"\b({DIGIT}) point ((?:{DIGIT})(?: (?:{DIGIT}))*)\b"  # zero point five five
     text = re.sub(spelt, lambda said: COUNTS[said[1]] + "." + "".join(map(COUNTS.get, said[2].split())), text)
     words = FRACTIONS | LARGER | (COUNTS if len(text.split()) <= 4 else {})
@@ -182,9 +206,10 @@ def stated(text: str) -> list[Value]:
             run.append(token)
         elif token is not None:
             words.append(token[0])
-            reason = (reason or token[0] in REASONS) and token[0] not in ".;"
+            reason = (reason or token[0] in REASONS) and token[0] not in ENDS_REASON
     for i, value in enumerate(found):
         _place(value, found[i + 1] if i + 1 < len(found) else None)
+    _take_back(found)
     if found and LEAD.match(text):
         found[0].leads = not found[0].before
     return found
@@ -197,12 +222,24 @@ def _place(value: Value, after: Value | None) -> None:
     value.concludes = any(word in CONCLUDES for word in near)
     name = [word for word in near if word not in ("=", "size", "of", "is")][-1:]
     value.given = name != [] and name[0] in PARAMETERS | CONDITIONS
-    value.denied = any(word in ("not", "isn't", "never") for word in near[-3:])
+    value.denied = bool(DENIES.search(" ".join(near)))
     if after is not None:
         value.working = LINKS.issuperset(after.before) and not CONCLUDES.isdisjoint(after.before)
         joint = [word for word in after.before if word in JOINTS or word not in (value.unit, ",")]
         if joint in (["or"], ["to"]) or (joint == ["and"] and "between" in near):
             value.either = after.either = True
+
+
+def _take_back(found: Sequence[Value]) -> None:
+    """Of "16, no, 33" and of "I said 16, but it is 33" the 16 is denied."""
+    for i, value in enumerate(found):
+        if not value.denied and CORRECTS.search(" ".join(value.before)):
+            for old in found[:i]:
+                old.denied = True
+    meant = [value for value in found if not value.denied]
+    recalled = [value for value in meant if RECALLS.search(" ".join(value.before))]
+    for old in recalled if len(recalled) < len(meant) else ():
+        old.denied = True
 
 
 def _values(run: Sequence[re.Match], text: str) -> list[Value]:
@@ -230,7 +267,7 @@ def _values(run: Sequence[re.Match], text: str) -> list[Value]:
         if not math.isfinite(value):
             return []
         leaves = [Value(value, any(leaf.percent for leaf in leaves), leaves=tuple(leaf.value for leaf in leaves))]
-    leaves[-1].unit = unit[1] if unit else ""
+    leaves[-1].unit = UNITS.get(unit[1], unit[1]) if unit else ""
     return leaves
 
 

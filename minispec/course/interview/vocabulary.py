@@ -19,7 +19,8 @@ FILLER = set(
     separates asks mentions quotes derives derive states counts notes points adds gives give sets keeps considers
     consider distinguishes argues tells shows show gets makes make take takes come comes either now should put puts
     want wants actually really need needs needed able first second right thing things case cases ones
-    always within already often re kib mib gib kb mb gb tb ms
+    always within already often simply under anything being asked done go goes become becomes possibly otherwise
+    against leave leaves ways along plainly exactly re kib mib gib kb mb gb tb ms
     """.split()
 )
 # Names of one thing, as in docs/glossary.md; the first stands for all.
@@ -62,12 +63,26 @@ PHRASES = (
     ("confidence", "max probability", "max of q", "max q", "top probability"),
     ("consent", "opted-in", "opt-in", "opted in", "opt in"),
     ("dictionary", "dict", "hash map", "hashmap", "lookup table"),
+    ("ttft", "first token", "first-token"),
+    ("longdraft", "longer drafts", "raise k", "raises k", "raising k", "increase k", "larger k", "draft more"),
+    ("shortdraft", "shorter drafts", "shortens drafts", "lower k", "lowers k", "cut k", "shrink k", "shorten k",
+     "shortens k", "smaller k"),
+    ("plain decoding", "without speculation", "no speculation", "speculation off"),
+    ("rejected", "thrown away", "throws away", "throw away"),
+    ("waste", "for nothing", "in vain"),
+    ("idle", "leaves free", "left over", "spare"),
+    ("at once", "in one go", "in one pass"),
+    ("mutant", "mutants", "planted bugs", "plant bugs", "plant a bug", "inject bugs", "break it on purpose"),
+    ("statistical test", "chi-square", "chi square", "significance test"),
+    ("greedy", "temperature 0", "temperature zero"),
+    ("training past", "trained longer", "train longer", "overtrain", "over-train"),
+    ("deadline", "due time", "due date"),
     ("expectedtokens", "e[n]", "expected number of tokens"),
 )  # fmt: skip
 # Words that say the same in an answer, whatever their form; the first stands for all. Loose on purpose: a word that
 # many others stand for is common, and what is common weighs little (matcher.py).
 ALIKE = """
-less fewer lower low fall falls fell shrink shrinks shorten shortens reduce reduces smaller decrease cut cheaper halve
+less fewer lower low shorter fall falls fell shrink shrinks shorten shortens reduce reduces smaller decrease cut halve
 more higher high rise rises grow grows increase increases larger large big raise raises
 slow slower loss lose hurt hurts worse
 speed fast faster gain gains win wins help helps sooner benefit
@@ -75,20 +90,25 @@ cost costs expensive overhead price
 bias biased wrong skew skewed lean
 emit emitted generate generated produce produced output outputs completion
 verify verification check checks judge judges score scores
-read reads fetch fetching
+read reads fetch fetching pull pulls stream streaming
 store stored keep kept hold holds
 discard remove removed trim crop rewind undo undone
-free cheap
+free cheap cheaper
 gpu gpus device devices card cards rank ranks
 request requests sequence sequences
 customer customers tenant tenants user users
 replace replaced replacement correction residual resample
 choose chooses pick select prefer prefers
-node server machine host
+node server machine
+host cpu
+move moved moves transfer transfers travel send
+serve serving inference
+waste wasted wastes
+fix fixes repair
 test tests tested
 evaluate evaluates evaluation
 split slice shard spread splits
-same equal equals identical unchanged agree
+same equal equals equality identical unchanged agree
 different differ differs another mismatch inconsistent inconsistency
 change changes changed shift shifts shifted
 distinct unique union
@@ -96,20 +116,24 @@ neighbouring neighbour consecutive adjacent
 guess propose proposes proposed draft drafts drafted
 step steps cycle cycles iteration
 batch concurrency
-memory bytes bandwidth
+memory bytes bandwidth hbm
 single alone
+end ends ended finish finished
+stay stays remain remains
+chance chances candidate candidates
+looser relax relaxes relaxed
 several many multiple
 average mean expected averages
 quality accuracy
-arithmetic flops compute
-wait waits idle
+arithmetic flops compute math maths operations
+wait waits idle unused
 communication all-reduce all-to-all exchange
 slot slots position positions
 block blocks page pages
 prompt prompts prefill
 sample sampled samples sampling
 prediction predictions predicts distribution distributions logits probabilities
-paused preempt preempted preemption evict evicted
+paused preempt preempted preemption evict evicted interrupt interrupted
 reuse reused share shared sharing
 error errors errs
 values grid levels
@@ -179,9 +203,12 @@ HARMLESS = ("not only", "not just", "no doubt", "no matter", "not sure", "why no
             "not least", "no more than", "no problem", "if not")  # fmt: skip
 LIST = 4  # words: a clause as short as this, without a verb, goes on with the list before it
 VERBS = {"is", "are", "was", "be", "would", "will", "can", "has", "have", "such", "i", "we", "it"}
-FORMULA = re.compile(r"[α-ω\w)]\s?\^\s?[(\w]|\)\s?/\s?\(")
+FIGURE = re.compile(r"(?<![\w-])\d[\d.,]*\s?(?:[%×x]|percent|[kmgtµ]?i?b?s?\b)|(?<![\w-])\d\d|\d\.\d")
+FORMULA = re.compile(r"[α-ω\w)]\s?\^\s?[({\w]|\)\s?/\s?\(|[\w\])] ?[=<>≤≥] ?[α-ω\w|(\[\]).]+ ?[−+·*/]")
+COMPUTED = {"product": "multiply", "sum": "sum", "ratio": "divide"}
 PIECE = re.compile(
     rf"(?P<name>(?<!\w)(?:{NAMES})(?!\w))|(?P<product>\d\s?[*·×]\s?(?=\d))|(?P<sum>\d\s?\+\s?(?=[\d.]))"
+    r"|(?P<ratio>(?<=\d)(?: ?/ ?| over | divided by )(?=[\d.]))"
     r"|(?P<pair>instead of|rather than|only one|no longer)\b|(?P<word>[^\W\d_]+(?:'t\b|\d+)?)"
     r"|(?P<end>[,;:.!?()—–](?!\d))"
 )
@@ -205,6 +232,7 @@ def occurrences(text: str) -> tuple[Word, ...]:
         lower = lower.replace(phrase, " " * len(phrase))
     lower = re.sub(r"\bstep (?:one|two|three|four|five|six|\d)\b", lambda found: " " * len(found[0]), lower)
     found = [Word("formula", "a formula", False)] if FORMULA.search(lower) else []
+    found += [Word(stem("figure"), "a number", False)] if FIGURE.search(lower) else []
     clause: list[tuple[str, str]] = []  # (what it stands for, as written) of the current clause
     whole = carried = False
     start = ""
@@ -219,8 +247,8 @@ def occurrences(text: str) -> tuple[Word, ...]:
             continue
         if WHOLE.match(lower, piece.start()):
             whole = True
-        if piece["product"] or piece["sum"]:
-            clause.append(("multiply" if piece["product"] else "sum", piece[0]))
+        if piece.lastgroup in COMPUTED:
+            clause.append((COMPUTED[piece.lastgroup], piece[0].strip()))
         else:
             clause.append((FIRST[piece[0]] if piece["name"] else piece[0], piece[0]))
     return tuple(found)
@@ -243,6 +271,21 @@ def _polarity(clause: list[tuple[str, str]], denied: bool, open: bool) -> tuple[
                 found.append(Word(STANDS_FOR.get(each, each), written, None if open else against, undone))
         lacking, undone = lacking - 1, undone or plain in UNDOES
     return found, denied or lacking > 0
+
+
+LEAD = re.compile(
+    r"^(?:chooses|builds|produces|compares|defines|finds|proposes|concludes|suspects|checks|tracks|restricts|treats|"
+    r"describes|connects|includes|covers|offers|weighs|discusses|lists|expects|plans|handles|considers|"
+    r"looks at|looks for|refers to)\b\s*",
+    re.IGNORECASE,
+)  # what a candidate does, and does not say
+FIGURES = re.compile(r"^(?:computes|evaluates|estimates|calculates|quantifies|sizes)\b", re.IGNORECASE)
+
+
+def claim(point: str) -> str:
+    """A point of a rubric without the verb that tells what to do: "Computes the size" wants a figure, and the size."""
+    rest = LEAD.sub("", FIGURES.sub("", point))
+    return (rest if rest[:1] != " " else f"a figure for{rest}") if key_words(rest) else point
 
 
 def key_words(text: str) -> dict[str, str]:
