@@ -136,6 +136,11 @@ def check_what_sinks_is_in_no_right_text() -> None:
             assert matcher.find(sink, sink, matcher.SHARE_OF_SINK).suggested, (question.id, sink)
             for text in right_texts(question):
                 assert not matcher.find(sink, text, matcher.SHARE_OF_SINK).suggested, (question.id, sink, text)
+        rubric = [*(point for _, point in question.points), *question.sinks]  # as a debrief looks for it
+        strict = range(len(question.points), len(rubric))
+        for text in right_texts(question):
+            found = matcher.match_boxes(rubric, [text] * len(rubric), strict)
+            assert not [rubric[i] for i in strict if found[i].suggested], (question.id, text)
 
 
 def test_what_sinks_is_in_no_right_text(monkeypatch):
