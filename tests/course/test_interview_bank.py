@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from interview_statements import RIGHT, WRONG
 
 from minispec import theory
 from minispec.cli import main
@@ -159,6 +160,10 @@ def test_every_question_names_likely_mistakes():
         assert len(set(question.sinks)) == len(question.sinks), question.id
 
 
+def mistakes_in(id: str, said: str) -> list[str]:
+    return [sink for sink in BANK[id].sinks if matcher.find(sink, said, matcher.SHARE_OF_SINK).suggested]
+
+
 @pytest.mark.parametrize(
     ("id", "said"),
     [
@@ -168,15 +173,20 @@ def test_every_question_names_likely_mistakes():
         ("win-or-hurt", "In my view speculation always helps throughput."),
         ("kv-mechanics", "A KV cache also makes prefill faster."),
         ("paged-attention", "Paged attention makes the attention faster."),
-        ("latency-metrics", "Speculation reduces the time to first token."),
-        ("prefix-caching", "Prefix caching speeds up decoding."),
-        ("total-flops", "Speculation reduces the total number of FLOPs."),
-        ("moe-best-batch", "Batch one is the best for a mixture of experts."),
     ],
 )
-def test_a_mistake_in_other_words_is_found(id, said):
-    found = [sink for sink in BANK[id].sinks if matcher.find(sink, said, matcher.SHARE_OF_SINK).suggested]
-    assert found, (id, said)
+def test_a_likely_mistake_is_found(id, said):
+    assert mistakes_in(id, said)
+
+
+def test_mistakes_are_found_in_other_words_and_right_answers_are_left_alone():
+    """Seven wrong statements in ten, and of right ones in nearly the same words hardly any. A word that the matcher
+    takes for filler ("always", "only", "more") cannot tell the two apart, so no mistake may hang on one."""
+    wrong, right = (
+        [mistakes_in(*map(str.strip, line.split("|"))) for line in lines.splitlines()] for lines in (WRONG, RIGHT)
+    )
+    assert min(len(wrong), len(right)) >= 50
+    assert sum(map(bool, wrong)) >= 0.7 * len(wrong) and sum(map(bool, right)) <= 0.04 * len(right)
 
 
 MEASURED = re.compile(r"measured|achieved", re.IGNORECASE)
