@@ -149,8 +149,9 @@ def density(points: Sequence[str], answer: str) -> float:
 class Wanted:
     """A point: its terms with their weights and whether it denies them, and its numbers."""
 
-    def __init__(self, point: str, held_by: Mapping[str, int] | None = None) -> None:
-        self.words = terms(claim(point))
+    def __init__(self, point: str, held_by: Mapping[str, int] | None = None, signed: bool = False) -> None:
+        """signed: whoever affirms what the point denies does not make it, as with what sinks a candidate."""
+        self.words, self.signed = terms(claim(point)), signed
         self.weights = {term: weight(term) / math.sqrt((held_by or {}).get(term, 1)) for term in self.words}
         self.denied = _polarities([claim(point)], self.words)
         self.figures = numbers(point)
@@ -172,7 +173,8 @@ class Wanted:
         """Of the point, in these sentences together."""
         said = _polarities(said_in, self.words)
         shared = [term for term in self.words if term in said]
-        for_it = [term for term in shared if False in said[term] or True in self.denied[term]]
+        for_it = [term for term in shared if (said[term] & self.denied[term] if self.signed
+                                              else False in said[term] or True in self.denied[term])]  # fmt: skip
         given = [number for text in said_in for number in numbers(text)]
         right = [any(_same(figure, other) for other in given) for figure in self.figures]
         return Found(
@@ -235,11 +237,12 @@ def _polarities(texts: Iterable[str], wanted: Mapping[str, str]) -> dict[str, se
 def find(point: str, answer: str, share: float = SHARE, held_by: Mapping[str, int] | None = None,
          reply: bool = False) -> Match:  # fmt: skip
     """Look for a point of a rubric in an answer; reply: the answer replies to nothing else, so all of it may count."""
-    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (1 if share == SHARE_OF_SINK else WINDOW, AGAINST)
+    sinks = share >= SHARE_OF_SINK and not reply  # one sentence has to say it, and to mean it
+    longest, tolerated = (REPLY, AGAINST_REPLY) if reply else (1 if sinks else WINDOW, AGAINST)
     claims = sentences if point.startswith("Asks") else claimed  # otherwise a question says nothing
     turns = [claims(turn) for turn in answer.splitlines()]  # a quote does not join two answers
     windows = [said[i : i + n] for n in range(1, longest + 1) for said in turns for i in range(len(said) - n + 1)]
-    wanted = Wanted(point, held_by)
+    wanted = Wanted(point, held_by, signed=sinks)
     best, where = wanted.look(), []
     against, there = best, []
     for window in windows:  # the shorter windows come first, so a single sentence wins over two

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
-from .derivations import DERIVATIONS, Derivation
+from .derivations import Derivation, derivations_for
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
 from .matcher import find, terms
 from .question import LEVELS, Case, Number, PushBack, Question
@@ -341,7 +341,7 @@ def parts_of(name: str, bank: Mapping[str, Question], level: str, dice: random.R
     chosen = [dice.choice(pool) for pool in pools(bank, name) if pool]
     parts = [talk(question, level) for question in chosen]
     if name == "concept":
-        parts.append(derive(dice.choice(DERIVATIONS)(dice)))
+        parts.append(derive(dice.choice(derivations_for(level))(dice)))
     if name == "coding" and (ROOT / "course/exercises").is_dir():  # an installed package has no exercises
         id = dice.choice(sorted(TASKS))
         parts.insert(0, code(id, title_of(id), minutes_of(id), TASKS[id], task_of(id)))
