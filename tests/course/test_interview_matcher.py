@@ -300,7 +300,7 @@ def spoken(*kinds: str, held_out: bool) -> list[tuple[str, list[str], Match]]:
     for entry in entries[held_out::2]:
         question = BANK[entry["question"]]
         lines = [*(point for _, point in question.points), *question.raises, *question.sinks]
-        if zlib.crc32("\n".join(lines).encode()) != entry["rubric"]:
+        if zlib.crc32("\n".join(lines[: len(lines) - len(question.sinks)]).encode()) != entry["rubric"]:
             continue
         for kind in kinds:
             marks = re.findall(r"(\d+)([yp])([\d+]+)", entry["made" if kind == "honest" else "made_thin"])
