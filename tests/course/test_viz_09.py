@@ -104,11 +104,11 @@ def test_bad_arguments(cycle):
 def test_every_control_moves_the_picture(tiny32):
     heads = MedusaHeads(tiny32, count=3)
     panel = viz.tree_viewer(tiny32, [5, 9, 33, 17], heads, nodes=4, new_tokens=12)
-    for name, value in (("nodes", 9), ("node", 9), ("cycle", 1 if panel.values["cycle"] > 1 else 2)):
+    for name, value in (("nodes", 8), ("node", 8), ("cycle", 1 if panel.values["cycle"] > 1 else 2)):
         before, said = panel.picture, panel.words
         panel.controls[name].value = value
         assert (panel.picture.to_json(), panel.words) != (before.to_json(), said) and panel.values[name] == value
-    assert panel.controls["node"].max == 9
+    assert panel.controls["node"].max == 8
     panel.controls["nodes"].value = 2  # what is looked at has gone: the last node instead
     assert panel.values["node"] == 2 and "over 3 tokens" in panel.words
 

@@ -180,15 +180,10 @@ def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], flo
 
     panel = Panel(draw, controls)
 
-    def move(change: dict) -> None:
-        """All three sliders at once, and one redraw."""
-        if dot := change["new"]:
+    def move(dot: Dot | str) -> None:
+        if dot:
             for name in ("alpha", "c", "v"):
-                controls[name].unobserve(panel.redraw, names="value")
                 controls[name].value = getattr(dot, name)
-                controls[name].observe(panel.redraw, names="value")
-        panel.redraw()
 
-    controls["dot"].unobserve(panel.redraw, names="value")
-    controls["dot"].observe(move, names="value")
+    panel.lead("dot", move)
     return panel

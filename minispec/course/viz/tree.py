@@ -18,10 +18,11 @@ from ...tree import best_tree, children, depths, expected_tokens, path_to, verif
 from . import light as go
 from .light import make_subplots
 from .panel import Panel, slider
+from .presets import stops
 from .style import GREY, KINDS, PALETTE, TEMPLATE
 
 ACCEPTED, CHOSEN = KINDS["accepted"], PALETTE[1]
-MOST = 32  # nodes: more cannot be read in a picture
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32)  # of trees: more nodes cannot be read in a picture
 HEIGHT = 600  # whatever the tree: what lies below the picture stays where it is
 LONGEST = 9  # letters of a token that have room beside a node
 
@@ -213,13 +214,16 @@ def tree_viewer(
         say = lambda token: target.decode([token]) if target.tokenizer else f" {token}"  # noqa: E731
         return tree_figure(now, say, say(text[now.committed - 1]), min(node, len(now.drafted)), run(nodes)[1])
 
-    budget = slider("nodes", nodes, 1, MOST)
+    budget = stops("nodes", sorted({*SIZES, nodes}), nodes)
+    for size in dict(budget.options).values():
+        run(size)  # now, because a run takes longer than a step of the slider may
     most = max(range(len(whole(nodes))), key=lambda i: whole(nodes)[i].accepted)  # start where there is most to see
     which = slider("pass", most + 1, 1, len(whole(nodes)))
     place = slider("look at", min(3, nodes), 0, nodes)
 
-    def fit(_change: object = None) -> None:
-        which.max, place.max = len(whole(budget.value)), len(run(budget.value)[1])
+    def fit(size: int) -> None:
+        which.max, place.max = len(whole(size)), len(run(size)[1])
 
-    budget.observe(fit, names="value")
-    return Panel(draw, {"nodes": budget, "cycle": which, "node": place})
+    panel = Panel(draw, {"nodes": budget, "cycle": which, "node": place})
+    panel.lead("nodes", fit)
+    return panel
