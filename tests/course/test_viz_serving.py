@@ -202,12 +202,19 @@ def test_the_figure_draws_every_step_on_either_axis(tiny):
     runs = {policy: record(tiny, ASKS, 2, policy, num_blocks=32, block_size=4) for policy in ("static", "continuous")}
     for rows, axis, now in (("requests", "steps", None), ("places", "seconds", 4), ("places", "steps", 0)):
         figure = gantt_figure(runs, rows, axis, now)
+        assert [bars.name for bars in figure.data if bars.showlegend] == ["waiting", "prefill", "decode", "preempted"]
         for y, run in zip(("y", "y2"), runs.values(), strict=True):
-            own = [bar for bar in figure.data if bar.base is not None and bar.yaxis == y]
-            ends = [base + x for bar in own for base, x in zip(bar.base, bar.x, strict=True)]
-            assert max(ends) == pytest.approx(run.clock[-1] if axis == "seconds" else len(run.frames))
-            pale = [bar for bar in own if bar.opacity < 1]
-            assert bool(pale) == (now is not None) and (len(pale) == len(own)) == (now == 0)
+            own = [bars for bars in figure.data if bars.yaxis == y]
+            bars = [bar for some in own for bar in zip(some.base, some.x, some.marker.opacity, strict=False)]
+            assert max(base + x for base, x, _ in bars) == pytest.approx(
+                run.clock[-1] if axis == "seconds" else len(run.frames)
+            )
+            time = run.clock if axis == "seconds" else range(len(run.frames) + 1)
+            moment = time[len(run.frames) if now is None else now]
+            pale = [opacity < 1 for *_, opacity in bars]
+            for (base, x, _), later in zip(bars, pale, strict=True):  # a bar ends or begins at the moment shown
+                assert base >= moment if later else base + x <= moment + 1e-9
+            assert any(pale) == (now is not None) and all(pale) == (now == 0)
 
 
 def test_the_charts_words_are_the_runs():

@@ -137,25 +137,23 @@ def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEP
     lines = [len(run.asks) if rows == REQUESTS else run.batch for run in runs.values()]
     figure = make_subplots(len(runs), 1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=titles)
     figure.update_layout(template=TEMPLATE, barmode="overlay", bargap=0.2, margin=dict(l=70, r=20, t=60, b=45),
-                         uniformtext=dict(minsize=9, mode="hide"),
                          height=150 + sum(22 * max(n, 3) + 20 for n in lines),
                          legend=dict(orientation="h", yref="container", y=0.995, yanchor="top", x=0))  # fmt: skip
+    if rows == PLACES:  # else no bar has a text, and nothing needs measuring
+        figure.update_layout(uniformtext=dict(minsize=9, mode="hide"))
     for title in figure.layout.annotations:
         title.update(x=0, xanchor="left", font_size=14)
-    for phase, (colour, pattern) in LOOKS.items():  # the legend, once for all
-        look = dict(color=colour, pattern_shape=pattern)
-        figure.add_trace(go.Bar(x=[None], y=[None], name=phase, orientation="h", marker=look), len(runs), 1)
     longest = 0.0
     for row, run in enumerate(runs.values(), start=1):
         time = run.clock if axis == SECONDS else list(range(len(run.frames) + 1))
         shown = len(run.frames) if now is None else min(now, len(run.frames))
         longest, found = max(longest, time[-1]), bars(run)
+        found = [bar for bar in found if rows == REQUESTS or bar.place is not None]
+        before, after = list(_cut(found, shown, False)), list(_cut(found, shown, True))
         for phase in LOOKS:
-            for pale in (False, True):
-                some = [bar for bar in _cut(found, shown, pale) if bar.phase == phase]
-                some = [bar for bar in some if rows == REQUESTS or bar.place is not None]
-                if some:
-                    figure.add_trace(_trace(some, phase, pale, rows, time), row, 1)
+            bright, pale = ([bar for bar in some if bar.phase == phase] for some in (before, after))
+            if bright or pale or row == 1:  # the legend is that of the first chart, and has all phases
+                figure.add_trace(_trace(bright, pale, phase, rows, time, row == 1), row, 1)
         labels = [letter(id) for id in range(len(run.asks))] if rows == REQUESTS else _places(run.batch)
         figure.update_yaxes(row=row, categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4],
                             title_text="request" if rows == REQUESTS else "slot", type="category")  # fmt: skip
@@ -174,22 +172,27 @@ def _cut(all_bars: Sequence[Bar], now: int, after: bool) -> Iterator[Bar]:
             yield Bar(bar.id, bar.phase, start, stop, bar.place, bar.tokens)
 
 
-def _trace(some: Sequence[Bar], phase: str, pale: bool, rows: str, time: Sequence[float]) -> go.Bar:
+def _trace(bright: list[Bar], pale: list[Bar], phase: str, rows: str, time: Sequence[float], legend: bool) -> go.Bar:
+    """All bars of a phase: those before the step that is shown, and the pale ones after it."""
     colour, pattern = LOOKS[phase]
-    by_place = rows == PLACES
+    by_place, some = rows == PLACES, bright + pale
     return go.Bar(
         orientation="h",
-        base=[time[bar.start] for bar in some],
-        x=[time[bar.stop] - time[bar.start] for bar in some],
-        y=[_places(bar.place + 1)[-1] if by_place else letter(bar.id) for bar in some],
-        text=[letter(bar.id) if by_place and phase == DECODE else "" for bar in some],
+        base=[time[bar.start] for bar in some] or [None],  # nothing to draw is still named in the legend
+        x=[time[bar.stop] - time[bar.start] for bar in some] or [None],
+        y=[_places(bar.place + 1)[-1] if by_place else letter(bar.id) for bar in some] or [None],
+        text=[letter(bar.id) for bar in some] if by_place and phase == DECODE else None,
         textposition="inside",
         insidetextanchor="start",
         insidetextfont=dict(color="white"),
-        marker=dict(color=colour, pattern_shape=pattern, line=dict(width=0)),
-        opacity=0.25 if pale else 1,
+        marker=dict(
+            color=colour,
+            pattern_shape=pattern,
+            line=dict(width=0),
+            opacity=[1.0] * len(bright) + [0.25] * len(pale),
+        ),
         name=phase,
-        showlegend=False,
+        showlegend=legend,
         customdata=[[letter(bar.id), bar.start, bar.stop - 1, bar.tokens] for bar in some],
         hovertemplate=f"request %{{customdata[0]}}: {phase}<br>steps %{{customdata[1]}} to %{{customdata[2]}}"
         "<br>%{customdata[3]} tokens processed<extra></extra>",

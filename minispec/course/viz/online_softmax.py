@@ -145,8 +145,10 @@ def online_softmax_figure(
         x=slots, y=final.tolist(), mode="markers", marker=dict(symbol="circle-open", size=7, color=GREY),
         customdata=names, hovertemplate="%{customdata}<br>full softmax %{y:.3f}<extra></extra>", row=2, col=1,
     )  # fmt: skip
-    for edge in range(0, len(scores), tile):
-        figure.add_vline(x=edge - 0.5, line=dict(color="rgba(128,128,128,.35)", width=1, dash="dot"))
+    domains = [figure.layout[axis]["domain"] for axis in ("yaxis", "yaxis2")]
+    edges = "".join(f"M{edge - 0.5},{low}V{high}" for edge in range(0, len(scores), tile) for low, high in domains)
+    dotted = dict(color="rgba(128,128,128,.35)", width=1, dash="dot")
+    figure.update_layout(shapes=[dict(type="path", xref="x", yref="paper", path=edges, line=dotted)])  # one for all
     figure.update_annotations(font_size=13)
     figure.update_layout(
         template=TEMPLATE, height=460, showlegend=False, bargap=0.15, margin=dict(t=70),

@@ -144,6 +144,7 @@ def quantisation_figure(
     counts, edges = np.histogram(off, bins=51, range=(-width, width))
     figure.add_trace(_histogram(edges, counts, PALETTE[3], "error %{x:.4f}<br>%{y} weights<extra></extra>"), 1, 2)
     known = list(dict.fromkeys(s for _, s in effects if s != "none"))
+    bits_shown = sorted({b for b, s in effects if s != "none"})[::2]
     for colour, other in zip(shades(len(known)), known, strict=True):
         at = sorted(b for b, s in effects if s == other)
         for column, attribute in ((1, "overlap"), (2, "perplexity")):
@@ -159,15 +160,17 @@ def quantisation_figure(
             x=[bits], y=[here], mode="markers", marker=ring, row=2, col=column, showlegend=False, hoverinfo="skip"
         )
     figure.add_hline(y=plain.perplexity, line=dict(color=GREY, dash="dash", width=1), row=2, col=2)
+    figure.update_xaxes(automargin=False, nticks=6)  # a margin that follows the ticks is drawn twice
+    figure.update_yaxes(automargin=False, nticks=6)
     figure.update_yaxes(title_text="weights", row=1)
     figure.update_yaxes(title_text="Σ min(p, q)", range=[0, 1.05], row=2, col=1)
     figure.update_yaxes(title_text="perplexity", type="log", dtick=1, row=2, col=2)
     figure.update_xaxes(title_text="weight", row=1, col=1)
     figure.update_xaxes(title_text="error", row=1, col=2)
-    figure.update_xaxes(title_text="bits", dtick=1, row=2)
+    figure.update_xaxes(title_text="bits", tickvals=bits_shown, row=2)
     figure.update_annotations(font_size=13)
     figure.update_layout(
-        template=TEMPLATE, height=620, margin=dict(t=80), legend=dict(orientation="h", y=-0.14),
+        template=TEMPLATE, height=620, margin=dict(l=75, t=80), legend=dict(orientation="h", y=-0.14),
         title=f"{name}, {bits} bits, scales: {scale_name(scale)}",
     )  # fmt: skip
     ratio = "no error at all: the weights were on this grid" if math.isinf(error.snr) else (
