@@ -176,7 +176,7 @@ function render({ model, el }) {
 
   function readyToChoose() {  // <g data-choose='{"node": 3}'>: a click, or Enter, sets that control
     for (const node of box.querySelectorAll("[data-choose]")) {
-      node.tabIndex = 0;
+      if (!node.hasAttribute("tabindex")) node.tabIndex = 0;
       if (!node.hasAttribute("role")) node.setAttribute("role", "button");
     }
   }
