@@ -124,7 +124,7 @@ def online_softmax_svg(
     canvas = Canvas(490)
     shrunk = f"m = {state.m:.2f}, ℓ = {state.ell:.2f}, old ℓ and o × {state.shrink:.2f}"
     canvas.text(10, 24, f"tile {seen} of {len(states)}: {shrunk}", 15)
-    low, high = min(0.0, *s), max(0.0, *s)
+    low, high = min(0.0, *s), max(1e-9, *s)
     above = Axes(canvas, (66, 70, 680, 150), far, (low - 0.05 * (high - low), high + 0.05 * (high - low)))
     above.frame("scores s = q·k/√D, and the running maximum m", "", "score", (), ticks(low, high, 6))
     most = max(*full, *weights.tolist())

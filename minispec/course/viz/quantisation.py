@@ -142,7 +142,7 @@ def quantisation_svg(
     _histogram(chart, edges, counts, PALETTE[3], "error {:.4f}: {} weights")
     known = list(dict.fromkeys(s for _, s in effects if s != "none"))
     every = sorted({b for b, s in effects if s != "none"})
-    losses = [one.perplexity for one in effects.values()]
+    losses = [one.perplexity for one in effects.values() if math.isfinite(one.perplexity)]
     low, high = 10 ** (math.log10(min(losses)) - 0.15), 10 ** (math.log10(max(losses)) + 0.15)
     powers = [10.0**n for n in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
     across = (every[0] - 0.4, every[-1] + 0.4)
@@ -155,12 +155,12 @@ def quantisation_svg(
     for colour, other in zip(shades(len(known)), known, strict=True):
         at = sorted(b for b, s in effects if s == other)
         for chart, attribute in ((left, "overlap"), (right, "perplexity")):
-            values = [getattr(effects[b, other], attribute) for b in at]
+            values = [min(getattr(effects[b, other], attribute), chart.ys[1]) for b in at]
             chart.line(at, values, colour)
             for b, value in zip(at, values, strict=True):
                 chart.dot(b, value, 3, colour, f"{scale_name(other)}, {b} bits: {value:,.3f}")
     for chart, here in ((left, effect.overlap), (right, effect.perplexity)):
-        chart.dot(bits, here, 8, PALETTE[1], ring=3)
+        chart.dot(bits, min(here, chart.ys[1]), 8, PALETTE[1], ring=3)
     canvas.key(66, 612, [(colour, scale_name(s)) for colour, s in zip(shades(len(known)), known, strict=True)])
     ratio = "no error at all: the weights were on this grid" if math.isinf(error.snr) else (
         f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix (signal to noise {error.snr:.0f} dB)"
