@@ -59,10 +59,10 @@ def test_a_cost_that_grows_is_used_at_every_k():
 
 def test_dots_show_what_was_measured_beside_what_was_predicted():
     figure = surface_figure(dots=[DOT])
-    measured = [t for t in figure.data if t.name == "a run, measured"]
-    assert [list(t.y) for t in measured] == [[0.6], [1.1]] and all(list(t.x) == [3] for t in measured)
-    assert list(measured[0].marker.color) == [1.1]
-    assert trace(figure, "a run, predicted").y[0] == pytest.approx(theory.speedup(0.6, 3, 0.2, 1.4))
+    measured, both = trace(figure, "a run, measured"), trace(figure, "a run, both")
+    assert (list(measured.x), list(measured.y), list(measured.marker.color)) == ([3], [0.6], [1.1])
+    assert list(both.x) == [3, 3] and both.y == pytest.approx([theory.speedup(0.6, 3, 0.2, 1.4), 1.1])
+    assert both.customdata == ["predicted", "measured"] and both.marker.symbol == ["circle-open", "circle"]
 
 
 def test_dots_come_from_records():

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import re
+from xml.etree import ElementTree
+
 import pytest
-import torch
 
 pytest.importorskip("plotly")
 
 from minispec import tree
 from minispec.course import viz
 from minispec.course.viz.style import KINDS, PALETTE
-from minispec.course.viz.tree import reaches, rows_of, tree_figure
+from minispec.course.viz.tree import reaches, rows_of, tree_svg
 from minispec.drafters import Draft, MedusaHeads
 from minispec.speculate import view
 from minispec.trace import Cycle
 
 PARENTS = [-1, -1, 0, 0, 1, 2]
 ACCEPTED, CHOSEN = KINDS["accepted"], PALETTE[1]
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -28,36 +32,53 @@ def cycle() -> Cycle:
 
 
 def show(cycle, node=0, reach=None, say=lambda token: f" t{token}"):
-    return viz.tree_figure(cycle, say, " root", node, reach)
+    return viz.tree_svg(cycle, say, " root", node, reach)
 
 
-def parts(figure):
-    (heatmap,) = (trace for trace in figure.data if trace.type == "heatmap")
-    *lines, dots = (trace for trace in figure.data if trace.type == "scatter")
-    return heatmap, dots, lines
+def parts(svg: str) -> tuple[list, list, list]:
+    """The nodes, the lines of the mask, and the lines of the tree as (colour, where it ends)."""
+    root = ElementTree.fromstring(svg)
+    groups = [group for group in root.iter(f"{SVG}g") if "data-choose" in group.attrib]
+    nodes = [group for group in groups if group.find(f"{SVG}circle") is not None]
+    lines = [(line.get("stroke"), (line.get("x2"), line.get("y2"))) for line in root.iter(f"{SVG}line")]
+    return nodes, groups[len(nodes) :], lines
+
+
+def place(node) -> tuple[str, str]:
+    circle = node.find(f"{SVG}circle")
+    return circle.get("cx"), circle.get("cy")
+
+
+def columns(path) -> set[str]:
+    """The left edges of a path's cells."""
+    return set(re.findall(r"M([\d.]+) ", path.get("d")))
 
 
 @pytest.mark.parametrize("node", range(7))
 def test_the_mask_is_the_one_the_target_gets(cycle, node):
-    heatmap, _, _ = parts(show(cycle, node)[0])
-    shown = torch.tensor(heatmap.z)
+    _, rows, _ = parts(show(cycle, node)[0])
     mask, offsets = view(Draft(cycle.drafted, None, cycle.parents), 7)
-    assert torch.equal(shown[:, 1:] > 0, mask) and bool((shown[:, 0] > 0).all())  # the first column: the cached text
-    assert [row for row in range(7) if 2 in heatmap.z[row]] == [node]
-    labels = show(cycle, node)[0].layout.yaxis2.ticktext
-    assert [int(label.split("@")[1].split("<")[0]) for label in labels] == (20 + offsets).tolist()
-    assert [place for place, label in enumerate(labels) if "<b>" in label] == [node]
+    every = sorted(set.union(*(columns(path) for row in rows for path in row.iter(f"{SVG}path"))), key=float)
+    assert len(every) == 8  # the first is the cached text
+    for line, row in enumerate(rows):
+        unseen, seen = row.iter(f"{SVG}path")
+        assert [x in columns(seen) for x in every] == [True, *mask[line].tolist()]
+        assert columns(unseen) == set(every) - columns(seen)
+        assert (seen.get("fill") == CHOSEN) == (line == node)
+        label = row.find(f"{SVG}text")
+        assert int(label.text.split("@")[1]) == 20 + int(offsets[line])
+        assert ("font-weight" in label.attrib) == (line == node)
 
 
 def test_paths_have_their_colours(cycle):
-    _, dots, (_, accepted, chosen) = parts(show(cycle, node=6)[0])
-    assert [place for place, colour in enumerate(dots.marker.color) if colour == ACCEPTED] == [0, 1, 4]
-    assert [place for place, width in enumerate(dots.marker.line.width) if width] == [0, 1, 3, 6]
-    ends = lambda line: {(line.x[i + 2], line.y[i + 2]) for i in range(0, len(line.x), 4)}  # noqa: E731
-    rows = rows_of(PARENTS)
-    assert ends(accepted) == {(1, rows[1]), (2, rows[4])} and accepted.line.color == ACCEPTED
-    assert ends(chosen) == {(1, rows[1]), (2, rows[3]), (3, rows[6])} and chosen.line.color == CHOSEN
-    assert dots.customdata[6][1] == "␣t10 ␣t12 ␣t15"
+    nodes, _, lines = parts(show(cycle, node=6)[0])
+    colours = [[circle.get("fill") for circle in node.iter(f"{SVG}circle")] for node in nodes]
+    assert [n for n, fills in enumerate(colours) if fills[-1] == ACCEPTED] == [0, 1, 4]
+    assert [n for n, fills in enumerate(colours) if fills[0] == CHOSEN] == [0, 1, 3, 6]
+    at = {place(node): n for n, node in enumerate(nodes)}
+    ends = lambda colour: {at[end] for of, end in lines if of == colour and end in at}  # noqa: E731
+    assert ends(ACCEPTED) == {1, 4} and ends(CHOSEN) == {1, 3, 6}
+    assert nodes[6].find(f"{SVG}title").text == "␣t10 ␣t12 ␣t15"
 
 
 def test_no_two_nodes_lie_on_each_other():
@@ -90,8 +111,8 @@ def test_the_words_say_what_happened(cycle):
 
 
 def test_text_of_the_model_is_escaped(cycle):
-    _, dots, _ = parts(show(cycle, say=lambda token: "<b>&\n")[0])
-    assert all("&lt;b&gt;&amp;\\n" in text for text in dots.text[1:])
+    nodes, _, _ = parts(show(cycle, say=lambda token: "<b>&\n")[0])
+    assert all(node.find(f"{SVG}text").text == "<b>&\\n" for node in nodes[1:])
 
 
 def test_bad_arguments(cycle):
@@ -104,26 +125,26 @@ def test_bad_arguments(cycle):
 def test_every_control_moves_the_picture(tiny32):
     heads = MedusaHeads(tiny32, count=3)
     panel = viz.tree_viewer(tiny32, [5, 9, 33, 17], heads, nodes=4, new_tokens=12)
-    for name, value in (("nodes", 9), ("node", 9), ("cycle", 1 if panel.values["cycle"] > 1 else 2)):
+    for name, value in (("nodes", 8), ("node", 8), ("cycle", 1 if panel.values["cycle"] > 1 else 2)):
         before, said = panel.picture, panel.words
         panel.controls[name].value = value
-        assert (panel.picture.to_json(), panel.words) != (before.to_json(), said) and panel.values[name] == value
-    assert panel.controls["node"].max == 9
+        assert (panel.picture, panel.words) != (before, said) and panel.values[name] == value
+    assert panel.controls["node"].max == 8
     panel.controls["nodes"].value = 2  # what is looked at has gone: the last node instead
     assert panel.values["node"] == 2 and "over 3 tokens" in panel.words
 
 
 def test_a_click_on_a_node_or_its_line_of_the_mask_names_it():
-    """`layout.meta` names the control, and a point carries its node's number first. All trees have one height."""
+    """A node and its line of the mask carry its number; Tab stops at nodes only. All trees have one height."""
     heights = set()
     for parents in ([-1], [-1, -1, 0, 0, 1, 2]):
         count = len(parents)
         cycle = Cycle(list(range(count)), parents, [0.5] * count, [0.5] * count, [], 1, False, 1, 8)
-        figure, _ = tree_figure(cycle, lambda token: f"a long word {token}", "last")
-        assert figure.layout.meta == {"choose": "node"}
-        nodes, mask = figure.data[-2], figure.data[-1]
-        assert [one[0] for one in nodes.customdata] == list(range(count + 1))
-        assert [{cell[0] for cell in line} for line in mask.customdata] == [{i} for i in range(count + 1)]
-        assert max(map(len, nodes.text)) <= 9 + len("<b></b>")
-        heights.add(figure.layout.height)
+        svg, _ = tree_svg(cycle, lambda token: f"a long word {token}", "last")
+        nodes, rows, _ = parts(svg)
+        for groups, tab in ((nodes, "0"), (rows, "-1")):
+            assert [json.loads(group.get("data-choose")) for group in groups] == [{"node": n} for n in range(count + 1)]
+            assert {group.get("tabindex") for group in groups} == {tab}
+        assert max(len(node.find(f"{SVG}text").text) for node in nodes) <= 9
+        heights.add(ElementTree.fromstring(svg).get("height"))
     assert len(heights) == 1

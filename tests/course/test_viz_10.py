@@ -39,24 +39,26 @@ def test_who_came_how_far():
 
 
 def parts(figure) -> tuple[dict, dict]:
-    return tuple({trace.name or trace.y[0]: trace for trace in figure.data if trace.type == kind}
-                 for kind in ("scatter", "bar"))  # fmt: skip
+    """The lines, and the bars as (length, text, opacity), by drafter."""
+    [bars] = [trace for trace in figure.data if trace.type == "bar"]
+    bar = zip(bars.x, bars.text, bars.marker.opacity, strict=True)
+    return {t.name: t for t in figure.data if t.type == "scatter"}, dict(zip(bars.y, bar, strict=True))
 
 
 def test_lines_and_bars_are_the_traces():
     lines, bars = parts(viz.positions_figure(RUNS, "tale", 0.0)[0])
     for name, trace in (("chain", CHAIN), ("tree", TREE)):
         assert list(lines[name].y) == trace.acceptance_by_position and list(lines[name].customdata) == reached(trace)
-        assert list(bars[name].x) == [trace.tokens_per_cycle]
+        assert bars[name][0] == trace.tokens_per_cycle
         assert list(lines[name].marker.size) == sorted(lines[name].marker.size, reverse=True)  # fewer came to the later
-    assert bars["tree"].text[0].startswith(f"{TREE.tokens_per_cycle:.2f} written, 4 drafted")
+    assert bars["tree"][1].startswith(f"{TREE.tokens_per_cycle:.2f} written, 4 drafted")
 
 
 def test_one_drafter_is_brought_out():
     figure, words = viz.positions_figure(RUNS, "tale", 0.0, "chain")
     lines, bars = parts(figure)
-    assert lines["chain"].opacity == bars["chain"].marker.opacity == 1
-    assert lines["tree"].opacity == bars["tree"].marker.opacity < 1
+    assert lines["chain"].opacity == bars["chain"][2] == 1
+    assert lines["tree"].opacity == bars["tree"][2] < 1
     assert "tree emits most" in words and "0.75, 0.67; 2.25 tokens per pass, 2.0 drafted, over 4 passes" in words
 
 

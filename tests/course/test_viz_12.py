@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from xml.etree import ElementTree
 
 import pytest
 
@@ -13,11 +15,14 @@ from tiny_models import random_model
 
 from minispec import theory
 from minispec.course import viz
-from minispec.course.viz.online_softmax import State
-from minispec.course.viz.quantisation import matrices, round_trip
+from minispec.course.viz.online_softmax import LATER, State
+from minispec.course.viz.quantisation import matrices, round_trip, scale_name
+from minispec.course.viz.style import PALETTE
 from minispec.drafters.quantized import quantized_copy
 from minispec.files.quantize import quantize
 from minispec.gpu.attention import flash_decode_torch
+
+SVG, ORANGE = "{http://www.w3.org/2000/svg}", PALETTE[1]
 
 # ---------------------------------------------------------------- quantisation
 
@@ -89,23 +94,36 @@ def test_the_model_is_left_as_it_was(model):
     assert all(torch.equal(weight, before[name]) for name, weight in matrices(model).items())
 
 
+def told(svg: str, kind: str) -> list[tuple[str, dict]]:
+    """What the shapes of one kind say to the pointer, with their attributes."""
+    shapes = ElementTree.fromstring(svg).iter(SVG + kind)
+    return [(shape.findtext(f"{SVG}title") or "", shape.attrib) for shape in shapes]
+
+
 def test_the_picture_shows_the_channel_its_grid_and_the_errors(model, effects):
     name, weight = next(iter(matrices(model).items()))
     for scale in ("tensor", "channel", 4):
-        figure, words = viz.quantisation_figure(name, weight, 4, scale, effects)
-        row, grid, errors = figure.data[:3]
+        svg, words = viz.quantisation_svg(name, weight, 4, scale, effects)
         channel = int(weight.abs().amax(1).argmin())
         _, scales = quantize(weight.reshape(1, -1) if scale == "tensor" else weight, 4, 4 if scale == 4 else None)
         step = float(scales[0 if scale == "tensor" else channel, 0])
-        assert sum(row.y) == (4 if scale == 4 else weight.shape[1]) and sum(errors.y) == weight.numel()
-        assert [x / step for x in grid.x] == pytest.approx([round(x / step) for x in grid.x])
+        bars = [text for text, _ in told(svg, "rect")]
+        counted = [sum(int(n) for text in bars for n in re.findall(rf"^{what} .*: (\d+)", text))
+                   for what in ("weight", "error")]  # fmt: skip
+        assert counted == [4 if scale == 4 else weight.shape[1], weight.numel()]
+        edge = 1.08 * float(weight[channel][: 4 if scale == 4 else None].abs().max())
+        marks = [float(line["x1"]) for _, line in told(svg, "line") if line.get("stroke") == ORANGE]
+        steps = [(x - 211) * 2 * edge / 290 / step for x in marks]  # the chart's middle and width, in pixels
+        assert len(steps) > 2 and steps == pytest.approx([round(x) for x in steps], abs=0.05)
         assert f"acceptance as a draft {effects[4, scale].overlap:.2f}" in words
-    lines = [
-        trace for trace in figure.data if trace.type == "scatter" and trace.mode == "lines+markers" and trace.showlegend
-    ]
-    assert [list(line.y) for line in lines] == [
-        [effects[b, s].overlap for b in (4, 8)] for s in ("tensor", "channel", 4)
-    ]
+        dots = dict(told(svg, "circle"))
+        lines = {f"{scale_name(s)}, {b} bits: {value:,.3f}" for (b, s), one in effects.items() if s != "none"
+                 for value in (one.overlap, one.perplexity)}  # fmt: skip
+        assert set(dots) - {""} == lines
+        rings = [(ring["cx"], ring["cy"]) for text, ring in told(svg, "circle") if not text]
+        here = [dots[f"{scale_name(scale)}, 4 bits: {value:,.3f}"]
+                for value in (effects[4, scale].overlap, effects[4, scale].perplexity)]  # fmt: skip
+        assert rings == [(dot["cx"], dot["cy"]) for dot in here]
 
 
 def test_controls_of_the_explorer_move_it(model, effects):
@@ -126,7 +144,7 @@ def test_bad_scales_are_refused(weight, effects):
     with pytest.raises(ValueError, match="does not divide"):
         round_trip(weight, 4, 5)
     with pytest.raises(ValueError, match="bits=3"):
-        viz.quantisation_figure("w", weight, 3, "tensor", effects)
+        viz.quantisation_svg("w", weight, 3, "tensor", effects)
 
 
 # ---------------------------------------------------------------- online softmax
@@ -183,12 +201,24 @@ def test_the_bars_are_the_weights_so_far(model):
     attention = viz.read_attention(model, TEXT)
     scores, _ = attention.scores(0, 1)
     for seen in (1, 2, 3):
-        figure, words = viz.online_softmax_figure(attention, 0, 1, tile=4, seen=seen)
-        bars, line, weights, circles = figure.data
-        assert list(bars.y) == pytest.approx(scores.tolist())
-        assert list(weights.y) == pytest.approx(scores[: 4 * seen].softmax(0).tolist())
-        assert list(circles.y) == pytest.approx(scores.softmax(0).tolist())
-        assert line.y[-1] == pytest.approx(float(scores[: 4 * seen].max()))
+        svg, words = viz.online_softmax_svg(attention, 0, 1, tile=4, seen=seen)
+        bars, weights, circles = (
+            [(int(text.split(":")[0]), float(text.split(f"{what} ")[1]), shape) for text, shape in told(svg, kind)
+             if f", {what} " in text]
+            for kind, what in (("rect", "score"), ("rect", "weight so far"), ("circle", "full softmax"))
+        )  # fmt: skip
+        for found, wanted in ((bars, scores), (weights, scores[: 4 * seen].softmax(0)), (circles, scores.softmax(0))):
+            assert [slot for slot, *_ in found] == list(range(len(wanted)))
+            assert [value for _, value, _ in found] == pytest.approx(wanted.tolist(), abs=0.006)
+        later = [slot for slot, _, bar in bars if bar["fill"] == LATER]
+        assert later == list(range(min(4 * seen, len(scores)), len(scores)))
+        heights = [float(bar["height"]) for *_, bar in weights]  # drawn as long as they say
+        drawn = max(heights) / max(value for _, value, _ in weights)
+        assert heights == pytest.approx([value * drawn for _, value, _ in weights], rel=0.02, abs=0.5)
+        [line] = [path["d"] for _, path in told(svg, "path") if path.get("stroke") == PALETTE[2]]
+        _, score, bar = max(bars[: 4 * seen], key=lambda one: one[1])
+        end = float(bar["y"]) + (0 if score > 0 else float(bar["height"]))
+        assert float(line.split()[-1]) == pytest.approx(end, abs=0.1)  # the running maximum ends at the largest score
         assert f"Tile {seen} of 3" in words
     assert "full softmax's answer" in words  # the last tile
 
@@ -210,7 +240,7 @@ def test_bad_arguments_of_the_tiles(model):
         lambda: viz.online_softmax(scores, values[:3], 2),
         lambda: viz.online_softmax(scores[:0], values[:0], 2),
         lambda: attention.scores(99, 0),
-        lambda: viz.online_softmax_figure(attention, tile=4, seen=4),
+        lambda: viz.online_softmax_svg(attention, tile=4, seen=4),
     ):
         with pytest.raises(ValueError, match="give|there are"):
             call()

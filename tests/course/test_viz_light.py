@@ -45,10 +45,6 @@ def here():
     return type(h200)(theory.A100, h200.config, h200.bytes_per_weight, h200.context, h200.curve)
 
 
-def gantt_panel(given) -> Panel:
-    return viz.gantt(given.tiny, batches=(4, 2))
-
-
 # The module that draws, and if need be which of its pictures → the panel, or the function that draws.
 FIGURES: dict[str, Callable] = {
     "batch_speedup": lambda given: viz.batch_speedup(),
@@ -63,15 +59,12 @@ FIGURES: dict[str, Callable] = {
     "frontier, slots": lambda given: lambda: viz.slots_figure([[0.9, 0.9], [0.5, 0.9]], 3),
     "frontier, budget": lambda given: lambda: viz.budget_figure((0.9, 0.3), 2, lambda tokens: 1.0, (1, 2)),
     "frontier, speedups": lambda given: lambda: viz.speedups_figure({"a": [1, 2], "b": [2, 1]}, (1, 4), "title"),
-    "gantt": gantt_panel,
     "kernel_timeline": lambda given: viz.kernel_timeline(test_viz_13.MADE_UP),
     "limit_steps": lambda given: lambda: viz.limit_steps_figure(LIMIT),
-    "online_softmax": lambda given: viz.online_softmax_tiles(given.model, test_viz_12.TEXT),
     "overlap": lambda given: lambda: viz.overlap_figure([0.6, 0.3, 0.1], [0.3, 0.2, 0.5], "abc"),
     "parallel_timelines": lambda given: viz.parallel_timelines(),
     "positions": lambda given: viz.positions(test_viz_10.RUNS),
     "prefix_masks": lambda given: lambda: viz.prefix_masks_figure(r"\d\d", ["1", "2", "am"], ["2", "am"], "1"),
-    "quantisation": lambda given: viz.quantisation(given.model, test_viz_12.TEXT, given.effects),
     "race": lambda given: lambda: viz.drafter_race_figure(given.race, "seconds"),
     "race_beside": lambda given: lambda: viz.drafter_speedups(given.race),
     "roofline": lambda given: viz.roofline(),
@@ -82,7 +75,6 @@ FIGURES: dict[str, Callable] = {
     "tile_sizes": lambda given: viz.tile_sizes(recorded=test_viz_13.swept()),
     "timing": lambda given: viz.timing(),
     "timing, measured": lambda given: viz.timing(here()),
-    "tree": lambda given: viz.tree_viewer(given.tiny32, [5, 9, 33, 17], given.heads, nodes=4, new_tokens=12),
     "two_rooflines": lambda given: lambda: viz.two_rooflines_figure(viz.two_rooflines(theory.H200, given.model.config)),
 }
 
@@ -164,9 +156,9 @@ def test_a_misspelt_property_is_noticed(name, function, old, new, given, monkeyp
     [
         (light.Node, "_put", "value = {\"text\": value}", "pass", "cache_size"),
         (light.Figure, "add_vline", "{y} domain", "{y}", "roofline"),
-        (light.Figure, "_axes", "self.grid if row is None else [self.grid[row - 1]]", "self.grid", "gantt"),
-        (light.Figure, "to_dict", "convert_to_base64(whole)", "pass", "quantisation"),
-        (light, "make_subplots", "annotation.text = title", "pass", "tree"),
+        (light.Figure, "_axes", "self.grid if row is None else [self.grid[row - 1]]", "self.grid", "control_room"),
+        (light.Figure, "to_dict", "convert_to_base64(whole)", "pass", "kernel_timeline"),
+        (light, "make_subplots", "annotation.text = title", "pass", "positions"),
     ],
 )  # fmt: skip
 def test_what_light_does_otherwise_is_noticed(owner, function, old, new, name, given, monkeypatch):

@@ -272,3 +272,14 @@ def test_numbers_have_three_figures(number, written, capsys):
 
 def test_a_panel_is_a_widget_and_so_is_a_prediction():
     assert isinstance(Panel(lambda: "x", {}), ipywidgets.Widget) and isinstance(predict("?"), ipywidgets.Widget)
+
+
+def test_a_choice_that_moves_other_controls_draws_one_picture():
+    drawn = []
+    controls = {"a": slider("a", 1, 0, 9), "b": slider("b", 1, 0, 9)}
+    panel = Panel(lambda a, b: drawn.append((a, b)) or f"{a}, {b}", controls)
+    panel.lead("a", lambda a: setattr(controls["b"], "value", 2 * a))
+    controls["a"].value = 4
+    assert drawn == [(1, 1), (4, 8)] and panel.picture == "4, 8" and panel.view.drawn == 2
+    controls["b"].value = 3  # by itself it is a control like any other
+    assert drawn[2:] == [(4, 3)]

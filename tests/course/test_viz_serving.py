@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 
@@ -14,13 +15,14 @@ from minispec.bench.memory import ContiguousPool
 from minispec.course.viz import recorder
 from minispec.course.viz.gantt import (
     DECODE,
+    LEFT,
     PREEMPTED,
     PREFILL,
     WAITING,
     Run,
     bars,
     gantt,
-    gantt_figure,
+    gantt_svg,
     in_words,
     record,
 )
@@ -28,6 +30,8 @@ from minispec.course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memo
 from minispec.course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
 from minispec.serving.blocks import BlockPool
 
+SVG = "{http://www.w3.org/2000/svg}"
+TOLD = r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed"
 ASKS = [
     Ask((1, 2, 3, 4, 5, 6, 7), 6),
     Ask((1, 2, 3, 4, 9), 3),
@@ -198,16 +202,29 @@ def test_bars_are_the_engines_steps(policy, num_blocks, preempts):
     assert len(set(taken)) == len(taken) and {place for place, _ in taken} <= set(range(3))
 
 
-def test_the_figure_draws_every_step_on_either_axis(tiny):
+def test_the_chart_draws_every_step_on_either_axis(tiny):
+    """A bar lies where its steps are, says what it is, and is pale exactly if it comes after the step shown."""
     runs = {policy: record(tiny, ASKS, 2, policy, num_blocks=32, block_size=4) for policy in ("static", "continuous")}
     for rows, axis, now in (("requests", "steps", None), ("places", "seconds", 4), ("places", "steps", 0)):
-        figure = gantt_figure(runs, rows, axis, now)
-        for y, run in zip(("y", "y2"), runs.values(), strict=True):
-            own = [bar for bar in figure.data if bar.base is not None and bar.yaxis == y]
-            ends = [base + x for bar in own for base, x in zip(bar.base, bar.x, strict=True)]
-            assert max(ends) == pytest.approx(run.clock[-1] if axis == "seconds" else len(run.frames))
-            pale = [bar for bar in own if bar.opacity < 1]
-            assert bool(pale) == (now is not None) and (len(pale) == len(own)) == (now == 0)
+        charts = [g for g in ElementTree.fromstring(gantt_svg(runs, rows, axis, now)).iter(f"{SVG}g")]
+        scales = set()
+        for chart, run in zip(charts, runs.values(), strict=True):
+            time = run.clock if axis == "seconds" else range(len(run.frames) + 1)
+            drawn, seen = set(), []
+            for rect in chart.iter(f"{SVG}rect"):
+                id, phase, first, last, _ = re.fullmatch(TOLD, rect.find(f"{SVG}title").text).groups()
+                first, stop = int(first), int(last) + 1
+                left, width = float(rect.get("x")) - LEFT, float(rect.get("width"))
+                scales.add(round(width / (time[stop] - time[first]), 0))
+                assert left == pytest.approx(time[first] * width / (time[stop] - time[first]), abs=0.5, rel=0.02)
+                pale = "fill-opacity" in rect.attrib
+                assert pale == (now is not None and first >= now) and (pale or now is None or stop <= now)
+                drawn |= {(ord(id) - ord("A"), phase, step) for step in range(first, stop)}
+                seen.append(pale)
+            assert any(seen) == (now is not None) and all(seen) == (now == 0)
+            known = [bar for bar in bars(run) if rows == "requests" or bar.place is not None]
+            assert drawn == {(bar.id, bar.phase, step) for bar in known for step in range(bar.start, bar.stop)}
+        assert axis == "seconds" or len(scales) == 1  # both charts over one axis
 
 
 def test_the_charts_words_are_the_runs():
@@ -224,20 +241,20 @@ def test_charts_of_nothing_are_refused():
     run = dry_run(ASKS, 2, "static")
     for bad in ({"rows": "letters"}, {"axis": "minutes"}):
         with pytest.raises(ValueError, match=next(iter(bad))):
-            gantt_figure({"static": run}, **bad)
+            gantt_svg({"static": run}, **bad)
     with pytest.raises(ValueError, match="runs"):
-        gantt_figure({})
+        gantt_svg({})
 
 
 @pytest.mark.slow
 def test_the_chart_follows_its_controls(tiny):
     panel = gantt(tiny, ASKS, batches=(3, 2))
-    seen = {panel.picture.to_json() + panel.words}
+    seen = {panel.picture + panel.words}
     changes = [("step", 2), ("engine", "little memory"), ("engine", "prompts in chunks of 4"), ("batch", 2),
                ("rows", "places"), ("axis", "seconds")]  # fmt: skip
     for name, value in changes:
         panel.controls[name].value = value
-        seen.add(panel.picture.to_json() + panel.words)
+        seen.add(panel.picture + panel.words)
     assert len(seen) == 1 + len(changes)
     longest = max(len(dry_run(ASKS, 2, "static", max_chunk=4).frames), len(dry_run(ASKS, 2, "static", 5).frames))
     assert panel.controls["step"].max == longest

@@ -26,11 +26,11 @@ from .frontier import (
     slots_figure,
     speedups_figure,
 )
-from .gantt import gantt, gantt_figure
+from .gantt import gantt, gantt_svg
 from .kernel_timeline import kernel_timeline, kernel_timeline_figure, live_timelines, recorded_timelines
 from .limit_steps import limit_steps_figure, machine_of, steps_table, stored_limit
 from .memory_map import memory_map, memory_map_html
-from .online_softmax import merge_states, online_softmax, online_softmax_figure, online_softmax_tiles, read_attention
+from .online_softmax import merge_states, online_softmax, online_softmax_svg, online_softmax_tiles, read_attention
 from .overlap import overlap_figure
 from .panel import Panel
 from .parallel_timelines import parallel_timelines, parallel_timelines_figure, stored_timelines
@@ -43,7 +43,7 @@ from .places import real_places, toy_place
 from .positions import measure_positions, positions, positions_figure
 from .predict import Prediction, predict
 from .prefix_masks import prefix_masks_figure
-from .quantisation import effects_of, error_of, quantisation, quantisation_figure
+from .quantisation import effects_of, error_of, quantisation, quantisation_svg
 from .race import drafter_race, drafter_race_figure, drafter_race_html, run_race
 from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
@@ -54,7 +54,7 @@ from .temperature import acceptance_by_temperature
 from .tile_sizes import splits_figure, tile_sizes, tile_sizes_figure
 from .timing import measure_here, random_model, timing, timing_figure
 from .timing import recorded as recorded_curves
-from .tree import tree_figure, tree_viewer
+from .tree import tree_svg, tree_viewer
 from .two_rooflines import measure_both, two_rooflines, two_rooflines_figure
 from .weights_stream import one_pass, pass_rows, weights_stream, weights_stream_svg
 
@@ -106,7 +106,7 @@ __all__ = [
     "family_tree",
     "four_drafters",
     "gantt",
-    "gantt_figure",
+    "gantt_svg",
     "judge_arrows",
     "kernel_timeline",
     "kernel_timeline_figure",
@@ -125,7 +125,7 @@ __all__ = [
     "merge_states",
     "one_pass",
     "online_softmax",
-    "online_softmax_figure",
+    "online_softmax_svg",
     "online_softmax_tiles",
     "overlap",
     "overlap_figure",
@@ -138,7 +138,7 @@ __all__ = [
     "predict",
     "prefix_masks_figure",
     "quantisation",
-    "quantisation_figure",
+    "quantisation_svg",
     "random_model",
     "rate_table",
     "read_attention",
@@ -169,7 +169,7 @@ __all__ = [
     "timing_figure",
     "toy_place",
     "tree_and_mask",
-    "tree_figure",
+    "tree_svg",
     "tree_viewer",
     "two_lanes",
     "two_rooflines",

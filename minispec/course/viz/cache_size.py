@@ -79,13 +79,14 @@ def cache_size_figure(
         xaxis=dict(title="tokens per sequence", type="log", tickvals=LENGTHS, ticktext=[_tokens(x) for x in LENGTHS]),
         yaxis=dict(
             title="cache, GiB",
+            automargin=False,  # a margin that follows the ticks is drawn twice
             type="log",
             range=[log10(min(drawn) / 1.5), log10(max(drawn) * 2)],
             tickvals=[10.0**n for n in range(-6, 6)],
             ticktext=[f"{10.0**n:,.{max(0, -n)}f}" for n in range(-6, 6)],
         ),
         legend=dict(orientation="h", y=-0.22),
-        margin=dict(b=90),
+        margin=dict(l=90, b=90),
         height=430,
     )
     return figure

@@ -166,9 +166,9 @@ def compute_optimal(models: Sequence[Trained] = KNOWN) -> Panel:
 
     panel = Panel(draw, controls)
 
-    def move(change: dict) -> None:
-        if model := change["new"]:
+    def move(model: Trained | str) -> None:
+        if model:
             controls["power"].value = round(math.log10(model.flops) / 0.05) * 0.05
 
-    controls["model"].observe(move, names="value")
+    panel.lead("model", move)
     return panel

@@ -10,11 +10,10 @@ from itertools import accumulate, groupby, product
 from ...files.handle import Model
 from ...serving.blocks import BlockPool
 from ...serving.engine import Engine
-from . import light as go
-from .light import make_subplots
+from .axes import ticks
+from .drawing import INK, SOFT, Canvas, text_width
 from .panel import Panel, choice, player
 from .recorder import Ask, DryEngine, Frame, counted, endless, letter, watch
-from .style import GREY, TEMPLATE
 
 WAITING, PREFILL, DECODE, PREEMPTED = "waiting", "prefill", "decode", "preempted"
 # Colour, and a pattern for eyes that see no colours.
@@ -22,8 +21,13 @@ LOOKS = {
     WAITING: ("rgba(128,128,128,.28)", ""),
     PREFILL: ("#e69f00", ""),
     DECODE: ("#0072b2", ""),
-    PREEMPTED: ("#d55e00", "/"),
+    PREEMPTED: ("#d55e00", "url(#minispec-preempted)"),
 }
+HATCH = (
+    '<defs><pattern id="minispec-preempted" width="7" height="7" patternUnits="userSpaceOnUse" '
+    'patternTransform="rotate(45)"><rect width="2" height="7" fill="white"/></pattern></defs>'
+)
+LINE, LEFT = 22, 78  # a line's height, and where the charts begin
 REQUESTS, PLACES, STEPS, SECONDS = "requests", "places", "steps", "seconds"
 POLICIES = ("static", "continuous")
 
@@ -123,7 +127,7 @@ def bars(run: Run) -> list[Bar]:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEPS, now: int | None = None) -> go.Figure:
+def gantt_svg(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEPS, now: int | None = None) -> str:
     """One chart under the other, over one axis. What comes after step `now` is pale.
 
     `rows`: one line per request, or one per slot in the batch. `axis`: steps, or the seconds that they took here.
@@ -133,37 +137,42 @@ def gantt_figure(runs: Mapping[str, Run], rows: str = REQUESTS, axis: str = STEP
             raise ValueError(f"{name}={value!r}: give {known[0]!r} or {known[1]!r}")
     if not runs:
         raise ValueError("runs is empty: give at least one, under its name")
-    titles = [f"<b>{name}</b>: {_total(run, axis)}" for name, run in runs.items()]
+    times = [run.clock if axis == SECONDS else list(range(len(run.frames) + 1)) for run in runs.values()]
     lines = [len(run.asks) if rows == REQUESTS else run.batch for run in runs.values()]
-    figure = make_subplots(len(runs), 1, shared_xaxes=True, vertical_spacing=0.12, subplot_titles=titles)
-    figure.update_layout(template=TEMPLATE, barmode="overlay", bargap=0.2, margin=dict(l=70, r=20, t=60, b=45),
-                         uniformtext=dict(minsize=9, mode="hide"),
-                         height=150 + sum(22 * max(n, 3) + 20 for n in lines),
-                         legend=dict(orientation="h", yref="container", y=0.995, yanchor="top", x=0))  # fmt: skip
-    for title in figure.layout.annotations:
-        title.update(x=0, xanchor="left", font_size=14)
-    for phase, (colour, pattern) in LOOKS.items():  # the legend, once for all
-        look = dict(color=colour, pattern_shape=pattern)
-        figure.add_trace(go.Bar(x=[None], y=[None], name=phase, orientation="h", marker=look), len(runs), 1)
-    longest = 0.0
-    for row, run in enumerate(runs.values(), start=1):
-        time = run.clock if axis == SECONDS else list(range(len(run.frames) + 1))
-        shown = len(run.frames) if now is None else min(now, len(run.frames))
-        longest, found = max(longest, time[-1]), bars(run)
-        for phase in LOOKS:
-            for pale in (False, True):
-                some = [bar for bar in _cut(found, shown, pale) if bar.phase == phase]
-                some = [bar for bar in some if rows == REQUESTS or bar.place is not None]
-                if some:
-                    figure.add_trace(_trace(some, phase, pale, rows, time), row, 1)
-        labels = [letter(id) for id in range(len(run.asks))] if rows == REQUESTS else _places(run.batch)
-        figure.update_yaxes(row=row, categoryorder="array", categoryarray=labels[::-1], range=[-0.6, len(labels) - 0.4],
-                            title_text="request" if rows == REQUESTS else "slot", type="category")  # fmt: skip
+    canvas = Canvas(90 + sum(LINE * n + 48 for n in lines))
+    scale = (canvas.width - LEFT - 20) / (max(time[-1] for time in times) * 1.01)
+    canvas.parts.append(HATCH)
+    for i, (phase, (colour, pattern)) in enumerate(LOOKS.items()):  # the legend
+        for fill in filter(None, (colour, pattern)):
+            canvas.rect(LEFT + 110 * i, 13, 14, 14, fill, None, round=0)
+        canvas.text(LEFT + 20 + 110 * i, 25, phase)
+    marks = ticks(0, (canvas.width - LEFT - 20) / scale, 9)
+    top = 40
+    for (name, run), time, count in zip(runs.items(), times, lines, strict=True):
+        top, shown = top + 34, len(run.frames) if now is None else min(now, len(run.frames))
+        canvas.parts.append('<g class="run">')
+        canvas.text(LEFT, top - 10, f"{name}:", 14, bold=True)
+        canvas.text(LEFT + 14 + 1.05 * text_width(name, 14), top - 10, _total(run, axis), 14)
+        for mark in marks:
+            canvas.line(LEFT + mark * scale, top, LEFT + mark * scale, top + LINE * count, thick=0.5)
+        for line in range(count):
+            label = letter(line) if rows == REQUESTS else str(line + 1)
+            canvas.text(LEFT - 8, top + LINE * (line + 0.5) + 4.5, label, 12.5, "end")
+        canvas.text(10, top + LINE * count / 2 + 4, "request" if rows == REQUESTS else "slot", 12.5)
+        for bar, pale in [(b, p) for p in (False, True) for b in _cut(bars(run), shown, p)]:
+            if rows == REQUESTS or bar.place is not None:
+                at = LEFT + time[bar.start] * scale, top + LINE * (bar.id if rows == REQUESTS else bar.place) + 2
+                _draw(canvas, bar, pale, *at, (time[bar.stop] - time[bar.start]) * scale, rows == PLACES)
         if now is not None:
-            figure.add_vline(time[shown], row=row, col=1, line=dict(color=GREY, width=1.5, dash="dot"))
-    figure.update_xaxes(type="linear", range=[0, longest * 1.01])
-    figure.update_xaxes(title_text="steps" if axis == STEPS else "seconds on this machine", row=len(runs), col=1)
-    return figure
+            x = LEFT + time[shown] * scale
+            canvas.line(x, top - 4, x, top + LINE * count, SOFT, 1.5, "2 3")
+        canvas.parts.append("</g>")
+        top += LINE * count + 14
+    for mark in marks:
+        canvas.text(LEFT + mark * scale, top + 4, f"{mark:g}", 11.5, "middle", colour=SOFT)
+    title = "steps" if axis == STEPS else "seconds on this machine"
+    canvas.text((LEFT + canvas.width) / 2, top + 26, title, 13, "middle")
+    return canvas.svg("which request runs when, one chart under the other")
 
 
 def _cut(all_bars: Sequence[Bar], now: int, after: bool) -> Iterator[Bar]:
@@ -174,30 +183,15 @@ def _cut(all_bars: Sequence[Bar], now: int, after: bool) -> Iterator[Bar]:
             yield Bar(bar.id, bar.phase, start, stop, bar.place, bar.tokens)
 
 
-def _trace(some: Sequence[Bar], phase: str, pale: bool, rows: str, time: Sequence[float]) -> go.Bar:
-    colour, pattern = LOOKS[phase]
-    by_place = rows == PLACES
-    return go.Bar(
-        orientation="h",
-        base=[time[bar.start] for bar in some],
-        x=[time[bar.stop] - time[bar.start] for bar in some],
-        y=[_places(bar.place + 1)[-1] if by_place else letter(bar.id) for bar in some],
-        text=[letter(bar.id) if by_place and phase == DECODE else "" for bar in some],
-        textposition="inside",
-        insidetextanchor="start",
-        insidetextfont=dict(color="white"),
-        marker=dict(color=colour, pattern_shape=pattern, line=dict(width=0)),
-        opacity=0.25 if pale else 1,
-        name=phase,
-        showlegend=False,
-        customdata=[[letter(bar.id), bar.start, bar.stop - 1, bar.tokens] for bar in some],
-        hovertemplate=f"request %{{customdata[0]}}: {phase}<br>steps %{{customdata[1]}} to %{{customdata[2]}}"
-        "<br>%{customdata[3]} tokens processed<extra></extra>",
-    )
-
-
-def _places(count: int) -> list[str]:
-    return [str(place + 1) for place in range(count)]
+def _draw(canvas: Canvas, bar: Bar, pale: bool, x: float, y: float, width: float, by_place: bool) -> None:
+    colour, pattern = LOOKS[bar.phase]
+    told = f"request {letter(bar.id)}: {bar.phase}, steps {bar.start} to {bar.stop - 1}, {bar.tokens} tokens processed"
+    shade = 0.25 if pale else 1.0
+    canvas.rect(x, y, width, LINE - 4, colour, None, shade, round=0, title=told)
+    if pattern:
+        canvas.rect(x, y, width, LINE - 4, pattern, None, shade, round=0, title=told)
+    if by_place and bar.phase == DECODE and width > 12:
+        canvas.text(x + 4, y + LINE - 8.5, letter(bar.id), 12, colour=INK if pale else "white")
 
 
 def _total(run: Run, axis: str) -> str:
@@ -255,9 +249,9 @@ def gantt(target: Model, asks: Sequence[Ask] | None = None, batches: Sequence[in
     def recorded(engine: str, batch: int) -> dict[str, Run]:
         return {policy: record(target, asks, batch, policy, block_size=4, **engines[engine]) for policy in POLICIES}
 
-    def draw(step: int, engine: str, batch: int, rows: str, axis: str) -> tuple[go.Figure, str]:
+    def draw(step: int, engine: str, batch: int, rows: str, axis: str) -> tuple[str, str]:
         runs = recorded(engine, batch)
-        return gantt_figure(runs, rows, axis, step), in_words(runs, axis, step)
+        return gantt_svg(runs, rows, axis, step), in_words(runs, axis, step)
 
     record(target, asks[:1], 1, POLICIES[0], num_blocks=longest)  # warms up: the first pass of a process is a slow one
     first = recorded(next(iter(engines)), batches[0])

@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...cache import KVCache
 from ...files.handle import Model
-from . import light as go
-from .light import make_subplots
+from .axes import Axes, ticks
+from .drawing import RULE, Canvas
 from .panel import Panel, choice, player
-from .style import GREY, PALETTE, TEMPLATE
+from .style import GREY, PALETTE
 
 TILES = (4, 8, 16)
+LATER = "rgba(128,128,128,.35)"  # slots that are still to come
 
 
 @dataclass(frozen=True)
@@ -104,9 +105,9 @@ def read_attention(model: Model, text: str | Sequence[int]) -> Attention:
     return Attention(pieces, torch.stack(cache.queries).double().cpu(), keys, values)
 
 
-def online_softmax_figure(
+def online_softmax_svg(
     attention: Attention, layer: int = 0, head: int = 0, tile: int = 8, seen: int | None = None
-) -> tuple[go.Figure, str]:
+) -> tuple[str, str]:
     """The scores and the weights after `seen` tiles (None: all), and the same in words."""
     scores, values = attention.scores(layer, head)
     states = online_softmax(scores, values, tile)
@@ -116,46 +117,35 @@ def online_softmax_figure(
     state, end, start = states[seen - 1], min(seen * tile, len(scores)), (seen - 1) * tile
     final = scores.softmax(0)  # [S]
     weights = (scores[:end] - state.m).exp() / state.ell  # [end]: what the softmax would be if the text ended here
-    slots = list(range(len(scores)))
-    colours = [PALETTE[0] if i < start else PALETTE[1] if i < end else "rgba(128,128,128,.35)" for i in slots]
+    colours = [PALETTE[0] if i < start else PALETTE[1] if i < end else LATER for i in range(len(scores))]
     names = [f"{i}: {piece!r}" for i, piece in enumerate(attention.pieces)]
+    s, full, far = scores.tolist(), final.tolist(), (-0.7, len(scores) - 0.3)
 
-    figure = make_subplots(
-        rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.14,
-        subplot_titles=(
-            "scores s = q·k/√D, and the running maximum m",
-            "weights e^(s − m)/ℓ so far; ○ the full softmax",
-        ),
-    )  # fmt: skip
-    figure.add_bar(
-        x=slots, y=scores.tolist(), marker_color=colours, customdata=names, row=1, col=1,
-        hovertemplate="%{customdata}<br>score %{y:.2f}<extra></extra>",
-    )  # fmt: skip
-    edges = [min(i * tile, len(scores)) for i in range(seen + 1)]
-    figure.add_scatter(
-        x=[edge - 0.5 for pair in pairwise(edges) for edge in pair],
-        y=[s.m for s in states[:seen] for _ in range(2)],
-        mode="lines", line=dict(color=PALETTE[2], width=3), hoverinfo="skip", row=1, col=1,
-    )  # fmt: skip
-    figure.add_bar(
-        x=slots[:end], y=weights.tolist(), marker_color=colours[:end], customdata=names[:end], row=2, col=1,
-        hovertemplate="%{customdata}<br>weight so far %{y:.3f}<extra></extra>",
-    )  # fmt: skip
-    figure.add_scatter(
-        x=slots, y=final.tolist(), mode="markers", marker=dict(symbol="circle-open", size=7, color=GREY),
-        customdata=names, hovertemplate="%{customdata}<br>full softmax %{y:.3f}<extra></extra>", row=2, col=1,
-    )  # fmt: skip
+    canvas = Canvas(490)
+    shrunk = f"m = {state.m:.2f}, ℓ = {state.ell:.2f}, old ℓ and o × {state.shrink:.2f}"
+    canvas.text(10, 24, f"tile {seen} of {len(states)}: {shrunk}", 15)
+    low, high = min(0.0, *s), max(1e-9, *s)
+    above = Axes(canvas, (66, 70, 680, 150), far, (low - 0.05 * (high - low), high + 0.05 * (high - low)))
+    above.frame("scores s = q·k/√D, and the running maximum m", "", "score", (), ticks(low, high, 6))
+    most = max(*full, *weights.tolist())
+    below = Axes(canvas, (66, 272, 680, 150), far, (0, 1.06 * most))
+    title = "weights e^(s − m)/ℓ so far; ○ the full softmax"
+    below.frame(title, "slot of the cache (dotted: tiles)", "weight", ticks(0, len(scores) - 1, 12), ticks(0, most, 6))
     for edge in range(0, len(scores), tile):
-        figure.add_vline(x=edge - 0.5, line=dict(color="rgba(128,128,128,.35)", width=1, dash="dot"))
-    figure.update_annotations(font_size=13)
-    figure.update_layout(
-        template=TEMPLATE, height=460, showlegend=False, bargap=0.15, margin=dict(t=70),
-        title=f"tile {seen} of {len(states)}: m = {state.m:.2f}, ℓ = {state.ell:.2f}, old ℓ and o × {state.shrink:.2f}",
-    )  # fmt: skip
-    figure.update_xaxes(title_text="slot of the cache (dotted: tiles)", row=2, col=1)
-    figure.update_yaxes(title_text="score", row=1, col=1)
-    figure.update_yaxes(title_text="weight", rangemode="tozero", row=2, col=1)
-    return figure, _words(states, seen, final @ values)
+        for chart in (above, below):
+            (x, top), (_, bottom) = (chart.at(edge - 0.5, y) for y in chart.ys)
+            canvas.line(x, top, x, bottom, RULE, 1, "1 3")
+    for i, (name, score, colour) in enumerate(zip(names, s, colours, strict=True)):
+        above.bar(i - 0.42, i + 0.42, score, colour, f"{name}, score {score:.2f}")
+    for i, weight in enumerate(weights.tolist()):
+        below.bar(i - 0.42, i + 0.42, weight, colours[i], f"{names[i]}, weight so far {weight:.3f}")
+    edges = [min(i * tile, len(scores)) - 0.5 for i in range(seen + 1)]
+    reached = [one.m for one in states[:seen] for _ in range(2)]
+    above.line([edge for pair in pairwise(edges) for edge in pair], reached, PALETTE[2], 3)
+    for i, weight in enumerate(full):
+        below.dot(i, weight, 3.5, GREY, f"{names[i]}, full softmax {weight:.3f}", ring=1.2)
+    said = _words(states, seen, final @ values)
+    return canvas.svg(said), said
 
 
 def _words(states: list[State], seen: int, full: Tensor) -> str:
@@ -196,6 +186,6 @@ def online_softmax_tiles(model: Model, text: str | Sequence[int]) -> Panel:
 
     def draw(seen: int, tile: int, layer: int, head: int):
         tiles = -(-len(attention.pieces) // tile)  # larger tiles are fewer: then the last one stays
-        return online_softmax_figure(attention, layer, head, tile, min(seen, tiles))
+        return online_softmax_svg(attention, layer, head, tile, min(seen, tiles))
 
     return Panel(draw, controls)

@@ -43,6 +43,7 @@ class Panel(ipywidgets.VBox):
         self.draw, self.controls = draw, dict(controls)
         self.picture: Figure | str = ""
         self.words = ""
+        self._held = False
         self.view = PictureView(layout=WIDE, longest=longest)
         self.view.when_chosen(self.choose)
         for control in self._read().values():
@@ -59,7 +60,23 @@ class Panel(ipywidgets.VBox):
         """The controls that `draw` is told about: a play button only moves its slider, so it is shown and not read."""
         return {name: control for name, control in self.controls.items() if not isinstance(control, ipywidgets.Play)}
 
+    def lead(self, name: str, move: Callable[[object], None]) -> None:
+        """When the control `name` changes, `move(its value)` sets others, too: one picture for all of them."""
+
+        def follow(change: dict) -> None:
+            self._held = True
+            try:
+                move(change["new"])
+            finally:
+                self._held = False
+            self.redraw()
+
+        self.controls[name].unobserve(self.redraw, names="value")
+        self.controls[name].observe(follow, names="value")
+
     def redraw(self, _change: object = None) -> None:
+        if self._held:
+            return
         self.view.busy = True  # the page shows it if the picture takes its time
         try:
             drawn = self.draw(**self.values)

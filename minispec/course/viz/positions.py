@@ -93,19 +93,22 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
             row=1,
             col=1,
         )
-        figure.add_bar(
-            y=[name],
-            x=[trace.tokens_per_cycle],
-            orientation="h",
-            text=[f"{trace.tokens_per_cycle:.2f} written, {trace.drafted_per_cycle:.0f} drafted"],
-            textposition="outside",
-            cliponaxis=False,
-            marker=dict(color=colour, opacity=1 if bright else 0.25),  # what is written beside a bar stays readable
-            showlegend=False,
-            hovertemplate=f"{escape(name)}: %{{x:.2f}} tokens per pass<extra></extra>",
-            row=1,
-            col=2,
-        )
+    figure.add_bar(
+        y=list(traces),
+        x=[trace.tokens_per_cycle for trace in traces.values()],
+        orientation="h",
+        text=[f"{one.tokens_per_cycle:.2f} written, {one.drafted_per_cycle:.0f} drafted" for one in traces.values()],
+        textposition="outside",
+        cliponaxis=False,
+        marker=dict(
+            color=[PALETTE[i % len(PALETTE)] for i in range(len(traces))],
+            opacity=[1 if drafter in (None, name) else 0.25 for name in traces],  # the text beside a bar stays readable
+        ),
+        showlegend=False,
+        hovertemplate="%{y}: %{x:.2f} tokens per pass<extra></extra>",
+        row=1,
+        col=2,
+    )
     figure.update_xaxes(title="position in the draft", dtick=1, row=1, col=1)
     figure.update_yaxes(range=[0, 1.03], title="share of the cycles", row=1, col=1)
     most = max(trace.tokens_per_cycle for trace in traces.values())

@@ -14,10 +14,10 @@ from torch.func import functional_call
 from ...files.handle import Model
 from ...files.quantize import dequantize, quantize
 from ...theory import quantized_bytes
-from . import light as go
-from .light import make_subplots
+from .axes import Axes, ticks
+from .drawing import SOFT, Canvas
 from .panel import Panel, choice, slider
-from .style import GREY, PALETTE, TEMPLATE, shades
+from .style import PALETTE, shades
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
 SCALES = ("tensor", "channel", 96, 32)  # a number: that many neighbouring inputs of a channel share a scale
@@ -103,10 +103,10 @@ def matrices(model: Model) -> dict[str, Tensor]:
     return {name: module.weight.detach() for name, module in modules if isinstance(module, nn.Linear)}
 
 
-def quantisation_figure(
+def quantisation_svg(
     name: str, weight: Tensor, bits: int, scale: str | int, effects: dict[tuple[int, str | int], Effect],
     loudest: bool = False,
-) -> tuple[go.Figure, str]:  # fmt: skip
+) -> tuple[str, str]:  # fmt: skip
     """A channel's weights on its grid, the matrix's error, and the whole model's loss, at these bits and scales.
 
     The channel is the one with the smallest largest weight: it suffers most from a scale it shares with others. Or the
@@ -121,55 +121,47 @@ def quantisation_figure(
     step = float(scales[0 if scale == "tensor" else channel, 0])
     error, effect, plain = _error(weight, rounded, scales, bits), effects[bits, scale], effects[16, "none"]
 
-    figure = make_subplots(
-        rows=2, cols=2, horizontal_spacing=0.11, vertical_spacing=0.24,
-        subplot_titles=(
-            f"channel {channel}: its weights, and its grid ({_levels(row, step)} values in reach)",
-            "error of every weight of the matrix",
-            "acceptance, if the rounded model drafted",
-            "perplexity of the rounded model",
-        ),
-    )  # fmt: skip
+    canvas = Canvas(640)
+    canvas.text(10, 24, f"{name}, {bits} bits, scales: {scale_name(scale)}", 15)
     edge = 1.08 * float(np.abs(row).max())
     counts, edges = np.histogram(row, bins=41, range=(-edge, edge))
-    figure.add_trace(_histogram(edges, counts, PALETTE[0], "weight %{x:.3f}<br>%{y} of them<extra></extra>"), 1, 1)
+    most = int(counts.max())
+    chart = Axes(canvas, (66, 70, 290, 185), (-edge, edge), (-0.11 * most, 1.05 * most))
+    title = f"channel {channel}: its weights, its grid ({_levels(row, step)} values in reach)"
+    chart.frame(title, "weight", "weights", ticks(-edge, edge, 5), ticks(0, most, 5))
+    _histogram(chart, edges, counts, PALETTE[0], "weight {:.3f}: {} of them")
     last = int(edge / step)
-    grid = [i * step for i in range(-last, last + 1)]
-    top, bottom = -0.02 * counts.max(), -0.09 * counts.max()
-    figure.add_scatter(x=[x for x in grid for _ in range(3)], y=[top, bottom, top] * len(grid), mode="lines", row=1,
-                       col=1, line=dict(color=PALETTE[1], width=2), showlegend=False,
-                       hovertemplate="grid %{x:.4f}<extra></extra>")  # fmt: skip
-    off = (rounded - weight).flatten().numpy()
+    for i in range(-last, last + 1):
+        x, y = chart.at(i * step, -0.02 * most)
+        canvas.line(x, y, x, chart.at(0, -0.09 * most)[1], PALETTE[1], 2)
     width = max(error.largest, 1e-9)
-    counts, edges = np.histogram(off, bins=51, range=(-width, width))
-    figure.add_trace(_histogram(edges, counts, PALETTE[3], "error %{x:.4f}<br>%{y} weights<extra></extra>"), 1, 2)
+    counts, edges = np.histogram((rounded - weight).flatten().numpy(), bins=51, range=(-width, width))
+    chart = Axes(canvas, (450, 70, 290, 185), (-width, width), (0, 1.05 * int(counts.max())))
+    title = "error of every weight of the matrix"
+    chart.frame(title, "error", "weights", ticks(-width, width, 4), ticks(0, int(counts.max()), 5))
+    _histogram(chart, edges, counts, PALETTE[3], "error {:.4f}: {} weights")
     known = list(dict.fromkeys(s for _, s in effects if s != "none"))
+    every = sorted({b for b, s in effects if s != "none"})
+    losses = [one.perplexity for one in effects.values() if math.isfinite(one.perplexity)]
+    low, high = 10 ** (math.log10(min(losses)) - 0.15), 10 ** (math.log10(max(losses)) + 0.15)
+    powers = [10.0**n for n in range(math.ceil(math.log10(low)), math.floor(math.log10(high)) + 1)]
+    across = (every[0] - 0.4, every[-1] + 0.4)
+    left = Axes(canvas, (66, 350, 290, 185), across, (0, 1.05))
+    left.frame("acceptance, if the rounded model drafted", "bits", "Σ min(p, q)", every, ticks(0, 1, 5))
+    right = Axes(canvas, (450, 350, 290, 185), across, (low, high), log=True)
+    right.frame("perplexity of the rounded model", "bits", "perplexity", every, powers)
+    (x, y), (end, _) = right.at(across[0], plain.perplexity), right.at(across[1], plain.perplexity)
+    canvas.line(x, y, end, y, SOFT, 1, "5 4")
     for colour, other in zip(shades(len(known)), known, strict=True):
         at = sorted(b for b, s in effects if s == other)
-        for column, attribute in ((1, "overlap"), (2, "perplexity")):
-            figure.add_scatter(
-                x=at, y=[getattr(effects[b, other], attribute) for b in at], mode="lines+markers", row=2, col=column,
-                line=dict(color=colour, width=2), marker=dict(size=6), name=scale_name(other),
-                legendgroup=str(other), showlegend=column == 1,
-                hovertemplate=f"{scale_name(other)}<br>%{{x}} bits: %{{y:.3f}}<extra></extra>",
-            )  # fmt: skip
-    for column, here in ((1, effect.overlap), (2, effect.perplexity)):
-        ring = dict(symbol="circle-open", size=17, color=PALETTE[1], line=dict(width=3))
-        figure.add_scatter(
-            x=[bits], y=[here], mode="markers", marker=ring, row=2, col=column, showlegend=False, hoverinfo="skip"
-        )
-    figure.add_hline(y=plain.perplexity, line=dict(color=GREY, dash="dash", width=1), row=2, col=2)
-    figure.update_yaxes(title_text="weights", row=1)
-    figure.update_yaxes(title_text="Σ min(p, q)", range=[0, 1.05], row=2, col=1)
-    figure.update_yaxes(title_text="perplexity", type="log", dtick=1, row=2, col=2)
-    figure.update_xaxes(title_text="weight", row=1, col=1)
-    figure.update_xaxes(title_text="error", row=1, col=2)
-    figure.update_xaxes(title_text="bits", dtick=1, row=2)
-    figure.update_annotations(font_size=13)
-    figure.update_layout(
-        template=TEMPLATE, height=620, margin=dict(t=80), legend=dict(orientation="h", y=-0.14),
-        title=f"{name}, {bits} bits, scales: {scale_name(scale)}",
-    )  # fmt: skip
+        for chart, attribute in ((left, "overlap"), (right, "perplexity")):
+            values = [min(getattr(effects[b, other], attribute), chart.ys[1]) for b in at]
+            chart.line(at, values, colour)
+            for b, value in zip(at, values, strict=True):
+                chart.dot(b, value, 3, colour, f"{scale_name(other)}, {b} bits: {value:,.3f}")
+    for chart, here in ((left, effect.overlap), (right, effect.perplexity)):
+        chart.dot(bits, min(here, chart.ys[1]), 8, PALETTE[1], ring=3)
+    canvas.key(66, 612, [(colour, scale_name(s)) for colour, s in zip(shades(len(known)), known, strict=True)])
     ratio = "no error at all: the weights were on this grid" if math.isinf(error.snr) else (
         f"error at most {error.largest:.4f}, {error.relative:.1%} of the matrix (signal to noise {error.snr:.0f} dB)"
     )  # fmt: skip
@@ -178,15 +170,13 @@ def quantisation_figure(
         f"{ratio}. All layers so: logits move by {effect.logits:.2f}, perplexity {effect.perplexity:,.1f} instead of "
         f"{plain.perplexity:.1f}, acceptance as a draft {effect.overlap:.2f}."
     )
-    return figure, words
+    return canvas.svg(words), words
 
 
-def _histogram(edges: np.ndarray, counts: np.ndarray, colour: str, told: str) -> go.Scatter:
-    """One outline: a bar for each count would be as many elements of the page, drawn anew at every step of a slider."""
-    return go.Scatter(
-        x=(edges[:-1] + edges[1:]) / 2, y=counts, mode="lines", line=dict(shape="hvh", width=1, color=colour),
-        fill="tozeroy", fillcolor=colour, showlegend=False, hovertemplate=told,
-    )  # fmt: skip
+def _histogram(chart: Axes, edges: np.ndarray, counts: np.ndarray, colour: str, told: str) -> None:
+    for left, right, count in zip(edges[:-1].tolist(), edges[1:].tolist(), counts.tolist(), strict=True):
+        if count:
+            chart.bar(left, right, count, colour, told.format((left + right) / 2, count))
 
 
 def _levels(row: np.ndarray, step: float) -> int:
@@ -204,7 +194,7 @@ def quantisation(
     weights = matrices(model)
 
     def draw(bits: int, scale: str | int, name: str, loudest: bool):
-        return quantisation_figure(name, weights[name], bits, scale, effects, loudest)
+        return quantisation_svg(name, weights[name], bits, scale, effects, loudest)
 
     controls = {
         "bits": slider("bits", 4, bits[0], bits[-1]),

@@ -178,6 +178,7 @@ class ResidualExplorer(panel.Panel):
         self.drawn: Drawn | None = None
         self._asked: tuple | None = None
         self._shown: tuple | None = None
+        self._known: dict[tuple, Explored] = {}
         where = panel.choice("p and q", every)
         who = panel.choice("verifier", VERIFIERS)
         how_many = panel.choice("draft tokens k", {"1": 1, "2": 2}, 2)
@@ -201,10 +202,21 @@ class ResidualExplorer(panel.Panel):
             self._draw,
             {"place": where, "verifier": who, "gamma": how_many, "laws": editor, "play": play, "draws": draws},
         )
+        for place in every.values():
+            self._explore(place, who.value, how_many.value, place.laws)
 
     @staticmethod
     def _names(place: Place) -> list[str]:
         return [place.labels[token].strip() or repr(place.labels[token]) for token in place.shown]
+
+    def _explore(self, place: Place, verifier: Verifier, gamma: int, laws: dict) -> Explored:
+        """As `explore`, once for each choice: following all branches takes longer than a menu may."""
+        asked = place.name, verifier.name, gamma, *(round(x, 12) for name in "pq" for x in laws[name])
+        if asked not in self._known:
+            if len(self._known) >= 200:  # a bar that was dragged for long
+                self._known.clear()
+            self._known[asked] = explore(place.edited(laws["p"], laws["q"]), verifier, gamma)
+        return self._known[asked]
 
     def _draw(self, place: Place, verifier: Verifier, gamma: int, laws: dict, draws: int) -> tuple[str, str]:
         if len(laws["p"]) != len(place.shown):  # the position has changed, its distributions are about to follow
@@ -214,8 +226,7 @@ class ResidualExplorer(panel.Panel):
             return self.picture, self.words
         self._shown = asked, draws
         if asked != self._asked:
-            self._asked, here = asked, place.edited(laws["p"], laws["q"])
-            self.found, self.drawn = explore(here, verifier, gamma), None
+            self._asked, self.found, self.drawn = asked, self._explore(place, verifier, gamma, laws), None
         if self.drawn is None or draws < self.drawn.cycles:
             self.drawn = Drawn(self.found.place, verifier, gamma)
         self.drawn.upto(draws)

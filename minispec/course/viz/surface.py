@@ -96,15 +96,19 @@ def surface_figure(
         hovertemplate="k = %{x}<br>α = %{y:.2f}<br>speed-up %{z:.2f}<extra></extra>", name="speed-up",
     )  # fmt: skip
     figure.add_scatter(
-        x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines+text", textposition="bottom right",
-        text=["no gain, no loss" if i == len(edge) // 3 else "" for i in range(len(edge))],
-        textfont=dict(color="white"), line=dict(color="white", width=2, dash="dot"), name="no gain, no loss",
-        showlegend=False, hoverinfo="skip",
+        x=[k for k, _ in edge], y=[a for _, a in edge], mode="lines", name="no gain, no loss",
+        line=dict(color="white", width=2, dash="dot"), showlegend=False, hoverinfo="skip",
     )  # fmt: skip
     figure.add_scatter(
-        x=[k for k, _ in best], y=[a for _, a in best], mode="lines+text", textposition="bottom right",
-        text=["best k" if i == len(best) // 2 else "" for i in range(len(best))], textfont=dict(color="black"),
-        line=dict(color="black", width=2, shape="vh"), name="best k", showlegend=False, hoverinfo="skip",
+        x=[k for k, _ in best], y=[a for _, a in best], mode="lines", name="best k",
+        line=dict(color="black", width=2, shape="vh"), showlegend=False, hoverinfo="skip",
+    )  # fmt: skip
+    names = [(*edge[len(edge) // 3], "no gain, no loss", "white")] if edge else []
+    names += [(*best[len(best) // 2], "best k", "black")] if best else []
+    figure.add_scatter(
+        x=[x for x, *_ in names], y=[y for _, y, *_ in names], text=[text for *_, text, _ in names], mode="text",
+        textfont=dict(color=[colour for *_, colour in names]), textposition="bottom right", showlegend=False,
+        hoverinfo="skip",
     )  # fmt: skip
     figure.add_scatter(
         x=[1, LONGEST], y=[alpha, alpha], mode="lines", line=dict(color=GREY, width=1, dash="dash"),
@@ -133,18 +137,18 @@ def surface_figure(
             marker=look | dict(color=[dot.measured], cmin=0, cmax=MOST, colorscale=SCALE, showscale=False),
             hovertemplate=f"{seen}<br>measured %{{customdata:.2f}}<extra></extra>",
         )  # fmt: skip
-        for value, what, fill in ((dot.predicted, "predicted", f"{symbol}-open"), (dot.measured, "measured", symbol)):
-            figure.add_scatter(
-                x=[dot.k], y=[value], mode="markers", name=f"{dot.name}, {what}", showlegend=False,
-                marker=dict(symbol=fill, size=11, color=PALETTE[1], line=dict(width=2)),
-                hovertemplate=f"{seen}<br>{what} %{{y:.2f}}<extra></extra>", row=1, col=2,
-            )  # fmt: skip
+        figure.add_scatter(
+            x=[dot.k, dot.k], y=[dot.predicted, dot.measured], customdata=["predicted", "measured"], mode="markers",
+            name=f"{dot.name}, both", marker=dict(symbol=[f"{symbol}-open", symbol], size=11, color=PALETTE[1],
+            line=dict(width=2)), showlegend=False, hovertemplate=f"{seen}<br>%{{customdata}} %{{y:.2f}}<extra></extra>",
+            row=1, col=2,
+        )  # fmt: skip
     figure.update_layout(
         template=TEMPLATE, height=430, margin=dict(l=60, r=20, t=70, b=60),
         title=f"Speed-up at c = {c:.2f} and v = {cost(4):.2f} for k = 4",
         legend=dict(orientation="h", y=-0.22, x=0, yanchor="top"),
     )  # fmt: skip
-    figure.update_xaxes(title="k, draft tokens per cycle", dtick=2, tick0=1, range=[0.5, LONGEST + 0.5])
+    figure.update_xaxes(title="k, draft tokens per cycle", tickvals=[1, 4, 8, 12, 16], range=[0.5, LONGEST + 0.5])
     figure.update_yaxes(title="acceptance α", range=[0, 1], row=1, col=1)
     most = max([1.2, *cut, *(max(dot.predicted, dot.measured) for dot in dots)])
     figure.update_yaxes(title=f"speed-up at α = {alpha:.2f}", range=[0, 1.15 * most], row=1, col=2)
@@ -180,15 +184,10 @@ def surface(dots: Sequence[Dot | Result | Case] = (), curve: Callable[[int], flo
 
     panel = Panel(draw, controls)
 
-    def move(change: dict) -> None:
-        """All three sliders at once, and one redraw."""
-        if dot := change["new"]:
+    def move(dot: Dot | str) -> None:
+        if dot:
             for name in ("alpha", "c", "v"):
-                controls[name].unobserve(panel.redraw, names="value")
                 controls[name].value = getattr(dot, name)
-                controls[name].observe(panel.redraw, names="value")
-        panel.redraw()
 
-    controls["dot"].unobserve(panel.redraw, names="value")
-    controls["dot"].observe(move, names="value")
+    panel.lead("dot", move)
     return panel

@@ -5,7 +5,7 @@ The trees are those of real cycles: a Medusa drafter with so many nodes, a targe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from html import escape
 
@@ -15,14 +15,15 @@ from ...generate import Output
 from ...speculate import speculate
 from ...trace import Cycle
 from ...tree import best_tree, children, depths, expected_tokens, path_to, verify_mask
-from . import light as go
-from .light import make_subplots
+from .drawing import RULE, SOFT, Canvas
 from .panel import Panel, slider
-from .style import GREY, KINDS, PALETTE, TEMPLATE
+from .presets import stops
+from .style import GREY, KINDS, PALETTE
 
 ACCEPTED, CHOSEN = KINDS["accepted"], PALETTE[1]
-MOST = 32  # nodes: more cannot be read in a picture
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32)  # of trees: more nodes cannot be read in a picture
 HEIGHT = 600  # whatever the tree: what lies below the picture stays where it is
+TOP, BOTTOM, MASK = 40, 550, 490  # where tree and mask begin and end, and the mask's left edge
 LONGEST = 9  # letters of a token that have room beside a node
 
 
@@ -45,10 +46,10 @@ def reaches(accuracies: Sequence[Sequence[float]], nodes: int) -> list[float]:
     return [reach[choice] for choice in sorted(reach, key=lambda choice: (len(choice), choice))]
 
 
-def tree_figure(
+def tree_svg(
     cycle: Cycle, say: Callable[[int], str], last: str, node: int = 0, reach: Sequence[float] | None = None
-) -> tuple[go.Figure, str]:
-    """The tree and the mask of one cycle, and the same in words.
+) -> tuple[str, str]:
+    """The tree and the mask of one cycle, and the same in words. A node, or its line of the mask, is chosen by a click.
 
     `say(token)` is a token's text, `last` that of the last committed token. `node` is the one to look at: 0 is the last
     token, i the i-th node, as they stand in the pass. `reach` says how often each node is accepted on average.
@@ -60,108 +61,87 @@ def tree_figure(
     if reach is not None and len(reach) != n:
         raise ValueError(f"reach has {len(reach)} numbers for a tree of {n} nodes: give one for each")
     words = [last, *(say(token) for token in cycle.drafted)]
-    names = [escape(_short(repr(word)[1:-1].replace(" ", "␣"))) for word in words]
+    names = [_short(repr(word)[1:-1].replace(" ", "␣")) for word in words]
     depth = [0, *depths(parents)]
     chosen = {place + 1 for place in path_to(parents, node - 1)} | {0}  # as places of the pass
     accepted = {place + 1 for place in cycle.path} | {0}
 
-    figure = make_subplots(1, 2, column_widths=[0.52, 0.48], horizontal_spacing=0.12,
-                           subplot_titles=("the tree", "the mask: token @position"))  # fmt: skip
-    figure.update_layout(
-        template=TEMPLATE, showlegend=False, height=HEIGHT, margin=dict(l=20, r=10, t=40, b=50), meta={"choose": "node"}
-    )  # a click on a node, or on its line of the mask, chooses it
-    figure.update_annotations(font_size=14)
-    _draw_tree(figure, parents, names, depth, chosen, accepted, reach)
-    _draw_mask(figure, parents, names, [cycle.committed - 1 + d for d in depth], node, chosen)
-    return figure, _words(cycle, words, depth, node, parents, reach)
+    canvas = Canvas(HEIGHT).text(10, 24, "the tree", 14).text(MASK - 100, 24, "the mask: token @position", 14)
+    _draw_tree(canvas, parents, names, depth, chosen, accepted, reach)
+    _draw_mask(canvas, parents, names, [cycle.committed - 1 + d for d in depth], node)
+    said = _words(cycle, words, depth, node, parents, reach)
+    return canvas.svg(said), said
 
 
 def _short(name: str) -> str:
     return name if len(name) <= LONGEST else name[: LONGEST - 1] + "…"
 
 
-def _draw_tree(figure, parents, names, depth, chosen, accepted, reach) -> None:
+def _part(canvas: Canvas, place: int, told: str, tab: int, parts: Callable[[], object]) -> None:
+    """What `parts` draws, as one part of the picture that chooses a node and says something to the pointer."""
+    canvas.parts.append(f'<g data-choose=\'{{"node": {place}}}\' tabindex="{tab}"><title>{escape(told)}</title>')
+    parts()
+    canvas.parts.append("</g>")
+
+
+def _draw_tree(canvas, parents, names, depth, chosen, accepted, reach) -> None:
     rows = rows_of(parents)
-    for style, places in (
-        (dict(color=GREY, width=1), range(1, len(rows))),
-        (dict(color=ACCEPTED, width=5), accepted - {0}),
-        (dict(color=CHOSEN, width=2, dash="dot"), chosen - {0}),
+    step, tall = (MASK - 100 - 72 - 72) / max(1, max(depth)), (BOTTOM - TOP) / (max(rows) + 1)
+    x, y = [72 + d * step for d in depth], [TOP + (row + 0.5) * tall for row in rows]
+    for colour, thick, dash, places in (
+        (RULE, 1, "", range(1, len(rows))),
+        (ACCEPTED, 5, "", sorted(accepted - {0})),
+        (CHOSEN, 2, "2 3", sorted(chosen - {0})),
     ):
-        x, y = [], []
         for place in places:
             above = parents[place - 1] + 1
-            x += [depth[above], depth[above] + 0.5, depth[place], None]
-            y += [rows[above], rows[place], rows[place], None]
-        figure.add_scatter(x=x, y=y, mode="lines", line=style, hoverinfo="skip", row=1, col=1)
-    shown = ["" if reach is None or not place else f"<br>accepted {reach[place - 1]:.1%} of the time"
-             for place in range(len(rows))]  # fmt: skip
-    paths = [" ".join(names[p + 1] for p in path_to(parents, place - 1)) or "(the last token)"
-             for place in range(len(rows))]  # fmt: skip
-    figure.add_scatter(
-        x=depth,
-        y=rows,
-        mode="markers+text",
-        text=[f"<b>{name}</b>" if place in accepted else name for place, name in enumerate(names)],
-        textposition=[
-            "middle left",
-            *("top right" if node in parents else "middle right" for node in range(len(parents))),
-        ],
-        textfont=dict(size=12),
-        customdata=list(zip(range(len(rows)), paths, shown, strict=True)),
-        hovertemplate="%{customdata[1]}%{customdata[2]}<extra></extra>",
-        marker=dict(
-            size=[7 if reach is None or not place else 6 + 16 * reach[place - 1] ** 0.5 for place in range(len(rows))],
-            color=[ACCEPTED if place in accepted else GREY for place in range(len(rows))],
-            line=dict(width=[3 if place in chosen else 0 for place in range(len(rows))], color=CHOSEN),
-        ),
-        cliponaxis=False,
-        row=1,
-        col=1,
-    )
-    figure.update_xaxes(title="depth", range=[-0.9, max(depth) + 1.0], tickvals=list(range(max(depth) + 1)),
-                        showgrid=False, zeroline=False, row=1, col=1)  # fmt: skip
-    figure.update_yaxes(visible=False, autorange="reversed", row=1, col=1)
+            canvas.line(x[above], y[above], x[above] + step / 2, y[place], colour, thick, dash)
+            canvas.line(x[above] + step / 2, y[place], x[place], y[place], colour, thick, dash)
+    for place, name in enumerate(names):
+        path = " ".join(names[p + 1] for p in path_to(parents, place - 1)) or "(the last token)"
+        often = "" if reach is None or not place else f", accepted {reach[place - 1]:.1%} of the time"
+        radius = 3.5 if reach is None or not place else 3 + 8 * reach[place - 1] ** 0.5
+        at = (-10, 4, "end") if not place else (radius + 2, -6, "start") if place - 1 in parents else (11, 4, "start")
+
+        def node(place=place, name=name, radius=radius, at=at) -> None:
+            if place in chosen:
+                canvas.circle(x[place], y[place], radius + 2, CHOSEN)
+            canvas.circle(x[place], y[place], radius, ACCEPTED if place in accepted else GREY)
+            canvas.text(x[place] + at[0], y[place] + at[1], name, 11.5, at[2], place in accepted)
+
+        _part(canvas, place, path + often, 0, node)
+    for d in range(max(depth) + 1):
+        canvas.text(72 + d * step, BOTTOM + 16, str(d), 11, "middle", colour=SOFT)
+    canvas.text(72 + max(depth) * step / 2, BOTTOM + 36, "depth", 13, "middle")
 
 
-def _draw_mask(figure, parents, names, positions, node, chosen) -> None:
+def _draw_mask(canvas, parents, names, positions, node) -> None:
     """One column more than the pass has tokens: the sequence in the cache, to which every node attends."""
     size = len(names)
-    seen = [[True, *row] for row in verify_mask(parents).tolist()]
-    shade = [[0 if not see else 2 if row == node else 1 for see in seen[row]] for row in range(size)]
-    columns = ["the sequence so far", *(f"{place}: {name}" for place, name in enumerate(names))]
-    figure.add_heatmap(
-        z=shade,
-        zmin=0,
-        zmax=2,
-        colorscale=[[0, "rgba(127,140,154,.10)"], [0.5, PALETTE[0]], [1, CHOSEN]],
-        showscale=False,
-        xgap=1,
-        ygap=1,
-        customdata=[
-            [(place, "attends to" if see else "does not attend to", columns[j]) for j, see in enumerate(row)]
-            for place, row in enumerate(seen)
-        ],
-        hovertemplate="%{y} %{customdata[1]} %{customdata[2]}<extra></extra>",
-        row=1,
-        col=2,
-    )
+    wide, tall = (canvas.width - 10 - MASK) / (size + 1), (BOTTOM - TOP) / size
+    gap = min(1, wide / 8)
+
+    def cells(row: int, columns: Iterable[int]) -> str:
+        across, down = f"{wide - gap:.1f}", f"{tall - gap:.1f}"
+        return "".join(f"M{MASK + j * wide:.1f} {TOP + row * tall:.1f}h{across}v{down}h-{across}z" for j in columns)
+
+    for row, line in enumerate(verify_mask(parents).tolist()):
+        seen = [0, *(place + 1 for place, see in enumerate(line) if see)]
+        others = " ".join(f"{j - 1}: {names[j - 1]}" for j in seen[1:])
+
+        def draw(row=row, seen=seen) -> None:
+            unseen = [j for j in range(size + 1) if j not in seen]
+            canvas.parts.append(f'<path d="{cells(row, unseen)}" fill="{GREY}" fill-opacity=".1"/>')
+            canvas.parts.append(f'<path d="{cells(row, seen)}" fill="{CHOSEN if row == node else PALETTE[0]}"/>')
+            label = f"{row}: {names[row]} @{positions[row]}"
+            canvas.text(MASK - 6, TOP + (row + 0.5) * tall + 3.5, label, 10.5, "end", row == node)
+
+        _part(canvas, row, f"{row}: {names[row]} attends to the sequence so far and {others}", -1, draw)
     step = 1 + size // 12
-    figure.update_xaxes(title="seen: the text, then the pass",
-                        tickvals=[0, *range(1 + step, size + 1, step)], ticktext=["text", *range(step, size, step)],
-                        tickangle=0, showgrid=False, zeroline=False, row=1, col=2)  # fmt: skip
-    figure.update_yaxes(
-        tickvals=list(range(size)),
-        ticktext=[
-            f"<b>{place}: {name} @{position}</b>" if place == node else f"{place}: {name} @{position}"
-            for place, (name, position) in enumerate(zip(names, positions, strict=True))
-        ],
-        tickfont=dict(size=10),
-        autorange="reversed",
-        showgrid=False,
-        zeroline=False,
-        row=1,
-        col=2,
-    )
+    ticks = [(0, "text"), *((place + 1, str(place)) for place in range(step, size, step))]
+    for column, text in ticks:
+        canvas.text(MASK + (column + 0.5) * wide, BOTTOM + 16, text, 10.5, "middle", colour=SOFT)
+    canvas.text((MASK + canvas.width - 10) / 2, BOTTOM + 36, "seen: the text, then the pass", 13, "middle")
 
 
 def _words(cycle: Cycle, words, depth, node, parents, reach) -> str:
@@ -207,19 +187,22 @@ def tree_viewer(
         """Cycles with all of the tree: the last ones of a text have less room."""
         return [cycle for cycle in run(nodes)[0].trace.cycles if len(cycle.drafted) == len(run(nodes)[1])]
 
-    def draw(nodes: int, cycle: int, node: int) -> tuple[go.Figure, str]:
+    def draw(nodes: int, cycle: int, node: int) -> tuple[str, str]:
         now = whole(nodes)[min(cycle, len(whole(nodes))) - 1]
         text = tokens + run(nodes)[0].tokens
         say = lambda token: target.decode([token]) if target.tokenizer else f" {token}"  # noqa: E731
-        return tree_figure(now, say, say(text[now.committed - 1]), min(node, len(now.drafted)), run(nodes)[1])
+        return tree_svg(now, say, say(text[now.committed - 1]), min(node, len(now.drafted)), run(nodes)[1])
 
-    budget = slider("nodes", nodes, 1, MOST)
+    budget = stops("nodes", sorted({*SIZES, nodes}), nodes)
+    for size in dict(budget.options).values():
+        run(size)  # now, because a run takes longer than a step of the slider may
     most = max(range(len(whole(nodes))), key=lambda i: whole(nodes)[i].accepted)  # start where there is most to see
     which = slider("pass", most + 1, 1, len(whole(nodes)))
     place = slider("look at", min(3, nodes), 0, nodes)
 
-    def fit(_change: object = None) -> None:
-        which.max, place.max = len(whole(budget.value)), len(run(budget.value)[1])
+    def fit(size: int) -> None:
+        which.max, place.max = len(whole(size)), len(run(size)[1])
 
-    budget.observe(fit, names="value")
-    return Panel(draw, {"nodes": budget, "cycle": which, "node": place})
+    panel = Panel(draw, {"nodes": budget, "cycle": which, "node": place})
+    panel.lead("nodes", fit)
+    return panel

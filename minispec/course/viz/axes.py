@@ -1,0 +1,69 @@
+"""Axes on a canvas: for charts that follow a slider, where plotly would take longer than the slider may."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from .drawing import SOFT, Canvas
+
+Range = tuple[float, float]
+
+
+def ticks(low: float, high: float, most: int = 6) -> list[float]:
+    """Round numbers from low to high, at most so many."""
+    step = 10.0 ** math.floor(math.log10((high - low) / most))
+    step *= next(times for times in (1, 2, 5, 10) if (high - low) / (times * step) <= most)
+    return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+class Axes:
+    """A chart in a box of a canvas. `log`: the y axis is logarithmic."""
+
+    def __init__(self, canvas: Canvas, box: tuple[float, float, float, float], xs: Range, ys: Range, log: bool = False):
+        self.canvas, self.box, self.xs, self.ys = canvas, box, xs, ys
+        self.log = log
+
+    def at(self, x: float, y: float) -> tuple[float, float]:
+        """Where a point lies on the canvas."""
+        left, top, width, height = self.box
+        low, high, y = (math.log10(v) for v in (*self.ys, y)) if self.log else (*self.ys, y)
+        return left + width * (x - self.xs[0]) / (self.xs[1] - self.xs[0]), top + height * (high - y) / (high - low)
+
+    def frame(self, title: str, x_title: str, y_title: str, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Axes:
+        left, top, width, height = self.box
+        canvas = self.canvas.text(left, top - 12, title, 13)
+        for tick in x_ticks:
+            x, _ = self.at(tick, self.ys[0])
+            canvas.line(x, top, x, top + height, thick=0.5)
+            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 11.5, "middle", colour=SOFT)
+        for tick in y_ticks:
+            _, y = self.at(self.xs[0], tick)
+            canvas.line(left, y, left + width, y, thick=0.5)
+            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 11.5, "end", colour=SOFT)
+        canvas.text(left + width / 2, top + height + 34, x_title, 12.5, "middle")
+        x, y = left - 46, top + height / 2
+        canvas.parts.append(f'<g transform="rotate(-90 {x:.1f} {y:.1f})">')
+        canvas.text(x, y, y_title, 12.5, "middle")
+        canvas.parts.append("</g>")
+        return self
+
+    def bar(self, left: float, right: float, height: float, colour: str, told: str) -> Axes:
+        """From 0 up, or down."""
+        (x, y), (end, zero) = self.at(left, max(0, height)), self.at(right, min(0, height))
+        self.canvas.rect(x, y, end - x, zero - y, colour, None, round=0, title=told)
+        return self
+
+    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2) -> Axes:
+        points = " ".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
+        self.canvas.path(f"M{points}", colour, thick)
+        return self
+
+    def dot(self, x: float, y: float, radius: float, colour: str, told: str = "", ring: float = 0) -> Axes:
+        """`ring`: the thickness of its line, if it is open."""
+        x, y = self.at(x, y)
+        look = f'fill="none" stroke="{colour}" stroke-width="{ring}"' if ring else f'fill="{colour}"'
+        about = f"<title>{escape(told)}</title>" if told else ""
+        self.canvas.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}>{about}</circle>')
+        return self
