@@ -164,6 +164,7 @@ def test_sampled_texts_follow_the_targets_law(monkeypatch):
     check_distribution(ms.drafters.Model(law_pair()[1]), k="auto", seed=21, **ONE)
 
 
+@pytest.mark.slow
 def test_a_fixed_clock_repeats_a_run(monkeypatch, tiny, tiny_draft):
     def run() -> ms.Output:
         monkeypatch.setattr(trace, "time", Clock(seed=3))

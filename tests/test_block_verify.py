@@ -27,6 +27,7 @@ def test_block_verification(check):
     CHECKS[check]()
 
 
+@pytest.mark.slow
 def test_a_batch_is_row_by_row():
     check_batch()
 
@@ -68,6 +69,7 @@ def test_small_rests(monkeypatch):
         check_small_rests()
 
 
+@pytest.mark.slow
 def test_the_other_rule_is_lossless_too():
     CHECKS["cycles"](verify.chain, sizes=((3, 2, 3),))  # so it is caught by its length alone
 
@@ -138,6 +140,7 @@ def test_loop_and_engine_really_use_the_rule_they_are_given(rule, monkeypatch):
     assert calls[rule] > len(out.trace.cycles) and sum(calls.values()) == calls[rule]
 
 
+@pytest.mark.slow
 def test_greedy_outputs_are_those_of_generate_and_nothing_else_changes():
     target, draft = greedy_pair()
     plain = ms.generate(target, list(PROMPTS), 16)
@@ -149,6 +152,7 @@ def test_greedy_outputs_are_those_of_generate_and_nothing_else_changes():
     assert [out.tokens for out in outs] == [out.tokens for out in plain]
 
 
+@pytest.mark.slow
 def test_in_the_engine_sampled_outputs_follow_the_target():
     engine_checks.check_distribution(draws=1000, rule="block")
 

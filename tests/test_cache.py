@@ -27,6 +27,7 @@ def random_tokens(*shape: int, seed: int = 0) -> torch.Tensor:
 # ---------------------------------------------------------------- rewind
 
 
+@pytest.mark.slow
 @given(steps=st.lists(st.one_of(TOKEN, st.floats(0, 1)), min_size=1, max_size=25))
 def test_rewind_then_continue_equals_never_having_gone_there(tiny, steps):
     """A number is a token to read; a fraction is a rewind to that fraction of the length. Equal to the last bit."""
@@ -54,6 +55,7 @@ def journeys(draw):
     return batch, draw(st.lists(st.tuples(counts, st.integers(0, 4)), min_size=1, max_size=6))
 
 
+@pytest.mark.slow
 @given(journey=journeys(), seed=st.integers(0, 1000))
 def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed):
     batch, passes = journey
@@ -71,6 +73,7 @@ def test_detours_of_a_ragged_batch_leave_no_trace(tiny, journey, seed):
         assert torch.equal(contents(wanderer, row), contents(straight, row))
 
 
+@pytest.mark.slow
 @given(
     batch=st.integers(1, 3),
     steps=st.lists(st.tuples(st.integers(1, 5), st.tuples(*[st.floats(0, 1)] * 3)), min_size=1, max_size=6),
@@ -203,6 +206,7 @@ def test_rows_may_join_and_grow(tiny):
         cache.rows([0, 1], capacity=4)
 
 
+@pytest.mark.slow
 @given(data=st.data(), seed=st.integers(0, 1000))
 def test_gather_turns_a_path_of_a_tree_into_a_chain(tiny, data, seed):
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3), label="prefix lengths")

@@ -76,6 +76,7 @@ def test_greedy_with_cache_equals_the_quadratic_loop(tiny):
     assert ms.generate(tiny, [3, 1, 4], max_new_tokens=20).tokens == sequence[3:]
 
 
+@pytest.mark.slow
 @settings(max_examples=15)
 @given(prompts=st.lists(st.lists(st.integers(0, 63), min_size=1, max_size=12), min_size=1, max_size=4))
 def test_a_ragged_batch_equals_single_runs(tiny, prompts):
@@ -84,6 +85,7 @@ def test_a_ragged_batch_equals_single_runs(tiny, prompts):
     assert [out.prompt_tokens for out in together] == [len(p) for p in prompts]
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_end_on_their_own(tiny_text):
     prompts = ["The fox", "One day the bird", "sea"]
     runs = [ms.generate(tiny_text, p, max_new_tokens=40) for p in prompts]
@@ -96,6 +98,7 @@ def test_rows_of_a_batch_end_on_their_own(tiny_text):
     assert len({len(out.tokens) for out in together}) > 1
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run(tiny):
     run = lambda seed: ms.generate(tiny, [1, 2], 30, temperature=1.0, top_p=0.95, seed=seed).tokens  # noqa: E731
     assert run(5) == run(5)
@@ -223,6 +226,7 @@ def test_a_batch_with_stop_strings(tiny_text):
 LETTERS = st.text(alphabet="ab é日🦊\ufffd", max_size=30)
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(text=LETTERS, stops=st.lists(st.text(alphabet="ab é日🦊", min_size=1, max_size=4), max_size=3))
 def test_what_is_streamed_is_the_text_up_to_the_first_stop(tiny_text, text, stops):

@@ -67,6 +67,7 @@ def test_drafts_of_a_batch_have_the_bits_of_decoding(model):
         assert torch.equal(logits[row].double(), numerics.decode_logits(model, batch[row].tolist())[6:])
 
 
+@pytest.mark.slow
 def test_outputs_are_those_of_plain_decoding_in_float32(model):
     draft = ms.drafters.Model(random_model(dtype=torch.float32, num_layers=1, head_dim=16, hidden_size=64,
                                            intermediate_size=96))  # fmt: skip

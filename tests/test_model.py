@@ -222,6 +222,7 @@ def trees(draw, batch: int):
     return [[draw(st.integers(-1, node - 1)) for node in range(size)] for _ in range(batch)]
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(data=st.data(), seed=st.integers(0, 1000))
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-4), (torch.float64, 1e-10)])

@@ -49,6 +49,7 @@ def test_greedy_outputs_are_those_of_plain_decoding(name, seed, k, fast):
     check_one(name, random_options(Random(seed)), k, fast)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngram", "eagle, chain"])
 def test_sampled_outputs_follow_the_distribution(name):
     check_law([name], 300, [0])

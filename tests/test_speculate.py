@@ -211,6 +211,7 @@ def test_a_prompt_of_one_token(tiny, tiny_draft, count):
     assert_same(out, ms.generate(tiny, [7], count))
 
 
+@pytest.mark.slow
 def test_the_models_length_can_be_used_up(make_model):
     target, draft = make_model(max_length=24), make_model(max_length=24, num_layers=1)
     for k in (1, 5, 23, "auto"):
@@ -282,6 +283,7 @@ def test_the_laws_used_here_show_a_shift_of_six_percent():
         assert power(shorter, 0.05, DRAWS) > 0.99
 
 
+@pytest.mark.slow
 def test_the_check_itself():
     """`generate` follows the law; one text in sixteen with a repeated token does not."""
     target = law_pair()[0]
@@ -310,6 +312,7 @@ def test_different_prompts_and_an_end_token():
         assert_follows([out.tokens for out in outs[row::2]], law)
 
 
+@pytest.mark.slow
 def test_a_seed_repeats_a_run_and_nobody_elses(tiny, tiny_draft):
     run = lambda seed: ms.speculate(tiny, [1, 2], ms.drafters.Model(tiny_draft), 3, 30, temperature=1.0, seed=seed)  # noqa: E731
     assert run(5).tokens == run(5).tokens != run(6).tokens

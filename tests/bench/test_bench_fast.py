@@ -105,6 +105,7 @@ def test_verify(run):
     assert "t(M)/t(1)" in out and result["benchmark"] == "verify"
 
 
+@pytest.mark.slow
 def test_speculate(run):
     result, out = run("speculate", "--k", 3, "--cycles", 5, "--texts", 2, "--tokens", 4, "--peers")
     seconds = {name: row["median"] for name, row in result["seconds"].items()}

@@ -34,6 +34,7 @@ def slow_clock() -> float:
     return monotonic() / 1000  # of a process that gets a thousandth of a processor
 
 
+@pytest.mark.slow
 def test_a_clock_that_hardly_moves_stops_nothing():
     assert outcome(time_limit, 0.3) == TimeUp.__name__
     assert outcome(time_limit, 0.3, slow_clock) == "done"
@@ -83,6 +84,7 @@ def outcome_of(program, answer, seconds: float) -> str:
 needs_linux = pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="other systems go by the wall clock")
 
 
+@pytest.mark.slow
 @needs_linux
 def test_work_counts_and_so_does_sleep(nursery):
     loop = "while time.process_time() < 1.0: pass"

@@ -649,6 +649,7 @@ def test_ticks_of_all_screens_count_and_a_question_mark_is_for_its_own(tmp_path)
     assert ticks and max(ticks) < len(boxes) - 1 and min(ticks) == 0
 
 
+@pytest.mark.slow
 def test_a_point_stands_apart_from_its_number_and_no_word_is_broken(tmp_path):
     lines = []
     console = Console(lambda prompt: "", lines.append)

@@ -523,6 +523,7 @@ def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tm
         training.run(parser().parse_args(["train", "dflash", *map(str, args)]), target)
 
 
+@pytest.mark.slow
 def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
     """Fewer neurons than it has: the best ones stay, and what they say is fitted, before training goes on."""
     given = training.head_from(target.transformer, torch.arange(48), layers=[1], hidden_layers=[0, 2], block=4, mlp=16)

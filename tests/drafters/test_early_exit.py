@@ -110,6 +110,7 @@ def test_a_trained_exit_accepts_more_and_stays_exact(make_model, exit):
     assert [out.tokens for out in ms.speculate(target, prompts, drafter, 3, 12)] == plain
 
 
+@pytest.mark.slow
 def test_an_adapter_starts_as_the_untrained_exit_and_training_repeats(target):
     tokens = torch.tensor([PROMPTS[0]])
     plain, adapted = EarlyExit(target, 2), EarlyExit(target, 2, Adapter(32))

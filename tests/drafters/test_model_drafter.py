@@ -102,6 +102,7 @@ def test_random_numbers_are_each_rows_own(tiny_draft):
 # ---------------------------------------------------------------- its cache
 
 
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(data=st.data())
 def test_any_order_of_events(data):

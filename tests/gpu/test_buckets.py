@@ -69,6 +69,7 @@ def test_how_sizes_are_rounded_up():
     assert [tokens_of(n, 6) for n in range(7)] == [1, 2, 3, 5, 5, 7, 7]
 
 
+@pytest.mark.slow
 def test_the_kernel_gets_what_it_asks_for(monkeypatch):
     """On a GPU the kernel attends. Here its twin takes its place, after the kernel's own checks of its arguments."""
 
@@ -173,6 +174,7 @@ def test_weights_are_stored_once_however_many_use_them():
     assert torch.equal(first.layers[1].gate_up[0], second.layers[1].gate_up[0])
 
 
+@pytest.mark.slow
 def test_under_inference_mode_and_outside_it_alternately(tiny):
     expected = ms.generate(tiny, [5, 9], 12).tokens
     for made_inside in (True, False):

@@ -188,6 +188,7 @@ def test_each_device_captures_on_a_stream_of_its_own(monkeypatch):
 # ---------------------------------------------------------------- torch.compile
 
 
+@pytest.mark.slow
 def test_whether_it_compiles_is_asked_of_each_device_and_dtype_once(monkeypatch):
     """torch declines to compile bfloat16 for a T4, and runs it uncompiled unless it must be one whole graph."""
     from torch._dynamo.exc import SkipFrame

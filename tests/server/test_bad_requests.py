@@ -114,6 +114,7 @@ def test_any_fields(server, fields, chat):
         assert json.loads(said)["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(raw=st.binary(max_size=200))
 def test_any_bytes(server, raw):

@@ -42,6 +42,7 @@ def openai():
     return pytest.importorskip("openai", reason="the openai package is not installed")
 
 
+@pytest.mark.slow
 def test_openai_package(openai):
     right = expected("Once upon a time", 12)
     with running() as server, openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
@@ -109,6 +110,7 @@ def test_openai_logprobs(openai, drafter):
             client.chat.completions.create(**asked | {"logprobs": False})
 
 
+@pytest.mark.slow
 def test_openai_errors(openai):
     with running(max_num_seqs=1, max_waiting=0, max_body=4096, api_key="k") as server:
         client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="k", max_retries=0)
@@ -149,6 +151,7 @@ def test_openai_cancellation(openai):
 # ---- curl, limits, signals -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("curl"), reason="curl is not installed")
 def test_curl():
     with running() as server:

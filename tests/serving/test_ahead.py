@@ -63,6 +63,7 @@ def test_sampled_requests_run_ahead_with_their_own_numbers(count):
     assert (count.read, count.again) == (1, new - 2)
 
 
+@pytest.mark.slow
 def test_requests_that_come_and_go(count):
     """End tokens, different lengths, late arrivals, prompts in chunks and preemptions: as if each were alone."""
     some = asks(24, 60, 24)

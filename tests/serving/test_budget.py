@@ -165,10 +165,12 @@ def check_engine(tokens: int = 5) -> None:
     assert sum(engine.runner.calibration.tested) > 20
 
 
+@pytest.mark.slow
 def test_in_the_engine():
     check_engine()
 
 
+@pytest.mark.slow
 def test_sampled_outputs_of_the_engine_follow_the_target():
     engine_checks.check_distribution(draws=1000, allocation="survival", draft_budget=300)
 
@@ -240,10 +242,12 @@ def check_padding(monkeypatch) -> None:
     assert len(drafted) > 3 and all(slots <= max(64, 2 * tokens) for slots, tokens in drafted), sizes
 
 
+@pytest.mark.slow
 def test_uneven_drafts_are_not_padded_to_the_longest(monkeypatch):
     check_padding(monkeypatch)
 
 
+@pytest.mark.slow
 def test_padding_is_noticed(monkeypatch):
     monkeypatch.setattr("minispec.gpu.buckets.Buckets.mostly_padding", lambda *_: False)
     with pytest.raises(AssertionError):

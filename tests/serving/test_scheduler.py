@@ -15,6 +15,7 @@ from minispec.serving.integrity import IntegrityError
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", ["scheduler", "overtaking", "two", "guesses last", "shares", "hashed once"])
 def test_scheduler(check):
     CHECKS[check]()
