@@ -256,7 +256,7 @@ EARNED: dict[str, dict[str, str | tuple[str, ...]]] = {
         "Knows that only chosen": ("routes to its own experts", "38 distinct"),
         "Says that more tokens": ("routes to its own experts", "38 distinct"),
         "Explains why verifying": "routes to its own experts",
-        "Says why larger batches differ": ("At moderate batch", "hundreds of requests"),
+        "Says why larger batches": ("At moderate batch", "hundreds of requests"),
         "Computes the ratio": ("8 of 256 experts", "that's about 3x"),
         "Estimates the expected": ("8 of 256 experts", "unique experts"),
         "Knows that neighbouring": ("log the router", "overlap is 50 percent"),

@@ -17,6 +17,7 @@ from minispec import theory
 from minispec.cli import main
 from minispec.course.interview import (
     BankError,
+    bank_file,
     cards,
     cheatsheet,
     design_sheet,
@@ -127,7 +128,8 @@ def right_texts(question: Question) -> list[str]:
     """All that a careful answer may contain."""
     texts = [question.spoken, *(point for _, point in question.points), *question.raises]
     texts += [follow_up.short for follow_up in question.follow_ups]
-    return texts + [push_back.reply for push_back in question.push_backs]
+    changes = question.case.changes if question.case else ()
+    return texts + [each.reply for each in (*question.push_backs, *changes)]
 
 
 def check_what_sinks_is_in_no_right_text() -> None:
@@ -223,6 +225,14 @@ def test_a_case_can_be_held():
         known = [kind for kind, fact in KINDS_OF_FACTS.items() if any(re.search(fact, r) for r in case.requirements)]
         assert len(known) >= 5, (question.id, known)
         assert all(len(fact.split()) >= 5 and fact[-1] not in ".:" for fact in case.requirements), question.id
+        assert all(20 <= len(change.reply.split()) <= 80 for change in case.changes), question.id
+
+
+def test_a_change_may_be_a_text_alone():
+    assert bank_file._change("Half of the memory").reply == ""
+    assert bank_file._change({"says": "Half of the memory", "reply": "A smaller model."}).says == "Half of the memory"
+    with pytest.raises(ValueError, match="reply"):
+        bank_file._change({"says": "Half of the memory"})
 
 
 def test_a_case_does_not_hand_over_its_answer():
@@ -235,8 +245,8 @@ def test_a_case_does_not_hand_over_its_answer():
             assert not [point for point in points if matcher.find(point, heading).suggested], heading
         for change in case.changes:
             for push_back in question.push_backs:
-                assert not matcher.find(push_back.says, change).suggested, change
-                assert not matcher.find(change, push_back.says).suggested, change
+                assert not matcher.find(push_back.says, change.says).suggested, change.says
+                assert not matcher.find(change.says, push_back.says).suggested, change.says
 
 
 def test_a_number_does_not_hand_over_one_that_is_asked_later():

@@ -568,7 +568,7 @@ MUTANTS = {
                               check_whatever_replies_to_a_heading_is_prompted),
     "once more is by oneself": (evidence, "by_themselves", "(asked in NAMES)", "False",
                                 check_whatever_replies_to_a_heading_is_prompted),
-    "an echo is one's own": (evidence, "own_words", "if new or not mine", "if True or not mine",
+    "an echo is one's own": (evidence, "own_words", "if new or not words", "if True or not words",
                              check_an_echo_earns_nothing),
     "later words are suggested": (evidence, "suggest", "box.group in LEVELS and", "False and",
                                   check_the_first_words_are_suggested),

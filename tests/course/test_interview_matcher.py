@@ -299,9 +299,10 @@ def spoken(*kinds: str, held_out: bool) -> list[tuple[str, list[str], Match]]:
     found = []
     for entry in entries[held_out::2]:
         question = BANK[entry["question"]]
-        lines = [*(point for _, point in question.points), *question.raises, *question.sinks]
-        if zlib.crc32("\n".join(lines[: len(lines) - len(question.sinks)]).encode()) != entry["rubric"]:
+        lines = [*(point for _, point in question.points), *question.raises]
+        if zlib.crc32("\n".join(lines).encode()) != entry["rubric"]:
             continue
+        lines += question.sinks
         for kind in kinds:
             marks = re.findall(r"(\d+)([yp])([\d+]+)", entry["made" if kind == "honest" else "made_thin"])
             made = {int(line): (mark, [int(n) for n in where.split("+")]) for line, mark, where in marks}

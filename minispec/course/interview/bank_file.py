@@ -127,6 +127,12 @@ NUMBER = _record(
     {"name": _text, "expression": _text, "value": _real, "tolerance": _real, "remember": _flag, "unit": _text},
 )
 TELLS = _list_of(_text)
+OBJECTION = _record(PushBack, {"says": _text, "reply": _text})
+
+
+def _change(value) -> PushBack:
+    """With the reply that we would give, or, as a text, without."""
+    return PushBack(_text(value), "") if isinstance(value, str) else OBJECTION(value)
 
 
 def _checked_number(value) -> Number:
@@ -151,11 +157,13 @@ QUESTION = _record(
         **dict.fromkeys(LEVELS, _list_of(_text, *POINTS)),
         "raises": TELLS,
         "sinks": TELLS,
-        "push_backs": _list_of(_record(PushBack, {"says": _text, "reply": _text}), least=PUSH_BACKS),
+        "push_backs": _list_of(OBJECTION, least=PUSH_BACKS),
         "follow_ups": _list_of(_record(FollowUp, {"question": _text, "short": _text}), least=0),
         "numbers": _list_of(_checked_number, least=0),
         "facts": _list_of(_record(Fact, {"values": _list_of(_real), "note": _text}), least=0),
-        "case": _record(Case, {"minutes": _minutes, "requirements": TELLS, "whiteboard": TELLS, "changes": TELLS}),
+        "case": _record(
+            Case, {"minutes": _minutes, "requirements": TELLS, "whiteboard": TELLS, "changes": _list_of(_change)}
+        ),
         "lesson": _one_of(*LESSONS),
         "function": _dotted,
         "must": _list_of(_text, least=0),

@@ -46,6 +46,7 @@ FEWEST = 3  # words of a quote
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
+MARKS = ("a number", "a formula")  # that a text holds one: no word of it
 OPEN, NAMES = ("ask", "draw"), ("board", "number", "correction")  # turns that name no point, and all that is replied
 Entry = tuple[str, Turn, Reply, float]  # of a transcript
 Talk = Sequence[tuple[Turn, Reply]]  # all of it that belongs to one question
@@ -108,19 +109,26 @@ def scoped(text: str) -> Match:
 
 def own_words(turn: Turn, said: Talk) -> list[str]:
     """Of every reply the sentences that are no echo. An echo has its key words from the interviewer: most of all, and
-    those of the rubric all and mostly in the same order; and no number of its own."""
+    those of the rubric all and mostly in the same order; and no number of its own. Where it has fewer than two words of
+    the rubric, the order of all its key words counts."""
     about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS)).keys()
+
+    def in_order(text: str) -> list[list[str]]:
+        words = [word.term for word in occurrences(text) if word.written not in MARKS]
+        return [[word for word in words if word in about], words]
+
     told, found = "", []
     for each, reply in said:
         told = f"{told}\n{each.says}"
-        theirs = [word.term for word in occurrences(told) if word.term in about]
-        pairs, figures = set(pairwise(theirs)), {value for value, _ in numbers(told)}
+        theirs, figures = in_order(told), {value for value, _ in numbers(told)}
         own = []
         for sentence in sentences(reply.text):
-            mine, words = [word.term for word in occurrences(sentence) if word.term in about], terms(sentence).keys()
-            new = len(set(pairwise(mine)) - pairs) > (1 - QUOTED) * len(set(pairwise(mine)))
-            new = new or 2 * len(words & terms(told).keys()) < len(words) or not {*mine} <= {*theirs}
-            if new or not mine or {value for value, _ in numbers(sentence)} - figures:
+            mine, words = in_order(sentence)
+            which = len(mine) < 2
+            pairs = set(pairwise((mine, words)[which]))
+            new = len(pairs - set(pairwise(theirs[which]))) > (1 - QUOTED) * len(pairs)
+            new = new or not {*mine} <= {*theirs[0]} or 2 * len({*words} & {*theirs[1]}) < len({*words})
+            if new or not words or {value for value, _ in numbers(sentence)} - figures:
                 own.append(sentence)
         found.append(" ".join(own))
     return found

@@ -64,7 +64,7 @@ class Case:
     minutes: int
     requirements: tuple[str, ...]  # given at the start, or when asked for
     whiteboard: tuple[str, ...]  # boxes for the candidate to fill
-    changes: tuple[str, ...]  # requirements that the interviewer changes half-way
+    changes: tuple[PushBack, ...]  # requirements that the interviewer changes half-way; the reply may be ""
 
 
 @dataclass(frozen=True)
@@ -130,6 +130,7 @@ class Question:
         yield from (push_back.reply for push_back in self.push_backs)
         if self.case:
             yield from self.case.whiteboard
+            yield from (change.reply for change in self.case.changes)
 
 
 # ---- levels ---------------------------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def unexplained(question: Question) -> list[float]:
     """Numbers of the answer that are neither computed, nor given, nor a fact with a note."""
     asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
     asked += [push_back.says for push_back in question.push_backs]
-    asked += [*question.case.requirements, *question.case.changes] if question.case else []
+    asked += [*question.case.requirements, *(each.says for each in question.case.changes)] if question.case else []
     known = {value for text in asked for value in quantities(text)}
     for number in question.numbers:
         known |= {float(number.value)} | literals(number.expression)

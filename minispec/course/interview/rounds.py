@@ -192,18 +192,20 @@ class Conversation:
 
     def change(self) -> Script:
         """A requirement changes half-way: one that the answer has not dealt with yet, and to which we know a reply."""
-        objections = {change: next((each for each in self.question.push_backs if repeats(each.says, change)), None)
-                      for change in self.question.case.changes}  # fmt: skip
+        known = {}
+        for change in self.question.case.changes:
+            met = next((each for each in self.question.push_backs if repeats(each.says, change.says)), None)
+            known[change.says] = change.reply or (met.reply if met else ""), met
 
-        def order(change: str) -> tuple[bool, bool]:
-            met = objections[change]
-            return find(met.reply if met else change, self.answer).suggested, met is None
+        def order(says: str) -> tuple[bool, bool]:
+            reply, _ = known[says]
+            return find(reply or says, self.answer).suggested, not reply
 
-        change = min(objections, key=order)
-        self.met = objections[change]
-        if self.met:
-            self.asked.append(Box(PUSH_BACK, f"{change} → {self.met.reply}"))
-        yield from self.put("change", f"One thing has changed since this morning. {change}. What do you do "
+        says = min(known, key=order)
+        reply, self.met = known[says]
+        if reply:
+            self.asked.append(Box(PUSH_BACK, f"{says} → {reply}"))
+        yield from self.put("change", f"One thing has changed since this morning. {says}. What do you do "
                             "differently?")  # fmt: skip
 
     def push_back(self) -> Script:

@@ -51,7 +51,8 @@ def page_of(question: Question) -> str:
     answer = [f"> {plain(question.spoken)}", ""]
     if question.case:
         answer += ["**On the whiteboard**", "", *bullets(question.case.whiteboard), ""]
-        answer += ["**The interviewer changes half-way**", "", *bullets(question.case.changes), ""]
+        answer += ["**The interviewer changes half-way**", ""]
+        answer += [f"- *{plain(one.says)}.* {plain(one.reply)}".rstrip() for one in question.case.changes] + [""]
     for level in LEVELS:
         answer += [f"**{level}**", "", *bullets(question.level(level)), ""]
     answer += ["**Raises the impression**", "", *bullets(question.raises), ""]
