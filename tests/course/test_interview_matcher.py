@@ -281,7 +281,7 @@ def check_push_backs_are_found_in_their_own_reply() -> None:
 
 
 def check_the_sentence_that_earned_it_is_quoted() -> None:
-    """For seven points in ten; for more than eight in ten of those that a debrief calls strengths."""
+    """For seven points in ten; for more than 0.85 of those that a debrief calls strengths (measured: 0.8 and 0.91)."""
     found = []
     for answer in CANDIDATES:
         for (box, *_), (_, _, match) in zip(boxes_of(answer), typed(answer), strict=True):
@@ -290,7 +290,7 @@ def check_the_sentence_that_earned_it_is_quoted() -> None:
                     earned = any(each in match.quote for each in ([words] if isinstance(words, str) else words))
                     found.append((earned, plainly(box.text, match.quote) >= evidence.PLAIN))
     assert len(found) >= 40 and share(earned for earned, _ in found) >= 0.7
-    assert share(earned for earned, plain in found if plain) >= 0.8 and sum(plain for _, plain in found) >= 15
+    assert share(earned for earned, plain in found if plain) >= 0.85 and sum(plain for _, plain in found) >= 15
 
 
 def spoken(*kinds: str, held_out: bool) -> list[tuple[str, list[str], Match]]:
