@@ -449,8 +449,10 @@ def check_a_reply_to_a_change_is_matched() -> None:
     others = []
     for n, (question, change) in enumerate(changes):
         for right, (_, given) in ((True, changes[n]), (False, changes[(n + 2) % len(changes)])):
-            turn, transcript = converse(changed(question, change.says, change.reply),
-                                        lambda turn, given=given: given.reply if turn.kind == "change" else "")  # fmt: skip
+            turn, transcript = converse(
+                changed(question, change.says, change.reply),
+                lambda turn, given=given: given.reply if turn.kind == "change" else "",
+            )
             [i] = [i for i, box in enumerate(turn.boxes) if box.text.startswith(f"{change.says} → ")]
             match = suggest(turn, transcript)[i]
             if right:

@@ -18,13 +18,13 @@ from mutants.patching import rewrite
 
 from minispec import exact, theory, verify
 from minispec.course.classroom import exam
-from minispec.course.interview import debrief, evidence, load, mock, mock_interview, mock_terminal
+from minispec.course.interview import debrief, evidence, load, matcher, mock, mock_interview, mock_terminal
 from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
 from minispec.course.interview.debrief import AXES, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, derivations_for, kv_size, losslessness
 from minispec.course.interview.drill import SINKS, Box
-from minispec.course.interview.evidence import Graded, graded
-from minispec.course.interview.matcher import suggestions
+from minispec.course.interview.evidence import Graded, graded, unshown
+from minispec.course.interview.matcher import suggestions, supports
 from minispec.course.interview.mock_interview import Interview, keep, unfinished
 from minispec.course.interview.mock_widget import Desk
 from minispec.course.interview.plain_markdown import to_html
@@ -528,17 +528,26 @@ def test_the_axes_are_defined_and_have_no_level():
 
 
 def check_own_words() -> None:
-    """Words that the matcher does not know earn the one line for which they are quoted first; other talk earns none."""
-    look = "First place I would look is how the draft model and the target cut up a prompt"
-    talk = "My cat likes the sun and sleeps all day long"
-    points = ("Suspects tokenization", "Replays one prompt with the target alone", "Knows what a draft model needs")
+    """Words in which the matcher does not find a point earn the one line for which they are quoted first, if they are
+    about the question, hold something distinctive of that line, and do not deny it."""
+    points = (
+        "Expects more data to keep helping, by a power law",
+        "Says that a prompt and its data are cut up by the tokenizer",
+        "Trains the draft model with a few times the compute",
+    )
+    data = "With data I would go on, because training the draft model pays every time we double it"
+    costs = "It costs a few times the compute to train the draft model on a prompt"
+    denies = "It costs power, and no data in the world will train the draft model any better on a prompt"
+    talk = "My cat likes the data and sleeps all day long"
     boxes = tuple(Box(level, text) for level, text in zip(LEVELS, points, strict=True))
-    turn = Turn("grade", "", GRADES, "x", boxes=boxes, heard=f"{look}. {talk}.")
-    assert graded(turn, Reply(ticks={0: look})).shown == {0: look}
-    assert graded(turn, Reply(ticks={0: talk})).claimed == {0: talk}
-    assert 0 not in graded(turn, Reply(ticks={2: look, 0: talk})).shown
-    twice = graded(turn, Reply(ticks={0: look, 1: look, 2: look}))
-    assert 0 in twice.shown and len(twice.shown) < 3
+    turn = Turn("grade", "", GRADES, "x", boxes=boxes, heard=f"{data}. {costs}. {denies}. {talk}.")
+    assert not any(supports(points[0], each) for each in (data, costs, denies, talk))
+    assert evidence.graded(turn, Reply(ticks={0: data})).shown == {0: data}
+    for other in (costs, denies, talk):
+        assert evidence.graded(turn, Reply(ticks={0: other})).claimed == {0: other}, other
+        assert 0 in unshown(turn, {0: other})
+    assert evidence.graded(turn, Reply(ticks={1: data})).shown and not supports(points[1], data)
+    assert set(evidence.graded(turn, Reply(ticks={0: data, 1: data})).shown) == {0}
 
 
 def test_own_words_on_the_question_count_once():
@@ -784,6 +793,10 @@ MUTANTS = [
         "short(quote, most)",
         check_a_long_quote_keeps_the_words_that_earn_the_point,
     ),
+    (evidence, "graded", "and touches(point, phrase)", "", check_own_words),
+    (evidence, "graded", "and speaks_of(turn, phrase)", "", check_own_words),
+    (evidence, "graded", "quoted[_plain(phrase)] == 1 and", "", check_own_words),
+    (matcher, "touches", "and not found.is_denied()", "", check_own_words),
     (evidence, "graded", "] > most", "] > 99", check_a_keyword_sentence_earns_two_points),
     (Debrief, "_signal", "(len(levels) - 1) // 2", "-1", check_the_headline_follows_from_the_table),
     (Debrief, "concerns", "in g.opposite().items()", "in ()", check_the_opposite_is_a_concern),
@@ -798,6 +811,7 @@ MUTANTS = [
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
     monkeypatch.setattr(debrief, "graded", evidence.graded)  # names that were imported
+    monkeypatch.setattr(evidence, "touches", matcher.touches)
     with pytest.raises(AssertionError):
         check()
 

@@ -1,7 +1,8 @@
 """What a tick is worth: which words of the candidate speak for a line of the rubric, and whether they were said.
 
 A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it, or with a
-sentence about the question that has earned nothing yet: the matcher knows words, not meanings. Ticked with other words
+sentence about the question that has earned nothing yet, holds a distinctive word or a number of the line and denies
+nothing of it: the matcher knows words, not meanings. Ticked with other words
 of the answer it is claimed, and whoever reads the debrief decides.
 Words that are not in the answer are refused. The same words earn at most two lines, a long sentence up to four. A
 follow-up or push-back is looked for in the reply to it, everything else in all that was said on the question.
@@ -32,6 +33,7 @@ from .matcher import (
     sentences,
     supports,
     terms,
+    touches,
     was_said,
 )
 from .question import LEVELS, reached
@@ -304,7 +306,7 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
             continue
         most = max(PER_QUOTE, min(PER_LONG, len(phrase.split()) // WORDS_EACH)) if confirmed else PER_QUOTE
         quoted[_plain(phrase)] += 1
-        own = quoted[_plain(phrase)] == 1 and speaks_of(turn, phrase)
+        own = quoted[_plain(phrase)] == 1 and speaks_of(turn, phrase) and touches(point, phrase)
         if (len(phrase.split()) < FEWEST and not confirmed) or quoted[_plain(phrase)] > most:
             empty[i] = phrase
         elif confirmed or own or supports(point, phrase):
@@ -321,7 +323,7 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
 
 def speaks_of(turn: Turn, phrase: str) -> bool:
     """Whether words of the candidate are about what was asked: the matcher does not know every way to say a point, so
-    a sentence on the question earns the one line for which it is quoted first."""
+    a sentence on the question that touches a point earns the one line for which it is quoted first."""
     about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS))
     return len(phrase.split()) >= LONG_ENOUGH and len(terms(phrase).keys() & about.keys()) >= ON_THE_QUESTION
 
