@@ -388,8 +388,8 @@ for name, minutes in ROUNDS.items():
 # You have graded three candidates; now it is your turn. Choose a level and a round, or the whole loop. The interviewer opens, asks
 # and waits, and what comes next depends on your answer: a thin one is probed, a good one is pushed back on, and in a design one
 # requirement changes half-way. Ask back as you would on the day: you get a fact, or are told to say what you assume, and the
-# question stays open. A design begins with one sentence, and the facts come when you ask for them. Then you draw: write down parts,
-# numbers and decisions in your own order. What you leave out is asked for by its heading, and counts one level lower, because
+# question stays open. A design begins with one sentence, and the facts come when you ask for them. Then the whiteboard is yours: parts,
+# numbers and decisions, in your own order. What you leave out is asked for by its heading, and counts one level lower, because
 # a staff engineer brings it up. In the coding round what you type is thinking aloud; only *check* submits the notebook (in a
 # terminal, an empty line or `done`).
 #
