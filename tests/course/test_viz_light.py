@@ -47,7 +47,6 @@ def here():
 
 # The module that draws, and if need be which of its pictures → the panel, or the function that draws.
 FIGURES: dict[str, Callable] = {
-    "batch_speedup": lambda given: viz.batch_speedup(),
     "cache_race": lambda given: lambda: viz.cache_race_figure(given.measured),
     "cache_size": lambda given: viz.cache_size(),
     "compute_optimal": lambda given: viz.compute_optimal(),

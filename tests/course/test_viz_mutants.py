@@ -58,6 +58,18 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
         test_viz_11, "compared", "v = cost(dot.k, dot.batch)", "v = dot.v",
         test_viz_11.test_a_dot_is_compared_with_a_line_of_its_own,
     ),
+    "the best k changes one batch size too early": (
+        test_viz_11, "batch_speedup_svg", "zip(pairwise(ROWS), longest,", "zip(pairwise(ROWS), longest[1:],",
+        test_viz_11.test_the_lines_are_the_formula,
+    ),
+    "a dot is drawn where the formula puts it": (
+        test_viz_11, "batch_speedup_svg", "left.dot(dot.batch, dot.measured,", "left.dot(dot.batch, dot.predicted,",
+        test_viz_11.test_dots_are_drawn_where_they_were_measured,
+    ),
+    "batch sizes stand on a straight axis": (
+        test_viz_11, "batch_speedup_svg", "(0, top), log_x=True", "(0, top)",
+        test_viz_11.test_the_lines_are_the_formula,
+    ),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from .. import require_extra
 
 require_extra()
 
-from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_table, measure_batches, roofline_at
+from .batch_speedup import BatchDot, batch_speedup, batch_speedup_svg, batch_table, measure_batches, roofline_at
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
@@ -68,7 +68,7 @@ __all__ = [
     "accepted_by_draft",
     "batch_rates",
     "batch_speedup",
-    "batch_speedup_figure",
+    "batch_speedup_svg",
     "batch_table",
     "block_arrows",
     "budget_figure",
