@@ -49,7 +49,7 @@ from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
 from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
-from .surface import Dot, surface, surface_figure
+from .surface import Dot, surface, surface_figure, surface_svg
 from .temperature import acceptance_by_temperature
 from .tile_sizes import splits_figure, tile_sizes, tile_sizes_figure
 from .timing import measure_here, random_model, timing, timing_figure
@@ -163,6 +163,7 @@ __all__ = [
     "stored_timelines",
     "surface",
     "surface_figure",
+    "surface_svg",
     "tile_sizes",
     "tile_sizes_figure",
     "timing",
