@@ -27,6 +27,7 @@ from minispec.course.site import (
 )
 from minispec.course.stored import PLOTLY
 from minispec.course.viz.panel import Panel, choice, player, slider, switch
+from minispec.course.viz.surface import Dot, surface
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -213,6 +214,16 @@ def test_what_the_notebook_keeps_whole_is_not_run_again():
             assert "image/png" in kinds and PLOTLY not in kinds, (lesson, kept[cell].source)
 
 
+def test_what_the_page_computes_with_is_a_figure():
+    """static/widgets.js changes its traces by their names; the notebook's widget is a drawing."""
+    panel = surface([Dot.recorded()])
+    made = export.widget(panel, "surface")
+    assert isinstance(panel.picture, str) and not made["html"] and made["words"] == panel.words
+    names = ("speed-up", "no gain, no loss", "best k", "the cut", "at this α, c, v", "best")
+    for picture, _ in grid.unpacked(made["data"]):
+        assert set(names) <= {trace.get("name") for trace in picture["data"]}
+
+
 EVERY_PICTURE = test_the_grid_has_every_picture_where_the_page_looks_for_it
 THINNED = test_a_long_slider_is_thinned_and_keeps_its_ends_and_its_start
 SLICE = test_a_slice_holds_what_the_widget_needs_and_nothing_else
@@ -224,6 +235,7 @@ SLICE = test_a_slice_holds_what_the_widget_needs_and_nothing_else
         (grid, "exported", "product(*keep)", "reversed([*product(*keep)])", EVERY_PICTURE),
         (grid, "evenly", "chosen.add(start)", "pass", THINNED),
         (grid, "evenly", "or chosen", "or []", lambda: test_never_more_values_than_asked_for(3)),
+        (export, "widget", "figure=True", "figure=False", test_what_the_page_computes_with_is_a_figure),
         (panels, "slice_for", "needed |= used(node)", "pass", SLICE),
     ],
 )

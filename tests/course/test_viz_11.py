@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
+from xml.etree import ElementTree
 
 import pytest
 
@@ -19,7 +21,7 @@ from minispec.course.viz.batch_speedup import (
     ROWS,
     BatchDot,
     _costs,
-    batch_speedup_figure,
+    batch_speedup_svg,
     best,
     gain,
     verify_cost,
@@ -27,6 +29,7 @@ from minispec.course.viz.batch_speedup import (
 from minispec.course.viz.batch_why import compared
 from minispec.course.viz.recorder import Ask, DryEngine, endless
 from minispec.course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
+from minispec.course.viz.style import PALETTE
 from minispec.files.registry import BENCHMARKS
 from minispec.serving.blocks import BlockPool
 
@@ -125,20 +128,74 @@ def test_the_panel_walks_through_every_engine(tiny, drafter):
 LLAMA = presets.SHAPES["Llama-3-8B"]
 
 
-def by_name(figure) -> dict:
-    return {trace.name: trace for trace in figure.data}
+SVG = "{http://www.w3.org/2000/svg}"
+LEFT, RIGHT = (66, 370), (510, 235)  # the two charts: where they begin, and their widths
+
+
+class Seen:
+    """What a drawing shows: what it tells the pointer, and its lines and dots in the units of their axes."""
+
+    def __init__(self, svg: str) -> None:
+        self.root = ElementTree.fromstring(svg)
+        self.texts = [text.text for text in self.root.iter(f"{SVG}text")]
+        self.height = self.root.get("height")
+
+    def told(self, kind: str) -> list[str]:
+        return [shape.findtext(f"{SVG}title") for shape in self.root.iter(SVG + kind) if len(shape)]
+
+    def unit(self, chart: tuple[int, int]) -> float:
+        """Pixels of 1 on the y axis, from its first two labels."""
+        low, high = self.labels(chart)[:2]
+        return (low[1] - high[1]) / (high[0] - low[0])
+
+    def labels(self, chart: tuple[int, int]) -> list[tuple[float, float]]:
+        found = [t for t in self.root.iter(f"{SVG}text") if t.get("x") == str(chart[0] - 6)]
+        return [(float(t.text), float(t.get("y")) - 4) for t in found]
+
+    def at(self, chart: tuple[int, int], x: float, y: float) -> tuple[float, float]:
+        """(batch, value) of a point on the canvas."""
+        left, width = chart
+        return 0.85 * (1.18 * ROWS[-1] / 0.85) ** ((x - left) / width), (340 - y) / self.unit(chart)
+
+    def line(self, chart: tuple[int, int], colour: str) -> list[tuple[float, float]]:
+        """The first line of this colour in the chart."""
+        for path in self.root.iter(f"{SVG}path"):
+            numbers = list(map(float, re.findall(r"[\d.]+", path.get("d"))))
+            if path.get("stroke") == colour and chart[0] <= numbers[0] <= sum(chart):
+                return [self.at(chart, x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
+        return []
+
+    def dots(self, chart: tuple[int, int], about: str) -> list[tuple[float, float]]:
+        """Those that say they are this."""
+        found = [c for c in self.root.iter(f"{SVG}circle") if (c.findtext(f"{SVG}title") or "").startswith(about)]
+        places = [(float(c.get("cx")), float(c.get("cy"))) for c in found]
+        return [self.at(chart, x, y) for x, y in places if chart[0] <= x <= sum(chart)]
+
+
+def near(found: list[tuple[float, float]], wanted: list[tuple[float, float]]) -> bool:
+    """The same points, as far as a tenth of a pixel tells."""
+    flat = lambda pairs: [value for pair in pairs for value in pair]  # noqa: E731
+    return len(found) == len(wanted) and flat(found) == pytest.approx(flat(wanted), rel=0.005, abs=0.02)
 
 
 def test_the_lines_are_the_formula():
-    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, 0.7, 4, 0.05))
+    seen = Seen(batch_speedup_svg(theory.H200, LLAMA, 0.7, 4, 0.05))
     weights = presets.weights_read(LLAMA)
-    for rows, shown, cost in zip(ROWS, figure["k = 4"].y, figure["v, cost of verifying 4"].y, strict=True):
-        v = theory.verify_cost(theory.H200, weights, 4, rows)
-        assert cost == pytest.approx(v) and shown == pytest.approx(theory.speedup(0.7, 4, 0.05, v))
-    free = figure["the best k for each batch"]
+    costs = [theory.verify_cost(theory.H200, weights, 4, rows) for rows in ROWS]
+    gains = [theory.speedup(0.7, 4, 0.05, v) for v in costs]
+    assert near(seen.line(LEFT, PALETTE[0]), list(zip(ROWS, gains, strict=True)))
+    assert near(seen.line(RIGHT, PALETTE[3]), list(zip(ROWS, costs, strict=True)))
     tried = [[gain(theory.H200, LLAMA, 0.7, k, 0.05, rows) for k in range(1, LONGEST + 1)] for rows in ROWS]
-    assert list(free.y) == pytest.approx([max(1, *row) for row in tried])
-    assert list(free.customdata) == list(figure["best k"].y) and free.customdata[0] > free.customdata[-1] == 0
+    most = [max(1, *row) for row in tried]
+    longest = [row.index(max(row)) + 1 if max(row) > 1 else 0 for row in tried]
+    assert near(seen.line(LEFT, PALETTE[2]), list(zip(ROWS, most, strict=True)))
+    steps = [(n, k) for pair, k in zip(pairwise(ROWS), longest, strict=False) for n in pair] + [(ROWS[-1], longest[-1])]
+    assert near(seen.line(RIGHT, PALETTE[2]), steps) and longest[0] > longest[-1] == 0
+    told = seen.told("rect")
+    assert told == [f"batch of {n}: {one:.2f} × with k = 4, {free:.2f} × with k = {k}"
+                    for n, one, free, k in zip(ROWS, gains, most, longest, strict=True)] + [
+        f"batch of {n}: v = {v:.2f}; the best k is {k}" for n, v, k in zip(ROWS, costs, longest, strict=True)
+    ]  # fmt: skip
 
 
 def test_a_long_context_brings_the_gain_back():
@@ -175,10 +232,13 @@ def test_a_load_with_a_cache_adds_the_bounds_of_products_and_attention():
 def test_dots_are_drawn_where_they_were_measured():
     dots = [BatchDot(1, 4, 0.7, 0.1, 1.0, 1.8), BatchDot(8, 4, 0.7, 0.1, 2.5, 0.9)]
     assert [round(dot.predicted, 2) for dot in dots] == [1.98, 0.96]
-    figure = by_name(batch_speedup_figure(theory.H200, LLAMA, dots={"here": dots}))
-    assert list(figure["measured here"].x) == [1, 8] and list(figure["measured here"].y) == [1.8, 0.9]
-    assert list(figure["by the formula here"].y) == [dot.predicted for dot in dots]
-    assert list(figure["v, measured here"].y) == [1.0, 2.5]
+    seen = Seen(batch_speedup_svg(theory.H200, LLAMA, dots={"here": dots, "there": []}))
+    assert near(seen.dots(LEFT, "measured here"), [(1, 1.8), (8, 0.9)])
+    assert near(seen.dots(LEFT, "by the formula here"), [(dot.batch, dot.predicted) for dot in dots])
+    assert near(seen.dots(RIGHT, "measured here"), [(1, 1.0), (8, 2.5)])
+    assert {"measured here", "by the formula here"} <= set(seen.texts) and not any("there" in t for t in seen.texts)
+    rings = [c for c in seen.root.iter(f"{SVG}circle") if c.get("fill") == "none"]
+    assert [c.findtext(f"{SVG}title", "").startswith("by the formula") for c in rings] == [True, True, False]  # its key
 
 
 @pytest.mark.slow
@@ -192,12 +252,14 @@ def test_an_h200_is_shown_with_what_was_measured_there_and_nothing_else_is():
         assert dot.predicted == pytest.approx(row["predicted_speedup"])
     panel = viz.batch_speedup()
     there = f"measured on an H200, recorded {result['date']}"
-    assert there in by_name(panel.picture) and not [name for name in by_name(panel.picture) if "just now" in name]
-    assert list(by_name(panel.picture)[there].x) == [row["batch"] for row in rows]
+    seen = Seen(panel.picture)
+    assert there in seen.texts and not [text for text in seen.texts if "just now" in text]
+    assert near(seen.dots(LEFT, there), [(row["batch"], row["speedup"]["median"]) for row in rows])
     for name, value in dict(machine=MACHINES[1].name, model="Llama-2-70B", stored=0.5).items():
         panel = viz.batch_speedup()
         panel.controls[name].value = value
-        assert there not in by_name(panel.picture)
+        other = Seen(panel.picture)
+        assert there not in other.texts and not other.dots(LEFT, there) and other.height == seen.height
 
 
 def test_a_perfect_draft_is_measured_as_one(tiny):
@@ -211,11 +273,11 @@ def test_a_perfect_draft_is_measured_as_one(tiny):
 @pytest.mark.slow
 def test_moving_a_control_changes_the_curve():
     panel = viz.batch_speedup()
-    seen = {panel.picture.to_json()}
+    seen = {panel.picture}
     moves = dict(alpha=0.9, k=3, c=0.1, context=1024, stored=0.5, model="Llama-2-70B", machine=MACHINES[-1].name)
     for name, value in moves.items():
         panel.controls[name].value = value
-        seen.add(panel.picture.to_json())
+        seen.add(panel.picture)
     assert len(seen) == 1 + len(moves)
 
 

@@ -47,7 +47,6 @@ def here():
 
 # The module that draws, and if need be which of its pictures → the panel, or the function that draws.
 FIGURES: dict[str, Callable] = {
-    "batch_speedup": lambda given: viz.batch_speedup(),
     "cache_race": lambda given: lambda: viz.cache_race_figure(given.measured),
     "cache_size": lambda given: viz.cache_size(),
     "compute_optimal": lambda given: viz.compute_optimal(),
@@ -69,7 +68,7 @@ FIGURES: dict[str, Callable] = {
     "race_beside": lambda given: lambda: viz.drafter_speedups(given.race),
     "roofline": lambda given: viz.roofline(),
     "roofline, measured": lambda given: viz.roofline(here()),
-    "surface": lambda given: viz.surface([viz.Dot.recorded()], curve=lambda k: 1 + k / 10),
+    "surface": lambda given: lambda: viz.surface_figure(0.7, 0.1, lambda k: 1 + k / 10, [viz.Dot.recorded()]),
     "surface, no gain": lambda given: lambda: viz.surface_figure(0.1, 0.9, 5.0),
     "temperature": lambda given: lambda: viz.acceptance_by_temperature(test_viz.RESULT),
     "tile_sizes": lambda given: viz.tile_sizes(recorded=test_viz_13.swept()),

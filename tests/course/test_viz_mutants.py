@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+import test_viz_07
 import test_viz_11
 import test_viz_16
 import test_viz_drawing
@@ -57,6 +58,34 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
     "a dot is compared with itself": (
         test_viz_11, "compared", "v = cost(dot.k, dot.batch)", "v = dot.v",
         test_viz_11.test_a_dot_is_compared_with_a_line_of_its_own,
+    ),
+    "the best k changes one batch size too early": (
+        test_viz_11, "batch_speedup_svg", "zip(pairwise(ROWS), longest,", "zip(pairwise(ROWS), longest[1:],",
+        test_viz_11.test_the_lines_are_the_formula,
+    ),
+    "a dot is drawn where the formula puts it": (
+        test_viz_11, "batch_speedup_svg", "left.dot(dot.batch, dot.measured,", "left.dot(dot.batch, dot.predicted,",
+        test_viz_11.test_dots_are_drawn_where_they_were_measured,
+    ),
+    "batch sizes stand on a straight axis": (
+        test_viz_11, "batch_speedup_svg", "(0, top), log_x=True", "(0, top)",
+        test_viz_11.test_the_lines_are_the_formula,
+    ),
+    "the map forgets what verifying costs": (
+        test_viz_07, "surface_svg", "_cells(c, costs)", "_cells(c, (1.0,) * LONGEST)",
+        test_viz_07.test_the_surface_is_the_formula,
+    ),
+    "the best k is a slanted line": (
+        test_viz_07, "surface_svg", "((a[0], b[1]), b)", "(a, b)",
+        test_viz_07.test_the_lines_on_it_are_the_best_k_and_the_break_even,
+    ),
+    "a prediction is drawn as measured": (
+        test_viz_07, "surface_svg", "chart.at(dot.k, dot.measured)", "chart.at(dot.k, dot.predicted)",
+        test_viz_07.test_dots_show_what_was_measured_beside_what_was_predicted,
+    ),
+    "a small gain has the colour of a great one": (
+        test_viz_07.surface_module, "colours", "/ MOST", "/ 2",
+        test_viz_07.test_colours_mean_what_the_scale_beside_them_says,
     ),
 }  # fmt: skip
 

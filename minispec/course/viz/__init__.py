@@ -7,7 +7,7 @@ from .. import require_extra
 
 require_extra()
 
-from .batch_speedup import BatchDot, batch_speedup, batch_speedup_figure, batch_table, measure_batches, roofline_at
+from .batch_speedup import BatchDot, batch_speedup, batch_speedup_svg, batch_table, measure_batches, roofline_at
 from .cache_race import cache_race, cache_race_figure, cache_race_html, measure_race
 from .cache_size import cache_size, cache_size_figure
 from .compute_optimal import compute_optimal, compute_optimal_figure
@@ -49,7 +49,7 @@ from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
 from .roofline import roofline, roofline_figure
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
-from .surface import Dot, surface, surface_figure
+from .surface import Dot, surface, surface_figure, surface_svg
 from .temperature import acceptance_by_temperature
 from .tile_sizes import splits_figure, tile_sizes, tile_sizes_figure
 from .timing import measure_here, random_model, timing, timing_figure
@@ -68,7 +68,7 @@ __all__ = [
     "accepted_by_draft",
     "batch_rates",
     "batch_speedup",
-    "batch_speedup_figure",
+    "batch_speedup_svg",
     "batch_table",
     "block_arrows",
     "budget_figure",
@@ -163,6 +163,7 @@ __all__ = [
     "stored_timelines",
     "surface",
     "surface_figure",
+    "surface_svg",
     "tile_sizes",
     "tile_sizes_figure",
     "timing",

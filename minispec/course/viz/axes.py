@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
-from .drawing import SOFT, Canvas
+from .drawing import SOFT, Canvas, text_width
 
 Range = tuple[float, float]
 
@@ -19,17 +20,21 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 class Axes:
-    """A chart in a box of a canvas. `log`: the y axis is logarithmic."""
+    """A chart in a box of a canvas. `log`, `log_x`: the y axis, the x axis is logarithmic."""
 
-    def __init__(self, canvas: Canvas, box: tuple[float, float, float, float], xs: Range, ys: Range, log: bool = False):
+    def __init__(
+        self, canvas: Canvas, box: tuple[float, float, float, float], xs: Range, ys: Range, log: bool = False,
+        log_x: bool = False,
+    ):  # fmt: skip
         self.canvas, self.box, self.xs, self.ys = canvas, box, xs, ys
-        self.log = log
+        self.log, self.log_x = log, log_x
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies on the canvas."""
         left, top, width, height = self.box
+        first, last, x = (math.log10(v) for v in (*self.xs, x)) if self.log_x else (*self.xs, x)
         low, high, y = (math.log10(v) for v in (*self.ys, y)) if self.log else (*self.ys, y)
-        return left + width * (x - self.xs[0]) / (self.xs[1] - self.xs[0]), top + height * (high - y) / (high - low)
+        return left + width * (x - first) / (last - first), top + height * (high - y) / (high - low)
 
     def frame(self, title: str, x_title: str, y_title: str, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Axes:
         left, top, width, height = self.box
@@ -37,11 +42,11 @@ class Axes:
         for tick in x_ticks:
             x, _ = self.at(tick, self.ys[0])
             canvas.line(x, top, x, top + height, thick=0.5)
-            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 11.5, "middle", colour=SOFT)
+            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 12, "middle", colour=SOFT)
         for tick in y_ticks:
             _, y = self.at(self.xs[0], tick)
             canvas.line(left, y, left + width, y, thick=0.5)
-            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 11.5, "end", colour=SOFT)
+            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 12, "end", colour=SOFT)
         canvas.text(left + width / 2, top + height + 34, x_title, 12.5, "middle")
         x, y = left - 46, top + height / 2
         canvas.parts.append(f'<g transform="rotate(-90 {x:.1f} {y:.1f})">')
@@ -55,9 +60,9 @@ class Axes:
         self.canvas.rect(x, y, end - x, zero - y, colour, None, round=0, title=told)
         return self
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2) -> Axes:
+    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2, dash: str = "") -> Axes:
         points = " ".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
-        self.canvas.path(f"M{points}", colour, thick)
+        self.canvas.path(f"M{points}", colour, thick, dash=dash)
         return self
 
     def dot(self, x: float, y: float, radius: float, colour: str, told: str = "", ring: float = 0) -> Axes:
@@ -67,3 +72,24 @@ class Axes:
         about = f"<title>{escape(told)}</title>" if told else ""
         self.canvas.parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{radius}" {look}>{about}</circle>')
         return self
+
+    def strips(self, xs: Sequence[float], told: Sequence[str]) -> Axes:
+        """What the pointer is told above and below each x: as a line of points would, without their being seen."""
+        _, top, _, height = self.box
+        at = [self.at(x, self.ys[1])[0] for x in xs]
+        edges = [at[0], *((a + b) / 2 for a, b in pairwise(at)), at[-1]]
+        for (left, right), words in zip(pairwise(edges), told, strict=True):
+            self.canvas.rect(left, top, right - left, height, "transparent", None, round=0, title=words)
+        return self
+
+
+def legend(canvas: Canvas, x: float, y: float, entries: Sequence[tuple[str, str, str]], size: float = 12.5) -> None:
+    """(mark, colour, words), …; a mark is "line", "dash", "dot" or "ring"."""
+    for mark, colour, words in entries:
+        if mark in ("line", "dash"):
+            canvas.line(x, y - 4, x + 24, y - 4, colour, 3, "5 4" if mark == "dash" else "")
+        else:
+            look = f'fill="none" stroke="{colour}" stroke-width="2"' if mark == "ring" else f'fill="{colour}"'
+            canvas.parts.append(f'<circle cx="{x + 12:.1f}" cy="{y - 4:.1f}" r="5" {look}/>')
+        canvas.text(x + 32, y, words, size)
+        x += 32 + text_width(words, size) + 18

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import NamedTuple
@@ -21,13 +22,13 @@ from ...model import Config
 from ...serving.engine import Engine
 from ...serving.metrics import StepRecord
 from ...trace import Trace
-from . import light as go
 from . import presets
+from .axes import Axes, legend, ticks
 from .batch_why import compared
-from .light import make_subplots
+from .drawing import SOFT, Canvas
 from .panel import Panel, choice, slider
 from .recorder import endless
-from .style import GREY, LEGEND_ABOVE, PALETTE, TEMPLATE
+from .style import PALETTE
 
 ROWS = tuple(sorted({*range(1, 17), *range(20, 65, 4), *range(72, 257, 8), *range(272, 513, 16)}))
 LONGEST = 8  # the longest draft that is tried where k is free
@@ -234,10 +235,11 @@ def batch_table(dots: Sequence[BatchDot]) -> str:
 # ---- the picture -----------------------------------------------------------------------------------------------------
 
 
-def batch_speedup_figure(
+def batch_speedup_svg(
     hardware: theory.Hardware, config: Config, alpha: float = 0.7, k: int = 4, c: float = 0.05,
     bytes_per_weight: float = 2, context: int = 0, dots: Mapping[str, Sequence[BatchDot]] | None = None,
-) -> go.Figure:  # fmt: skip
+    words: str = "",
+) -> str:  # fmt: skip
     """Left: speed-up against batch size, at this k and at the best k of each batch. Right: v, and the best k.
 
     `dots` were measured, by where that was: filled as measured, open as the formula predicts from their own α, c, v.
@@ -246,46 +248,47 @@ def batch_speedup_figure(
     shape = (bytes_per_weight, context)
     shown = np.array(ROWS) - 1
     gains, most, longest = (some[..., shown].tolist() for some in _gains(hardware, config, alpha, c, *shape))
-    fixed, free = gains[k - 1], list(zip(most, longest, strict=True))
-    figure = make_subplots(1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.13)
-    figure.add_scatter(x=ROWS, y=fixed, name=f"k = {k}", line=dict(color=PALETTE[0], width=3),
-                       hovertemplate="batch of %{x}: %{y:.2f} ×<extra></extra>")  # fmt: skip
-    figure.add_scatter(x=ROWS, y=[s for s, _ in free], name="the best k for each batch",
-                       line=dict(color=PALETTE[2], width=2, dash="dash"), customdata=[kk for _, kk in free],
-                       hovertemplate="batch of %{x}, k = %{customdata}: %{y:.2f} ×<extra></extra>")  # fmt: skip
-    figure.add_hline(y=1, line=dict(color=GREY, width=1, dash="dot"), row=1, col=1)
-    cost = _costs(hardware, config, *shape)[k - 1, shown].tolist()
-    figure.add_scatter(x=ROWS, y=cost, name=f"v, cost of verifying {k}", line=dict(color=PALETTE[3], width=3),
-                       hovertemplate="batch of %{x}: v = %{y:.2f}<extra></extra>", row=1, col=2)  # fmt: skip
-    figure.add_scatter(x=ROWS, y=[kk for _, kk in free], name="best k", hoverinfo="skip", row=1, col=2,
-                       line=dict(color=PALETTE[2], width=2, dash="dash", shape="hv"), showlegend=False)  # fmt: skip
-    about = "α = %{customdata[0]:.2f}, c = %{customdata[1]:.2f}, v = %{customdata[2]:.2f}, k = %{customdata[3]}"
-    told = f"batch of %{{x}}: %{{y:.2f}} ×<br>{about}<extra></extra>"
+    fixed, cost = gains[k - 1], _costs(hardware, config, *shape)[k - 1, shown].tolist()
+    every = [dot for some in dots.values() for dot in some]
+    top = 1.1 * max([1.2, *most, *(max(d.measured, d.predicted) for d in every)])
+    highest = 1.08 * max([LONGEST, *cost, *(d.v for d in every)])
+
+    canvas = Canvas(470).text(10, 24, hardware.name, 15)
+    far, sizes = (0.85, 1.18 * ROWS[-1]), [4**n for n in range(5)]
+    left = Axes(canvas, (66, 70, 370, 270), far, (0, top), log_x=True)
+    left.frame("speed-up against plain decoding", "batch size", "speed-up", sizes, ticks(0, top))
+    right = Axes(canvas, (510, 70, 235, 270), far, (0, highest), log_x=True)
+    right.frame(
+        f"v, cost of verifying {k}, and the best k", "batch size", "v, and the best k", sizes, ticks(0, highest)
+    )
+    canvas.line(left.box[0], left.at(1, 1)[1], left.box[0] + left.box[2], left.at(1, 1)[1], SOFT, 1, "2 3")
+    left.line(ROWS, fixed, PALETTE[0], 3).line(ROWS, most, PALETTE[2], dash="6 4")
+    steps = [(batch, one) for pair, one in zip(pairwise(ROWS), longest, strict=False) for batch in pair]
+    right.line(ROWS, cost, PALETTE[3], 3).line(
+        *zip(*steps, (ROWS[-1], longest[-1]), strict=True), PALETTE[2], dash="6 4"
+    )
+    told = zip(ROWS, fixed, longest, most, strict=True)
+    left.strips(
+        ROWS, [f"batch of {n}: {one:.2f} × with k = {k}, {free:.2f} × with k = {kk}" for n, one, kk, free in told]
+    )
+    told = zip(ROWS, cost, longest, strict=True)
+    right.strips(ROWS, [f"batch of {n}: v = {v:.2f}; the best k is {kk}" for n, v, kk in told])
+    marks = [("line", PALETTE[0], f"k = {k}"), ("dash", PALETTE[2], "the best k for each batch")]
+    legend(canvas, 66, 404, [*marks, ("line", PALETTE[3], f"v, cost of verifying {k}")])
+    y = 404
     for (place, some), colour in zip(dots.items(), itertools.cycle((PALETTE[1], PALETTE[4])), strict=False):
         if not some:
             continue
-        look = dict(size=11, color=colour, line=dict(width=2, color=colour))
-        rows, seen = [dot.batch for dot in some], [[dot.alpha, dot.c, dot.v, dot.k] for dot in some]
-        both = {
-            f"measured {place}": [dot.measured for dot in some],
-            f"by the formula {place}": [dot.predicted for dot in some],
-        }
-        for (name, values), symbol in zip(both.items(), ("circle", "circle-open"), strict=True):
-            figure.add_scatter(x=rows, y=values, name=name, mode="markers", marker=look | dict(symbol=symbol),
-                               customdata=seen, hovertemplate=told)  # fmt: skip
-        figure.add_scatter(x=rows, y=[dot.v for dot in some], mode="markers", marker=look, showlegend=False,
-                           name=f"v, measured {place}", hovertemplate="batch of %{x}: v = %{y:.2f}<extra></extra>",
-                           row=1, col=2)  # fmt: skip
-    figure.update_xaxes(title="batch size", type="log", tickvals=[4**n for n in range(5)],
-                        ticktext=[str(4**n) for n in range(5)])  # fmt: skip
-    every = [dot for some in dots.values() for dot in some]
-    top = max([1.2, *(s for s, _ in free), *(max(d.measured, d.predicted) for d in every)])
-    figure.update_yaxes(title="speed-up", range=[0, 1.1 * top], row=1, col=1)
-    highest = max([LONGEST, *cost, *(d.v for d in every)])
-    figure.update_yaxes(title="v, and the best k", range=[0, 1.08 * highest], row=1, col=2)
-    figure.update_layout(template=TEMPLATE, height=510, margin=dict(l=60, r=20, t=150, b=55),
-                         title=dict(text=hardware.name, y=0.97), legend=LEGEND_ABOVE)  # fmt: skip
-    return figure
+        for dot in some:
+            about = f"α = {dot.alpha:.2f}, c = {dot.c:.2f}, v = {dot.v:.2f}, k = {dot.k}"
+            said = f"measured {place}, batch of {dot.batch}: "
+            left.dot(dot.batch, dot.measured, 5.5, colour, f"{said}{dot.measured:.2f} ×; {about}")
+            formula = f"by the formula {place}, batch of {dot.batch}: {dot.predicted:.2f} ×; {about}"
+            left.dot(dot.batch, dot.predicted, 5.5, colour, formula, ring=2)
+            right.dot(dot.batch, dot.v, 5.5, colour, f"{said}v = {dot.v:.2f}")
+        y += 24
+        legend(canvas, 66, y, [("dot", colour, f"measured {place}"), ("ring", colour, f"by the formula {place}")])
+    return canvas.svg(words)
 
 
 def in_words(
@@ -314,10 +317,9 @@ def batch_speedup(dots: Sequence[BatchDot] = ()) -> Panel:
         shown = recorded if (machine, model, stored) == there else ()
         on_gpu = f"on an H200, recorded {date}"
         measured = {"on this machine, just now": dots, on_gpu: shown}
-        figure = batch_speedup_figure(hardware, config, alpha, k, c, stored, context, measured)
-        words = in_words(hardware, config, alpha, k, c, stored, context)
         cost = lambda k, batch: verify_cost(hardware, config, k, batch, stored, context)  # noqa: E731
-        return figure, words + compared(measured, cost, {on_gpu})
+        words = in_words(hardware, config, alpha, k, c, stored, context) + compared(measured, cost, {on_gpu})
+        return batch_speedup_svg(hardware, config, alpha, k, c, stored, context, measured, words), words
 
     controls = {
         "alpha": slider("α", 0.7, 0.0, 0.98, 0.02),

@@ -164,12 +164,13 @@
             trace("speed-up").z = alphas.map((a) => lengths.map((k) => F.speedup(a, k, c, paid(k))));
             const edge = lengths.map((k) => [k, F.breakEven(k, c, paid(k))]).filter(([, a]) => a <= 1);
             const best = alphas.map((a) => [F.best(a, c, paid, longest)[1], a]).filter(([k]) => k);
-            const line = (name, points, text, nth) => Object.assign(trace(name), {
-                x: points.map(([x]) => x), y: points.map(([, y]) => y),
-                text: points.map((_, i) => i === nth ? text : ""),
-            });
-            line("no gain, no loss", edge, "no gain, no loss", Math.floor(edge.length / 3));
-            line("best k", best, "best k", Math.floor(best.length / 2));
+            const line = (name, points) => Object.assign(trace(name), {x: points.map(([x]) => x), y: points.map(([, y]) => y)});
+            line("no gain, no loss", edge);
+            line("best k", best);
+            const named = [[edge[Math.floor(edge.length / 3)], "no gain, no loss", "white"], [best[Math.floor(best.length / 2)], "best k", "black"]]
+                .filter(([point]) => point);
+            line("names", named.map(([point]) => point));
+            Object.assign(trace("names"), {text: named.map(([, text]) => text), textfont: {color: named.map(([, , colour]) => colour)}});
             trace("the cut").y = [alpha, alpha];
             const cut = lengths.map((k) => F.speedup(alpha, k, c, paid(k)));
             trace("at this α, c, v").y = cut;
