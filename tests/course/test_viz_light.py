@@ -16,7 +16,6 @@ import plotly.graph_objects as go
 import plotly.io as pio
 import test_viz
 import test_viz_08
-import test_viz_10
 import test_viz_12
 import test_viz_13
 import torch
@@ -63,7 +62,6 @@ FIGURES: dict[str, Callable] = {
     "limit_steps": lambda given: lambda: viz.limit_steps_figure(LIMIT),
     "overlap": lambda given: lambda: viz.overlap_figure([0.6, 0.3, 0.1], [0.3, 0.2, 0.5], "abc"),
     "parallel_timelines": lambda given: viz.parallel_timelines(),
-    "positions": lambda given: viz.positions(test_viz_10.RUNS),
     "prefix_masks": lambda given: lambda: viz.prefix_masks_figure(r"\d\d", ["1", "2", "am"], ["2", "am"], "1"),
     "race": lambda given: lambda: viz.drafter_race_figure(given.race, "seconds"),
     "race_beside": lambda given: lambda: viz.drafter_speedups(given.race),
@@ -158,7 +156,7 @@ def test_a_misspelt_property_is_noticed(name, function, old, new, given, monkeyp
         (light.Figure, "add_vline", "{y} domain", "{y}", "roofline"),
         (light.Figure, "_axes", "self.grid if row is None else [self.grid[row - 1]]", "self.grid", "control_room"),
         (light.Figure, "to_dict", "convert_to_base64(whole)", "pass", "kernel_timeline"),
-        (light, "make_subplots", "annotation.text = title", "pass", "positions"),
+        (light, "make_subplots", "annotation.text = title", "pass", "experts"),
     ],
 )  # fmt: skip
 def test_what_light_does_otherwise_is_noticed(owner, function, old, new, name, given, monkeypatch):

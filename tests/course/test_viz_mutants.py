@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+import test_viz_10
 import test_viz_11
 import test_viz_16
 import test_viz_drawing
@@ -57,6 +58,23 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
     "a dot is compared with itself": (
         test_viz_11, "compared", "v = cost(dot.k, dot.batch)", "v = dot.v",
         test_viz_11.test_a_dot_is_compared_with_a_line_of_its_own,
+    ),
+    "a mark counts all cycles, not those that reached it": (
+        viz, "positions_svg", "rates, came = trace.acceptance_by_position, reached(trace)",
+        "rates, came = trace.acceptance_by_position, [len(trace.cycles)] * len(reached(trace))",
+        test_viz_10.test_lines_and_bars_are_the_traces,
+    ),
+    "every bar is drawn to the same end": (
+        viz, "positions_svg", "right.at(trace.tokens_per_cycle, i + 1)", "right.at(2, i + 1)",
+        test_viz_10.test_lines_and_bars_are_the_traces,
+    ),
+    "the axes are those of one choice": (
+        viz, "positions_svg", "trace in runs.values() for cycle", "trace in traces.values() for cycle",
+        test_viz_10.test_the_axes_stay_and_hold_every_run,
+    ),
+    "the wrong drafter is brought out": (
+        viz, "positions_svg", "1 if drafter in (None, name) else 0.25", "1 if drafter != name else 0.25",
+        test_viz_10.test_one_drafter_is_brought_out,
     ),
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ from .pictures_family import family_tree
 from .pictures_memory import block_arrows, cache_grid, memory_snapshot, static_holes
 from .pictures_system import cut_matrices, cut_products, engine_step, parallel_products
 from .places import real_places, toy_place
-from .positions import measure_positions, positions, positions_figure
+from .positions import measure_positions, positions, positions_svg
 from .predict import Prediction, predict
 from .prefix_masks import prefix_masks_figure
 from .quantisation import effects_of, error_of, quantisation, quantisation_svg
@@ -134,7 +134,7 @@ __all__ = [
     "parallel_timelines_figure",
     "pass_rows",
     "positions",
-    "positions_figure",
+    "positions_svg",
     "predict",
     "prefix_masks_figure",
     "quantisation",

@@ -37,11 +37,11 @@ class Axes:
         for tick in x_ticks:
             x, _ = self.at(tick, self.ys[0])
             canvas.line(x, top, x, top + height, thick=0.5)
-            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 11.5, "middle", colour=SOFT)
+            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 12, "middle", colour=SOFT)
         for tick in y_ticks:
             _, y = self.at(self.xs[0], tick)
             canvas.line(left, y, left + width, y, thick=0.5)
-            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 11.5, "end", colour=SOFT)
+            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 12, "end", colour=SOFT)
         canvas.text(left + width / 2, top + height + 34, x_title, 12.5, "middle")
         x, y = left - 46, top + height / 2
         canvas.parts.append(f'<g transform="rotate(-90 {x:.1f} {y:.1f})">')
