@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+import test_viz_01
 import test_viz_10
 import test_viz_11
 import test_viz_16
@@ -58,6 +59,23 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
     "a dot is compared with itself": (
         test_viz_11, "compared", "v = cost(dot.k, dot.batch)", "v = dot.v",
         test_viz_11.test_a_dot_is_compared_with_a_line_of_its_own,
+    ),
+    "every pass is one over a single sequence": (
+        viz, "roofline_svg", "batch=batch, context=context)", "batch=1, context=context)",
+        lambda: test_viz_01.test_passes_lie_on_the_roof_at_their_intensity(4, 8, 3),
+    ),
+    "a measured pass took no longer than the roof allows": (
+        viz, "roofline_svg", "flow, number = flops / point.time.median,",
+        "flow, number = theory.attainable_flops(flops / read, run.hardware),",
+        test_viz_01.test_measured_passes_are_their_flops_over_their_time,
+    ),
+    "another machine has the roof of the chosen one": (
+        viz, "roofline_svg", "_roof(chart, run.hardware,", "_roof(chart, hardware,",
+        test_viz_01.test_another_machines_roof_is_theorys_too,
+    ),
+    "every measured pass has its number, whatever is there": (
+        viz, "roofline_svg", "if x + 6 > beside[0] or abs(y - beside[1]) > 11:", "if True:",
+        test_viz_01.test_numbers_beside_measured_passes_do_not_touch,
     ),
     "a mark counts all cycles, not those that reached it": (
         viz, "positions_svg", "rates, came = trace.acceptance_by_position, reached(trace)",

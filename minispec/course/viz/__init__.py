@@ -47,7 +47,7 @@ from .quantisation import effects_of, error_of, quantisation, quantisation_svg
 from .race import drafter_race, drafter_race_figure, drafter_race_html, run_race
 from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
-from .roofline import roofline, roofline_figure
+from .roofline import roofline, roofline_svg
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure
 from .temperature import acceptance_by_temperature
@@ -149,7 +149,7 @@ __all__ = [
     "residual_html",
     "roofline",
     "roofline_at",
-    "roofline_figure",
+    "roofline_svg",
     "run_race",
     "scheduler_steps",
     "scheduler_steps_html",

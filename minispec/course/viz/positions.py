@@ -77,7 +77,7 @@ def positions_svg(runs: Runs, text: str, temperature: float, drafter: str | None
         raise ValueError(f"text={text!r}, temperature={temperature!r} was not run: there are {kinds} at {hot}")
     if drafter is not None and drafter not in traces:
         raise ValueError(f"drafter={drafter!r} was not run: give one of {', '.join(traces)}, or None for all")
-    deepest = max(1, *(cycle.accepted + (not cycle.bonus) for trace in runs.values() for cycle in trace.cycles))
+    deepest = max(1, *(cycle.tested for trace in runs.values() for cycle in trace.cycles))
     most = 1.04 * max(1, *(trace.tokens_per_cycle for trace in runs.values()))
 
     canvas = Canvas(400)

@@ -108,7 +108,7 @@ def surface_figure(
     figure.add_scatter(
         x=[x for x, *_ in names], y=[y for _, y, *_ in names], text=[text for *_, text, _ in names], mode="text",
         textfont=dict(color=[colour for *_, colour in names]), textposition="bottom right", showlegend=False,
-        hoverinfo="skip",
+        hoverinfo="skip", name="names",
     )  # fmt: skip
     figure.add_scatter(
         x=[1, LONGEST], y=[alpha, alpha], mode="lines", line=dict(color=GREY, width=1, dash="dash"),
