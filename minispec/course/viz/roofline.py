@@ -10,13 +10,14 @@ from ... import theory
 from ...model import Config
 from . import presets
 from .axes import Axes
-from .drawing import SOFT, Canvas, shorten, text_width
+from .drawing import CARD, SOFT, THEME, Canvas, shorten, text_width
 from .panel import Panel, choice
 from .style import PALETTE
 from .timing import NOW, Here, recorded, shown_first
 
 PROMPT = 512  # tokens of the prompt whose prefill is marked
 LEFT, RIGHT = 0.3, 4e6  # FLOP per byte: every pass that the controls can make is between them
+HALO = "stroke:var({},{});stroke-width:4px".format(*THEME[CARD])
 MACHINES = (theory.H200, theory.H100, theory.A100, theory.NEOVERSE_N1)
 
 
@@ -78,7 +79,8 @@ def roofline_svg(
             x, y = chart.at(flops / read, flow)
             _mark(canvas, x, y, symbol, colour, f"{run.what}, M = {number}: {_told(flops / read, flow)}")
             if x + 6 > beside[0] or abs(y - beside[1]) > 11:
-                canvas.text(x + 6, y + 15, number, 12)
+                canvas.parts.append(f'<g style="paint-order:stroke;{HALO}">')  # readable on another machine's roof
+                canvas.text(x + 6, y + 15, number, 12).parts.append("</g>")
                 beside = (x + 6 + text_width(number, 12), y)
     facts = {"box": chart.box, "xs": chart.xs, "ys": chart.ys}  # for the web page, which moves the marks itself
     canvas.parts.append(f"<g data-chart='{json.dumps(facts)}'>")
