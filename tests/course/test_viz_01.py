@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
+from xml.etree import ElementTree
 
 import pytest
 
@@ -16,6 +20,7 @@ from minispec.bench import measure
 from minispec.bench.measure import Point, Rate, Timing
 from minispec.course import viz
 from minispec.course.viz import presets
+from minispec.course.viz.roofline import LEFT, RIGHT
 from minispec.model import Transformer
 
 timing_module = sys.modules["minispec.course.viz.timing"]  # viz.timing is the widget
@@ -27,6 +32,58 @@ HERE = timing_module.Here(
     64,
     tuple(Point(m, Timing(0.02 * r, 0.018 * r, 0.03 * r, 3), r) for m, r in ((1, 1.0), (4, 1.5), (5, 2.0), (64, 9.0))),
 )
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+UNITS = {"kFLOP/s": 1e3, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
+NEAR = 0.01  # a tenth of a pixel, of a decade's 50 or more
+
+
+def number(text: str) -> float:
+    value, _, unit = text.partition(" ")
+    return float(value.replace(",", "")) * UNITS.get(unit, 1)
+
+
+class Drawn:
+    """A roofline read from its drawing: what is where is told by the numbers at its axes."""
+
+    def __init__(self, svg: str) -> None:
+        self.root = ElementTree.fromstring(svg)
+        texts = [(float(t.get("x")), float(t.get("y")), t.text or "", t) for t in self.root.iter(f"{SVG}text")]
+        self.texts = [text for _, _, text, _ in texts]
+        across = [(number(text), x) for x, _, text, t in texts if re.fullmatch("10*(,000)*", text) and _soft(t)]
+        up = [(number(text), y - 4) for _, y, text, _ in texts if text.endswith("FLOP/s")]
+        self.x, self.y = (_scale(min(ticks), max(ticks)) for ticks in (across, up))
+        self.labels = [(x, y, text) for x, y, text, t in texts if text.isdigit() and not _soft(t)]
+        lines = [line for line in self.root.iter(f"{SVG}line") if "ms-rule-line" in line.get("class", "")]
+        self.left, self.right = (
+            edge([float(line.get(end)) for line in lines]) for edge, end in ((min, "x1"), (max, "x2"))
+        )
+
+    def marks(self, name: str) -> list[tuple[float, float, str]]:
+        """(x, y, what it says) of each mark whose name has this in it."""
+        found = []
+        for group in self.root.iter(f"{SVG}g"):
+            told = group.findtext(f"{SVG}title") or ""
+            if name in told:
+                x, y = map(float, group.get("transform")[len("translate(") : -1].split())
+                found.append((self.x(x), self.y(y), told))
+        return found
+
+    def roofs(self, name: str) -> list[list[tuple[float, float]]]:
+        paths = [
+            p.get("d")[1:].split() for p in self.root.iter(f"{SVG}path") if name in (p.findtext(f"{SVG}title") or "")
+        ]
+        return [[(self.x(float(x)), self.y(float(y))) for x, y in zip(d[::2], d[1::2], strict=True)] for d in paths]
+
+
+def _soft(text) -> bool:
+    return text.get("class") == "ms-soft"
+
+
+def _scale(low: tuple[float, float], high: tuple[float, float]) -> Callable[[float], float]:
+    (a, at), (b, end) = low, high
+    return lambda pixel: a * (b / a) ** ((pixel - at) / (end - at))
 
 
 def trace(figure, name):
@@ -78,20 +135,31 @@ def test_numbers_are_written_with_three_figures():
 # ---- the roofline ----
 
 
+def near(value: float):
+    return pytest.approx(value, rel=NEAR)
+
+
+def on_the_roof(points, hardware) -> bool:
+    return all(y == near(theory.attainable_flops(x, hardware)) for x, y in points)
+
+
 @pytest.mark.parametrize("hardware", [theory.H200, theory.NEOVERSE_N1])
 def test_the_roof_is_theorys_and_bends_at_the_balance_point(hardware):
-    roof = trace(viz.roofline_figure(LLAMA, hardware), "roof")
-    assert list(roof.y) == [theory.attainable_flops(x, hardware) for x in roof.x]
-    assert roof.x[1] == theory.balance_point(hardware) and roof.y[1] == roof.y[2] == hardware.flops
+    drawn = Drawn(viz.roofline_svg(LLAMA, hardware))
+    [roof] = drawn.roofs("the roof")
+    assert on_the_roof(roof, hardware) and len(roof) == 3
+    assert roof[1][0] == near(theory.balance_point(hardware)) and roof[1][1] == roof[2][1] == near(hardware.flops)
+    assert (roof[0][0], roof[2][0]) == (near(drawn.x(drawn.left)), near(drawn.x(drawn.right)))  # all across
 
 
 @pytest.mark.parametrize(("stored", "batch", "tokens"), [(2, 1, 5), (4, 8, 3), (0.5, 2, 512)])
 def test_passes_lie_on_the_roof_at_their_intensity(stored, batch, tokens):
-    figure = viz.roofline_figure(LLAMA, theory.H200, stored, batch, tokens)
+    drawn = Drawn(viz.roofline_svg(LLAMA, theory.H200, stored, batch, tokens))
     for name, count in (("decode", 1), ("prefill", 512), ("your pass", tokens)):
-        mark = trace(figure, name)
-        assert list(mark.x) == pytest.approx([theory.arithmetic_intensity(batch, count, stored)])
-        assert list(mark.y) == [theory.attainable_flops(mark.x[0], theory.H200)]
+        [(x, y, told)] = drawn.marks(name)
+        intensity = theory.arithmetic_intensity(batch, count, stored)
+        assert x == near(intensity) and y == near(theory.attainable_flops(intensity, theory.H200))
+        assert f"{presets.figures(intensity)} FLOP per byte" in told
 
 
 def test_cached_tokens_are_read_and_scored_too():
@@ -100,16 +168,21 @@ def test_cached_tokens_are_read_and_scored_too():
     flops, read = presets.work(LLAMA, 2, batch=4, tokens=5, context=1000)
     assert flops == theory.pass_flops(weights, 4, 5, 1000, width)
     assert read == weights * 2 + 4 * 1000 * theory.kv_bytes_per_token(32, 8, 128)
-    mark = trace(viz.roofline_figure(LLAMA, theory.H200, 2, 4, 5, 1000), "your pass")
-    assert mark.x[0] == flops / read
+    [(x, _, _)] = Drawn(viz.roofline_svg(LLAMA, theory.H200, 2, 4, 5, 1000)).marks("your pass")
+    assert x == near(flops / read)
+
+
+def timed(run) -> list[tuple[float, float]]:
+    """FLOP per byte and FLOP/s of the passes that were timed."""
+    work = [presets.work(run.config, run.bytes_per_weight, 1, p.tokens, run.context) for p in run.curve]
+    return [(near(f / read), near(f / p.time.median)) for (f, read), p in zip(work, run.curve, strict=True)]
 
 
 def test_measured_passes_are_their_flops_over_their_time():
-    figure = viz.roofline_figure(SMALL, HERE.hardware, 4, measured=[HERE])
-    dots = trace(figure, "just now")
-    for x, y, point in zip(dots.x, dots.y, HERE.curve, strict=True):
-        flops, read = presets.work(SMALL, 4, 1, point.tokens, 64)
-        assert (x, y) == (flops / read, flops / point.time.median)
+    drawn = Drawn(viz.roofline_svg(SMALL, HERE.hardware, 4, measured=[HERE]))
+    dots = drawn.marks("just now")
+    assert [(x, y) for x, y, _ in dots] == timed(HERE)
+    assert [f"M = {p.tokens}:" in told for p, (*_, told) in zip(HERE.curve, dots, strict=True)] == [True] * 4
 
 
 def test_the_explorer_moves_and_says_what_limits_a_pass():
@@ -132,24 +205,32 @@ def test_both_machines_points_are_on_the_same_axes_each_of_its_own_model():
     [there] = timing_module.recorded()
     assert there.label.startswith("H200, recorded 20") and there.model == "Llama-3-8B" and there.bytes_per_weight == 2
     panel = viz.roofline(HERE)
-    assert HERE.hardware.name in panel.picture.layout.title.text
+    assert any(HERE.hardware.name in text for text in Drawn(panel.picture).texts)
     for value in options(panel.controls["machine"]):
         panel.controls["machine"].value = value
+        drawn = Drawn(panel.picture)
         for run in (HERE, there):
-            dots = trace(panel.picture, run.what)
-            work = [presets.work(run.config, run.bytes_per_weight, 1, p.tokens, run.context) for p in run.curve]
-            assert list(dots.x) == [flops / read for flops, read in work]
-            assert list(dots.y) == [f / p.time.median for (f, _), p in zip(work, run.curve, strict=True)]
-        low, high = (10**edge for edge in panel.picture.layout.yaxis.range)
-        assert low < HERE.hardware.flops < theory.H200.flops < high  # both fit
-    assert not [t for t in viz.roofline().picture.data if "just now" in t.name]  # nothing was measured here
+            assert [(x, y) for x, y, _ in drawn.marks(run.what)] == timed(run)
+            assert run.what in drawn.texts  # the legend
+        roofs = drawn.roofs("roof")
+        assert {round(roof[2][1] / h.flops, 1) for h in (HERE.hardware, theory.H200) for roof in roofs} >= {1.0}
+    assert not Drawn(viz.roofline().picture).marks("just now")  # nothing was measured here
+
+
+def test_numbers_beside_measured_passes_do_not_touch():
+    there = timing_module.recorded()
+    for runs in (there, [HERE, *there]):
+        labels = Drawn(viz.roofline_svg(LLAMA, theory.H200, measured=runs)).labels
+        assert len(labels) > 6
+        for i, (x, y, text) in enumerate(labels):
+            for other, below, _ in labels[i + 1 :]:
+                assert other >= x + 7 * len(text) or abs(below - y) > 9 or other < x
 
 
 def test_another_machines_roof_is_theorys_too():
-    figure = viz.roofline_figure(SMALL, theory.A100, 4, measured=[HERE])
-    roof = trace(figure, "roof of this machine")
-    assert list(roof.y) == [theory.attainable_flops(x, HERE.hardware) for x in roof.x]
-    assert not [t for t in viz.roofline_figure(SMALL, HERE.hardware, 4, measured=[HERE]).data if "roof of" in t.name]
+    [roof] = Drawn(viz.roofline_svg(SMALL, theory.A100, 4, measured=[HERE])).roofs("roof of this machine")
+    assert on_the_roof(roof, HERE.hardware) and roof[1][0] == near(theory.balance_point(HERE.hardware))
+    assert not Drawn(viz.roofline_svg(SMALL, HERE.hardware, 4, measured=[HERE])).roofs("roof of")
 
 
 def test_every_machine_says_whether_it_was_measured():
@@ -257,13 +338,25 @@ def test_a_figure_of_no_machine_is_refused():
 
 
 def test_every_mark_of_the_roofline_is_on_its_axes():
-    """A large batch in few bits lies far to the right, a long context far to the left: the axis follows."""
-    panel = viz.roofline()
+    """A large batch in few bits lies far to the right, float32 far to the left: both are on the one axis there is."""
+    panel, shapes = viz.roofline(), set()
     for settings in (dict(tokens=2048, batch=256, stored=0.5), dict(tokens=1, batch=1, stored=4, context=131_072)):
         for name, value in settings.items():
             panel.controls[name].value = value
-        figure = panel.picture
-        low, high = (10**edge for edge in figure.layout.xaxis.range)
-        for mark in figure.data[-3:]:
-            assert low < mark.x[0] < high
-        assert figure.layout.legend.yanchor == "bottom" and figure.layout.legend.y > 1  # above the axes
+        drawn = Drawn(panel.picture)
+        shapes.add((drawn.root.get("height"), drawn.left, drawn.right, drawn.x(0), drawn.y(0)))
+        for name, count in (("decode", 1), ("prefill", 512), ("your pass", settings["tokens"])):
+            v = panel.values
+            flops, read = presets.work(presets.SHAPES[v["model"]], v["stored"], v["batch"], count, v["context"])
+            [(x, y, _)] = drawn.marks(name)
+            assert x == near(flops / read) and on_the_roof([(x, y)], theory.H200)
+            assert drawn.x(drawn.left) < x < drawn.x(drawn.right)
+    assert len(shapes) == 1
+
+
+def test_no_choice_leaves_the_axis():
+    for shape, stored, batch, tokens, context in product(
+        presets.SHAPES.values(), presets.STORED.values(), (1, 256), (1, 512, 2048), (0, 256, 131_072)
+    ):
+        flops, read = presets.work(shape, stored, batch, tokens, context)
+        assert LEFT < flops / read < RIGHT

@@ -9,7 +9,9 @@ import pytest
 
 pytest.importorskip("ipywidgets")
 
+import test_viz_01
 import test_viz_07
+import test_viz_10
 import test_viz_11
 import test_viz_16
 import test_viz_drawing
@@ -68,7 +70,7 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
         test_viz_11.test_dots_are_drawn_where_they_were_measured,
     ),
     "batch sizes stand on a straight axis": (
-        test_viz_11, "batch_speedup_svg", "(0, top), log_x=True", "(0, top)",
+        test_viz_11, "batch_speedup_svg", "(0, top), log=\"x\"", "(0, top)",
         test_viz_11.test_the_lines_are_the_formula,
     ),
     "the map forgets what verifying costs": (
@@ -86,6 +88,40 @@ MUTANTS: dict[str, tuple[object, str, str, str, Callable[[], None]]] = {
     "a small gain has the colour of a great one": (
         test_viz_07.surface_module, "colours", "/ MOST", "/ 2",
         test_viz_07.test_colours_mean_what_the_scale_beside_them_says,
+    ),
+    "every pass is one over a single sequence": (
+        viz, "roofline_svg", "batch=batch, context=context)", "batch=1, context=context)",
+        lambda: test_viz_01.test_passes_lie_on_the_roof_at_their_intensity(4, 8, 3),
+    ),
+    "a measured pass took no longer than the roof allows": (
+        viz, "roofline_svg", "flow, number = flops / point.time.median,",
+        "flow, number = theory.attainable_flops(flops / read, run.hardware),",
+        test_viz_01.test_measured_passes_are_their_flops_over_their_time,
+    ),
+    "another machine has the roof of the chosen one": (
+        viz, "roofline_svg", "_roof(chart, run.hardware,", "_roof(chart, hardware,",
+        test_viz_01.test_another_machines_roof_is_theorys_too,
+    ),
+    "every measured pass has its number, whatever is there": (
+        viz, "roofline_svg", "if x + 6 > beside[0] or abs(y - beside[1]) > 11:", "if True:",
+        test_viz_01.test_numbers_beside_measured_passes_do_not_touch,
+    ),
+    "a mark counts all cycles, not those that reached it": (
+        viz, "positions_svg", "rates, came = trace.acceptance_by_position, reached(trace)",
+        "rates, came = trace.acceptance_by_position, [len(trace.cycles)] * len(reached(trace))",
+        test_viz_10.test_lines_and_bars_are_the_traces,
+    ),
+    "every bar is drawn to the same end": (
+        viz, "positions_svg", "right.at(trace.tokens_per_cycle, i + 1)", "right.at(2, i + 1)",
+        test_viz_10.test_lines_and_bars_are_the_traces,
+    ),
+    "the axes are those of one choice": (
+        viz, "positions_svg", "trace in runs.values() for cycle", "trace in traces.values() for cycle",
+        test_viz_10.test_the_axes_stay_and_hold_every_run,
+    ),
+    "the wrong drafter is brought out": (
+        viz, "positions_svg", "1 if drafter in (None, name) else 0.25", "1 if drafter != name else 0.25",
+        test_viz_10.test_one_drafter_is_brought_out,
     ),
 }  # fmt: skip
 

@@ -40,14 +40,14 @@ from .pictures_family import family_tree
 from .pictures_memory import block_arrows, cache_grid, memory_snapshot, static_holes
 from .pictures_system import cut_matrices, cut_products, engine_step, parallel_products
 from .places import real_places, toy_place
-from .positions import measure_positions, positions, positions_figure
+from .positions import measure_positions, positions, positions_svg
 from .predict import Prediction, predict
 from .prefix_masks import prefix_masks_figure
 from .quantisation import effects_of, error_of, quantisation, quantisation_svg
 from .race import drafter_race, drafter_race_figure, drafter_race_html, run_race
 from .race_beside import drafter_speedups
 from .residual import residual_explorer, residual_html
-from .roofline import roofline, roofline_figure
+from .roofline import roofline, roofline_svg
 from .scheduler_steps import scheduler_steps, scheduler_steps_html
 from .surface import Dot, surface, surface_figure, surface_svg
 from .temperature import acceptance_by_temperature
@@ -134,7 +134,7 @@ __all__ = [
     "parallel_timelines_figure",
     "pass_rows",
     "positions",
-    "positions_figure",
+    "positions_svg",
     "predict",
     "prefix_masks_figure",
     "quantisation",
@@ -149,7 +149,7 @@ __all__ = [
     "residual_html",
     "roofline",
     "roofline_at",
-    "roofline_figure",
+    "roofline_svg",
     "run_race",
     "scheduler_steps",
     "scheduler_steps_html",

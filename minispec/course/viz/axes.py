@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from itertools import pairwise
 
@@ -19,36 +19,47 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     return [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-class Axes:
-    """A chart in a box of a canvas. `log`, `log_x`: the y axis, the x axis is logarithmic."""
+def plain(tick: float) -> str:
+    return f"{tick:,.0f}" if tick >= 1e5 else f"{tick:,g}".replace("-", "−")
 
-    def __init__(
-        self, canvas: Canvas, box: tuple[float, float, float, float], xs: Range, ys: Range, log: bool = False,
-        log_x: bool = False,
-    ):  # fmt: skip
+
+class Axes:
+    """A chart in a box of a canvas. `log`: the axes that are logarithmic, such as "y" or "xy"."""
+
+    def __init__(self, canvas: Canvas, box: tuple[float, float, float, float], xs: Range, ys: Range, log: str = ""):
         self.canvas, self.box, self.xs, self.ys = canvas, box, xs, ys
-        self.log, self.log_x = log, log_x
+        self.log = log
 
     def at(self, x: float, y: float) -> tuple[float, float]:
         """Where a point lies on the canvas."""
         left, top, width, height = self.box
-        first, last, x = (math.log10(v) for v in (*self.xs, x)) if self.log_x else (*self.xs, x)
-        low, high, y = (math.log10(v) for v in (*self.ys, y)) if self.log else (*self.ys, y)
-        return left + width * (x - first) / (last - first), top + height * (high - y) / (high - low)
+        across, up = (self._share(name, value) for name, value in (("x", x), ("y", y)))
+        return left + width * across, top + height * (1 - up)
 
-    def frame(self, title: str, x_title: str, y_title: str, x_ticks: Sequence[float], y_ticks: Sequence[float]) -> Axes:
+    def _share(self, name: str, value: float) -> float:
+        """How far along its axis a value lies, from 0 to 1."""
+        low, high = self.xs if name == "x" else self.ys
+        if name in self.log:
+            low, high, value = math.log10(low), math.log10(high), math.log10(value)
+        return (value - low) / (high - low)
+
+    def frame(
+        self, title: str, x_title: str, y_title: str, x_ticks: Sequence[float], y_ticks: Sequence[float],
+        y_name: Callable[[float], str] = plain, room: float = 46,
+    ) -> Axes:  # fmt: skip
+        """`room`: how far from the axis the y axis's title is."""
         left, top, width, height = self.box
         canvas = self.canvas.text(left, top - 12, title, 13)
         for tick in x_ticks:
             x, _ = self.at(tick, self.ys[0])
             canvas.line(x, top, x, top + height, thick=0.5)
-            canvas.text(x, top + height + 15, f"{tick:g}".replace("-", "−"), 12, "middle", colour=SOFT)
+            canvas.text(x, top + height + 15, plain(tick), 12, "middle", colour=SOFT)
         for tick in y_ticks:
             _, y = self.at(self.xs[0], tick)
             canvas.line(left, y, left + width, y, thick=0.5)
-            canvas.text(left - 6, y + 4, f"{tick:,g}".replace("-", "−"), 12, "end", colour=SOFT)
+            canvas.text(left - 6, y + 4, y_name(tick), 12, "end", colour=SOFT)
         canvas.text(left + width / 2, top + height + 34, x_title, 12.5, "middle")
-        x, y = left - 46, top + height / 2
+        x, y = left - room, top + height / 2
         canvas.parts.append(f'<g transform="rotate(-90 {x:.1f} {y:.1f})">')
         canvas.text(x, y, y_title, 12.5, "middle")
         canvas.parts.append("</g>")
@@ -60,9 +71,9 @@ class Axes:
         self.canvas.rect(x, y, end - x, zero - y, colour, None, round=0, title=told)
         return self
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2, dash: str = "") -> Axes:
+    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2, **look) -> Axes:
         points = " ".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
-        self.canvas.path(f"M{points}", colour, thick, dash=dash)
+        self.canvas.path(f"M{points}", colour, thick, **look)
         return self
 
     def dot(self, x: float, y: float, radius: float, colour: str, told: str = "", ring: float = 0) -> Axes:

@@ -255,9 +255,9 @@ def batch_speedup_svg(
 
     canvas = Canvas(470).text(10, 24, hardware.name, 15)
     far, sizes = (0.85, 1.18 * ROWS[-1]), [4**n for n in range(5)]
-    left = Axes(canvas, (66, 70, 370, 270), far, (0, top), log_x=True)
+    left = Axes(canvas, (66, 70, 370, 270), far, (0, top), log="x")
     left.frame("speed-up against plain decoding", "batch size", "speed-up", sizes, ticks(0, top))
-    right = Axes(canvas, (510, 70, 235, 270), far, (0, highest), log_x=True)
+    right = Axes(canvas, (510, 70, 235, 270), far, (0, highest), log="x")
     right.frame(
         f"v, cost of verifying {k}, and the best k", "batch size", "v, and the best k", sizes, ticks(0, highest)
     )

@@ -99,10 +99,12 @@ class Canvas:
 
     def path(
         self, d: str, colour: str = SOFT, thick: float = 1.5, fill: str | None = None, shade: float = 1, dash: str = "",
+        title: str = "",
     ) -> Canvas:  # fmt: skip
         if fill:
             self.parts.append(f'<path d="{d}" {_fill(fill)} fill-opacity="{_n(shade)}"/>')
-        self.parts.append(f'<path d="{d}" {_line(colour, thick, dash)}/>')
+        about = f"<title>{escape(title)}</title>" if title else ""
+        self.parts.append(f'<path d="{d}" {_line(colour, thick, dash)}>{about}</path>')
         return self
 
     def circle(self, x, y, r, fill: str, line: str | None = None, shade: float = 1.0, thick: float = 1.5) -> Canvas:

@@ -9,12 +9,20 @@ from ...drafters import Drafter
 from ...files.handle import Model
 from ...speculate import speculate
 from ...trace import Trace
-from . import light as go
-from .light import make_subplots
+from .axes import Axes, ticks
+from .drawing import CARD, INK, Canvas, shorten, text_width
 from .panel import Panel, choice
-from .style import GREY, PALETTE, TEMPLATE
+from .style import PALETTE
 
-SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x")
+_SHAPES = {  # in units of a mark's radius
+    "circle": "-1 0a1 1 0 1 1 2 0a1 1 0 1 1 -2 0",
+    "square": "-.9 -.9h1.8v1.8h-1.8",
+    "diamond": "0 -1.2l1.2 1.2l-1.2 1.2l-1.2 -1.2",
+    "triangle": "0 -1.2l1.1 2h-2.2",
+    "cross": "-.4 -1.2h.8v.8h.8v.8h-.8v.8h-.8v-.8h-.8v-.8h.8",
+    "x": "0 -.5l.6 -.6l.5 .5l-.6 .6l.6 .6l-.5 .5l-.6 -.6l-.6 .6l-.5 -.5l.6 -.6l-.6 -.6l.5 -.5",
+}
+SYMBOLS = tuple(_SHAPES)
 
 
 def reached(trace: Trace) -> list[int]:
@@ -56,12 +64,12 @@ def measure_positions(
     return runs
 
 
-def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | None = None) -> tuple[go.Figure, str]:
+def positions_svg(runs: Runs, text: str, temperature: float, drafter: str | None = None) -> tuple[str, str]:
     """Left the acceptance at every position, right tokens per forward pass and how many it processes.
 
     `drafter`: the one to highlight.
 
-    The fewer cycles reached a position, the smaller its mark.
+    The fewer cycles reached a position, the smaller its mark. The axes are those of all runs: choices can be compared.
     """
     traces = {name: trace for (kind, T, name), trace in runs.items() if (kind, T) == (text, temperature)}
     if not traces:
@@ -69,53 +77,44 @@ def positions_figure(runs: Runs, text: str, temperature: float, drafter: str | N
         raise ValueError(f"text={text!r}, temperature={temperature!r} was not run: there are {kinds} at {hot}")
     if drafter is not None and drafter not in traces:
         raise ValueError(f"drafter={drafter!r} was not run: give one of {', '.join(traces)}, or None for all")
-    figure = make_subplots(
-        1, 2, column_widths=[0.6, 0.4], horizontal_spacing=0.16,
-        subplot_titles=("accepted here, if all before were", "tokens per forward pass"),
-    )  # fmt: skip
-    figure.update_layout(template=TEMPLATE, height=430, legend=dict(orientation="h", y=-0.2), barmode="overlay")
-    figure.update_annotations(font_size=14)
+    deepest = max(1, *(cycle.tested for trace in runs.values() for cycle in trace.cycles))
+    most = 1.04 * max(1, *(trace.tokens_per_cycle for trace in runs.values()))
+
+    canvas = Canvas(400)
+    left = Axes(canvas, (66, 50, 340, 290), (0.7, deepest + 0.3), (0, 1.04))
+    title = "accepted here, if all before were"
+    left.frame(title, "position in the draft", "share of the cycles", range(1, deepest + 1), ticks(0, 1, 5))
+    right = Axes(canvas, (452, 50, 290, 290), (0, most), (len(traces), 0))
+    title = "tokens per forward pass of the target"
+    right.frame(title, "tokens (dashed: plain decoding)", "", ticks(0, most, 8), ())
     for i, (name, trace) in enumerate(traces.items()):
-        rates, came, colour = trace.acceptance_by_position, reached(trace), PALETTE[i % len(PALETTE)]
-        bright = drafter in (None, name)
-        figure.add_scatter(
-            x=list(range(1, len(rates) + 1)),
-            y=rates,
-            customdata=came,
-            name=name,
-            mode="lines+markers",
-            line=dict(color=colour, width=4 if drafter == name else 2),
-            marker=dict(
-                symbol=SYMBOLS[i % len(SYMBOLS)], size=[5 + 9 * (n / came[0]) ** 0.5 for n in came], line=dict(width=0)
-            ),
-            opacity=1 if bright else 0.25,
-            hovertemplate=f"{escape(name)}<br>position %{{x}}: %{{y:.2f}} of %{{customdata}} cycles<extra></extra>",
-            row=1,
-            col=1,
-        )
-    figure.add_bar(
-        y=list(traces),
-        x=[trace.tokens_per_cycle for trace in traces.values()],
-        orientation="h",
-        text=[f"{one.tokens_per_cycle:.2f} written, {one.drafted_per_cycle:.0f} drafted" for one in traces.values()],
-        textposition="outside",
-        cliponaxis=False,
-        marker=dict(
-            color=[PALETTE[i % len(PALETTE)] for i in range(len(traces))],
-            opacity=[1 if drafter in (None, name) else 0.25 for name in traces],  # the text beside a bar stays readable
-        ),
-        showlegend=False,
-        hovertemplate="%{y}: %{x:.2f} tokens per pass<extra></extra>",
-        row=1,
-        col=2,
-    )
-    figure.update_xaxes(title="position in the draft", dtick=1, row=1, col=1)
-    figure.update_yaxes(range=[0, 1.03], title="share of the cycles", row=1, col=1)
-    most = max(trace.tokens_per_cycle for trace in traces.values())
-    figure.update_xaxes(title="tokens per forward pass of the target", range=[0, 2.2 * most], row=1, col=2)
-    figure.update_yaxes(autorange="reversed", row=1, col=2)
-    figure.add_vline(x=1, line=dict(color=GREY, dash="dash", width=1), row=1, col=2)
-    return figure, _words(traces, text, temperature, drafter)
+        rates, came = trace.acceptance_by_position, reached(trace)
+        colour, symbol = PALETTE[i % len(PALETTE)], SYMBOLS[i % len(SYMBOLS)]
+        canvas.parts.append(f'<g opacity="{1 if drafter in (None, name) else 0.25}">')  # not the text beside a bar
+        left.line(range(1, len(rates) + 1), rates, colour, 4 if drafter == name else 2)
+        for place, (rate, n) in enumerate(zip(rates, came, strict=True), 1):
+            told = f"{name}, position {place}: {rate:.2f} of {n} cycles"
+            _mark(canvas, *left.at(place, rate), 2.5 + 4.5 * (n / came[0]) ** 0.5, symbol, colour, told)
+        (x, top), (end, bottom) = right.at(0, i), right.at(trace.tokens_per_cycle, i + 1)
+        told = f"{name}: {trace.tokens_per_cycle:.2f} tokens per pass"
+        canvas.rect(x, top + 22, end - x, bottom - top - 26, colour, None, round=0, title=told)
+        canvas.parts.append("</g>")
+        plain, _ = right.at(1, i)
+        canvas.line(plain, top + 20, plain, bottom - 2, INK, 1.5, "4 3")
+        count = f": {trace.tokens_per_cycle:.2f} emitted, {trace.drafted_per_cycle:.0f} drafted"
+        label = shorten(name, 268 - text_width(count, 12.5), 12.5) + count
+        canvas.rect(x, top + 3, 24 + text_width(label, 12.5), 17, CARD, None)  # no grid behind the words
+        _mark(canvas, x + 9, top + 12, 6, symbol, colour)
+        canvas.text(x + 22, top + 16, label, 12.5, bold=drafter == name)
+    words = _words(traces, text, temperature, drafter)
+    return canvas.svg(words), words
+
+
+def _mark(canvas: Canvas, x: float, y: float, size: float, symbol: str, colour: str, told: str = "") -> None:
+    """A mark of a drafter, through the corners of its symbol."""
+    look = f'd="M{_SHAPES[symbol]}z" transform="translate({x:.1f} {y:.1f}) scale({size:.2f})" fill="{colour}"'
+    about = f"<title>{escape(told)}</title>" if told else ""
+    canvas.parts.append(f'<path {look} fill-opacity="0.8">{about}</path>')
 
 
 def _words(traces: dict[str, Trace], text: str, temperature: float, drafter: str | None) -> str:
@@ -141,6 +140,4 @@ def positions(runs: Runs) -> Panel:
         "temperature": choice("temperature", hot),
         "text": choice("text", kinds),
     }
-    return Panel(
-        lambda drafter, temperature, text: positions_figure(runs, text, temperature, drafter or None), controls
-    )
+    return Panel(lambda drafter, temperature, text: positions_svg(runs, text, temperature, drafter or None), controls)

@@ -148,7 +148,7 @@ def quantisation_svg(
     across = (every[0] - 0.4, every[-1] + 0.4)
     left = Axes(canvas, (66, 350, 290, 185), across, (0, 1.05))
     left.frame("acceptance, if the rounded model drafted", "bits", "Σ min(p, q)", every, ticks(0, 1, 5))
-    right = Axes(canvas, (450, 350, 290, 185), across, (low, high), log=True)
+    right = Axes(canvas, (450, 350, 290, 185), across, (low, high), log="y")
     right.frame("perplexity of the rounded model", "bits", "perplexity", every, powers)
     (x, y), (end, _) = right.at(across[0], plain.perplexity), right.at(across[1], plain.perplexity)
     canvas.line(x, y, end, y, SOFT, 1, "5 4")

@@ -179,8 +179,8 @@
             const said = `Speed-up at c = ${fixed(c, 2)} and v = ${fixed(paid(4), 2)} for k = 4`, layout = picture.layout;
             layout.title = typeof layout.title === "string" ? said : {...layout.title, text: said};
             layout.yaxis2.title = {...layout.yaxis2.title, text: `speed-up at α = ${fixed(alpha, 2)}`};
-            const others = picture.data.filter((one) => /, (predicted|measured)$/.test(one.name) && one.yaxis === "y2");
-            const most = Math.max(1.2, ...cut, ...others.map((one) => one.y[0] ?? 0).filter(Number.isFinite));
+            const others = picture.data.filter((one) => /, both$/.test(one.name) && one.yaxis === "y2");
+            const most = Math.max(1.2, ...cut, ...others.flatMap((one) => one.y).filter(Number.isFinite));
             layout.yaxis2.range = [0, 1.15 * most];
             const dot = picture.words.split("the ceiling of this α.")[1] || "";  // what it says about a chosen dot
             picture.words = `At α = ${fixed(alpha, 2)} and c = ${fixed(c, 2)} `
@@ -190,27 +190,23 @@
         },
         roofline(picture, {tokens, batch, context, model, stored, machine}, meta) {  // viz/roofline.py
             const shape = meta.models[model], hardware = meta.machines[machine], n = (x) => x.toLocaleString("en-US");
-            const marks = picture.data.slice(-3);
-            [1, meta.prompt, tokens].forEach((count, i) => {
-                const [flops, bytes] = F.work(shape, stored, batch, count, context);
-                marks[i].x = [flops / bytes];
-                marks[i].y = [F.attainable(flops / bytes, hardware)];
+            const [before, facts, marks] = picture.html.split(/(<g data-chart='[^']*'>)/);
+            const {box: [x0, y0, width, height], xs, ys} = JSON.parse(facts.split("'")[1]);
+            const share = (value, [low, high]) => Math.log(value / low) / Math.log(high / low);
+            const counts = [1, meta.prompt, tokens], mine = /your pass, [\d,]+ per sequence/g;
+            let i = 0;
+            const moved = marks.replace(/translate\([^)]*\)("><title>[^:]*: )[^<]*/g, (_, name) => {
+                const [flops, bytes] = F.work(shape, stored, batch, counts[i++], context), speed = F.attainable(flops / bytes, hardware);
+                const at = [x0 + width * share(flops / bytes, xs), y0 + height * (1 - share(speed, ys))].map((v) => fixed(v, 1));
+                return `translate(${at.join(" ")})${name}${short(flops / bytes)} FLOP per byte, ${si(speed, "FLOP/s")}`;
             });
-            const layout = picture.layout, [low, high] = layout.xaxis.range, at = marks.map((mark) => mark.x[0]);
-            const left = Math.min(10 ** low, ...at.map((x) => x / 2)), right = Math.max(10 ** high, ...at.map((x) => 2 * x));
-            layout.xaxis.range = [Math.log10(left), Math.log10(right)];  // every mark is on the axis
-            for (const roof of picture.data.filter((one) => one.mode === "lines" && one.x.length === 3)) {
-                roof.y[0] *= left / roof.x[0];
-                [roof.x[0], roof.x[2]] = [left, right];
-                layout.yaxis.range[0] = Math.min(layout.yaxis.range[0], Math.log10(roof.y[0]));
-            }
-            marks[2].name = `your pass, ${n(tokens)} per sequence`;
             const [flops, bytes] = F.work(shape, stored, batch, tokens, context), ridge = F.ridge(hardware);
             const seconds = F.rooflineTime(bytes, flops, hardware);
             picture.words = `${model}, weights in ${meta.stored[stored]}, ${n(batch)} × ${n(tokens)} tokens after ${n(context)} cached: `
                 + `${si(flops, "FLOP")} for ${si(bytes, "B")} read, ${short(flops / bytes)} FLOP per byte. `
                 + `The ridge is at ${short(ridge)}, so the pass is ${flops / bytes < ridge ? "memory" : "compute"}-bound: `
                 + `at best ${duration(seconds)}, with ${fixed(100 * flops / seconds / hardware.flops, 1)}% of the arithmetic in use.`;
+            picture.html = (before.replace(/<title>[^<]*/, `<title>${picture.words}`) + facts + moved).replace(mine, `your pass, ${n(tokens)} per sequence`);
             return picture;
         },
     };
