@@ -31,8 +31,8 @@ AXES = {
     "depth": "L5 points and answers to follow-ups shown",
     "numbers": "right at once, or after the interviewer asked again",
     "trade-offs": "L6 points and answers to push-backs shown",
-    "communication": "replies of 10 to 250 words (a drawing up to 750) that share three terms with what was asked or "
-    "with its rubric",
+    "communication": "replies of 10 to 250 words (at the whiteboard up to 750) that share three terms with what was "
+    "asked or with its rubric",
 }
 FOLDER = ROOT / "exams"  # as in classroom/exam.py, which takes seconds to load
 TALKED, DRAWN = (10, 250), 750  # words of an answer; the most that a drawing takes

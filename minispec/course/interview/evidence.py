@@ -139,7 +139,7 @@ def own_words(turn: Turn, said: Talk) -> list[str]:
 def by_themselves(turn: Turn, said: Talk) -> list[str]:
     """For every point of a design's rubric: what the candidate said before the interviewer named it; otherwise "".
 
-    The question and the drawing are open. Then the whiteboard's headings name whatever is said in reply to them, and a
+    The question and the empty whiteboard are open. Then its headings name whatever is said in reply to them, and a
     later turn names a point if the matcher finds it there.
     """
     points = {i: box.text for i, box in enumerate(turn.boxes) if is_drawn(said) and box.group in LEVELS}

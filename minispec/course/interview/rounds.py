@@ -47,7 +47,8 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
 SETTINGS = ("design", "debugging")  # kinds of questions about a service, of which not all is known
 QUESTIONS_BACK = 3  # that are answered before a question counts as the reply
 SCOPING, BEGIN = "What would you like to know before you begin?", "Anything else, or shall we begin?"
-DRAW = "Draw it for me: which parts, which numbers, which decisions? Type what you would write and say, in your order."
+DRAW = ("The whiteboard is yours: which parts, which numbers, which decisions? Type what you would write and say, in "
+        "your order.")  # fmt: skip
 ELSE = "What else belongs on it?"
 DEALT_WITH = 1 / 3  # of a heading's weight that a drawing holds
 SCOPED = 2  # of the things in ANSWERS that are asked for, or assumed, before the facts are told
@@ -158,7 +159,7 @@ class Conversation:
             yield from self.doubt(self.answer, wanted)
 
     def drawing(self, case: Case) -> Generator[Turn, Reply, Reply]:
-        """The candidate asks, then draws; only what the drawing leaves out is asked for by its heading."""
+        """The candidate asks, then fills the whiteboard; only what is left out there is asked for by its heading."""
         yield from self.put("ask", f"{self.question.question} {SCOPING}", BEGIN)
         self.lost = True  # "No, let us begin" is no answer yet
         told = " ".join([*(answer_to(text, *self.setting) for text in self.said[:-1]), self.before])

@@ -71,9 +71,11 @@ class Axes:
         self.canvas.rect(x, y, end - x, zero - y, colour, None, round=0, title=told)
         return self
 
-    def line(self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2, **look) -> Axes:
+    def line(
+        self, xs: Sequence[float], ys: Sequence[float], colour: str, thick: float = 2, dash: str = "", title: str = ""
+    ) -> Axes:
         points = " ".join("{:.1f} {:.1f}".format(*self.at(x, y)) for x, y in zip(xs, ys, strict=True))
-        self.canvas.path(f"M{points}", colour, thick, **look)
+        self.canvas.path(f"M{points}", colour, thick, dash=dash, title=title)
         return self
 
     def dot(self, x: float, y: float, radius: float, colour: str, told: str = "", ring: float = 0) -> Axes:

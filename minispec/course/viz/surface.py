@@ -186,7 +186,7 @@ def colour(gain: float) -> str:
 
 
 def _image(x: float, y: float, width: float, height: float, pixels: np.ndarray) -> str:
-    """Pixels [rows, columns, 3] as an image in a drawing: one element, where a page would need long for 800 cells."""
+    """Pixels [rows, columns, 3] as an image in an SVG: one element, where a page would need long for 800 cells."""
     rows, columns, _ = pixels.shape
     lines = b"".join(b"\0" + line.tobytes() for line in np.ascontiguousarray(pixels))
     chunks = (
@@ -227,7 +227,7 @@ def surface_svg(
     alpha: float = 0.7, c: float = 0.1, v: float | Callable[[int], float] = 1.0, dots: Sequence[Dot] = (),
     words: str = "", room: int = 2,
 ) -> str:  # fmt: skip
-    """`surface_figure` as a drawing, which a page shows sooner. `room`: below it, for the names of so many dots."""
+    """`surface_figure` as an SVG, which a page shows sooner. `room`: below it, for the names of so many dots."""
     cost = v if callable(v) else lambda k: v
     lengths = list(range(1, LONGEST + 1))
     costs = tuple(cost(k) for k in lengths)
