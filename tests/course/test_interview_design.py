@@ -607,11 +607,59 @@ def test_a_doubted_statement():
     check_a_doubted_statement()
 
 
+def check_a_mistake_corrected_unasked_costs_nothing() -> None:
+    question = BANK["staged-speculation"]
+    said = "I expect that an extra stage in front raises acceptance."
+    back = "I was wrong there: an extra stage in front does not raise acceptance at the target."
+    for reply, counts in ((back, 0), ("It depends on the traffic that we have in this service.", 1)):
+        turn, transcript = converse(question, lambda turn, reply=reply: said if turn.kind == "ask" else reply)
+        [i] = [i for i, box in enumerate(turn.boxes) if box.text.startswith("Says that an extra stage in front raises")]
+        assert len(graded(turn, Reply(ticks={i: ""}), transcript).sunk) == counts, reply
+
+
+def test_a_mistake_corrected_unasked_costs_nothing():
+    check_a_mistake_corrected_unasked_costs_nothing()
+
+
+def check_a_correction_is_about_something() -> None:
+    question = BANK["staged-speculation"]
+    said = "I expect that an extra stage in front raises acceptance."
+    turn, transcript = converse(
+        question, lambda turn: said if turn.kind == "ask" else "The 3 ms were wrong, my mistake."
+    )
+    [i] = [i for i, box in enumerate(turn.boxes) if box.text.startswith("Says that an extra stage in front raises")]
+    assert len(graded(turn, Reply(ticks={i: ""}), transcript).sunk) == 1
+
+
+def test_a_correction_is_about_something():
+    check_a_correction_is_about_something()
+
+
+def check_a_mistake_is_no_point() -> None:
+    """A sentence that holds most of what sinks an answer is not offered for the point that says the opposite."""
+    question = BANK["penalties-under-speculation"]
+    said = "For exactness the same penalty has to be applied to the draft, otherwise acceptance is wrong."
+    turn, transcript = converse(question, lambda turn: said if turn.kind == "ask" else "")
+    found = {turn.boxes[i].text: match for i, match in enumerate(suggest(turn, transcript))}
+    [point] = [text for text in found if text.startswith("Says that the draft need not be penalised")]
+    assert not found[point].suggested and found[question.sinks[1]].suggested
+
+
+def test_a_mistake_is_no_point():
+    check_a_mistake_is_no_point()
+
+
 # ---------------------------------------------------------------- what each check is for
 
 
 LOWERED = "reached(lowered(alone, after), points, lacking)"
 MUTANTS = {
+    "whoever corrects anything corrects everything": (evidence, "taken_back", ">= ABOUT_IT", ">= 0",
+                                                      lambda: check_a_correction_is_about_something()),
+    "only a doubted statement can be taken back": (evidence, "taken_back", "{**unasked, **doubted}", "doubted",
+                                                   lambda: check_a_mistake_corrected_unasked_costs_nothing()),
+    "a mistake makes a point": (evidence, "_weighed", "if more else match", "if False else match",
+                                lambda: check_a_mistake_is_no_point()),
     "the facts are read out": (rounds.Conversation, "drawing", "if fact not in told", "",
                                check_facts_are_told_when_asked_for_or_before_the_drawing),
     "scoping counts at any time": (evidence, "reply_to", "if after.kind not in GOES_ON:", "if False:",

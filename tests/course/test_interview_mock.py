@@ -20,7 +20,7 @@ from minispec import exact, theory, verify
 from minispec.course.classroom import exam
 from minispec.course.interview import debrief, evidence, load, matcher, mock, mock_interview, mock_terminal
 from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
-from minispec.course.interview.debrief import AXES, Debrief, report
+from minispec.course.interview.debrief import AXES, NONE, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, derivations_for, kv_size, losslessness
 from minispec.course.interview.drill import SINKS, Box
 from minispec.course.interview.evidence import Graded, graded, unshown
@@ -621,7 +621,7 @@ def check_the_first_page_is_one() -> None:
         text = report(held)
         page = first_page(text)
         assert section(page, "Strengths").count("\n- “") + section(page, "Strengths").count(": “") == strengths
-        listed = [line for line in section(page, "Concerns").splitlines() if line != "- none in this record"]
+        listed = [line for line in section(page, "Concerns").splitlines() if line != f"- {NONE}"]
         assert len(list(filter(None, listed))) == concerns
         assert sum(map(len, map(Console(None, None).listed, page.splitlines()))) <= 50
     quotes = re.findall("“([^”]+)”$", section(report(good), "Strengths", "Further strengths"), re.M)

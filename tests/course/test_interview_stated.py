@@ -85,6 +85,10 @@ REPORTED = [  # what candidates typed, and the number it was
     (0.55, "sum of min(p, q) is 0.05 + 0.05 + 0.45 = 0.55"), (0.45, "45 percent"), (0.45, "0.45, no difference"),
     (1.0, "It is 1, since only a has p above q."), (0.2, "1 - 0.8 = 0.2"), (0.64, "64%"), (2.03, "2.03x"),
     (2.44, "about 2.44 tokens per cycle with k = 2"), (2.44 / 1.2, "2.44 / 1.2"),
+    (4 / 7, "Right, 0.4 is drafted and accepted. Given that b was drafted it is p/q = 0.4/0.7 = 4/7, about 0.571."),
+    (0.5, "p - q is 0.3 for a and 0 for b, that's one half for a"), (6, "ten times 0.6, that makes six GPU-days"),
+    (4 / 7, "Since b is drafted with 0.7, it is 0.571"), (2.77, "so one of the 5 gives 2.77"),
+    (1 / 3, "the 0.3 that is left goes to three tokens, each one third"),
 ]  # fmt: skip
 
 
@@ -187,7 +191,9 @@ MUTANTS = [
     (stated, "judge", "UNCLEAR if unclear else WRONG", "WRONG", check_other_verdicts),
     (stated, "stated", "    _take_back(found)\n", "", check_corrections),
     (stated, "_take_back", "len(recalled) < len(meant)", "False", check_corrections),
-    (stated, "in_words", "FRACTIONS[said[1]], text)", "said[0], text)", check_corrections),
+    (stated, "stated", "in REASONS and not opens", "in REASONS", check_reported),
+    (stated, "in_words", "said[1] + _digit_of(said[2], names), text)", "said[0], text)", check_reported),
+    (stated, "in_words", "FRACTIONS[said[1]], text)", "said[0], text)", check_reported),
     (stated, "stated", "in_words(text.lower())", "text.lower().replace('percent', '')", check_reported),
 ]
 

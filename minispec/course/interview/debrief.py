@@ -39,6 +39,7 @@ TALKED, DRAWN = (10, 250), 750  # words of an answer; the most that a drawing ta
 ENOUGH, ONE_QUESTION = 4, 10  # replies that a level takes: in a round of two questions or tasks, and in one of one
 WORTH = 4  # replies: a function that was written
 FIRST = 3  # strengths and concerns on the first page; the rest goes into the record
+NONE = "none that a rubric names; a false statement that no rubric names goes unnoticed"
 FORM = {1: "Strong hire", 0: "Hire", -1: "Lean no hire", -2: "No hire"}
 RULE = (
     "The level of a round is the middle one of its table; of two, the lower one. The level of a question follows from "
@@ -195,7 +196,7 @@ class Debrief:
             lines += [f"With the points that you claim below it would be {named(claims)}.", ""]
         strengths, concerns = self.strengths(), self.concerns()
         lines += ["### Strengths", "", *([f"- {each.line(CUT)}" for each in strengths[:FIRST]] or ["- none shown"])]
-        lines += ["", "### Concerns", "", *([f"- {line}" for line in concerns[:FIRST]] or ["- none in this record"])]
+        lines += ["", "### Concerns", "", *([f"- {line}" for line in concerns[:FIRST]] or [f"- {NONE}"])]
         if rows := self.rows():
             lines += ["", "### How the level comes about", "", "| question | level | evidence |", "|---|---|---|"]
             lines += [f"| {short(asked, 72).replace('|', '/')} | {named(level)} | {found} |"

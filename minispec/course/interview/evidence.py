@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from fsrs import Rating
@@ -25,10 +25,12 @@ from .drill import FOLLOW_UP, PUSH_BACK, SINKS
 from .matcher import (
     QUOTED,
     SHARE_IF_DENSE,
+    SHARE_OF_SINK,
     Match,
     find,
     lacks,
     match_boxes,
+    mentions,
     plainly,
     sentences,
     supports,
@@ -37,7 +39,7 @@ from .matcher import (
     was_said,
 )
 from .question import LEVELS, reached
-from .reactions import ANSWERS, asked_for, takes_back
+from .reactions import ANSWERS, asked_for, corrects_itself, takes_back
 from .rounds import SCOPE, SCOPED, Reply, Turn
 from .stated import numbers
 from .vocabulary import occurrences
@@ -47,6 +49,8 @@ PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for 
 FEWEST = 3  # words of a quote
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
+ABOUT_IT = 0.5  # of the weight of what sinks an answer, in a reply that takes it back
+REPLIED = ("follow-up", "push-back", "change")
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 MARKS = ("a number", "a formula")  # that a text holds one: no word of it
 OPEN, NAMES = ("ask", "draw"), ("board", "number", "correction")  # turns that name no point, and all that is replied
@@ -62,13 +66,20 @@ def talk_on(turn: Turn, transcript: Iterable[Entry]) -> Talk:
 def heard(turn: Turn, transcript: Iterable[Entry] = ()) -> list[str]:
     """For every line of a rubric: what was typed that may speak for it."""
     talk = talk_on(turn, transcript)
-    said = [(t, r) for t, r in talk if t.expects == "words"]
+    said = [(t, r) for t, r in talk if t.expects == "words" and not repeats_what_was_asked(t, r)]
     own = turn.heard
     if is_drawn(talk):
         own = "\n".join(text for text, (t, _) in zip(own_words(turn, talk), talk, strict=True) if t.number is None)
     return [reply_to(box.text.rpartition(" → ")[0], said) or turn.heard
             if box.group in (FOLLOW_UP, PUSH_BACK) else own if box.group in LEVELS else turn.heard
             for box in turn.boxes]  # fmt: skip
+
+
+def repeats_what_was_asked(turn: Turn, reply: Reply) -> bool:
+    """Whether a reply to an objection has no key word and no number of its own."""
+    figures = {value for value, _ in numbers(reply.text)} - {value for value, _ in numbers(turn.says)}
+    said = terms(reply.text).keys()
+    return turn.kind in REPLIED and bool(said) and not figures and said <= terms(turn.says).keys()
 
 
 def reply_to(asked: str, said: Talk) -> str:
@@ -94,7 +105,17 @@ def suggest(turn: Turn, transcript: Iterable[Entry] = ()) -> list[Match]:
             found[i] = scoped(said[i])
         elif box.group in LEVELS and alone[i].suggested:
             found[i] = alone[i]  # the words from before a prompt
-    return found
+    sinks = [turn.boxes[i].text for i in _sinks(turn)]
+    return [_weighed(box.group, match, sinks) for box, match in zip(turn.boxes, found, strict=True)]
+
+
+def _weighed(group: str, match: Match, sinks: Sequence[str]) -> Match:
+    """A sentence that holds as much of a mistake makes no point; of a reply, no word speaks against it."""
+    if group not in LEVELS:
+        return replace(match, opposite=False)
+    wrong = [find(sink, match.quote, SHARE_OF_SINK) for sink in sinks]
+    more = any(each.suggested and each.share >= match.share for each in wrong)
+    return replace(match, suggested=False, firm=False) if more else match
 
 
 def _sinks(turn: Turn) -> list[int]:
@@ -170,10 +191,14 @@ def prompted(turn: Turn, ticks: Mapping[int, str], said: Talk) -> frozenset[int]
 
 
 def taken_back(turn: Turn, said: Talk) -> dict[int, str]:
-    """What sinks an answer and was doubted: box → the reply, or "" if that takes the statement back."""
+    """What sinks an answer and was doubted: box → the reply, or "" if that takes the statement back. Whoever takes it
+    back unasked, in a reply that is about it, need not be doubted first."""
     lines = {box.text: i for i, box in enumerate(turn.boxes) if box.group == SINKS}
     found = {lines[t.doubts]: (t.doubts, r) for t, r in said if t.doubts in lines and r.text and not r.given_up}
-    return {i: "" if takes_back(sink, reply.text) else reply.text for i, (sink, reply) in found.items()}
+    doubted = {i: "" if takes_back(sink, reply.text) else reply.text for i, (sink, reply) in found.items()}
+    unasked = {i: "" for sink, i in lines.items() for _, reply in said
+               if corrects_itself(reply.text) and mentions(sink, reply.text) >= ABOUT_IT}  # fmt: skip
+    return {**unasked, **doubted}
 
 
 def refusal(turn: Turn, box: int, phrase: str, transcript: Iterable[Entry] = ()) -> str:
@@ -241,16 +266,18 @@ class Graded:
         return {box.group for i, box in enumerate(self.turn.boxes) if box.must and i not in ticked}
 
     def opposite(self) -> dict[int, str]:
-        """Lines whose words were said with a "not": box → the sentence. Not where other words were given for the line,
+        """Points whose words were said with a "not": box → the sentence. Not where other words were given for the line,
         and not a sentence that has earned a point: who counts words does not know better than both."""
         ticked, earned = {**self.shown, **self.claimed}, set(self.shown.values())
         return {i: m.quote for i, m in enumerate(self.matches) if m.opposite and m.quote.strip(" …")
-                and i not in ticked and m.quote not in earned and self._group(i) != SINKS}  # fmt: skip
+                and i not in ticked and m.quote not in earned and self._group(i) in LEVELS}  # fmt: skip
 
     def suspected(self) -> dict[int, str]:
         """What sinks a candidate and seems to have been said, without being ticked or taken back."""
+        earned = {quote for i, quote in self.shown.items() if self._group(i) != SINKS}  # both cannot be
         return {i: m.quote for i, m in enumerate(self.matches) if self._group(i) == SINKS and i not in self.shown
-                and (m.suggested or i in self.doubted) and self.doubted.get(i) != ""}  # fmt: skip
+                and ((m.suggested and m.quote not in earned) or i in self.doubted) and self.doubted.get(i) != ""
+                }  # fmt: skip
 
     def _group(self, box: int) -> str:
         return self.turn.boxes[box].group

@@ -279,6 +279,12 @@ def plainly(point: str, phrase: str) -> float:
     return wanted.look(phrase).score / wanted.most if wanted.most else 0.0
 
 
+def mentions(point: str, text: str) -> float:
+    """The share of a point's weight that a text speaks of, whether it affirms or denies it."""
+    wanted = Wanted(point)
+    return wanted.look(text).turned.score / wanted.most if wanted.most else 0.0
+
+
 def excerpt(point: str, phrase: str, most: int) -> str:
     """The part of a long quote that holds the most of a point, cut between words."""
     phrase = phrase.rstrip(";, ")

@@ -227,7 +227,7 @@ def _ticks(console: Console, boxes: int, suggested: set[int], number: int, scree
     console.say()
     if number == 1:
         console.say("A ? is a suggestion from the words of your answer, and no verdict; “perhaps” is a weaker one. "
-                    "Where another sentence of yours earns the point, type 5! and quote it.")  # fmt: skip
+                    "Where another sentence of yours earns point 5, type 5!: you are asked for it next.")  # fmt: skip
     last = number == screens
     where = "" if screens == 1 else f"── {number} of {screens}: "
     console.say(f"{where}Which did you say? Numbers such as 1 2 5-7, ? for the suggestions"

@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from .matcher import find, suggestions
+from .matcher import find, suggestions, terms
 from .question import Question
 from .stated import SCALES, numbers, stated
 from .summary import digits
@@ -40,6 +40,11 @@ TAKES_BACK = re.compile(
     r"\b(?:that|it)(?: was| is|'s) (?:wrong|false|(?:not|n't) (?:\w+ )?(?:right|true|correct|so))\b", re.I
 )  # fmt: skip
 
+CORRECTS = re.compile(  # unasked
+    r"\bi (?:was|am) (?:\w+ )?wrong\b|\b(?:let me|i have to|i must) correct (?:what i|that|this|my)|"
+    r"\bmy mistake\b|\bmisspoke\b|\b(?:take|took) (?:it|that|this) back\b|\bscratch that\b|\bi (?:retract|withdraw)\b|"
+    r"\bwhat i said (?:before|earlier|above|about \w+) (?:was|is) (?:wrong|false)", re.IGNORECASE
+)  # fmt: skip
 NEGATED = re.compile(r"\b(?:no|not|never|nor|neither|cannot|without|instead|rather|wrong)\b|n't\b", re.IGNORECASE)
 # What is asked for, how one asks for it, and the facts that answer it.
 ANSWERS = tuple((name, re.compile(asked, re.IGNORECASE), re.compile(fact)) for name, asked, fact in (
@@ -118,7 +123,7 @@ def answer_to(text: str, facts: Sequence[str] = (), scoping: bool = False) -> st
     """What a candidate who asks is told: the facts that are about it; or to decide. scoping: in a design, what is asked
     for and is not among the facts is named."""
     asked = [(name, held) for name, asks, held in ANSWERS if asks.search(text)]
-    known = [fact for fact in facts if any(held.search(fact) for _, held in asked)]
+    known = [fact for fact in facts if any(held.search(fact) for _, held in asked) or _names(text, fact, facts)]
     if MAY_I.search(text) and not known:
         return "You may. Say where your answer depends on it."
     told = f"{'. '.join(known)}. " if known else ""
@@ -126,6 +131,12 @@ def answer_to(text: str, facts: Sequence[str] = (), scoping: bool = False) -> st
     if missing:
         return f"{told}Not known: the {', the '.join(missing)}. Say what you assume."
     return f"{told}For the rest, say what you assume." if told else "You decide: say what you assume, and why."
+
+
+def _names(text: str, fact: str, facts: Sequence[str]) -> bool:
+    """Whether a question uses a key word that only this fact has."""
+    others = {term for other in facts if other != fact for term in terms(other)}
+    return bool(terms(text).keys() & terms(fact).keys() - others)
 
 
 def asked_for(text: str) -> dict[str, str]:
@@ -211,6 +222,11 @@ def mistaken(question: Question, reply: str) -> tuple[str, str]:
         if match.suggested and not NEGATED.search(match.quote):
             return sink, match.quote
     return "", ""
+
+
+def corrects_itself(reply: str) -> bool:
+    """Whether a reply says, unasked, that something said before was wrong."""
+    return bool(CORRECTS.search(reply.replace("’", "'")))
 
 
 def takes_back(statement: str, reply: str) -> bool:

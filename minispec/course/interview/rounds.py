@@ -16,7 +16,7 @@ from .arithmetic import worked
 from .coding import TASKS, minutes_of, task_of, title_of
 from .derivations import Derivation, derivations_for
 from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box, Figure
-from .matcher import find, terms
+from .matcher import find, sentences, terms
 from .question import LEVELS, Case, Number, PushBack, Question
 from .reactions import (
     ANSWERS,
@@ -109,7 +109,8 @@ def put(turn: Turn, again: str = "", facts: Sequence[str] = (), scoping: bool = 
         replies.append((yield turn))
         if not left or not asks_back(replies[-1].text):
             return replies
-        turn = replace(turn, kind="answer", says=f"{answer_to(replies[-1].text, facts, scoping)} {says}")
+        new = [fact for fact in facts if fact not in turn.says] or facts  # what has just been told is not told again
+        turn = replace(turn, kind="answer", says=f"{answer_to(replies[-1].text, new, scoping)} {says}")
 
 
 class Conversation:
@@ -138,8 +139,11 @@ class Conversation:
 
     @property
     def setting(self) -> tuple[Sequence[str], bool]:
-        """The facts that can be asked for, and whether there is more to ask for than is known."""
-        return (self.question.case.requirements if self.question.case else ()), self.question.kind in SETTINGS
+        """The facts that can be asked for, and whether there is more to ask for than is known. Without a case they are
+        what the question says."""
+        scoping, case = self.question.kind in SETTINGS, self.question.case
+        stated = [part.rstrip(".") for part in sentences(self.question.question) if not part.endswith("?")]
+        return case.requirements if case else stated if scoping else (), scoping
 
     def first_answer(self) -> Script:
         question = self.question
@@ -170,7 +174,9 @@ class Conversation:
             yield from self.put("draw", ELSE)
         for heading in (heading.partition(" (")[0] for heading in case.whiteboard):  # in brackets stand the numbers
             if not find(heading, self.answer, DEALT_WITH).suggested:
-                reply = yield from self.put("board", f"On the whiteboard: {heading}")
+                reply = yield from self.put(
+                    "board", f"I do not see this on the whiteboard yet: {heading}. What belongs there?"
+                )
                 if self.lost and reply.given_up:
                     break  # what is not known is not asked for six times
         return drawn

@@ -77,6 +77,9 @@ LARGER = {  # "fifty-five"; unlike one and two, such words are always meant as n
     **{"(?:a|one) hundred": "100"},
 }
 DIGIT = "|".join(list(COUNTS)[:10])
+RESULT = (
+    "that's|that is|that makes|makes|which is|which makes|gives|so|equals|about|roughly"  # a word after it is a number
+)
 GAINS = {"gain", "faster", "more", "speedup", "speed", "increase", "better", "improvement"}  # 82 % faster is 1.82 ×
 SCALES = {  # unit → (what it measures, how much)
     **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
@@ -100,6 +103,7 @@ class Value:
     leaves: tuple[float, ...] = ()  # the numbers it was computed from
     concludes: bool = False  # after "=", "so", "is" …
     given: bool = False  # k = 4, with 5 tokens
+    name: str = ""  # the word that it is given for: k, with
     reason: bool = False  # after "because"
     denied: bool = False  # not 0.3, or taken back: 0.3, no, …
     either: bool = False  # 0.2 or 0.3, 3-4
@@ -144,7 +148,8 @@ def judge(number: Number, text: str) -> Judged:
     if found[0].leads and any(map(number.matches, found[0].readings(number.unit))):
         return Judged(RIGHT, next(filter(number.matches, found[0].readings(number.unit))))
     found = [value for value in found if not value.reason] or found
-    found = [value for value in found if not value.given] or found
+    asked = set(re.findall(r"\w+", number.name.lower()))  # "the best k is 7" gives k only where k is not asked for
+    found = [value for value in found if not value.given or value.name in asked & PARAMETERS] or found
     found = [value for value in found if not value.working] or found
     last = found[-1]
     final = next((value for value in reversed(found) if value.concludes), last)
@@ -174,7 +179,10 @@ def in_words(text: str) -> str:
     end."""
     first = re.match(rf"\s*({'|'.join(COUNTS)})(?=[,;:.])", text)
     text = COUNTS[first[1]] + text[first.end() :] if first else text
-    if re.search(r"\d", text):
+    if re.search(r"\d", text):  # only what is stated as a result: "… that makes six GPU-days", "… so one third"
+        names = {**FRACTIONS, **LARGER, **COUNTS}
+        word = rf"(\b(?:{RESULT}) )({'|'.join(names)})\b"
+        text = re.sub(word, lambda said: said[1] + _digit_of(said[2], names), text)
         return re.sub(rf"\b({'|'.join(FRACTIONS)})(?=[.!]?\s*$)", lambda said: FRACTIONS[said[1]], text)
     spelt = rf"\b({DIGIT}) point ((?:{DIGIT})(?: (?:{DIGIT}))*)\b"  # zero point five five
     text = re.sub(spelt, lambda said: COUNTS[said[1]] + "." + "".join(map(COUNTS.get, said[2].split())), text)
@@ -182,6 +190,10 @@ def in_words(text: str) -> str:
     for word, value in words.items():
         text = re.sub(rf"\b{word}\b", value, text)
     return text
+
+
+def _digit_of(word: str, names: dict[str, str]) -> str:
+    return next(value for name, value in names.items() if re.fullmatch(name, word))
 
 
 def stated(text: str) -> list[Value]:
@@ -205,8 +217,9 @@ def stated(text: str) -> list[Value]:
         if number or operator:
             run.append(token)
         elif token is not None:
+            opens = not words or words[-1] in ".;!?"  # "Given that b was drafted, it is …": the main clause follows
             words.append(token[0])
-            reason = (reason or token[0] in REASONS) and token[0] not in ENDS_REASON
+            reason = (reason or (token[0] in REASONS and not opens)) and token[0] not in ENDS_REASON
     for i, value in enumerate(found):
         _place(value, found[i + 1] if i + 1 < len(found) else None)
     _take_back(found)
@@ -221,7 +234,8 @@ def _place(value: Value, after: Value | None) -> None:
     near = value.before[end:][-6:]
     value.concludes = any(word in CONCLUDES for word in near)
     name = [word for word in near if word not in ("=", "size", "of", "is")][-1:]
-    value.given = name != [] and name[0] in PARAMETERS | CONDITIONS
+    value.name = name[0] if name else ""
+    value.given = value.name in PARAMETERS | CONDITIONS
     value.denied = bool(DENIES.search(" ".join(near)))
     if after is not None:
         value.working = LINKS.issuperset(after.before) and not CONCLUDES.isdisjoint(after.before)

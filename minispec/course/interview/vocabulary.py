@@ -55,6 +55,7 @@ SYNONYMS = (
 # What candidates say for it; the first stands for all.
 PHRASES = (
     ("lower bound", "floor"),
+    ("penalty", "penalised", "penalized", "penalise", "penalize", "penalties"),
     ("switching off", "switch off", "switches off", "switch it off", "turn off", "turn it off", "down to zero",
      "disable"),
     ("canary", "part of the traffic", "share of the traffic", "gradually", "staged rollout"),
