@@ -11,7 +11,7 @@ from .matcher import excerpt
 from .question import LEVELS, needed, total
 from .rounds import Reply, Turn
 
-CUT, CUT_RECORD = 200, 110  # characters of a quote, on the first page and in the record
+CUT, CUT_RECORD = 200, 160  # characters of a quote, on the first page and in the record
 HALF_WAY = ("follow-up", "change", "push-back")  # turns
 AFTER = "after a prompt"
 
