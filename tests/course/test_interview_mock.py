@@ -18,7 +18,7 @@ from mutants.patching import rewrite
 
 from minispec import exact, theory, verify
 from minispec.course.classroom import exam
-from minispec.course.interview import debrief, evidence, load, matcher, mock, mock_interview, mock_terminal
+from minispec.course.interview import debrief, evidence, load, mock, mock_interview, mock_terminal
 from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
 from minispec.course.interview.debrief import AXES, NONE, Debrief, report
 from minispec.course.interview.derivations import DERIVATIONS, cycle_length, derivations_for, kv_size, losslessness
@@ -528,29 +528,33 @@ def test_the_axes_are_defined_and_have_no_level():
 
 
 def check_own_words() -> None:
-    """Words in which the matcher does not find a point earn the one line for which they are quoted first, if they are
-    about the question, hold something distinctive of that line, and do not deny it."""
+    """Words in which the matcher does not find a point are a claim, whatever else they are about; and a part of a
+    sentence is that sentence: it earns two lines in all."""
     points = (
         "Expects more data to keep helping, by a power law",
-        "Says that a prompt and its data are cut up by the tokenizer",
-        "Trains the draft model with a few times the compute",
+        "Says that training the draft model pays",
+        "Says that the draft model is trained on a prompt",
+        "Trains the draft model with more data",
     )
-    data = "With data I would go on, because training the draft model pays every time we double it"
+    data = "Training the draft model on a prompt pays, and with more data it pays again"
     costs = "It costs a few times the compute to train the draft model on a prompt"
-    denies = "It costs power, and no data in the world will train the draft model any better on a prompt"
     talk = "My cat likes the data and sleeps all day long"
-    boxes = tuple(Box(level, text) for level, text in zip(LEVELS, points, strict=True))
-    turn = Turn("grade", "", GRADES, "x", boxes=boxes, heard=f"{data}. {costs}. {denies}. {talk}.")
-    assert not any(supports(points[0], each) for each in (data, costs, denies, talk))
-    assert evidence.graded(turn, Reply(ticks={0: data})).shown == {0: data}
-    for other in (costs, denies, talk):
+    boxes = tuple(Box("L4", text) for text in points)
+    turn = Turn("grade", "", GRADES, "x", boxes=boxes, heard=f"{data}. {costs}. {talk}.")
+    for other in (costs, talk):
         assert evidence.graded(turn, Reply(ticks={0: other})).claimed == {0: other}, other
         assert 0 in unshown(turn, {0: other})
-    assert evidence.graded(turn, Reply(ticks={1: data})).shown and not supports(points[1], data)
-    assert set(evidence.graded(turn, Reply(ticks={0: data, 1: data})).shown) == {0}
+    parts = {
+        1: data,
+        2: "Training the draft model on a prompt pays",
+        3: "the draft model on a prompt pays, and with more data",
+    }
+    assert all(supports(points[i], words) for i, words in parts.items())
+    found = evidence.graded(turn, Reply(ticks=parts))
+    assert set(found.shown) == {1, 2} and set(found.empty) == {3}
 
 
-def test_own_words_on_the_question_count_once():
+def test_own_words_are_a_claim_and_a_part_is_the_whole():
     check_own_words()
 
 
@@ -636,7 +640,7 @@ def test_the_first_page_is_one():
 def check_a_strength_is_plain() -> None:
     """Counted or not: what a reader could not find in the quote is listed as the candidate's own tick."""
     plain = "Rejected tokens roll back the grammar to its state before them"
-    vague = "Then the draft of that request would take the state from the mask and the grammar"
+    vague = "Then the masks of that request take time on the host, and the grammar has a state"
     boxes = (
         Box("L5", "Rolls back the state of the grammar for rejected tokens"),
         Box("L6", "Knows that masks for five positions cost time on the host in every step"),
@@ -793,10 +797,8 @@ MUTANTS = [
         "short(quote, most)",
         check_a_long_quote_keeps_the_words_that_earn_the_point,
     ),
-    (evidence, "graded", "and touches(point, phrase)", "", check_own_words),
-    (evidence, "graded", "and speaks_of(turn, phrase)", "", check_own_words),
-    (evidence, "graded", "quoted[_plain(phrase)] == 1 and", "", check_own_words),
-    (matcher, "touches", "and not found.is_denied()", "", check_own_words),
+    (evidence, "graded", "confirmed or supports(point, phrase)", "True", check_own_words),
+    (evidence, "graded", "words in each or each in words", "words == each", check_own_words),
     (evidence, "graded", "] > most", "] > 99", check_a_keyword_sentence_earns_two_points),
     (Debrief, "_signal", "(len(levels) - 1) // 2", "-1", check_the_headline_follows_from_the_table),
     (Debrief, "concerns", "in g.opposite().items()", "in ()", check_the_opposite_is_a_concern),
@@ -811,7 +813,6 @@ MUTANTS = [
 def test_the_checks_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
     monkeypatch.setattr(debrief, "graded", evidence.graded)  # names that were imported
-    monkeypatch.setattr(evidence, "touches", matcher.touches)
     with pytest.raises(AssertionError):
         check()
 

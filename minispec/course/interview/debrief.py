@@ -53,10 +53,10 @@ RULE = (
 )
 HOW = (
     "You ticked a point and quoted words that you had typed. It counts as shown if the key terms of the point stand in "
-    "these words and are not denied. It also counts if the words are a sentence about the question that has earned "
-    "nothing else. In a design, a sentence that only repeats the interviewer earns nothing. A point is called a "
-    "strength if the quote alone holds most of it. All of this counts words and understands nothing. Where it is "
-    "wrong, you are right; and a false statement that no rubric lists goes unnoticed."
+    "these words and are not denied. With other words of yours it is a claim: it is listed, and whoever reads this "
+    "decides. In a design, a sentence that only repeats the interviewer earns nothing. A point is called a strength if "
+    "the quote alone holds most of it. All of this counts words and understands nothing. Where it is wrong, you are "
+    "right; and a false statement that no rubric lists goes unnoticed."
 )
 
 

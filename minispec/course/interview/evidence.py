@@ -1,9 +1,8 @@
 """What a tick is worth: which words of the candidate speak for a line of the rubric, and whether they were said.
 
-A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it, or with a
-sentence about the question that has earned nothing yet, holds a distinctive word or a number of the line and denies
-nothing of it: the matcher knows words, not meanings. Ticked with other words
-of the answer it is claimed, and whoever reads the debrief decides.
+A line counts as shown if the candidate ticked it with words of the answer in which the matcher finds it. The matcher
+knows words, not meanings: ticked with other words of the answer a line is claimed, the debrief says which level the
+claims would make, and whoever reads it decides.
 Words that are not in the answer are refused. The same words earn at most two lines, a long sentence up to four. A
 follow-up or push-back is looked for in the reply to it, everything else in all that was said on the question.
 
@@ -35,7 +34,6 @@ from .matcher import (
     sentences,
     supports,
     terms,
-    touches,
     was_said,
 )
 from .question import LEVELS, reached
@@ -48,7 +46,6 @@ PER_QUOTE = 2  # lines that the same words can earn
 PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for every ten words
 FEWEST = 3  # words of a quote
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
-LONG_ENOUGH, ON_THE_QUESTION = 6, 3  # words of a sentence, and terms of its rubric, that need no term of the point
 ABOUT_IT = 0.5  # of the weight of what sinks an answer, in a reply that takes it back
 REPLIED = ("follow-up", "push-back", "change")
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
@@ -76,10 +73,10 @@ def heard(turn: Turn, transcript: Iterable[Entry] = ()) -> list[str]:
 
 
 def repeats_what_was_asked(turn: Turn, reply: Reply) -> bool:
-    """Whether a reply to an objection has no key word and no number of its own."""
+    """Whether a reply to an objection has hardly a key word, and no number, of its own."""
     figures = {value for value, _ in numbers(reply.text)} - {value for value, _ in numbers(turn.says)}
-    said = terms(reply.text).keys()
-    return turn.kind in REPLIED and bool(said) and not figures and said <= terms(turn.says).keys()
+    said, asked = terms(reply.text).keys(), terms(turn.says).keys()
+    return turn.kind in REPLIED and bool(said) and not figures and len(said & asked) >= QUOTED * len(said)
 
 
 def reply_to(asked: str, said: Talk) -> str:
@@ -331,12 +328,13 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
         if len(phrase.split()) >= FEWEST and refusal(turn, i, phrase, transcript):
             refused[i] = phrase
             continue
+        words = _plain(phrase)
+        words = next((each for each in quoted if words and (words in each or each in words)), words)
         most = max(PER_QUOTE, min(PER_LONG, len(phrase.split()) // WORDS_EACH)) if confirmed else PER_QUOTE
-        quoted[_plain(phrase)] += 1
-        own = quoted[_plain(phrase)] == 1 and speaks_of(turn, phrase) and touches(point, phrase)
-        if (len(phrase.split()) < FEWEST and not confirmed) or quoted[_plain(phrase)] > most:
+        quoted[words] += 1  # a part of a sentence is that sentence
+        if (len(phrase.split()) < FEWEST and not confirmed) or quoted[words] > most:
             empty[i] = phrase
-        elif confirmed or own or supports(point, phrase):
+        elif confirmed or supports(point, phrase):
             shown[i] = phrase
         else:
             claimed[i] = phrase
@@ -346,13 +344,6 @@ def graded(turn: Turn, reply: Reply, transcript: Iterable[Entry] = ()) -> Graded
     plain |= {i: PLAIN_REPLY for i in shown if turn.boxes[i] == SCOPE}  # judged; a strength, and the last of its rank
     after = prompted(turn, {**shown, **claimed}, talk)
     return Graded(turn, shown, claimed, empty, refused, matches, plain, after, taken_back(turn, talk))
-
-
-def speaks_of(turn: Turn, phrase: str) -> bool:
-    """Whether words of the candidate are about what was asked: the matcher does not know every way to say a point, so
-    a sentence on the question that touches a point earns the one line for which it is quoted first."""
-    about = terms(" ".join(box.text for box in turn.boxes if box.group != SINKS))
-    return len(phrase.split()) >= LONG_ENOUGH and len(terms(phrase).keys() & about.keys()) >= ON_THE_QUESTION
 
 
 def _plain(phrase: str) -> str:

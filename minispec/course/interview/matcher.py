@@ -312,13 +312,6 @@ def supports(point: str, phrase: str) -> bool:
     return len(phrase.split()) >= 3 and wanted.enough(found, SHARE_OF_QUOTE) and not found.is_denied()
 
 
-def touches(point: str, phrase: str) -> bool:
-    """Whether a phrase holds one of a point's distinctive terms or one of its numbers, and does not deny it."""
-    wanted = Wanted(point)
-    found = wanted.look(phrase)
-    return bool(wanted.distinctive.intersection(found.hits) or found.right) and not found.is_denied()
-
-
 def lacks(point: str, phrase: str) -> list[str]:
     """What of a point is not in a phrase, what weighs the most first; "not …" where the phrase says the opposite."""
     wanted = Wanted(point)
