@@ -54,8 +54,8 @@ class Reader:
         """theme "": nothing is chosen yet, as on a first visit."""
         self.page = browser.new_page()
         self.page.set_viewport_size(dict(zip(("width", "height"), size, strict=True)))
-        if theme:
-            self.page.add_init_script(f"localStorage.mode = localStorage.theme = '{theme}'")
+        chosen = f"localStorage.mode = localStorage.theme = '{theme}'" if theme else "localStorage.clear()"
+        self.page.add_init_script(chosen)
         self.page.set_default_timeout(60_000)
         self.errors: list[str] = []
         self.asked: list[str] = []
