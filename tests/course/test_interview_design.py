@@ -171,17 +171,22 @@ def test_scoping_is_a_strength_or_a_concern():
 # ---------------------------------------------------------------- drawing
 
 
+def drawn_but_for_one(question):
+    """(heading, transcript): every heading of the whiteboard is drawn but this one."""
+    board = [heading.partition(" (")[0] for heading in question.case.whiteboard]
+    for left_out in board:
+        drawn = ". ".join(heading for heading in board if heading != left_out) + "."
+        _, transcript = converse(question, lambda turn, drawn=drawn: drawn if turn.says.endswith(rounds.DRAW) else "")
+        yield left_out, transcript
+
+
 def check_only_what_is_missing_is_asked_for() -> None:
     for question in CASES.values():
-        board = [heading.partition(" (")[0] for heading in question.case.whiteboard]
-        for left_out in range(len(board)):
-            drawn = ". ".join(heading for i, heading in enumerate(board) if i != left_out) + "."
-            _, transcript = converse(
-                question, lambda turn, drawn=drawn: drawn if turn.says.endswith(rounds.DRAW) else ""
-            )
+        for left_out, transcript in drawn_but_for_one(question):
             asked = [turn.says for _, turn, *_ in transcript if turn.kind == "board"]
             assert kinds(transcript)[:3] == ["ask", "draw", "draw"]
-            assert all(board[left_out] in each for each in asked) and len(asked) <= 1, question.id
+            assert all(left_out in each for each in asked) and len(asked) <= 1, question.id
+        board = question.case.whiteboard
         _, transcript = converse(question, lambda turn: "")
         assert kinds(transcript)[: 2 + len(board)] == ["ask", "draw"] + ["board"] * len(board)
 
@@ -194,12 +199,7 @@ def test_some_heading_is_missed():
     """A drawing that leaves out a heading is asked for it, in most cases."""
     asked = total = 0
     for question in CASES.values():
-        board = [heading.partition(" (")[0] for heading in question.case.whiteboard]
-        for left_out in range(len(board)):
-            drawn = ". ".join(heading for i, heading in enumerate(board) if i != left_out) + "."
-            _, transcript = converse(
-                question, lambda turn, drawn=drawn: drawn if turn.says.endswith(rounds.DRAW) else ""
-            )
+        for _, transcript in drawn_but_for_one(question):
             asked, total = asked + ("board" in kinds(transcript)), total + 1
     assert asked > 0.8 * total
 

@@ -47,7 +47,7 @@ PER_LONG, WORDS_EACH = 4, 10  # and a long sentence that was suggested: one for 
 FEWEST = 3  # words of a quote
 PLAIN, PLAIN_REPLY = 0.6, 0.3  # of a line's weight that makes its quote a strength
 ABOUT_IT = 0.5  # of the weight of what sinks an answer, in a reply that takes it back
-REPLIED = ("follow-up", "push-back", "change")
+HALF_WAY = ("follow-up", "push-back", "change")  # turns
 GOES_ON = ("answer", "check", "probe")  # turns that stay with what was asked before
 MARKS = ("a number", "a formula")  # that a text holds one: no word of it
 OPEN, NAMES = ("ask", "draw"), ("board", "number", "correction")  # turns that name no point, and all that is replied
@@ -76,7 +76,7 @@ def repeats_what_was_asked(turn: Turn, reply: Reply) -> bool:
     """Whether a reply to an objection has hardly a key word, and no number, of its own."""
     figures = {value for value, _ in numbers(reply.text)} - {value for value, _ in numbers(turn.says)}
     said, asked = terms(reply.text).keys(), terms(turn.says).keys()
-    return turn.kind in REPLIED and bool(said) and not figures and len(said & asked) >= QUOTED * len(said)
+    return turn.kind in HALF_WAY and bool(said) and not figures and len(said & asked) >= QUOTED * len(said)
 
 
 def reply_to(asked: str, said: Talk) -> str:

@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .evidence import Graded, level_of, lowered, reply_to
+from .evidence import HALF_WAY, Graded, level_of, lowered, reply_to
 from .matcher import excerpt
 from .question import LEVELS, needed, total
 from .rounds import Reply, Turn
 
 CUT, CUT_RECORD = 200, 160  # characters of a quote, on the first page and in the record
-HALF_WAY = ("follow-up", "change", "push-back")  # turns
 AFTER = "after a prompt"
 
 

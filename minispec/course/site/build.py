@@ -27,9 +27,7 @@ SETTINGS = {
     "html_copy_source": False,
     "html_show_sphinx": False,
     "html_last_updated_fmt": None,
-    "html_context": {
-        "default_mode": "auto"
-    },  # until a reader chooses; without it the theme complains on every first visit
+    "html_context": {"default_mode": "auto"},  # without it the theme complains on every first visit
     "html_theme_options": {
         "use_download_button": False,
         "use_fullscreen_button": False,
