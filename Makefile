@@ -26,7 +26,7 @@ demo: $(VENV)/.installed
 	@$(BIN)/minispec demo
 
 site: $(VENV)/.installed-site
-	@$(BIN)/python -m minispec.course.site
+	@$(BIN)/python -m minispec_course.site
 
 # One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
 # whatever the environment says: tests start dozens of processes, and each would compile the package again.

@@ -8,7 +8,7 @@ os.environ.pop("MINISPEC_LAB", None)  # in a terminal of the lab too: no test wa
 def pytest_collection_modifyitems(items):
     cells = [item for item in items if hasattr(item, "cell_num")]  # cells of notebooks: nbval's IPyNbCell
     if cells:
-        from minispec.course.classroom.spoilers import uncovered
+        from minispec_course.build.spoilers import uncovered
 
         for item in cells:
             item.cell = uncovered(item.cell)

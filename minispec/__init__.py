@@ -23,28 +23,24 @@ The reading order, one idea a file:
 
     exact       the exact distribution of what a draft/verify scheme emits
     theory      the formulas: expected tokens, speed-up, rooflines
-    files/      models on disk: names, folders, formats
+    load/       models on disk: names, folders, formats
     cpu/        passes of few tokens near a CPU's limit, compiled by numba
     gpu/        the same passes near a GPU's limit, recorded as CUDA graphs
     parallel/   beyond one device
-    train/      how the shipped drafts and heads were made
-    bench/      what was measured, and on what machine
-    course/     widgets, exercises and grader, interview practice, demo
-    cli         the command line
+    measure     honest timing: what this machine reads and computes, what a pass costs
+    cli/        the command line
 """
 
-from importlib import import_module
-
-from .files import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
+from .cli import interrupt  # noqa: F401  before all others: Ctrl-C while they are imported
 
 # isort: split
 from . import drafters
 from .cache import KVCache
-from .files.folder import default_device as device
-from .files.handle import Model
-from .files.registry import models
 from .generate import Output, generate
 from .gpu.backend import load
+from .load.folder import default_device as device
+from .load.handle import Model
+from .load.registry import models
 from .model import Config, Transformer
 from .sampling import Sampling, SamplingParams
 from .serving.engine import Engine
@@ -71,11 +67,3 @@ __all__ = [
     "speculate",
     "stream",
 ]
-
-LAZY = ("viz", "classroom", "interview")  # these need packages that the core does without
-
-
-def __getattr__(name: str):
-    if name in LAZY:
-        return import_module(f".course.{name}", __name__)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

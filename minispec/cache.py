@@ -149,8 +149,10 @@ class KVCache:
     def reserve(self, count: int) -> tuple[Tensor, int]:
         """The slots of the next `count` tokens per sequence, [B, T], and how many leading slots are in use then."""
         if (end := int(self.lengths.max()) + count) > self.capacity:
-            raise ValueError(f"capacity={self.capacity}: the longest sequence has {end - count} tokens cached, and "
-                             f"{count} more do not fit; give the cache a capacity of {end} or more")  # fmt: skip
+            raise ValueError(
+                f"capacity={self.capacity}: the longest sequence has {end - count} tokens cached, and "
+                f"{count} more do not fit; give the cache a capacity of {end} or more"
+            )
         return self.lengths[:, None] + torch.arange(count, device=self.lengths.device), end
 
     def extend(self, layer: int, slots: Tensor, end: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -173,8 +175,10 @@ class KVCache:
         """Discard everything after the first `length` tokens (one number for all sequences, or [B])."""
         length = torch.as_tensor(length, device=self.lengths.device).expand_as(self.lengths)
         if bool((length < 0).any()) or bool((length > self.lengths).any()):
-            raise ValueError(f"cannot rewind to length {length.tolist()}: give a length from 0 to what is cached, "
-                             f"{self.lengths.tolist()}")  # fmt: skip
+            raise ValueError(
+                f"cannot rewind to length {length.tolist()}: give a length from 0 to what is cached, "
+                f"{self.lengths.tolist()}"
+            )
         self.lengths.copy_(length)
 
     def gather(self, path: Tensor, start: Tensor) -> None:

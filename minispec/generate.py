@@ -15,7 +15,7 @@ from .sampling import SamplingParams, TokenLogprob, argmax, pick, token_logprobs
 from .trace import Trace
 
 if TYPE_CHECKING:
-    from .files.handle import Model
+    from .load.handle import Model
 
 WAITS = 16  # tokens; a character takes at most four bytes, so one that is not whole by then never will be
 
@@ -43,8 +43,9 @@ class Writer:
     """One sequence being generated: when it ends, and its text as it becomes final. Plain and speculative decoding
     share it, so that both stop at exactly the same token."""
 
-    def __init__(self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None,
-                 processors=None):  # fmt: skip
+    def __init__(
+        self, model: Model, params: SamplingParams, stream: Callable[[str], None] | None = None, processors=None
+    ):
         if params.stop and model.tokenizer is None:
             raise ValueError(f"stop={params.stop!r} needs a tokenizer and {model.name} has none: use stop_token_ids")
         self.model, self.limit, self.stop, self.stream = model, params.max_new_tokens, params.stop, stream
@@ -121,8 +122,16 @@ class Writer:
 
     def output(self, prompt_tokens: int, seconds: float, trace: Trace | None = None) -> Output:
         logprobs = self.logprobs and self.logprobs[: len(self.tokens)]  # of a cycle, those after its end were not kept
-        return Output(self.tokens, self.text, prompt_tokens, seconds, self.finish_reason, trace, self.stop_reason,
-                      logprobs=logprobs)  # fmt: skip
+        return Output(
+            self.tokens,
+            self.text,
+            prompt_tokens,
+            seconds,
+            self.finish_reason,
+            trace,
+            self.stop_reason,
+            logprobs=logprobs,
+        )
 
 
 def prepare(model: Model, prompt, params: SamplingParams, stream=None) -> tuple[list[list[int]], bool]:

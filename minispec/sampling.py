@@ -28,7 +28,7 @@ from torch.nn.utils.rnn import pad_sequence
 from .processors.prefix import FIELDS, PENALTIES, Processors, checked
 
 if TYPE_CHECKING:
-    from .files.handle import Model
+    from .load.handle import Model
 
 NOT_FINITE = "logits contain NaN or ∞: the weights are damaged, or a half-precision model overflowed"
 LOGPROBS_MODES = ("raw_logprobs", "processed_logprobs")  # vLLM's names
@@ -120,8 +120,10 @@ class SamplingParams(Sampling):
         if not (isinstance(least, Integral) and 0 <= least <= most):
             raise ValueError(f"min_new_tokens={least!r}: give a whole number from 0 to max_new_tokens={most}")
         if self.logprobs is not None and not (isinstance(self.logprobs, Integral) and self.logprobs >= 0):
-            raise ValueError(f"logprobs={self.logprobs!r}: give a whole number ≥ 0, how many tokens beside the emitted "
-                             "one, or None for no log-probabilities")  # fmt: skip
+            raise ValueError(
+                f"logprobs={self.logprobs!r}: give a whole number ≥ 0, how many tokens beside the emitted "
+                "one, or None for no log-probabilities"
+            )
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
         if not all(isinstance(s, str) and s for s in stop):
             raise ValueError(f"stop={self.stop!r}: give strings that are not empty (every text begins with '')")

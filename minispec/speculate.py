@@ -32,7 +32,7 @@ from .tree import Draft, cut, view
 from .verify import NO_BLOCKS, RULES, Verdict, check_draft, check_q_shape, judge
 
 if TYPE_CHECKING:
-    from .files.handle import Model
+    from .load.handle import Model
 
 
 @dataclass
@@ -140,8 +140,15 @@ def cycles(
 class Eager:
     """The cycle on any device, one step after the other."""
 
-    def __init__(self, model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams,
-                 rule: str = "token"):  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        rows: list[Completion],
+        drafter: Drafter,
+        k: int | str,
+        params: SamplingParams,
+        rule: str = "token",
+    ):
         self.model, self.rows, self.drafter, self.k, self.rule = model, rows, drafter, k, rule
         self.adaptive = AdaptiveLength() if k == "auto" else None
         spare = (self.adaptive.longest if self.adaptive else k) + drafter.extra_slots  # a pass holds more than it keeps
@@ -207,9 +214,15 @@ class Eager:
 
 
 def stream(
-    model: Model, prompt, max_new_tokens: int | None = None, *, drafter: Drafter | None = None, k: int | str = 4,
-    params: SamplingParams | None = None, **options,
-) -> Iterator[str]:  # fmt: skip
+    model: Model,
+    prompt,
+    max_new_tokens: int | None = None,
+    *,
+    drafter: Drafter | None = None,
+    k: int | str = 4,
+    params: SamplingParams | None = None,
+    **options,
+) -> Iterator[str]:
     """The text of `generate`, or with a drafter of `speculate`, piece by piece: `for piece in ms.stream(…)`. To stop
     the iteration is to stop generating."""
     params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)

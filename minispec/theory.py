@@ -66,9 +66,15 @@ NEOVERSE_N1 = Hardware("one Neoverse-N1 core, float32, measured", 17e9, 48e9)
 
 
 def parameter_count(
-    vocab: int, hidden: int, intermediate: int, layers: int, heads: int, kv_heads: int, head_dim: int,
+    vocab: int,
+    hidden: int,
+    intermediate: int,
+    layers: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
     tied: bool = False,
-) -> int:  # fmt: skip
+) -> int:
     """Parameters of a Llama: the tables (one if tied) + layers · (q, o + k, v + SwiGLU's three + two norms) + a norm.
 
     >>> parameter_count(32_000, 4096, 11_008, 32, 32, 32, 128)  # LLaMA-2-7B
@@ -161,9 +167,15 @@ def roofline_time(bytes_read: float, flops: float, hardware: Hardware) -> float:
 
 
 def pass_time(
-    hardware: Hardware, weights: float, batch: int = 1, tokens: int = 1, context: int = 0,
-    bytes_per_weight: float = 2, kv_bytes: float = 0, attention_width: int = 0,
-) -> float:  # fmt: skip
+    hardware: Hardware,
+    weights: float,
+    batch: int = 1,
+    tokens: int = 1,
+    context: int = 0,
+    bytes_per_weight: float = 2,
+    kv_bytes: float = 0,
+    attention_width: int = 0,
+) -> float:
     """Seconds of one forward pass at best: roofline_time of the products with the weights + roofline_time of attention.
 
     They are kernels one after the other, so compute-bound products do not overlap with the reading of the cache.
@@ -499,8 +511,10 @@ def expected_tokens_of_tree(parents: Sequence[int], accept: Sequence[float]) -> 
         reach[node] = reach[parent] * probability
         spent[parent] = spent.get(parent, 0.0) + probability
         if spent[parent] > 1 + 1e-9:
-            raise ValueError(f"accept={list(accept)!r}: the children of node {parent} sum to more than 1; "
-                             "give each the chance that it is the one accepted")  # fmt: skip
+            raise ValueError(
+                f"accept={list(accept)!r}: the children of node {parent} sum to more than 1; "
+                "give each the chance that it is the one accepted"
+            )
     return sum(reach.values())  # the root's 1 is the correction or bonus
 
 

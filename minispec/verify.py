@@ -174,9 +174,13 @@ def typical(p: Tensor, tokens, parents, generator, *, epsilon: float = 0.09, del
 
 
 def judge(
-    logits: Tensor, contexts: Sequence, drafts: Sequence[Draft], lossless: bool = True, best: Tensor | None = None,
+    logits: Tensor,
+    contexts: Sequence,
+    drafts: Sequence[Draft],
+    lossless: bool = True,
+    best: Tensor | None = None,
     rule: str = "token",
-) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:  # fmt: skip
+) -> tuple[list[Verdict], list[list[float]], list[list[float]] | None]:
     """The target's logits [B, n+1, V] against one draft for each sequence: verdicts, and what p and q gave each draft
     token, [B, n] (no q: nothing was sampled).
 

@@ -8,12 +8,23 @@ from dataclasses import replace
 import torch
 
 import minispec as ms
-from minispec.train import mtp
-from minispec.train.eagle import new_head
+from recipes import mtp
+from recipes.eagle import new_head
 
 D = ms.drafters
-NAMES = ("Model", "NGram", "Suffix", "EarlyExit", "Quantized", "Cascade", "Lookahead", "Medusa", "Eagle", "DFlash",
-         "MTP")  # fmt: skip
+NAMES = (
+    "Model",
+    "NGram",
+    "Suffix",
+    "EarlyExit",
+    "Quantized",
+    "Cascade",
+    "Lookahead",
+    "Medusa",
+    "Eagle",
+    "DFlash",
+    "MTP",
+)
 
 FACTORIES: dict[str, tuple[str, Callable[[ms.Model, ms.Model], D.Drafter]]] = {
     "model": ("Model", lambda target, draft: D.Model(draft)),

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import minispec as ms
 from minispec import cli
-from minispec.files.folder import save_folder
-from minispec.files.registry import locate
+from minispec.load.folder import save_folder
+from minispec.load.registry import locate
 
 torch.set_num_threads(1)
 # Scripts that tests start in processes of their own use the helpers beside this file, too.

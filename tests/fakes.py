@@ -34,8 +34,16 @@ class Scripted:
     """Says `say(text)` after every text: a token (then it is certain), or a law over all tokens."""
 
     def __init__(self, say: Callable[[Text], int | Sequence[float]], vocab_size: int = 16, max_length: int = 64):
-        self.config = ms.Config(vocab_size=vocab_size, hidden_size=vocab_size, intermediate_size=1, num_layers=1,
-                                num_heads=1, num_kv_heads=1, head_dim=1, max_length=max_length)  # fmt: skip
+        self.config = ms.Config(
+            vocab_size=vocab_size,
+            hidden_size=vocab_size,
+            intermediate_size=1,
+            num_layers=1,
+            num_heads=1,
+            num_kv_heads=1,
+            head_dim=1,
+            max_length=max_length,
+        )
         self.say, self.device, self.dtype = say, torch.device("cpu"), torch.float64
         self.cache: ms.KVCache | None = None  # the one of the latest pass
         self.readings: list[Reading] = []
@@ -59,9 +67,13 @@ class Scripted:
         # Scratch tokens come after the padding and are not recorded: these tests have none.
         texts = [[tuple(keys[b, 0, visible[b, t], 0].int().tolist()) for t in range(real[b])] for b in range(B)]
         self.readings.append(
-            Reading(held, [tokens[b, : real[b]].tolist() for b in range(B)],
-                    [positions[b, : real[b]].tolist() for b in range(B)], texts)
-        )  # fmt: skip
+            Reading(
+                held,
+                [tokens[b, : real[b]].tolist() for b in range(B)],
+                [positions[b, : real[b]].tolist() for b in range(B)],
+                texts,
+            )
+        )
         cache.advance(T if counts is None else counts)
         self.cache = cache
         x = torch.zeros(B, T, self.config.vocab_size, dtype=self.dtype)  # the "residual stream" is already the logits

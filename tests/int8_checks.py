@@ -9,7 +9,7 @@ from tiny_models import random_model
 from torch import nn
 
 from minispec.cpu import panels, trials
-from minispec.files import quantize as q
+from minispec.load import quantize as q
 
 SHAPES = [(1, 1), (4, 1), (5, 3), (16, 2), (17, 16), (33, 17), (64, 64), (101, 129), (192, 576), (576, 1536)]
 KINDS = {

@@ -29,8 +29,9 @@ OTHER = dict(temperature=0.7, top_k=4, top_p=0.9)
 @cache
 def law_pair() -> tuple[ms.Model, ms.Model]:
     """A target whose texts can be counted, and its first layer as the draft: some drafts pass, some do not."""
-    tiny = dict(vocab_size=5, hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8,
-                dtype=torch.float32)  # fmt: skip
+    tiny = dict(
+        vocab_size=5, hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=8, dtype=torch.float32
+    )
     return random_model(num_layers=3, max_length=64, **tiny), random_model(num_layers=1, max_length=64, **tiny)
 
 

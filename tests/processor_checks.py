@@ -63,8 +63,11 @@ def random_options(random: Random) -> dict:
         options |= way
         if options.get("ignore_eos"):
             options["stop_token_ids"] = [END]
-    return options | dict(max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14), logprobs=2,
-                          logprobs_mode=random.choice(("raw_logprobs", "processed_logprobs")))  # fmt: skip
+    return options | dict(
+        max_new_tokens=random.randint(options.get("min_new_tokens", 1), 14),
+        logprobs=2,
+        logprobs_mode=random.choice(("raw_logprobs", "processed_logprobs")),
+    )
 
 
 def assert_same(out: ms.Output, plain: ms.Output) -> None:
@@ -124,8 +127,17 @@ def check_engine(count: int = 24, fast: bool = False) -> None:
     target, draft = pair()
     for drafter in (None, ALL["model"](target, draft), ALL["eagle, tree"](target, draft)):
         random = Random(1)
-        engine = ms.Engine(target, drafter, num_blocks=14, block_size=4, max_num_seqs=6, max_num_batched_tokens=64,
-                           max_chunk=16, k=3, fast=fast)  # fmt: skip
+        engine = ms.Engine(
+            target,
+            drafter,
+            num_blocks=14,
+            block_size=4,
+            max_num_seqs=6,
+            max_num_batched_tokens=64,
+            max_chunk=16,
+            k=3,
+            fast=fast,
+        )
         asked, outs = {}, {}
         for _ in range(count):
             prompt, options = random.choices(range(64), k=random.randint(1, 24)), random_options(random)
@@ -278,8 +290,15 @@ def check_law(names: Sequence[str] = ("model",), draws: int = 400, numbers: Sequ
     for name in names:
         for number in numbers:
             with many_rows(number):
-                outs = ms.speculate(target, [LAW_PROMPT] * draws, ALL[name](target, draft), 3, LAW_TOKENS,
-                                    temperature=1.0, **KNOBS[number])  # fmt: skip
+                outs = ms.speculate(
+                    target,
+                    [LAW_PROMPT] * draws,
+                    ALL[name](target, draft),
+                    3,
+                    LAW_TOKENS,
+                    temperature=1.0,
+                    **KNOBS[number],
+                )
             assert_follows([out.tokens for out in outs], expected_law(number), f"{name}, {KNOBS[number]}")
 
 

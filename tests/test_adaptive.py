@@ -19,9 +19,19 @@ from minispec.drafters.adaptive import AdaptiveLength
 
 
 def cycle(k: int, accepted: int, draft_seconds: float = 0.0, verify_seconds: float = 1.0) -> ms.Cycle:
-    return ms.Cycle(drafted=[5] * k, parents=None, p=[1.0] * k, q=[1.0] * k, path=[*range(accepted)], token=5,
-                    bonus=accepted == k, kept=accepted + 1, committed=1, draft_seconds=draft_seconds,
-                    verify_seconds=verify_seconds)  # fmt: skip
+    return ms.Cycle(
+        drafted=[5] * k,
+        parents=None,
+        p=[1.0] * k,
+        q=[1.0] * k,
+        path=[*range(accepted)],
+        token=5,
+        bonus=accepted == k,
+        kept=accepted + 1,
+        committed=1,
+        draft_seconds=draft_seconds,
+        verify_seconds=verify_seconds,
+    )
 
 
 def simulate(
@@ -68,9 +78,18 @@ def test_it_comes_within_a_few_percent_of_the_best_length(alpha, c, v):
 
 @pytest.mark.parametrize(
     "alpha, c, v",
-    [(0.3, 0.1, flat), (0.5, 0.1, flat), (0.7, 0.1, flat), (0.8, 0.02, steep), (0.9, 0.02, flat), (0.7, 0.02, step),
-     (0.05, 0.1, flat), (0.3, 0.3, flat), (0.2, 0.1, steep)],
-)  # fmt: skip
+    [
+        (0.3, 0.1, flat),
+        (0.5, 0.1, flat),
+        (0.7, 0.1, flat),
+        (0.8, 0.02, steep),
+        (0.9, 0.02, flat),
+        (0.7, 0.02, step),
+        (0.05, 0.1, flat),
+        (0.3, 0.3, flat),
+        (0.2, 0.1, steep),
+    ],
+)
 def test_with_a_long_memory_it_converges_to_theorys_best_k(alpha, c, v):
     """Cases with a clear best: 3 % ahead of every other length but its neighbours."""
     betas = [alpha] * 8

@@ -17,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from minispec.course.classroom import builder
+from minispec_course.build import builder
 
 LONG = "n" * 300
 DIGITS = "12345678901234567890123"  # 23 of them
@@ -189,7 +189,7 @@ MODELS = [  # {x} is a copy of a tiny model with something wrong
 @pytest.fixture(scope="module")
 def world(tmp_path_factory, tiny_folder, make_model) -> dict[str, Path]:
     """Files and folders by the names that the calls give them."""
-    from minispec.files.folder import save_folder
+    from minispec.load.folder import save_folder
 
     home = tmp_path_factory.mktemp("world")
     places = {"tiny": tiny_folder, "tiny_int8": home / "tiny_int8"}

@@ -59,7 +59,7 @@ def test_control_c_exits_130(run, monkeypatch):
 def test_a_terminal_without_greek_letters_is_no_reason_to_fail(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setattr("minispec.files.registry.table", lambda: "α = 0.7")
+    monkeypatch.setattr("minispec.load.registry.table", lambda: "α = 0.7")
     assert cli.main(["models"]) == 0
     stream.flush()
     assert stream.buffer.getvalue().decode() == "? = 0.7\n"
@@ -81,7 +81,7 @@ def test_models_lists_every_known_model(run):
 
 def test_models_get_fetches_what_is_not_in_the_package(run, monkeypatch):
     asked = []
-    monkeypatch.setattr("minispec.files.fetch.fetch", lambda name: asked.append(name) or f"cache/{name}")
+    monkeypatch.setattr("minispec.load.fetch.fetch", lambda name: asked.append(name) or f"cache/{name}")
     for name in ("smollm2", "owner/model"):
         code, out, _ = run("models", "get", name)
         assert (code, out) == (0, f"cache/{name}\n")
@@ -101,7 +101,7 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder, tmp_path):
         def to_json(self):
             return json.dumps({"quick": self.quick})
 
-    monkeypatch.setattr("minispec.bench.measure.measure", lambda model, quick=False: Report(quick))
+    monkeypatch.setattr("minispec.measure.measure", lambda model, quick=False: Report(quick))
     assert run("measure", "--model", tiny_folder)[:2] == (0, "quick=False\n")
     assert run("measure", "--model", tiny_folder, "--quick", "--json")[:2] == (0, '{"quick": true}\n')
     assert run("measure", "--model", tiny_folder, "--json", tmp_path / "r.json")[:2] == (0, "quick=False\n")
@@ -109,14 +109,14 @@ def test_measure_passes_its_options_on(run, monkeypatch, tiny_folder, tmp_path):
 
 
 def test_train_has_its_own_commands(capsys):
-    pytest.importorskip("minispec.train")
+    pytest.importorskip("recipes")
     with pytest.raises(SystemExit) as exit:
         cli.main(["train", "--help"])
     assert exit.value.code == 0 and "draft" in capsys.readouterr().out
 
 
 def test_build_check_fails_when_something_is_stale(run, monkeypatch):
-    builder = pytest.importorskip("minispec.course.classroom.builder")
+    builder = pytest.importorskip("minispec_course.build.builder")
     monkeypatch.setattr(builder, "check", lambda names: [f"{name} is stale" for name in names])
     assert run("build", "--check")[0] == 0
     code, out, _ = run("build", "--check", "00", "01")
@@ -155,11 +155,10 @@ def test_lab_runs_as_root_too(run, launched, monkeypatch, user, allowed):
     assert ("--allow-root" in launched) == allowed
 
 
-@pytest.mark.parametrize(("argv", "browser", "printed"), [
-    (["lab"], True, False),
-    (["lab"], False, True),
-    (["lab", "--no-browser"], True, True),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("argv", "browser", "printed"),
+    [(["lab"], True, False), (["lab"], False, True), (["lab", "--no-browser"], True, True)],
+)
 def test_lab_prints_the_address_where_there_is_no_browser(run, launched, monkeypatch, argv, browser, printed):
     monkeypatch.setattr(cli, "has_browser", lambda: browser)
     run(*argv)

@@ -15,28 +15,46 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec import theory
-from minispec.course import experts_lab
 from minispec.cpu.fused import fused
-from minispec.files.folder import load_folder, save_folder
-from minispec.files.hf_config import from_hf, to_hf
-from minispec.files.quantize import to_int8
+from minispec.load.folder import load_folder, save_folder
+from minispec.load.hf_config import from_hf, to_hf
+from minispec.load.quantize import to_int8
 from minispec.model import rope_at
 from minispec.moe import experts
 from minispec.moe import theory as theory_moe
 from minispec.moe.experts import Experts, counting, gathered, grouped, route, stacked
+from minispec_course.labs import experts as experts_lab
 
 NO_ENDS = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-BASE = NO_ENDS | dict(hidden_size=32, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=2, vocab_size=61,
-                      intermediate_size=24, max_position_embeddings=64)  # fmt: skip
+BASE = NO_ENDS | dict(
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    num_hidden_layers=2,
+    vocab_size=61,
+    intermediate_size=24,
+    max_position_embeddings=64,
+)
 FAMILIES = {
     "mixtral": dict(num_local_experts=5, num_experts_per_tok=2),
     "qwen3_moe": dict(num_experts=7, num_experts_per_tok=3, moe_intermediate_size=16, head_dim=8, norm_topk_prob=True),
-    "qwen3_moe, half dense": dict(num_experts=4, num_experts_per_tok=1, moe_intermediate_size=12, head_dim=16,
-                                  decoder_sparse_step=2, norm_topk_prob=False),
+    "qwen3_moe, half dense": dict(
+        num_experts=4,
+        num_experts_per_tok=1,
+        moe_intermediate_size=12,
+        head_dim=16,
+        decoder_sparse_step=2,
+        norm_topk_prob=False,
+    ),
     "olmoe": dict(num_experts=6, num_experts_per_tok=2, norm_topk_prob=False),
-    "qwen2_moe": dict(num_experts=3, num_experts_per_tok=2, moe_intermediate_size=16, norm_topk_prob=False,
-                      shared_expert_intermediate_size=20),
-}  # fmt: skip
+    "qwen2_moe": dict(
+        num_experts=3,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=False,
+        shared_expert_intermediate_size=20,
+    ),
+}
 SHAPE = Experts(count=6, per_token=2, size=16)
 
 
@@ -120,8 +138,12 @@ def parts(n: int, seed: int = 0):
 
 
 def definition(x, gates, chosen, mlps):
-    return torch.stack([sum(g * mlps[e](row) for g, e in zip(gs, es.tolist(), strict=True))
-                        for row, gs, es in zip(x, gates, chosen, strict=True)])  # fmt: skip
+    return torch.stack(
+        [
+            sum(g * mlps[e](row) for g, e in zip(gs, es.tolist(), strict=True))
+            for row, gs, es in zip(x, gates, chosen, strict=True)
+        ]
+    )
 
 
 def test_both_products_are_the_definition():
@@ -196,8 +218,18 @@ def test_the_formula_is_the_mean_of_uniform_choices():
 
 # ---- what decodes with it -------------------------------------------------------------------------------------------
 
-GENERIC = ("model", "ngram", "suffix", "early exit", "quantized, 8 bits", "cascade", "lookahead", "medusa",
-           "eagle, tree", "dflash")  # fmt: skip
+GENERIC = (
+    "model",
+    "ngram",
+    "suffix",
+    "early exit",
+    "quantized, 8 bits",
+    "cascade",
+    "lookahead",
+    "medusa",
+    "eagle, tree",
+    "dflash",
+)
 
 
 @pytest.mark.slow

@@ -17,13 +17,13 @@ from mutants.int8_mutants import MUTANTS
 from mutants.patching import assert_caught, assert_unseen
 
 import minispec as ms
+from benchmarks import drafters
 from minispec import cli
-from minispec.bench import drafters
-from minispec.bench.measure import Report, verify_curve, weight_bytes
 from minispec.cpu import machine
 from minispec.cpu.int8 import Int8Linear
-from minispec.files import folder
-from minispec.files.folder import save_folder
+from minispec.load import folder
+from minispec.load.folder import save_folder
+from minispec.measure import Report, verify_curve, weight_bytes
 
 pytestmark = pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")
 
@@ -148,9 +148,19 @@ def test_a_report_knows_what_was_measured():
     rate, fields = dict(median=1.0, low=1.0, high=1.0, n=1), {}
     for weights in (None, "int8"):
         fields[weights] = dict(
-            machine={}, model="m", parameters=1, device="cpu", dtype="float32", weight_bytes=1, bandwidth=rate,
-            flops=rate | {"median": 8.0}, plain=rate, context=1, curve=[], weights=weights,
-        )  # fmt: skip
+            machine={},
+            model="m",
+            parameters=1,
+            device="cpu",
+            dtype="float32",
+            weight_bytes=1,
+            bandwidth=rate,
+            flops=rate | {"median": 8.0},
+            plain=rate,
+            context=1,
+            curve=[],
+            weights=weights,
+        )
     reports = {weights: Report.from_json(json.dumps(raw)) for weights, raw in fields.items()}
     assert reports[None].free_tokens == 4 * reports["int8"].free_tokens
 

@@ -9,9 +9,9 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec import kernels
-from minispec.course import numerics
 from minispec.cpu import fused as cpu_fused
 from minispec.cpu import machine
+from minispec_course.labs import numerics
 
 pytestmark = pytest.mark.skipif(machine.compiled() is None, reason="needs numba")
 IDS = [5, 17, 3, 60, 22, 8, 41, 9, 33, 2, 11]
@@ -49,8 +49,11 @@ def test_a_batch_does_not_change_a_bit(model):
 @torch.no_grad()
 def test_a_verify_pass_has_the_bits_of_decoding(model):
     ids = torch.tensor([(IDS * 5)[:50]])
-    one, *others = ([model.transformer(part, cache).logits for part in ids.split(step, 1)]
-                    for step in (1, 5, 9, 50) for cache in [model.transformer.new_cache(1, 50)])  # fmt: skip
+    one, *others = (
+        [model.transformer(part, cache).logits for part in ids.split(step, 1)]
+        for step in (1, 5, 9, 50)
+        for cache in [model.transformer.new_cache(1, 50)]
+    )
     for steps in others:
         assert torch.equal(torch.cat(steps, 1), torch.cat(one, 1))
 
@@ -69,8 +72,9 @@ def test_drafts_of_a_batch_have_the_bits_of_decoding(model):
 
 @pytest.mark.slow
 def test_outputs_are_those_of_plain_decoding_in_float32(model):
-    draft = ms.drafters.Model(random_model(dtype=torch.float32, num_layers=1, head_dim=16, hidden_size=64,
-                                           intermediate_size=96))  # fmt: skip
+    draft = ms.drafters.Model(
+        random_model(dtype=torch.float32, num_layers=1, head_dim=16, hidden_size=64, intermediate_size=96)
+    )
     prompts = [IDS, *company(9)]
     plain = [ms.generate(model, ids, max_new_tokens=10).tokens for ids in prompts]
     assert [out.tokens for out in ms.generate(model, prompts, max_new_tokens=10)] == plain

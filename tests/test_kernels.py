@@ -399,9 +399,13 @@ def ragged(model, block_size, rng, wishes=("torch", "numba"), rounds=4):
     tables = [order[row::rows] for row in range(rows)]
     for _ in range(rounds):
         counts = [rng.choice((1, 1, 2, 5, 9)) for _ in range(rows)]
-        masks = [None if rng.random() < 0.5 else
-                 (torch.rand(n, n, generator=torch.Generator().manual_seed(rng.randrange(999))) < 0.5).tril()
-                 | torch.eye(n, dtype=torch.bool) for n in counts]  # fmt: skip
+        masks = [
+            None
+            if rng.random() < 0.5
+            else (torch.rand(n, n, generator=torch.Generator().manual_seed(rng.randrange(999))) < 0.5).tril()
+            | torch.eye(n, dtype=torch.bool)
+            for n in counts
+        ]
         ids = torch.tensor([[rng.randrange(64) for _ in range(sum(counts))]])
         plans.append((ids, counts, masks, [rng.randint(1, n) for n in counts]))  # and how many of them are kept
     results = []
@@ -432,12 +436,19 @@ def test_a_fused_pass_follows_block_tables(passes):
 
 
 @needs_numba
-@pytest.mark.parametrize("name, old, new", [
-    ("layout", "places.lengths[sequence] + before", "places.lengths[sequence]"),  # a second group overwrites the first
-    ("layout", "together.shape[1] - last :", ": last"),  # what short sequences see is on the wrong side
-    ("layout", "[before : before + count,", "[:count,"),  # the rows of a tree that the first group had
-    ("grouped", "(sequence, done, taken)", "(sequence, 0, taken)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, old, new",
+    [
+        (
+            "layout",
+            "places.lengths[sequence] + before",
+            "places.lengths[sequence]",
+        ),  # a second group overwrites the first
+        ("layout", "together.shape[1] - last :", ": last"),  # what short sequences see is on the wrong side
+        ("layout", "[before : before + count,", "[:count,"),  # the rows of a tree that the first group had
+        ("grouped", "(sequence, done, taken)", "(sequence, 0, taken)"),
+    ],
+)
 def test_mutants_of_the_ragged_pass_are_caught(monkeypatch, name, old, new):
     rewrite(monkeypatch, fused, name, old, new)
     with pytest.raises((AssertionError, ValueError)):

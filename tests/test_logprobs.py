@@ -61,8 +61,12 @@ def test_speculate_with_every_drafter(pair, name, temperature):
 def test_an_engine_whose_requests_ask_for_different_numbers(pair, name, fast):
     """One greedy, one sampled, one that asks for none, one whose first tokens may not end it."""
     engine = ms.Engine(pair[0], name and ALL[name](*pair), num_blocks=64, block_size=4, k=3, fast=fast)
-    ways = [dict(logprobs=0), dict(logprobs=4, temperature=0.9, seed=1), dict(),
-            dict(logprobs=1, min_new_tokens=6, stop_token_ids=list(range(20)))]  # fmt: skip
+    ways = [
+        dict(logprobs=0),
+        dict(logprobs=4, temperature=0.9, seed=1),
+        dict(),
+        dict(logprobs=1, min_new_tokens=6, stop_token_ids=list(range(20))),
+    ]
     ids = [engine.add(PROMPT[i:], NEW, **way) for i, way in enumerate(ways)]
     outs = engine.run()
     for i, (id, way) in enumerate(zip(ids, ways, strict=True)):
@@ -87,8 +91,10 @@ def test_nothing_is_launched_ahead_of_a_request_that_needs_the_logits(pair):
 
 def test_a_batch(pair):
     prompts = [PROMPT, PROMPT[4:], PROMPT[:2]]
-    for outs in (ms.generate(pair[0], prompts, NEW, logprobs=1),
-                 ms.speculate(pair[0], prompts, ms.drafters.NGram(), 3, NEW, logprobs=1)):  # fmt: skip
+    for outs in (
+        ms.generate(pair[0], prompts, NEW, logprobs=1),
+        ms.speculate(pair[0], prompts, ms.drafters.NGram(), 3, NEW, logprobs=1),
+    ):
         for prompt, out in zip(prompts, outs, strict=True):
             assert_right(pair[0], prompt, out, 1)
 

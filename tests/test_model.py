@@ -11,14 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minispec as ms
-from minispec.files.hf_config import from_hf, to_hf
 from minispec.generate import pad
+from minispec.load.hf_config import from_hf, to_hf
 from minispec.model import RopeScaling
 
 LLAMA3 = dict(
-    rope_type="llama3", rope_theta=50_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    rope_type="llama3",
+    rope_theta=50_000.0,
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
     original_max_position_embeddings=32,
-)  # fmt: skip
+)
 # Frequencies all over the place, so that short tests see fast, blended and stretched pairs.
 LLAMA3_WIDE = LLAMA3 | dict(
     factor=32.0, low_freq_factor=0.5, high_freq_factor=8.0, original_max_position_embeddings=128
@@ -27,9 +31,22 @@ MILLION = dict(rope_type="default", rope_theta=1e6)
 
 
 def shape(kind: str, hidden: int, heads: int, kv: int, layers: int = 2, **more) -> dict:
-    return dict(model_type=kind, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv,
-                num_hidden_layers=layers, vocab_size=97, intermediate_size=hidden + 20, max_position_embeddings=256,
-                bos_token_id=None, eos_token_id=None, pad_token_id=None) | more  # fmt: skip
+    return (
+        dict(
+            model_type=kind,
+            hidden_size=hidden,
+            num_attention_heads=heads,
+            num_key_value_heads=kv,
+            num_hidden_layers=layers,
+            vocab_size=97,
+            intermediate_size=hidden + 20,
+            max_position_embeddings=256,
+            bos_token_id=None,
+            eos_token_id=None,
+            pad_token_id=None,
+        )
+        | more
+    )
 
 
 CONFIGS = {
@@ -48,7 +65,7 @@ CONFIGS = {
     "qwen3": shape("qwen3", 32, 4, 2, head_dim=16),
     "qwen3-tied": shape("qwen3", 64, 8, 8, head_dim=8, tie_word_embeddings=True),
     "qwen3-bias": shape("qwen3", 32, 6, 3, head_dim=32, attention_bias=True),
-}  # fmt: skip
+}
 SHARDED = {"llama-mqa", "qwen2-tied", "qwen3"}
 
 

@@ -65,8 +65,9 @@ def test_a_batch():
     target, draft = pair()
     prompts, options = [PROMPT, PROMPT[4:], PROMPT[:2]], dict(frequency_penalty=0.8, repetition_penalty=1.3, logprobs=2)
     together = ms.generate(target, prompts, 12, **options)
-    for prompt, out, other in zip(prompts, together, ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12,
-                                                                  **options), strict=True):  # fmt: skip
+    for prompt, out, other in zip(
+        prompts, together, ms.speculate(target, prompts, ALL["model"](target, draft), 3, 12, **options), strict=True
+    ):
         assert_same(out, ms.generate(target, prompt, 12, **options))
         assert_same(other, out)
 
@@ -77,8 +78,9 @@ def test_where_passes_are_recorded():
     target, draft = pair()
     recorded = ms.Model("recorded", target.transformer, target.tokenizer, target.end_tokens)
     recorded.accelerate(compile=False)
-    options = dict(max_new_tokens=16, frequency_penalty=1.0, regex="[ab0,]+", ignore_eos=True, stop_token_ids=[0],
-                   logprobs=1)  # fmt: skip
+    options = dict(
+        max_new_tokens=16, frequency_penalty=1.0, regex="[ab0,]+", ignore_eos=True, stop_token_ids=[0], logprobs=1
+    )
     plain = ms.generate(target, PROMPT, **options)
     bare = {name: value for name, value in options.items() if name != "logprobs"}
     with warnings.catch_warnings(record=True) as told:
@@ -141,9 +143,22 @@ def test_as_transformers_does_it():
 # ---- automata -------------------------------------------------------------------------------------------------------
 
 PATTERNS = [
-    "ab|ac", "(ab)*", "[a-c]{2,3}", "a?b+c*", "(a|bc)+", "[^a]b{0,2}", "(?:a(b|c){2})*|c", ".b.", "a{2}", "a{,2}b",
-    "(a?b?){2}", r"[\]a]+", "((a|b)?c?)*", "", "a||b",
-]  # fmt: skip
+    "ab|ac",
+    "(ab)*",
+    "[a-c]{2,3}",
+    "a?b+c*",
+    "(a|bc)+",
+    "[^a]b{0,2}",
+    "(?:a(b|c){2})*|c",
+    ".b.",
+    "a{2}",
+    "a{,2}b",
+    "(a?b?){2}",
+    r"[\]a]+",
+    "((a|b)?c?)*",
+    "",
+    "a||b",
+]
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
@@ -176,8 +191,12 @@ def test_allowed_tokens_are_those_that_lead_to_a_match():
     assert bool(follower.allowed([])[PIECES.index("ab")])  # and goes back to any prefix
 
 
-SCHEMA = {"type": "object", "additionalProperties": False, "required": ["name", "n"],
-          "properties": {"name": {"enum": ["fox", "cat"]}, "n": {"enum": [3, 12]}}}  # fmt: skip
+SCHEMA = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["name", "n"],
+    "properties": {"name": {"enum": ["fox", "cat"]}, "n": {"enum": [3, 12]}},
+}
 
 
 @pytest.mark.slow
@@ -214,14 +233,26 @@ def test_text_of_a_real_vocabulary():
 @pytest.mark.parametrize(
     "options",
     [
-        dict(repetition_penalty=0.0), dict(repetition_penalty="1"), dict(presence_penalty=float("nan")),
-        dict(frequency_penalty="x"), dict(logit_bias={"a": 1}), dict(logit_bias={1: float("inf")}),
-        dict(logit_bias={64: 1.0}), dict(bad_words=[""]), dict(bad_words_ids=[[]]), dict(choices=[]), 
+        dict(repetition_penalty=0.0),
+        dict(repetition_penalty="1"),
+        dict(presence_penalty=float("nan")),
+        dict(frequency_penalty="x"),
+        dict(logit_bias={"a": 1}),
+        dict(logit_bias={1: float("inf")}),
+        dict(logit_bias={64: 1.0}),
+        dict(bad_words=[""]),
+        dict(bad_words_ids=[[]]),
+        dict(choices=[]),
         dict(choices="ab"),
-        dict(choices=["a", [1]]), dict(regex=3), dict(regex="("), dict(json_schema=[1]), dict(regex="a", choices=["a"]),
-        dict(regex="a", ignore_eos=True), dict(logprobs_mode="cooked"),
+        dict(choices=["a", [1]]),
+        dict(regex=3),
+        dict(regex="("),
+        dict(json_schema=[1]),
+        dict(regex="a", choices=["a"]),
+        dict(regex="a", ignore_eos=True),
+        dict(logprobs_mode="cooked"),
     ],
-)  # fmt: skip
+)
 def test_bad_options_are_refused_in_words(options):
     (name, *_) = options
     with pytest.raises(ValueError, match=r"regex|constraint" if name == "regex" else name):

@@ -19,9 +19,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import minispec as ms
-from minispec import course, server
+from minispec import server
 from minispec.serving.engine import Engine
 from minispec.speculate import Eager
+from minispec_course import minispec_course as course
 
 try:
     import tomllib
@@ -61,7 +62,7 @@ COMPILED = ("cpu.code", "cpu.products", "cpu.layers")  # imported by cpu.machine
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """minispec/train/draft.py is "train.draft", minispec/train/__init__.py "train". The package itself is left out."""
+    """recipes/draft.py is "train.draft", recipes/__init__.py "train". The package itself is left out."""
     files = {file.relative_to(package).with_suffix("").parts: file for file in package.rglob("*.py")}
     names = {".".join(parts[:-1] if parts[-1] == "__init__" else parts): file for parts, file in files.items()}
     return {name: file for name, file in names.items() if name}

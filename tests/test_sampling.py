@@ -179,8 +179,17 @@ def test_params_and_keywords_say_the_same(tiny):
         ms.generate(tiny, [1, 2], params=dict(temperature=1.0))
 
 
-@pytest.mark.parametrize("knobs", [dict(seed=10**22), dict(seed=1.5), dict(min_new_tokens=9, max_new_tokens=8),
-                                   dict(stop_token_ids=["x"]), dict(stop=[3]), dict(top_k=2.0)])  # fmt: skip
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        dict(seed=10**22),
+        dict(seed=1.5),
+        dict(min_new_tokens=9, max_new_tokens=8),
+        dict(stop_token_ids=["x"]),
+        dict(stop=[3]),
+        dict(top_k=2.0),
+    ],
+)
 def test_what_cannot_be_is_named(knobs):
     with pytest.raises(ValueError, match=next(iter(knobs))):
         SamplingParams(**knobs)

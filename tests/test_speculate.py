@@ -216,8 +216,10 @@ def test_the_models_length_can_be_used_up(make_model):
     target, draft = make_model(max_length=24), make_model(max_length=24, num_layers=1)
     for k in (1, 5, 23, "auto"):
         for prompts in ([3] * 10, [[3] * 10, [4] * 3]):
-            outs, plain = (f(target, prompts, *rest, 14) for f, *rest in
-                           ((ms.speculate, ms.drafters.Model(draft), k), (ms.generate,)))  # fmt: skip
+            outs, plain = (
+                f(target, prompts, *rest, 14)
+                for f, *rest in ((ms.speculate, ms.drafters.Model(draft), k), (ms.generate,))
+            )
             for out, expected in zip(*(o if isinstance(o, list) else [o] for o in (outs, plain)), strict=True):
                 assert_same(out, expected)
 
@@ -240,8 +242,9 @@ def test_stop_strings_and_streams_as_generate_has_them(text_pair):
             assert_same(out, ms.generate(target, "The fox", 30, stop=stop, stream=plain.append))
             assert streamed == plain and "".join(streamed) == out.text
     batch = ["The fox", "One day", "sea"]
-    for out, expected in zip(ms.speculate(target, batch, drafter, 4, 30, stop=stops),
-                             ms.generate(target, batch, 30, stop=stops), strict=True):  # fmt: skip
+    for out, expected in zip(
+        ms.speculate(target, batch, drafter, 4, 30, stop=stops), ms.generate(target, batch, 30, stop=stops), strict=True
+    ):
         assert_same(out, expected)
 
 
@@ -257,9 +260,10 @@ BOTH = ("model", "eagle, tree")  # a sampled chain and a tree are sampled in bot
 OWN = ("early exit", "quantized", "skip", "cascade", "lookahead")  # their own files have such a test
 LAWS = [
     pytest.param(name, knobs, seed, id=f"{name}, T={knobs['temperature']}")
-    for seed, name in enumerate(ALL) for i, knobs in enumerate((ONE, OTHER))
+    for seed, name in enumerate(ALL)
+    for i, knobs in enumerate((ONE, OTHER))
     if not name.startswith(OWN) and (name in BOTH or seed % 2 == i)
-]  # fmt: skip
+]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from torch import nn
 
 from minispec import theory
 from minispec.cache import KVCache
-from minispec.files.quantize import quantize
+from minispec.load.quantize import quantize
 from minispec.model import Config, Transformer
 
 FORMULAS = [f for name, f in inspect.getmembers(theory, inspect.isfunction) if not name.startswith("_")]
@@ -139,9 +139,14 @@ def test_products_and_attention_are_bounded_each_on_its_own():
 
 def test_one_roof_over_the_whole_pass_is_noticed(monkeypatch):
     """The mutant that takes one maximum over the totals: at batch 128 it would call verification free."""
-    rewrite(monkeypatch, theory, "pass_time", "return products + roofline_time(read, computed, hardware)",
-            "return roofline_time(pass_bytes(weights, bytes_per_weight, batch) + read, "
-            "pass_flops(weights, batch, tokens) + computed, hardware)")  # fmt: skip
+    rewrite(
+        monkeypatch,
+        theory,
+        "pass_time",
+        "return products + roofline_time(read, computed, hardware)",
+        "return roofline_time(pass_bytes(weights, bytes_per_weight, batch) + read, "
+        "pass_flops(weights, batch, tokens) + computed, hardware)",
+    )
     assert theory.verify_cost(theory.H200, 8e9, 4, 128, context=4000, kv_bytes=131_072) == 1
     with pytest.raises(AssertionError):
         test_products_and_attention_are_bounded_each_on_its_own()

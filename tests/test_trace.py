@@ -19,8 +19,16 @@ def cycle(drafted: int, accepted: int, kept: int | None = None, **more) -> ms.Cy
     """`drafted` drafts 10, 11, …, of which `accepted` pass; the token after them is 99."""
     path = [*range(accepted)]
     kept = accepted + 1 if kept is None else kept
-    fields = dict(parents=None, p=[0.5] * drafted, q=[0.25] * drafted, path=path, token=99, bonus=accepted == drafted,
-                  kept=kept, committed=7)  # fmt: skip
+    fields = dict(
+        parents=None,
+        p=[0.5] * drafted,
+        q=[0.25] * drafted,
+        path=path,
+        token=99,
+        bonus=accepted == drafted,
+        kept=kept,
+        committed=7,
+    )
     return ms.Cycle(drafted=[*range(10, 10 + drafted)], **fields | more)
 
 

@@ -289,8 +289,9 @@ def test_nodes_that_are_hardly_ever_reached_are_neither_kept_nor_expanded(least)
 
     (all_of_it,) = growth.grow_batch(expand, 6, 3, [9])
     assert asked == [0, 1, 2, 3, 4]  # 0.6⁵ is less likely than the ninth of what there is by then
-    reached = [math.prod(q[all_of_it.tokens[i]].item() for i in tree.path_to(all_of_it.parents, node))
-               for node in range(9)]  # fmt: skip
+    reached = [
+        math.prod(q[all_of_it.tokens[i]].item() for i in tree.path_to(all_of_it.parents, node)) for node in range(9)
+    ]
     asked.clear()
     (found,) = growth.grow_batch(expand, 6, 3, [9], least=least)
     likely = [node for node in range(9) if reached[node] >= least]

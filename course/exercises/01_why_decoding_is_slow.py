@@ -16,7 +16,7 @@
 # %%
 import math
 
-from minispec.course.classroom import check, draw, hint, progress_table, reference
+from minispec_course.check import check, draw, hint, progress_table, reference
 
 # %% [markdown] exercise="01.intensity"
 # ## 1. FLOPs per byte

@@ -13,7 +13,7 @@ import math
 
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="02.kv_bytes"
 # ## 1. The size of a cache

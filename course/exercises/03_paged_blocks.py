@@ -9,8 +9,8 @@
 # Fill in the function, run its cell, then run the check below it.
 
 # %%
-from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.serving.blocks import block_hash
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="03.slot"
 # ## 1. From position to slot

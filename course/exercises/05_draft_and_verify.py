@@ -12,7 +12,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table, reference
+from minispec_course.check import check, draw, hint, progress_table, reference
 
 # %% [markdown] exercise="05.greedy_verify"
 # ## 1. The greedy decision

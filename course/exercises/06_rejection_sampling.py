@@ -16,8 +16,8 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="06.accept"
 # ## 1. The acceptance probability

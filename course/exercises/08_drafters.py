@@ -12,8 +12,8 @@ from collections import Counter
 
 import torch
 
-from minispec.course.classroom import check, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="08.ngram"
 # ## 1. Look it up

@@ -15,8 +15,8 @@ import math
 import torch
 import torch.nn.functional as F
 
-from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="09.medusa_head"
 # ## 1. Heads that look ahead
@@ -41,12 +41,7 @@ from minispec.verify import accept_probability, pick, residual
 
 # %% exercise="09.medusa_head"
 def medusa_guesses(
-    h: torch.Tensor,
-    t: int,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    lm_head: torch.Tensor,
-    head_ids: torch.Tensor,
+    h: torch.Tensor, t: int, weight: torch.Tensor, bias: torch.Tensor, lm_head: torch.Tensor, head_ids: torch.Tensor
 ) -> tuple[torch.Tensor, list[int], list[int]]:
     """What every head predicts: its logits, its best token, and the position of that token."""
     ### BEGIN SOLUTION: all heads are given the same h

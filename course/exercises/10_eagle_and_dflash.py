@@ -11,7 +11,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="10.features"
 # ## 1. Which feature goes with which token

@@ -10,8 +10,8 @@
 # its blocks in order, and $n$ tokens need $\lceil n / \text{block\_size} \rceil$ blocks.
 
 # %%
-from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.theory import expected_tokens
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="11.lookahead_slots"
 # ## 1. Lookahead slots

@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="12.symmetric"
 # ## 1. Symmetric quantisation

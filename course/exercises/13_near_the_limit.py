@@ -8,7 +8,7 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="13.pass_bytes"
 # ## 1. The bytes of a pass
@@ -32,9 +32,17 @@ from minispec.course.classroom import check, draw, hint, progress_table
 
 # %% exercise="13.pass_bytes"
 def pass_bytes(
-    layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, head_dim: int, vocab: int, tokens: int,
-    context: int, size: float,
-) -> float:  # fmt: skip
+    layers: int,
+    hidden: int,
+    intermediate: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    vocab: int,
+    tokens: int,
+    context: int,
+    size: float,
+) -> float:
     """Bytes that one forward pass reads: every weight once, and the cache."""
     ### BEGIN SOLUTION: one line per kind of matrix; the tokens of the pass share every reading
     attention = 2 * hidden * heads * head_dim + 2 * hidden * kv_heads * head_dim  # q and o, k and v

@@ -12,8 +12,8 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, hint, progress_table
 from minispec.verify import accept_probability, pick, residual
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="14.argmax_draft"
 # ## 1. A greedy draft, a sampled output

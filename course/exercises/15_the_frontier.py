@@ -12,8 +12,8 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, hint, progress_table
 from minispec.verify import pick, residual
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="15.block"
 # ## 1. Block verification

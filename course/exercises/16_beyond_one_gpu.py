@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from minispec.course.classroom import check, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="16.column_row"
 # ## 1. Columns, then rows

@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from minispec.course.classroom import check, hint, progress_table
+from minispec_course.check import check, hint, progress_table
 
 # %% [markdown] exercise="17.ragged_sampler"
 # ## 1. A rejection sampler for drafts of different lengths

@@ -22,8 +22,8 @@
 # %%
 import torch
 
-from minispec.course.classroom import check, draw, hint, progress_table
 from minispec.verify import pick
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="18.sampler"
 # ## 1. Your sampler

@@ -7,7 +7,7 @@
 # %%
 import math
 
-from minispec.course.classroom import check, draw, hint, progress_table
+from minispec_course.check import check, draw, hint, progress_table
 
 # %% [markdown] exercise="appendix.compute_optimal"
 # ## 1. How large a model should be

@@ -19,10 +19,10 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.course import viz
-from minispec.course.counting import CountWork
-from minispec.course.pair import course_pair, where
-from minispec.course.viz import presets
+from minispec_course import viz
+from minispec_course.labs.counting import CountWork
+from minispec_course.labs.pair import course_pair, where
+from minispec_course.viz import presets
 
 target = ms.load("micro", device="cpu")  # what is counted or compared bit by bit stays here, also beside a GPU
 config = target.config
@@ -87,7 +87,7 @@ print("slots whose keys and values agree:", same)
 # ## Count the work
 #
 # How much work does the cache save? Counts are the same on every machine, so we count first and come to the clock
-# afterwards. [`CountWork`](../minispec/course/counting.py) watches every linear layer and every attention of a real
+# afterwards. [`CountWork`](../minispec_course/labs/counting.py) watches every linear layer and every attention of a real
 # pass. We let it count the one step that gives the next token after $n$ others, and compare with the formula,
 # [`step_work`](../minispec/theory.py).
 

@@ -21,11 +21,11 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.bench import memory
-from minispec.bench.memory import ContiguousPool
-from minispec.course import viz
 from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.paged import PagedKVCache
+from minispec_course import viz
+from minispec_course.labs import memory
+from minispec_course.labs.memory import ContiguousPool
 
 target = ms.load("micro", device="cpu")  # blocks are counted and bits compared, so on the CPU, also beside a GPU
 
@@ -73,7 +73,7 @@ reserved_and_empty
 # %% [markdown]
 # ## Run
 #
-# [`serve`](../minispec/bench/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, and
+# [`serve`](../minispec_course/labs/memory.py) needs no model. It lets the scheduler of lesson 04 serve the requests, and
 # counts at every tenth step how many of the reserved slots hold a token.
 
 # %% tags=["spoiler"]

@@ -23,13 +23,13 @@ from pathlib import Path
 from statistics import median
 
 import minispec as ms
-from minispec.bench import batching
-from minispec.bench.measure import place
-from minispec.course import viz
-from minispec.course.pair import course_pair, where
-from minispec.course.viz import recorder
+from minispec.measure import place
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler
+from minispec_course import viz
+from minispec_course.labs import batching
+from minispec_course.labs.pair import course_pair, where
+from minispec_course.viz import recorder
 
 target = recorder.endless(ms.load("micro", device="cpu"))  # without end tokens: we set the length of each output
 
@@ -337,7 +337,7 @@ viz.gantt(timed)
 # ## How much faster is it?
 #
 # Fewer steps do not have to mean less time by the same factor, so we measure.
-# [`bench.batching`](../minispec/bench/batching.py) serves the same requests in three ways. `padded` calls `generate` on
+# [`bench.batching`](../minispec_course/labs/batching.py) serves the same requests in three ways. `padded` calls `generate` on
 # whole batches, where a finished sequence still takes part in every pass until the batch ends; `static` and
 # `continuous` are the two policies of the engine. The three ways take turns, so that other load on the machine disturbs
 # all of them alike.

@@ -22,8 +22,8 @@ import torch
 
 import minispec as ms
 from minispec import drafters, theory
-from minispec.course import viz
-from minispec.course.viz import cycles as stepper
+from minispec_course import viz
+from minispec_course.viz import cycles as stepper
 
 # %% [markdown]
 # ## Two models

@@ -23,8 +23,8 @@ import torch
 
 import minispec as ms
 from minispec import exact, verify
-from minispec.course import viz
-from minispec.course.viz.goodness import claim
+from minispec_course import viz
+from minispec_course.viz.goodness import claim
 
 # %% [markdown]
 # ## Two distributions

@@ -21,9 +21,9 @@
 # %%
 import minispec as ms
 from minispec import theory
-from minispec.bench import slower
-from minispec.course import demo, viz
-from minispec.course.pair import course_pair, where
+from minispec_course import demo, viz
+from minispec_course.labs import slower
+from minispec_course.labs.pair import course_pair, where
 
 # %% [markdown]
 # ## How many tokens does a cycle emit?
@@ -157,7 +157,7 @@ for k in (2, 4, 8):
 # $k$ the speed-up needs nothing else. For another $k$, find the α for which $1 + \alpha + \dots + \alpha^k = 1 + k r$, by
 # bisection: for $r = 0.59$ at $k = 4$ it is 0.8, as the second line above says.
 #
-# **c** and **v** come from a clock. [`demo`](../minispec/course/demo.py) generates 48 tokens at temperature 0.6, plain and
+# **c** and **v** come from a clock. [`demo`](../minispec_course/demo.py) generates 48 tokens at temperature 0.6, plain and
 # with four draft tokens per cycle in turn, five rounds of each. It takes the medians of the times for drafting, verifying and
 # one plain pass. Before you look, commit to a number.
 
@@ -196,7 +196,7 @@ speedup_guess.reveal(here.measured)
 #
 # ### A large model on a GPU
 #
-# For comparison, here is a recorded run on an H200 (`minispec bench speculate`): batch 1, bfloat16, after 500 tokens of
+# For comparison, here is a recorded run on an H200 (`python -m benchmarks speculate`): batch 1, bfloat16, after 500 tokens of
 # context. The target has the shape of an 8B model, its first two layers are the draft model, and a whole cycle is one CUDA
 # graph, so that launches cost next to nothing. The weights are random and the acceptance was set by hand, so it says
 # nothing about real models; the times and the formula do not depend on that.
@@ -213,7 +213,7 @@ print(f"predicted {h200.predicted:.2f}, measured {h200.measured:.2f}")
 # ### Where does the time of a cycle go?
 #
 # The formula knows two terms, $k c$ and $v$. The clock knows four: drafting, the verify pass, sampling (accept, reject, and
-# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec/course/viz/cycle_parts.py)
+# sample the next token), and everything the host does in between. [`measure_cycle`](../minispec_course/viz/cycle_parts.py)
 # takes the first three from the trace of real runs, and the last one is what they leave of the time from one cycle to the
 # next. One unit is one plain decoding step of the same machine, so both bars have the same axis. The mark is the time in
 # which plain decoding emits as many tokens as the cycle does: speculation gains if the bar ends to the left of its mark.
@@ -412,7 +412,7 @@ print(f"α = {needed:.2f}, with k = {theory.best_k(needed, 0.1)}")
 # - **wrong kernel**: the verify pass does more than read each weight once.
 #
 # Make your own diagnosis for each of them before you open the menu. The menu tests yours by the method above
-# ([`suspects`](../minispec/course/viz/diagnose.py)). In the table, *batch* is the number of sequences per forward pass, and
+# ([`suspects`](../minispec_course/viz/diagnose.py)). In the table, *batch* is the number of sequences per forward pass, and
 # *c by bytes* is the share of the target's bytes that the draft model reads.
 
 # %%
@@ -427,9 +427,9 @@ viz.diagnose(runs)
 # medians over the stories. With sixteen draft tokens the stories differ widely, and three that are easy
 # to predict pull the average up.
 #
-# The command `minispec bench slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
+# The command `python -m benchmarks slower` runs all six on your machine. The times differ there, and a fault may weigh less: where
 # calls are cheap, even many thin layers may be fast enough. The code of each fault is a few lines in
-# [`set_up`](../minispec/bench/slower.py), which you should look at only after you have your five diagnoses.
+# [`set_up`](../minispec_course/labs/slower.py), which you should look at only after you have your five diagnoses.
 
 # %% [markdown]
 # ## In production

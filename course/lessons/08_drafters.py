@@ -22,11 +22,12 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.bench import temperature as by_temperature
-from minispec.bench.prompts import STORIES
-from minispec.course import drafting, viz
-from minispec.course.pair import course_pair, where
 from minispec.exact import emitted_distribution
+from minispec_course import viz
+from minispec_course.labs import drafting
+from minispec_course.labs import temperature as by_temperature
+from minispec_course.labs.pair import course_pair, where
+from minispec_course.labs.prompts import STORIES
 
 D = ms.drafters
 
@@ -202,7 +203,7 @@ guess_copy.reveal(counts["copying"].target_passes)
 # ## Play: the drafter race
 #
 # Now all of them, on the clock of your device: `micro` on a CPU, SmolLM2 on a GPU.
-# [`run_race`](../minispec/course/viz/race.py) runs all drafters on the three prompts, in turns, and keeps the median of
+# [`run_race`](../minispec_course/viz/race.py) runs all drafters on the three prompts, in turns, and keeps the median of
 # three runs of each, with the time of every cycle. Each cell of the picture is a token, and each gap between cells is a
 # forward pass of the target. Press play, or focus the slider and use the arrow keys.
 
@@ -222,7 +223,7 @@ viz.drafter_race(race)
 #
 # The two clocks give two orders, because they measure different things. The number of passes shows how well a drafter
 # agrees with the target. The time also contains what the drafter itself spends. Here it is as a speed-up over plain
-# decoding, as you have just measured it, beside a recorded run of SmolLM2 on an H200 (`minispec bench drafters`, with
+# decoding, as you have just measured it, beside a recorded run of SmolLM2 on an H200 (`python -m benchmarks drafters`, with
 # other prompts):
 
 # %% tags=["nbval-ignore-output"]
@@ -352,7 +353,7 @@ print("accepted by the target, middle alone:", round(sum(map(min, p, middle)), 3
 # The draft model has a temperature of its own, and it need not be that of the target: the output follows the target's
 # distribution for any $q$, as long as $q$ is what was sampled from. Only the acceptance depends on it.
 #
-# [`measure`](../minispec/bench/temperature.py) lets the target generate at each of its temperatures and computes
+# [`measure`](../minispec_course/labs/temperature.py) lets the target generate at each of its temperatures and computes
 # $\sum \min(p, q)$ exactly at every token, for every temperature of the draft model.
 
 # %% tags=["nbval-ignore-output"]

@@ -22,9 +22,10 @@ import torch
 
 import minispec as ms
 from minispec import exact, theory, tree
-from minispec.course import drafting, viz
 from minispec.drafters import Medusa, MedusaHeads
-from minispec.train.medusa import tell_stories, train_heads
+from minispec_course import viz
+from minispec_course.labs import drafting
+from recipes.medusa import tell_stories, train_heads
 
 target = ms.load("micro", device="cpu", dtype=torch.float64)  # outputs are compared, so exactly, and on the CPU
 
@@ -114,7 +115,7 @@ parameters_guess.reveal(full / 1e9)
 #
 # A later head gets less weight, since its token counts only if all earlier ones were accepted. The paper has the same
 # weights, but compares with the tokens of its training data; we compare with the target's whole distribution, which says
-# more per position ([`heads_loss`](../minispec/train/medusa.py)).
+# more per position ([`heads_loss`](../recipes/medusa.py)).
 #
 # Here is a short training run. The target is frozen, so its states are computed once and kept.
 
@@ -260,7 +261,7 @@ for row, position in zip(mask.tolist(), positions.tolist(), strict=True):
 # with the path `0 → 2 → 5`, so it has four marks: the last token and these three nodes.
 #
 # How can we be sure that the mask is right? If it is, the logits at a node must equal those of a separate forward pass
-# over the prompt followed by that node's path ([`branch_logits`](../minispec/course/drafting.py)). The next cell
+# over the prompt followed by that node's path ([`branch_logits`](../minispec_course/labs/drafting.py)). The next cell
 # compares both. It also tries two plausible mistakes, a causal mask and position ids that count slots.
 
 
@@ -389,7 +390,7 @@ viz.tree_viewer(storyteller, "One day, a girl named Lily", MedusaHeads.load(stor
 # The longest path of passing tokens is kept, the first one of equally long ones ([`typical`](../minispec/verify.py)). After
 # it, or if no token passes, one token is sampled from the target's $p$ at that node. (The authors' code takes the most
 # probable token there.) No random number is used to accept or refuse a draft token. Which distribution does the emitted
-# token have? [`at_one_position`](../minispec/course/drafting.py) computes it exactly for both rules, by following every
+# token have? [`at_one_position`](../minispec_course/labs/drafting.py) computes it exactly for both rules, by following every
 # outcome of their random numbers. The target's $p$ is the one from above, and the draft tokens are given.
 
 # %%

@@ -22,10 +22,11 @@ import torch
 
 import minispec as ms
 from minispec import tree
-from minispec.bench.prompts import STORIES
-from minispec.course import drafting, viz
-from minispec.course.pair import course_pair, where
 from minispec.drafters.dflash import load_head
+from minispec_course import viz
+from minispec_course.labs import drafting
+from minispec_course.labs.pair import course_pair, where
+from minispec_course.labs.prompts import STORIES
 
 D = ms.drafters
 target = ms.load("micro", device="cpu", dtype=torch.float64)  # exact enough to compare token by token, on any machine
@@ -163,7 +164,7 @@ shift_guess.reveal(100 * without)
 #
 # As in lesson 09, $p_s$ is the distribution that the target computes at position $s$ for the token after it; the weights
 # 0.8 are those of our trainer. The authors call this **training-time test**, because the layer is trained in the
-# conditions in which it will be used ([`unroll`](../minispec/train/eagle.py)).
+# conditions in which it will be used ([`unroll`](../recipes/eagle.py)).
 #
 # How fast does the accuracy fall with the step? The first line is measured on the story above, over five steps. The
 # second line is measured on held-out stories, over the three steps for which this layer was trained. In both cases a
@@ -383,7 +384,7 @@ viz.drafter_speedups(timed_race)
 # position 7    # # # # # . . .     . . .        # # #
 # ```
 #
-# [`read_blocks`](../minispec/train/dflash.py) builds this mask for training. If it is right, a change of the tokens after
+# [`read_blocks`](../recipes/dflash.py) builds this mask for training. If it is right, a change of the tokens after
 # an anchor must not reach its block. We change tokens 21 to 23 of the story and look which blocks change. And a block must
 # get the same logits as from the drafter itself, which has no state of the anchor's token.
 
@@ -443,7 +444,7 @@ print(f"the small model, a chain of 5: {small:.2f} tokens per forward pass")
 #
 # EAGLE-3.1 can also normalise what goes back into the layer, $\widehat{f}_t$ in place of $f_t$ (`norm_output`), for the same
 # reason: each further step adds to the stream. The heads that ship here hand on $f_t$, and those that
-# `minispec train eagle --form eagle3.1` trains hand on $\widehat{f}_t$.
+# `python -m recipes eagle --form eagle3.1` trains hand on $\widehat{f}_t$.
 # </details>
 
 # %% [markdown]

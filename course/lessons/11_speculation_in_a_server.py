@@ -21,11 +21,11 @@
 # %%
 import minispec as ms
 from minispec import theory
-from minispec.course import viz
-from minispec.course.pair import course_pair, where
-from minispec.course.viz.recorder import endless
 from minispec.serving.blocks import BlockPool
 from minispec.serving.scheduler import Request, Result, Scheduler, draft_share
+from minispec_course import viz
+from minispec_course.labs.pair import course_pair, where
+from minispec_course.viz.recorder import endless
 
 target = endless(ms.load("micro", device="cpu"))  # without end tokens, so that we decide how long an output gets
 drafter = ms.drafters.Model(ms.load("micro-draft", device="cpu"))  # on the CPU: steps and blocks are counted, not timed
@@ -268,7 +268,7 @@ viz.scheduler_steps(target, drafter)
 # S = \frac{E[N]}{k c + v}$$
 #
 # Here $E[N]$ is the expected number of tokens per cycle and $c$ the time of one draft step, again in units of a plain
-# pass. [`roofline_at`](../minispec/course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
+# pass. [`roofline_at`](../minispec_course/viz/batch_speedup.py) evaluates the formula for Llama-3-8B in bf16 on an H200,
 # with the bandwidth and the FLOP/s that we measured on it. They put the ridge point at 188 FLOP per byte, which in bf16 is
 # about 188 tokens per pass (lesson 01). We take $\alpha = 0.7$ and $c = 0.05$, and leave out the cache for the moment. The
 # last two columns show the best draft length for each batch size, and what it gains.
@@ -296,7 +296,7 @@ for k in (4, 1):
 # ## What do measurements say?
 #
 # The roofline bounds the time of each pass, but a ratio of two bounds is not a bound, so we have to measure. There is a
-# recorded run of our engine on an H200 (`minispec bench batch`, greedy, median and range of five rounds), with four draft
+# recorded run of our engine on an H200 (`python -m benchmarks batch`, greedy, median and range of five rounds), with four draft
 # tokens per request after 500 tokens of context. The target has the shape of an 8B model. The draft model consists of its
 # first two layers and its LM head, about an eighth of the parameters that a pass of the target reads.
 #
@@ -332,7 +332,7 @@ print("v by the roofline:  ", {batch: round(viz.roofline_at(batch, context=500).
 # ## Speed-up against batch size
 #
 # The lines are the roofline of the machine and the model you choose. The dots are measurements: those of the H200 above
-# appear where they belong, and [`measure_batches`](../minispec/course/viz/batch_speedup.py) adds *this machine, just now*:
+# appear where they belong, and [`measure_batches`](../minispec_course/viz/batch_speedup.py) adds *this machine, just now*:
 # `micro` on a CPU, SmolLM2 on a GPU. They are medians of five short rounds, so they are noisy. By the argument above a pass
 # over $k + 1$ times the tokens takes at most $k + 1$ times as long. Where $v$ is larger, the table says so: other processes
 # took time from the steps, or accepting and sampling did, which $v$ contains.
@@ -442,7 +442,7 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 #
 # An answer is streamed: every step that emits tokens of a request sends them as one event. From the moments at which the
 # events arrive, serving benchmarks compute four numbers. The definitions are those of vLLM's own benchmark, and
-# [`latencies`](../minispec/bench/serve.py) computes them:
+# [`latencies`](../benchmarks/serve.py) computes them:
 #
 # - **TTFT**, time to first token: from sending the request to the first event. It contains the queue and the prefill.
 # - **ITL**, inter-token latency: the gaps between two events of one answer.
@@ -459,8 +459,8 @@ for batch, context in ((64, 0), (64, 8000), (128, 0), (128, 4000), (256, 8000)):
 # tokens every 50 ms, because a step with drafting and verification takes longer.
 
 # %%
-from minispec.bench.client import Answer
-from minispec.bench.serve import arrivals, latencies, summary
+from benchmarks.client import Answer
+from benchmarks.serve import arrivals, latencies, summary
 
 one_by_one = Answer(sent=0.0, arrivals=[0.1 + 0.02 * i for i in range(25)], tokens=25)
 in_bursts = Answer(sent=0.0, arrivals=[0.1 + 0.05 * i for i in range(9)], tokens=25)  # 1 token, then 3 with each event
@@ -511,7 +511,7 @@ print(f"throughput {load['requests_per_second']:.0f} requests/s, goodput {load['
 # ## Why do latencies rise before a server is full?
 #
 # A benchmark that sends the next request when the last one is answered can never overload a server, because it slows down
-# with it. Real users do not. So `minispec bench serve` sends requests at random moments with a given mean rate (a Poisson
+# with it. Real users do not. So `python -m benchmarks serve` sends requests at random moments with a given mean rate (a Poisson
 # process), which is called an open loop. Random arrivals come in clusters, and a cluster has to queue even if the server is
 # fast enough on average.
 #
@@ -558,7 +558,7 @@ for load in (0.5, 0.8, 0.9, 0.95):
 # the last one arrives, the rate is above what the engine sustains: the queue grows as long as requests come, and every
 # latency depends on how long you measure.
 #
-# Bottom right is what we recorded on an H200 with `minispec bench serve --sweep`: short runs, a few seconds for each rate.
+# Bottom right is what we recorded on an H200 with `python -m benchmarks serve --sweep`: short runs, a few seconds for each rate.
 # [docs/benchmarks.md](../docs/benchmarks.md) has all percentiles.
 #
 # These runs also show where tails come from. In [the first recording](../docs/results/serve_h200_without_warm_up.json), at
@@ -638,8 +638,8 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 # curl http://127.0.0.1:8000/v1/completions -H "Content-Type: application/json" \
 #      -d '{"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 32, "stream": true}'
 # curl http://127.0.0.1:8000/metrics                                 # vLLM's names: queue, batch, TTFT, accepted tokens
-# minispec bench serve --rate 1 2 4 8 --ttft-target 500 --tpot-target 100   # milliseconds
-# minispec bench serve --sweep micro micro:model --rate 5 20 80      # starts both servers itself
+# python -m benchmarks serve --rate 1 2 4 8 --ttft-target 500 --tpot-target 100   # milliseconds
+# python -m benchmarks serve --sweep micro micro:model --rate 5 20 80      # starts both servers itself
 # ```
 #
 # ```python
@@ -650,7 +650,7 @@ print("the other output is what it would have been:", served[stays].tokens == pl
 #     print(part.choices[0].delta.content or "", end="")
 # ```
 #
-# `minispec bench serve --url …` measures any server that speaks this API. [Serving](../docs/serving.md) says how to go on
+# `python -m benchmarks serve --url …` measures any server that speaks this API. [Serving](../docs/serving.md) says how to go on
 # to vLLM or SGLang with the same speculation, and what changes there.
 
 # %% [markdown]

@@ -20,13 +20,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import minispec as ms
-from minispec import theory
-from minispec.bench import measure
-from minispec.course import viz
-from minispec.course.pair import where
-from minispec.course.viz import presets
-from minispec.files.folder import default_dtype
-from minispec.files.quantize import dequantize, quantize
+from minispec import measure, theory
+from minispec.load.folder import default_dtype
+from minispec.load.quantize import dequantize, quantize
+from minispec_course import viz
+from minispec_course.labs.pair import where
+from minispec_course.viz import presets
 
 target = ms.load("micro", device="cpu")  # errors are compared number by number, so in float32 on every machine
 weights = {name: w for name, w in target.transformer.named_parameters() if name.endswith("proj.weight")}
@@ -50,7 +49,7 @@ for bits in (8, 4):
     print(f"largest weight 1.27, {bits} bits: {2**bits - 1} values, step {step:.4f}, error ≤ {step / 2:.4f}")
 
 # %% [markdown]
-# [`quantize`](../minispec/files/quantize.py) implements these formulas with one scale for each row of the matrix, which is
+# [`quantize`](../minispec/load/quantize.py) implements these formulas with one scale for each row of the matrix, which is
 # one output **channel**, or with one scale for each `group` of neighbouring weights in a row. We try it on a real matrix,
 # the key projection of the third layer.
 
@@ -227,7 +226,7 @@ for batch, context in ((1, 1000), (8, 4000), (32, 8000)):
 # minispec has such a kernel for CPUs: it reads matrices in int8 and multiplies in float32
 # ([`int8`](../minispec/cpu/int8.py)). So this measurement runs on the CPU, also where there is a GPU. The model has
 # forty million random parameters; lines are the roofline of this CPU, dots are passes that were just timed
-# ([`two_rooflines`](../minispec/course/viz/two_rooflines.py)).
+# ([`two_rooflines`](../minispec_course/viz/two_rooflines.py)).
 
 # %% tags=["nbval-ignore-output"]
 both = viz.measure_both(viz.random_model("cpu"), seconds=4)

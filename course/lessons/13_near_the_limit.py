@@ -36,14 +36,14 @@ on_gpu = torch.cuda.is_available() and os.environ.get("MINISPEC_DEVICE", "cuda")
 os.environ["TRITON_INTERPRET"] = "0" if on_gpu else "1"
 
 import minispec as ms
-from minispec import theory
-from minispec.bench import ladder, measure, pairs, tiles
-from minispec.course import viz
-from minispec.files.registry import BENCHMARKS
+from minispec import measure, theory
 from minispec.gpu import attention, products
 from minispec.gpu.attention import jit, tl, triton
 from minispec.gpu.decode import FastSpeculator
 from minispec.gpu.fused import FastTransformer
+from minispec.load.registry import BENCHMARKS
+from minispec_course import viz
+from minispec_course.labs import ladder, pairs, tiles
 
 # %% [markdown]
 # ## How far is it to the limit?
@@ -57,9 +57,11 @@ from minispec.gpu.fused import FastTransformer
 
 # %%
 decode = json.loads((BENCHMARKS / "decode.json").read_text(encoding="utf-8"))
-print(f"{decode['weight_bytes'] / 1e9:.1f} GB of weights per token, {decode['machine']['gpus'][0]['name']}, "
-      f"{decode['bandwidth']['median'] / 1e12:.2f} TB/s, {decode['new_tokens']} tokens after {decode['context']}, "
-      f"{decode['date']}")  # fmt: skip
+print(
+    f"{decode['weight_bytes'] / 1e9:.1f} GB of weights per token, {decode['machine']['gpus'][0]['name']}, "
+    f"{decode['bandwidth']['median'] / 1e12:.2f} TB/s, {decode['new_tokens']} tokens after {decode['context']}, "
+    f"{decode['date']}"
+)
 for name, row in decode["results"].items():
     milliseconds = 1e3 * row["seconds_per_token"]["median"]
     print(f"{name:<20} {milliseconds:6.2f} ms per token   {row['fraction_of_bandwidth']:4.0%} of the bandwidth")
@@ -74,7 +76,7 @@ for name, row in decode["results"].items():
 #
 # The next cell says which machine the timings of this lesson come from. On a CPU the model is `micro`; on a GPU it is
 # SmolLM2, and `micro` where SmolLM2 cannot be had. Beside your own timings you always see recorded ones, made by
-# `minispec bench limit`; the data say which machine they come from.
+# `python -m benchmarks limit`; the data say which machine they come from.
 #
 # Some words that the rest needs. A **kernel** is a function that runs on the GPU. The **device** is the GPU, the **host** the
 # CPU whose Python asks for kernels; one such request is a **launch**. A launched kernel runs as many copies of the same code,
@@ -131,8 +133,10 @@ def finished(durations, launch):
 for launch in (6, 25):
     for duration in (2, 10, 50):
         total = finished([duration] * 600, launch)
-        print(f"600 kernels of {duration:2d} µs, {launch:2d} µs per launch: {total / 1e3:5.1f} ms, "
-              f"the GPU works {600 * duration / total:4.0%} of it")  # fmt: skip
+        print(
+            f"600 kernels of {duration:2d} µs, {launch:2d} µs per launch: {total / 1e3:5.1f} ms, "
+            f"the GPU works {600 * duration / total:4.0%} of it"
+        )
 
 # %% [markdown]
 # As long as the kernels are shorter than a launch, it does not matter how fast they are: 600 launches take 3.6 ms at 6 µs each,
@@ -163,7 +167,7 @@ guess_kernels
 # %% [markdown]
 # ## Run
 #
-# [`live_timelines`](../minispec/course/viz/kernel_timeline.py) runs one token under torch's profiler and keeps every kernel
+# [`live_timelines`](../minispec_course/viz/kernel_timeline.py) runs one token under torch's profiler and keeps every kernel
 # with its start and its duration; on a CPU, every operator. It takes some seconds.
 
 # %% tags=["spoiler", "nbval-ignore-output"]
@@ -190,9 +194,11 @@ for model, climbed in recorded["models"].items():
     row = climbed["steps"][ladder.EAGER]
     launches = row["launches_per_token"]
     low, middle, high = (1e6 * row["seconds_per_token"][part] / launches for part in ("low", "median", "high"))
-    print(f"{model}: {launches:,.0f} launches in {middle * launches / 1e3:.0f} ms, {middle:.0f} µs each "
-          f"(quartiles {low:.0f}–{high:.0f}); kernels run for {profiles[model][ladder.EAGER].busy / 1e3:.1f} ms; "
-          f"reading takes {1e3 * climbed['predicted_seconds']:.3g} ms")  # fmt: skip
+    print(
+        f"{model}: {launches:,.0f} launches in {middle * launches / 1e3:.0f} ms, {middle:.0f} µs each "
+        f"(quartiles {low:.0f}–{high:.0f}); kernels run for {profiles[model][ladder.EAGER].busy / 1e3:.1f} ms; "
+        f"reading takes {1e3 * climbed['predicted_seconds']:.3g} ms"
+    )
     seen = profiles[model][ladder.EAGER]
     call = median(launch.duration for launch in seen.launches)
     print(f"    under the profiler {seen.span / launches:.0f} µs per launch, {call:.0f} of them in the driver's call")
@@ -312,8 +318,10 @@ for model, climbed in recorded["models"].items():
     seen, gaps = profiles[model][ladder.SPLIT].kernels, profiles[model][ladder.GRAPH].gaps
     found = [number for number, kernel in enumerate(seen) if kernel.name == "_product"]  # the last one is the LM head
     outside = [kernel.duration for kernel in seen[: found[0]] + seen[found[-2] + 1 :]]
-    print(f"    split-K: {len(outside)} outside the layers, for {sum(outside):.0f} µs, {seen[found[-1]].duration:.0f} of "
-          f"them the LM head; graph: {sum(gaps) / len(gaps):.1f} µs between two kernels")  # fmt: skip
+    print(
+        f"    split-K: {len(outside)} outside the layers, for {sum(outside):.0f} µs, {seen[found[-1]].duration:.0f} of "
+        f"them the LM head; graph: {sum(gaps) / len(gaps):.1f} µs between two kernels"
+    )
 
 # %% [markdown]
 # After `split-K` there are seven per layer: four products (q, k, v are joined into one matrix, and so are gate and up), RoPE
@@ -337,10 +345,12 @@ for model, climbed in recorded["models"].items():
 c = pairs.SHAPES["8b"]
 heads = c.num_heads + 2 * c.num_kv_heads
 outputs_inputs = {
-    "q, k, v": (heads * c.head_dim, c.hidden_size), "o": (c.hidden_size, c.num_heads * c.head_dim),
-    "gate, up": (2 * c.intermediate_size, c.hidden_size), "down": (c.hidden_size, c.intermediate_size),
+    "q, k, v": (heads * c.head_dim, c.hidden_size),
+    "o": (c.hidden_size, c.num_heads * c.head_dim),
+    "gate, up": (2 * c.intermediate_size, c.hidden_size),
+    "down": (c.hidden_size, c.intermediate_size),
     "LM head": (c.vocab_size, c.hidden_size),
-}  # fmt: skip
+}
 kernels = profiles["8b"][ladder.SPLIT].kernels
 taken = [kernel.duration for kernel in kernels if kernel.name == "_product"]  # µs: four per layer, then the LM head's
 print(f"8b: products run for {sum(taken) / 1e3:.2f} of {sum(kernel.duration for kernel in kernels) / 1e3:.2f} ms")
@@ -349,8 +359,10 @@ times = {name: median(taken[number:-1:4]) for number, name in enumerate(sizes)} 
 reads = {name: size / times[name] / 1e6 for name, size in sizes.items()}  # TB/s
 for name, size in sizes.items():
     longer = round(times[name] - size / reads["LM head"] / 1e6, 6) + 0.0  # no −0
-    print(f"{name:<9} {size / 1e6:7,.1f} MB  {times[name]:6.1f} µs  {reads[name]:.2f} TB/s  "
-          f"{longer:4.1f} µs longer than at the LM head's rate")  # fmt: skip
+    print(
+        f"{name:<9} {size / 1e6:7,.1f} MB  {times[name]:6.1f} µs  {reads[name]:.2f} TB/s  "
+        f"{longer:4.1f} µs longer than at the LM head's rate"
+    )
 longer = sum(taken) - recorded["models"]["8b"]["weight_bytes"] / reads["LM head"] / 1e6
 print(f"together, in {len(taken)} products: {longer / 1e3:.2f} ms longer")
 early = sum(after.start < before.end - 0.05 for before, after in pairwise(kernels))  # times are rounded to 0.1 µs
@@ -379,8 +391,10 @@ print(f"kernels that start before the one before them has ended: {early}")
 
 # %%
 for row in recorded["splits"]["results"]:
-    print(f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {1e6 * row['seconds']['median']:6.1f} µs, "
-          f"{row['bytes_per_second'] / 1e9:6,.0f} GB/s")  # fmt: skip
+    print(
+        f"splits: {row['splits']:2d}, programs: {row['programs']:3d}, {1e6 * row['seconds']['median']:6.1f} µs, "
+        f"{row['bytes_per_second'] / 1e9:6,.0f} GB/s"
+    )
 print(f"{recorded['splits']['bytes'] / 1e6:.1f} MB of keys and values, from another copy in every call")
 for slots in (500, 8192, 32_000):
     splits = attention.choose_splits(8, slots, 64, 132)
@@ -454,7 +468,7 @@ print(f"{len(tokens)} tokens in 12 cycles, {len(tokens) / 12:.1f} tokens per cyc
 # %% [markdown]
 # ## All steps, one after the other
 #
-# The next cells time eager decoding and the five steps in turn ([`climb`](../minispec/bench/ladder.py), about ten seconds). The
+# The next cells time eager decoding and the five steps in turn ([`climb`](../minispec_course/labs/ladder.py), about ten seconds). The
 # share counts the bytes of *one* pass per token, so a cycle, which emits several tokens per pass, may exceed 100 %.
 
 # %% tags=["nbval-ignore-output"]
@@ -528,8 +542,10 @@ for model, climbed in recorded["models"].items():
     for before, step in pairwise([None, *steps]):
         saved = f"{1e3 * (seconds[before] - seconds[step]):.3f}" if before and step in ladder.STEPS else "–"
         more.append(f"{saved:>11}{at_best / seconds[step]:>14.1%}")
-    print(f"\n{model}, {climbed['weights']} weights: {1e3 * climbed['predicted_seconds']:.3g} ms at that bandwidth, "
-          f"{1e3 * at_best:.3g} ms at the LM head's rate")  # fmt: skip
+    print(
+        f"\n{model}, {climbed['weights']} weights: {1e3 * climbed['predicted_seconds']:.3g} ms at that bandwidth, "
+        f"{1e3 * at_best:.3g} ms at the LM head's rate"
+    )
     print("\n".join(map("".join, zip(viz.steps_table(climbed).splitlines(), more, strict=True))))
     unrecorded = steps[ladder.EAGER_CYCLE]
     launch = 1e6 * seconds[ladder.EAGER_CYCLE] / unrecorded["launches_per_token"]
@@ -539,8 +555,10 @@ for model, climbed in recorded["models"].items():
     print(f"skinny: {fewer:.0f} kernels fewer, {each:.1f} µs saved for each")
 other = decode["results"]["generate"]["seconds_per_token"]["median"]
 large = {step: row["seconds_per_token"]["median"] for step, row in recorded["models"]["8b"]["steps"].items()}
-print(f"8b, generate (the table at the top): {1e3 * other:.2f} ms, against which the graph saves "
-      f"{1 - large[ladder.GRAPH] / other:.0%} and split-K {1 - large[ladder.SPLIT] / other:.0%}")  # fmt: skip
+print(
+    f"8b, generate (the table at the top): {1e3 * other:.2f} ms, against which the graph saves "
+    f"{1 - large[ladder.GRAPH] / other:.0%} and split-K {1 - large[ladder.SPLIT] / other:.0%}"
+)
 print(f"its draft model for the cycle: {pairs.LAYERS} of its {c.num_layers} layers")
 
 # %% tags=["nbval-ignore-output"]
@@ -582,9 +600,11 @@ for model, climbed in recorded["models"].items():
     durations = [kernel.duration / 1e3 for kernel in seen.kernels if kernel.name == "_product"]
     in_products, at_rate = sum(durations), climbed["weight_bytes"] / best_rate / 1e9
     summands = {
-        f"weights at {best_rate:.2f} TB/s": at_rate, "products beyond that": in_products - at_rate,
-        "other kernels": seen.busy / 1e3 - in_products, "between kernels": (seen.span - seen.busy) / 1e3,
-    }  # fmt: skip
+        f"weights at {best_rate:.2f} TB/s": at_rate,
+        "products beyond that": in_products - at_rate,
+        "other kernels": seen.busy / 1e3 - in_products,
+        "between kernels": (seen.span - seen.busy) / 1e3,
+    }
     balance = " + ".join(f"{part:.2f} ({what})" for what, part in summands.items())
     print(f"{model}: {balance} = {seen.span / 1e3:.2f} ms")
     each = 1e3 * (in_products - at_rate) / len(durations)
@@ -604,10 +624,12 @@ climbed, sheet = recorded["models"]["8b"], 4.8
 read, seconds = climbed["bytes_per_token"], climbed["steps"][ladder.SPLIT]["seconds_per_token"]["median"]
 own, first = recorded["bandwidth"]["median"] / 1e12, decode["bandwidth"]["median"] / 1e12
 divisors = {
-    "measured in this run": own, "measured in the run at the top of this lesson": first,
+    "measured in this run": own,
+    "measured in the run at the top of this lesson": first,
     "measured, as lessons 01, 07 and 16 use it": theory.H200.bandwidth / 1e12,
-    "reached by our LM head in this run": best_rate, "data sheet": sheet,
-}  # fmt: skip
+    "reached by our LM head in this run": best_rate,
+    "data sheet": sheet,
+}
 for what, rate in divisors.items():
     best = read / rate / 1e12
     ours = f"{1e3 * seconds:.2f} ms are {best / seconds:.0%}"
@@ -615,7 +637,7 @@ for what, rate in divisors.items():
 
 # %% [markdown]
 # All of these are of H200s. The lowest is the divisor of our tables, and it is not the limit, because the larger products of
-# the same run read faster. [`read_bandwidth`](../minispec/bench/measure.py) times one read of 1 GiB by the host's clock,
+# the same run read faster. [`read_bandwidth`](../minispec/measure.py) times one read of 1 GiB by the host's clock,
 # launch and waiting included; the LM head was timed by the device. Whether the host or that read's kernel costs the
 # difference, one size cannot tell. So 95 % flatters us; 80 % of what our own LM head reaches is fairer. The `launch` at the
 # top took 4.35 ms and was called 87 %: the same speed. Compare times, and give the bandwidth with every share.
@@ -712,14 +734,18 @@ print("W's tile     programs  stages  at most under way   strips      time      
 for row in sorted(sweep["results"], key=lambda row: (row["wide"], row["rows"])):
     under_way = row["rows"] * row["wide"] * row["stages"] * 2 * row["programs"]  # bytes of W in bf16
     microseconds, rate = 1e6 * row["seconds"]["median"], row["bytes_per_second"] / 1e12
-    print(f"{row['rows']:4d} × {row['wide']:<5d}{row['programs']:8d}{row['stages']:8d}{under_way / 1e6:16.1f} MB"
-          f"{4096 // row['wide']:9d}{microseconds:7.1f} µs{rate:6.2f} TB/s")  # fmt: skip
+    print(
+        f"{row['rows']:4d} × {row['wide']:<5d}{row['programs']:8d}{row['stages']:8d}{under_way / 1e6:16.1f} MB"
+        f"{4096 // row['wide']:9d}{microseconds:7.1f} µs{rate:6.2f} TB/s"
+    )
 for rows in (16, 32, 64):
     taken = {4096 // row["wide"]: 1e6 * row["seconds"]["median"] for row in sweep["results"] if row["rows"] == rows}
     each = (taken[64] - taken[16]) / (64 - 16)  # µs per strip, if the time is a fixed part and one for each strip
     fixed = taken[16] - 16 * each
-    print(f"{rows} matrix rows: {fixed:.1f} µs and {each:.2f} µs per strip; that makes {fixed + 32 * each:.1f} µs "
-          f"with 32 strips, {taken[32]:.1f} were measured")  # fmt: skip
+    print(
+        f"{rows} matrix rows: {fixed:.1f} µs and {each:.2f} µs per strip; that makes {fixed + 32 * each:.1f} µs "
+        f"with 32 strips, {taken[32]:.1f} were measured"
+    )
 
 # %% [markdown]
 # Three things can be seen in it.
@@ -816,5 +842,5 @@ viz.tile_sizes(measured)
 #
 # - Practice: [exercises 13](../exercises/13_near_the_limit.ipynb).
 # - `minispec drill` asks `cuda-graphs`, `far-from-the-roofline`, `flash-attention`.
-# - On a GPU, `minispec bench limit` makes the recorded data of this lesson anew, on your own machine.
+# - On a GPU, `python -m benchmarks limit` makes the recorded data of this lesson anew, on your own machine.
 # - Next lesson: [14 Is it really exact?](14_is_it_really_exact.ipynb).

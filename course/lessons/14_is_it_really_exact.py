@@ -23,9 +23,10 @@ import torch
 
 import minispec as ms
 from minispec import exact, verify
-from minispec.course import exactness, numerics, viz
-from minispec.course.viz.goodness import samples_needed
 from minispec.cpu import machine
+from minispec_course import viz
+from minispec_course.labs import exactness, numerics
+from minispec_course.viz.goodness import samples_needed
 
 # %% [markdown]
 # ## Can we compute what a sampler emits, instead of sampling?
@@ -191,7 +192,7 @@ guess = viz.predict("How many samples does a χ² test of level 0.001 need for a
 guess
 
 # %% [markdown]
-# [`samples_needed`](../minispec/course/viz/goodness.py) computes the smallest $n$ with the power you ask for.
+# [`samples_needed`](../minispec_course/viz/goodness.py) computes the smallest $n$ with the power you ask for.
 
 # %% tags=["spoiler"]
 needed = samples_needed(p, biased, power=0.95, level=0.001)
@@ -289,7 +290,7 @@ else:
 # Compare the two bfloat16 lines: the two logits are tied or a step apart, and the two passes do not agree about it. A tie goes
 # to the lower token id, because `argmax` returns the first maximum; the shape of the pass decides whether there is a tie. So
 # neither output is a bug, although float32 prefers one of the two tokens. When a greedy output differs, look at the gap at
-# the *first* difference ([`parting`](../minispec/bench/acceptance.py) computes it), and at δ for your model and dtype:
+# the *first* difference ([`parting`](../benchmarks/acceptance.py) computes it), and at δ for your model and dtype:
 #
 # - if the gap is at most 2δ or so, rounding *can* explain the difference, but so can a small bug;
 # - if it is clearly larger, suspect a bug.
@@ -427,7 +428,7 @@ for name, differing in found.items():
 #
 # [The audit](../docs/audit.md) checks five guides to this topic, A to E, and two of them come with code. Run
 # `print(exactness.pseudocode_table())` to compute what that code emits on a toy with a prompt of two tokens
-# ([`exactness`](../minispec/course/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
+# ([`exactness`](../minispec_course/labs/exactness.py)). Guide C samples the replacement from $p$ instead of the residual, and indexes
 # the logits without the length of the prompt. Both guides keep only the number $q(d)$ of the draft token $d$, although the
 # residual needs all of $q$, and both forget the bonus. Guide E never appends the emitted tokens to the prompt, so each cycle
 # continues the same sequence: its first token is right, and its second is not.

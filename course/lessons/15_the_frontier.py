@@ -28,9 +28,9 @@ from fractions import Fraction
 import torch
 
 from minispec import exact, verify
-from minispec.course import viz
 from minispec.sampling import pick
 from minispec.verify import Verdict
+from minispec_course import viz
 
 # %% [markdown]
 # ## Is token by token the best rule? (30 minutes)
@@ -106,8 +106,10 @@ for name, rule in (("token by token", verify.chain), ("block, above", block), ("
     accepted[name] = sum((len(run) - 1) * weight for run, weight in cycle.items())
     joint = exact.joint_distribution(lambda context, cycle=cycle: cycle, 3)
     exactly = "exact" if exact.total_variation(joint, plain) < 1e-12 else "biased"
-    print(f"{name:15s} accepts {9 * accepted[name]:.0f}/9 tokens of a draft, emits {1 + accepted[name]:.3f} per pass; "
-          f"three emitted tokens: {exactly}")  # fmt: skip
+    print(
+        f"{name:15s} accepts {9 * accepted[name]:.0f}/9 tokens of a draft, emits {1 + accepted[name]:.3f} per pass; "
+        f"three emitted tokens: {exactly}"
+    )
 print(f"more tokens per pass: a factor of {(1 + accepted['block, above']) / (1 + accepted['token by token']):.3f}")
 
 # %% [markdown]
@@ -132,7 +134,7 @@ viz.drafts_figure(P_AB, Q_AB, 2, {"token by token": verify.chain, "block": block
 #
 # On a real pair the tokens per pass rise about as much as here. SmolLM2 with its draft model, $k = 4$, temperature 1, half of
 # Spec-Bench (240 prompts, 64 new tokens each): for the same drafts the expected tokens per forward pass rose by a factor of
-# 1.0399 ± 0.0010 (one standard error, over prompts; float32; [recorded](../docs/results/rules_arm.json) by `minispec bench rules`).
+# 1.0399 ± 0.0010 (one standard error, over prompts; float32; [recorded](../docs/results/rules_arm.json) by `python -m benchmarks rules`).
 # The paper reports 5 to 8 % in wall-clock time.
 
 # %% [markdown]
@@ -236,7 +238,8 @@ viz.shared_figure(own, m, theirs, p_theirs)
 
 # %% tags=["nbval-ignore-output"]
 import minispec as ms
-from minispec.course import prefixes, viz
+from minispec_course import viz
+from minispec_course.labs import prefixes
 
 print(prefixes.toy_table())
 
@@ -337,8 +340,10 @@ formed = prefixes.masked_and_blind(
     small_target, small_draft, BEGINNINGS, k=4, seeds=4, temperature=1.0, max_new_tokens=30, regex=FORM
 )
 for name, found in formed.items():
-    print(f"{name:6s} {found.tokens_per_pass:.2f} tokens per pass; {found.rejected} draft tokens rejected, "
-          f"{found.forbidden} of these forbidden")  # fmt: skip
+    print(
+        f"{name:6s} {found.tokens_per_pass:.2f} tokens per pass; {found.rejected} draft tokens rejected, "
+        f"{found.forbidden} of these forbidden"
+    )
 
 # %% [markdown]
 # ### Reveal
@@ -367,8 +372,17 @@ share.reveal(100 * formed["blind"].tokens_per_pass / formed["masked"].tokens_per
 
 # %% tags=["nbval-ignore-output"]
 for mode in ("raw_logprobs", "processed_logprobs"):
-    out = ms.speculate(small_target, "The fox was", ms.drafters.Model(small_draft), choices=[" happy", " sad"],
-                       logprobs=0, logprobs_mode=mode, max_new_tokens=8, temperature=1.0, seed=0)  # fmt: skip
+    out = ms.speculate(
+        small_target,
+        "The fox was",
+        ms.drafters.Model(small_draft),
+        choices=[" happy", " sad"],
+        logprobs=0,
+        logprobs_mode=mode,
+        max_new_tokens=8,
+        temperature=1.0,
+        seed=0,
+    )
     print(f"{mode:18s}", [(small_target.spell(one.token), round(one.logprob, 2)) for one in out.logprobs])
 
 # %% [markdown]
@@ -429,7 +443,8 @@ print("reported is log p of a plain pass:", all(abs(row.reported - row.p) < 1e-3
 # [#52228](https://github.com/vllm-project/vllm/pull/52228)).
 
 # %% tags=["nbval-ignore-output"]
-from minispec.course import budgets, viz
+from minispec_course import viz
+from minispec_course.labs import budgets
 
 confidences = [[0.95, 0.9, 0.9, 0.85], [0.6, 0.5, 0.5, 0.4], [0.9, 0.4, 0.9, 0.9], [0.3, 0.3, 0.2, 0.2]]
 viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesitates once", "writes a poem"])
@@ -441,7 +456,7 @@ viz.slots_figure(confidences, budget=7, names=["copies code", "answers", "hesita
 # unlikely draft token will probably be rejected, so leave it out. Another choice is the peak $\max_x q(x)$, which is known before
 # the token is sampled. A third one uses peaks, too, and chooses the *budget* by them: two draft tokens if the best two are worth
 # more than 1.4 tokens (the sum of their probabilities to survive), else none. In a toy with a vocabulary of two tokens, two
-# sequences draft two tokens each and share the budget ([budgets.py](../minispec/course/budgets.py)). We compare the exact joint
+# sequences draft two tokens each and share the budget ([budgets.py](../minispec_course/labs/budgets.py)). We compare the exact joint
 # distribution of what both emit first with plain decoding.
 
 # %% tags=["nbval-ignore-output"]
@@ -514,8 +529,9 @@ viz.budget_figure(alphas=(0.9, 0.3), k=4, cost=lambda tokens: max(1.0, tokens / 
 import torch
 
 import minispec as ms
-from minispec.course import experts_lab, viz
 from minispec.moe import theory as theory_moe
+from minispec_course import viz
+from minispec_course.labs import experts as experts_lab
 
 # %% [markdown]
 # ### Predict
@@ -621,8 +637,11 @@ print(f"Mixtral with the dense model's c, batch of 16, α = 0.7: {same_c[2]:.2f}
 overtakes = next(
     b for b, a, d in zip(BATCHES, gains[0.7, "Mixtral, 2 of 8"], gains[0.7, "dense"], strict=True) if a > d
 )
-viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES,
-                    f"Mixtral overtakes the dense model at batch {overtakes} (α = 0.7)")  # fmt: skip
+viz.speedups_figure(
+    {name: gains[0.7, name] for name in SHAPES},
+    BATCHES,
+    f"Mixtral overtakes the dense model at batch {overtakes} (α = 0.7)",
+)
 
 # %% [markdown]
 # A mixture gains *less* in small batches. For a single sequence hardly anything is left, and for the fine-grained model also for a
@@ -643,8 +662,8 @@ viz.speedups_figure({name: gains[0.7, name] for name in SHAPES}, BATCHES,
 # one another?* A position that is told the draft token before it guesses better, but it has to wait until that token is there.
 
 # %%
-from minispec.bench.prompts import STORIES
-from minispec.course import family
+from minispec_course.labs import family
+from minispec_course.labs.prompts import STORIES
 
 viz.family_tree(k=4)
 
@@ -716,7 +735,7 @@ guess.reveal(per_pass["MTP"])
 #
 # A module that was trained with its model starts from far more. DeepSeek-V3's report gives an acceptance rate between 85 and 90 %
 # for the one token that it drafts. That is the reason why large models are served with MTP and $k$ of 1 to 3, and why the question
-# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `minispec train mtp` makes a
+# "which drafter?" is often answered by the checkpoint. `ms.drafters.MTP(target)` is the drafter, `python -m recipes mtp` makes a
 # module for a target that has none.
 
 # %% [markdown]

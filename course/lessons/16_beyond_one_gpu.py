@@ -19,8 +19,8 @@
 import torch
 
 import minispec as ms
-from minispec.course import viz
 from minispec.parallel import experts, handover, pipeline, scaling
+from minispec_course import viz
 
 # %% [markdown]
 # ## Why split a model at all?
@@ -316,10 +316,7 @@ viz.parallel_timelines()
 
 # %%
 order = handover.Order(
-    drafter="model",
-    model="meta-llama/Llama-3.1-70B-Instruct",
-    draft="meta-llama/Llama-3.2-1B-Instruct",
-    ranks=4,
+    drafter="model", model="meta-llama/Llama-3.1-70B-Instruct", draft="meta-llama/Llama-3.2-1B-Instruct", ranks=4
 )
 print(f"# option names as in {handover.READ['vllm']}\n{handover.vllm(order)}\n")
 print(f"# option names as in {handover.READ['sglang']}\n{handover.sglang(order)}")

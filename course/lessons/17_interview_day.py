@@ -21,11 +21,11 @@ from IPython.display import Markdown
 
 import minispec as ms
 from minispec import theory
-from minispec.course import viz
-from minispec.course.interview.debrief import AXES
-from minispec.course.interview.grading import Grading, bars
-from minispec.course.interview.rounds import ROUNDS
-from minispec.course.interview.summary import card, topics_table
+from minispec_course import viz
+from minispec_course.interview.debrief import AXES
+from minispec_course.interview.grading import Grading, bars
+from minispec_course.interview.rounds import ROUNDS
+from minispec_course.interview.summary import card, topics_table
 
 bank = ms.interview.load()
 
@@ -154,7 +154,7 @@ print(bars(question))
 # So points of a higher level also count for the lower ones, because depth shows the basics, with two exceptions. A must-have
 # point has to be made itself: whoever does not give the acceptance rule, or does not say that the method is exact, stays at L4.
 # And depth alone is not L6, which also wants most of the L5 points. Each point that sinks costs a level, and whoever does not
-# reach L4 is *below L4*. ([`reached`](../minispec/course/interview/question.py) counts this way for every question of the bank.)
+# reach L4 is *below L4*. ([`reached`](../minispec_course/interview/question.py) counts this way for every question of the bank.)
 # A real interviewer does not count like this. We do, because counting keeps you honest when you grade yourself.
 
 # %% tags=["nbval-ignore-output"]

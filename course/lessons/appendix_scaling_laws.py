@@ -14,7 +14,7 @@
 
 # %%
 from minispec import theory
-from minispec.course import viz
+from minispec_course import viz
 
 # %% [markdown]
 # ## How large should a model be?

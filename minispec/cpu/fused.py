@@ -112,9 +112,15 @@ class Plan:
             self.bytes, self.memory = sum(w.nbytes for w in self.weights), {}
 
     def run(
-        self, x: Tensor, cache, rope: tuple[Tensor, Tensor], mask: Tensor | None, order: Sequence[int],
-        hidden_layers: Sequence[int] = (), given: Tensor | None = None,
-    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        self,
+        x: Tensor,
+        cache,
+        rope: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        order: Sequence[int],
+        hidden_layers: Sequence[int] = (),
+        given: Tensor | None = None,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """The residual stream x [B, T, d] after the layers of `order`, and after each of `hidden_layers` of them. New
         keys and values are stored in the cache; its lengths stay as they are. A mask [B, T, S] with S > T is about the
         last S slots. `given` [B, T, K] is what EAGLE's first layer attends with."""
@@ -126,14 +132,29 @@ class Plan:
         for stretches in grouped(places.counts):
             part = slice(at, at := at + sum(count for *_, count in stretches))
             before = None if given is None else given[part]
-            self.group(x[part], kept[:, part], [r[part] for r in rope], layout(stretches, places), memory, order,
-                       copies, before)  # fmt: skip
+            self.group(
+                x[part],
+                kept[:, part],
+                [r[part] for r in rope],
+                layout(stretches, places),
+                memory,
+                order,
+                copies,
+                before,
+            )
         return x.view(B, T, d), hidden | {n: kept[i].view(B, T, d) for i, n in enumerate(copies)}
 
     def group(
-        self, x: Tensor, kept: Tensor, rope: Sequence[Tensor], sequences: tuple, memory: Memory, order: Sequence[int],
-        copies: list[int], given: Tensor | None,
-    ) -> None:  # fmt: skip
+        self,
+        x: Tensor,
+        kept: Tensor,
+        rope: Sequence[Tensor],
+        sequences: tuple,
+        memory: Memory,
+        order: Sequence[int],
+        copies: list[int],
+        given: Tensor | None,
+    ) -> None:
         """Change x [M, d] into the residual stream after these layers; `kept` [n, M, d] after each of `copies`."""
         M, c, code = len(x), self.config, machine.compiled()
         threads, wanted = trials.threads_for(self.bytes), np.full(len(order), -1)
@@ -148,11 +169,23 @@ class Plan:
             if given is not None:
                 columns[: given.shape[1], :M] = given.T
             shared = (
-                np.zeros(16 * code.PHASES * len(order), np.int64), self.table, np.array(order, dtype=np.int64),
-                np.array([M, *size]), np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
-                x.numpy(), states.numpy(), wanted, *(part.numpy() for part in rope), *sequences,
-                memory.keys, memory.values, memory.table, memory.strides, *between, columns.numpy(),
-            )  # fmt: skip
+                np.zeros(16 * code.PHASES * len(order), np.int64),
+                self.table,
+                np.array(order, dtype=np.int64),
+                np.array([M, *size]),
+                np.array([c.norm_eps, c.head_dim**-0.5], dtype=np.float32),
+                x.numpy(),
+                states.numpy(),
+                wanted,
+                *(part.numpy() for part in rope),
+                *sequences,
+                memory.keys,
+                memory.values,
+                memory.table,
+                memory.strides,
+                *between,
+                columns.numpy(),
+            )
             machine.team.run(code.run, shared, own)
         kept.copy_(states)
 
@@ -166,12 +199,24 @@ class Plan:
             make = lambda *shape: torch.zeros(*shape).numpy()  # noqa: E731
             lines = 2 * c.head_dim + 5 + self.memory["slots"]
             self.memory[P] = (
-                [make(P, heads), make(P, kv_heads), make(P, kv_heads), make(filled(heads), P),
-                 make(filled(c.intermediate_size), P)],
-                [(make(filled(c.hidden_size), P), make(2 * 8 * 16), make(lines, queries),
-                  np.zeros((2, queries), np.int64), pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)))
-                 for _ in range(threads)],
-            )  # fmt: skip
+                [
+                    make(P, heads),
+                    make(P, kv_heads),
+                    make(P, kv_heads),
+                    make(filled(heads), P),
+                    make(filled(c.intermediate_size), P),
+                ],
+                [
+                    (
+                        make(filled(c.hidden_size), P),
+                        make(2 * 8 * 16),
+                        make(lines, queries),
+                        np.zeros((2, queries), np.int64),
+                        pieces(max(heads, 2 * c.hidden_size, c.intermediate_size)),
+                    )
+                    for _ in range(threads)
+                ],
+            )
         between, own = self.memory[P]
         return tuple(between), own
 
@@ -189,8 +234,13 @@ class Memory(NamedTuple):
     def of(cls, cache, places: Places) -> Memory:
         vector, width = cache.keys.shape[-1], places.table.shape[1]
         strides = [stride // vector for stride in (cache.keys.stride(0), *places.strides)]
-        return cls(cache.keys.numpy(), cache.values.numpy(), places.table.numpy(), np.array([places.size, *strides]),
-                   width * places.size)  # fmt: skip
+        return cls(
+            cache.keys.numpy(),
+            cache.values.numpy(),
+            places.table.numpy(),
+            np.array([places.size, *strides]),
+            width * places.size,
+        )
 
 
 def grouped(counts: Sequence[int]) -> list[list[tuple[int, int, int]]]:
@@ -251,7 +301,15 @@ def _addresses(input_layernorm, attention, post_attention_layernorm, mlp) -> lis
         return module.weight.data_ptr() if hasattr(module, "weight") else 0
 
     return [
-        norm(input_layernorm), *product(attention.q_proj), *product(attention.k_proj),
-        *product(attention.v_proj), norm(attention.q_norm), norm(attention.k_norm), *product(attention.o_proj),
-        norm(post_attention_layernorm), *product(mlp.gate_proj), *product(mlp.up_proj), *product(mlp.down_proj),
-    ]  # fmt: skip
+        norm(input_layernorm),
+        *product(attention.q_proj),
+        *product(attention.k_proj),
+        *product(attention.v_proj),
+        norm(attention.q_norm),
+        norm(attention.k_norm),
+        *product(attention.o_proj),
+        norm(post_attention_layernorm),
+        *product(mlp.gate_proj),
+        *product(mlp.up_proj),
+        *product(mlp.down_proj),
+    ]

@@ -26,7 +26,7 @@ from .code import (
     next_chunk,
     options,
     values4,
-)  # fmt: skip
+)
 from .products import panel_product, prepare
 
 # What a layer's row of the table of addresses holds: a weight's panels, its scales and its bias. 0 is a norm or a bias
@@ -195,23 +195,65 @@ def add_projected(counters, phase, step, K, w, scales, bias, X, x, copy, pieces,
 vector, matrix, cube, memory = "f4[::1]", "f4[:, ::1]", "f4[:, :, ::1]", "f4[:, :, :, :, ::1]"
 numbers, pairs, flags = "i8[::1]", "i8[:, ::1]", "b1[:, ::1]"
 # Compiled for exactly these types: an argument of another type is refused, for to compile again takes seconds.
-SIGNATURE = ", ".join([
-    numbers, pairs, numbers, numbers, vector, matrix, cube, numbers, matrix, matrix, pairs, numbers, flags,
-    memory, memory, pairs, numbers, *[matrix] * 7, vector, matrix, pairs, "i4[::1]",
-])  # fmt: skip
+SIGNATURE = ", ".join(
+    [
+        numbers,
+        pairs,
+        numbers,
+        numbers,
+        vector,
+        matrix,
+        cube,
+        numbers,
+        matrix,
+        matrix,
+        pairs,
+        numbers,
+        flags,
+        memory,
+        memory,
+        pairs,
+        numbers,
+        *[matrix] * 7,
+        vector,
+        matrix,
+        pairs,
+        "i4[::1]",
+    ]
+)
 
 
 @njit(f"void({SIGNATURE})", **options)
 def run(
-    counters, table, order, size, constants,  # which addresses, which layers, how many of everything
-    x, hidden, wanted,  # [M, d] residual stream, in place; [n, M, d] copies of it after `wanted` layers, or −1
-    cos, sin,  # [M, D]
-    sequences, owner, seen,  # [B, 5], see FIRST; each token's sequence [M]; what it sees of the last slots [M, s]
-    keys, values, blocks, strides,  # memory of five dimensions; the blocks of each sequence [·, W]; see below
-    q, k, v, o, h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
+    counters,
+    table,
+    order,
+    size,
+    constants,  # which addresses, which layers, how many of everything
+    x,
+    hidden,
+    wanted,  # [M, d] residual stream, in place; [n, M, d] copies of it after `wanted` layers, or −1
+    cos,
+    sin,  # [M, D]
+    sequences,
+    owner,
+    seen,  # [B, 5], see FIRST; each token's sequence [M]; what it sees of the last slots [M, s]
+    keys,
+    values,
+    blocks,
+    strides,  # memory of five dimensions; the blocks of each sequence [·, W]; see below
+    q,
+    k,
+    v,
+    o,
+    h,  # between phases: [M, N] as the products of x give them, [N, P] as the next product reads it
     given,  # [K, P]: what a layer without input_layernorm attends with in place of the normed x (EAGLE's first)
-    xn, y, own, picked, pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
-):  # fmt: skip
+    xn,
+    y,
+    own,
+    picked,
+    pieces,  # this thread's own: [d, P], [2 · 8 · 16], [2 · D + 5 + S, 16], [2, 16], products.py
+):
     M, d, H, Hkv, D, I, step = size[0], size[1], size[2], size[3], size[4], size[5], size[6]  # noqa: E741
     eps, scale = constants[0], constants[1]
     X, OUT, HIDDEN = xn.ctypes.data, o.ctypes.data, h.ctypes.data
@@ -289,8 +331,24 @@ def run(
                 for j in range(D):
                     queries[j, i] = other[j]
             before = 4 * D * (order[n] * per_layer + of * per_head)  # bytes
-            attend(queries, KEYS + before, VALUES + before, blocks[its[TABLE]], slots, apart, its[START] + T, D, seen,
-                   its[LAST], tokens[:count], scale, scores, contexts, most, total)  # fmt: skip
+            attend(
+                queries,
+                KEYS + before,
+                VALUES + before,
+                blocks[its[TABLE]],
+                slots,
+                apart,
+                its[START] + T,
+                D,
+                seen,
+                its[LAST],
+                tokens[:count],
+                scale,
+                scores,
+                contexts,
+                most,
+                total,
+            )
             for i in range(count):
                 for j in range(D):
                     o[heads[i] * D + j, tokens[i]] = contexts[i, j]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..files.folder import load
-from ..files.handle import Model
-from ..files.registry import KNOWN
+from ..load.folder import load
+from ..load.handle import Model
+from ..load.registry import KNOWN
 from .base import Drafter
 from .cascade import Cascade
 from .dflash import DFlash

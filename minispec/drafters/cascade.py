@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..files.handle import Model
 from ..generate import pad
+from ..load.handle import Model
 from ..processors.drafts import process
 from ..sampling import Sampling, distributions, uniforms
 from ..tree import stack

@@ -26,13 +26,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
-from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_folder, is_public
 from ..kernels import linear
+from ..load.handle import Model
+from ..load.heads import fill, find_heads, heads_folder, is_public
+from ..load.read_dflash import read_dflash
 from .base import Context, Draft, Drafter
 from .dflash_head import DFlashHead, keys_values
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
-from .read_dflash import read_dflash
 
 __all__ = ["DFlash", "DFlashHead", "keys_values", "load_head"]
 
@@ -45,8 +45,12 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
         return read_dflash(target, folder)
     folder, settings = find_heads(target, "dflash", folder)
     config, blank = target.config, settings.get("mask_token_id")  # of a drafter in the published form
-    config = replace(config, num_layers=settings["layers"], intermediate_size=settings["mlp"],
-                     qk_norm=config.qk_norm or blank is not None)  # fmt: skip
+    config = replace(
+        config,
+        num_layers=settings["layers"],
+        intermediate_size=settings["mlp"],
+        qk_norm=config.qk_norm or blank is not None,
+    )
     head_ids, shape = torch.zeros(settings["head_vocab"], dtype=torch.long), ("hidden_layers", "block", "own_head")
     head = DFlashHead(config, head_ids, *(settings[key] for key in shape), public=blank is not None)
     head = head.to(target.device, target.dtype)
@@ -81,8 +85,10 @@ class DFlash(Drafter):
         self.target, self.tree, self.nodes = target, tree, nodes
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
         if max(self.heads.hidden_layers) > target.config.num_layers:
-            raise ValueError(f"heads need layer {max(self.heads.hidden_layers)}, but the target has "
-                             f"{target.config.num_layers}: they were made for another one")  # fmt: skip
+            raise ValueError(
+                f"heads need layer {max(self.heads.hidden_layers)}, but the target has "
+                f"{target.config.num_layers}: they were made for another one"
+            )
         self.block = self.heads.block if block is None else block
         if not 2 <= self.block <= self.heads.block:
             raise ValueError(f"block={block}: the heads were trained for {self.heads.block}, so give 2 to that many")
@@ -182,8 +188,9 @@ class DFlash(Drafter):
         order = [row for row in self.order if row in self.held] + [row for row in rows if row not in old]
         longest = max(map(len, self.held.values())) + width
         if self.cache is None:
-            self.cache = KVCache(self.heads.config, len(order), 2 * longest, device=self.target.device,
-                                 dtype=self.heads.dtype)  # fmt: skip
+            self.cache = KVCache(
+                self.heads.config, len(order), 2 * longest, device=self.target.device, dtype=self.heads.dtype
+            )
         elif order != self.order or longest > self.cache.capacity:
             capacity = self.cache.capacity if longest <= self.cache.capacity else 2 * longest
             self.cache = self.cache.rows([old.get(row, -1) for row in order], capacity)

@@ -20,8 +20,15 @@ class DFlashHead(nn.Module):
     of a blank. Published ones (`public`) do none of it: a blank is the embedding of a mask token.
     """
 
-    def __init__(self, config: Config, head_ids: Tensor, hidden_layers: Sequence[int], block: int = 8,
-                 own_head: bool = False, public: bool = False):  # fmt: skip
+    def __init__(
+        self,
+        config: Config,
+        head_ids: Tensor,
+        hidden_layers: Sequence[int],
+        block: int = 8,
+        own_head: bool = False,
+        public: bool = False,
+    ):
         if block < 2:
             raise ValueError(f"block={block}: a block is the last token and at least one blank, so give 2 or more")
         if not hidden_layers:

@@ -30,15 +30,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache, attention, per_query_head, visible_slots
 from ..cpu.fused import fused
-from ..files.handle import Model
-from ..files.heads import heads_folder, is_public
 from ..generate import pad
+from ..load.handle import Model
+from ..load.heads import heads_folder, is_public
+from ..load.read_eagle import read_eagle
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
 from .eagle_head import EagleHead, spread
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
-from .read_eagle import read_eagle
 
 __all__ = ["Eagle", "EagleHead", "spread"]
 
@@ -65,9 +65,16 @@ class Eagle(Drafter):
     head's distribution under `sampling` (None: the target's own).
     """
 
-    def __init__(self, target: Model, heads: nn.Module | str | Path | None = None, tree: bool = True,
-                 width: int | None = None, nodes: int | None = None, sampling: Sampling | None = None,
-                 least: float = LEAST):  # fmt: skip
+    def __init__(
+        self,
+        target: Model,
+        heads: nn.Module | str | Path | None = None,
+        tree: bool = True,
+        width: int | None = None,
+        nodes: int | None = None,
+        sampling: Sampling | None = None,
+        least: float = LEAST,
+    ):
         self.least = least if nodes is None and target.device.type == "cpu" else 0.0
         nodes = tree_size(nodes, target.device, 32, EAGLE_NODES)
         width = (8 if nodes > 15 else 5) if width is None else width
@@ -77,8 +84,10 @@ class Eagle(Drafter):
         self.target, self.tree, self.nodes, self.sampling = target, tree, nodes, sampling
         self.head = heads if isinstance(heads, nn.Module) else load_head(target, heads)
         if self.head.config.hidden_size != target.config.hidden_size:
-            raise ValueError(f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
-                             f"{target.config.hidden_size}: make them for this target")  # fmt: skip
+            raise ValueError(
+                f"heads take states of {self.head.config.hidden_size} numbers, target={target.name!r} has "
+                f"{target.config.hidden_size}: make them for this target"
+            )
         self.width = min(width, len(self.head.head_ids))
         self.vocab_size, self.hidden_layers = target.config.vocab_size, self.head.hidden_layers
         self.cache: KVCache | None = None
@@ -212,8 +221,9 @@ class Eagle(Drafter):
         longest = max(self.read.values()) + entries
         if self.cache is None or order != self.order or longest > self.cache.capacity:
             if self.cache is None:
-                self.cache = KVCache(self.head.config, len(order), 2 * longest, device=self.target.device,
-                                     dtype=self.head.dtype)  # fmt: skip
+                self.cache = KVCache(
+                    self.head.config, len(order), 2 * longest, device=self.target.device, dtype=self.head.dtype
+                )
             else:
                 self.cache.lengths.zero_()  # they are set below; what rejected drafts left need not fit
                 capacity = self.cache.capacity if longest <= self.cache.capacity else 2 * longest

@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Attend
-from ..files.handle import Model
 from ..kernels import linear
+from ..load.handle import Model
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 
 

@@ -21,9 +21,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Attend
-from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..kernels import linear
+from ..load.handle import Model
+from ..load.heads import fill, find_heads, heads_for, save_heads
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 
 
@@ -56,9 +56,17 @@ class EagleHead(nn.Module):
     train.eagle.new_head.
     """
 
-    def __init__(self, target: Model, head_ids: Tensor, hidden_layers: Sequence[int] | None = None, layers: int = 1,
-                 mlp: int | None = None, own_head: bool = False, form: Form | None = None,
-                 config: Config | None = None):  # fmt: skip
+    def __init__(
+        self,
+        target: Model,
+        head_ids: Tensor,
+        hidden_layers: Sequence[int] | None = None,
+        layers: int = 1,
+        mlp: int | None = None,
+        own_head: bool = False,
+        form: Form | None = None,
+        config: Config | None = None,
+    ):
         super().__init__()
         c, depth = config or target.config, target.config.num_layers
         mlp = c.intermediate_size if mlp is None else mlp
@@ -67,8 +75,10 @@ class EagleHead(nn.Module):
                 raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
         self.hidden_layers = tuple(spread(depth) if hidden_layers is None else hidden_layers)
         if not self.hidden_layers or not all(0 <= n <= depth for n in self.hidden_layers):
-            raise ValueError(f"hidden_layers={self.hidden_layers}: the target has {depth} layers, "
-                             f"so give numbers from 0 (its embedding) to {depth}")  # fmt: skip
+            raise ValueError(
+                f"hidden_layers={self.hidden_layers}: the target has {depth} layers, "
+                f"so give numbers from 0 (its embedding) to {depth}"
+            )
         self.own_head, self.accuracy = own_head, []  # accuracy: measured by train.eagle.calibrate
         self.form = form = form or Form()
         self.config = c = replace(c, num_layers=layers, intermediate_size=mlp)
@@ -157,16 +167,23 @@ class EagleHead(nn.Module):
     @property
     def shape(self) -> dict:
         """The arguments that make another head like this one."""
-        same = {"hidden_layers": list(self.hidden_layers), "layers": self.config.num_layers, "own_head": self.own_head,
-                "mlp": self.config.intermediate_size, "head_vocab": len(self.head_ids)}  # fmt: skip
+        same = {
+            "hidden_layers": list(self.hidden_layers),
+            "layers": self.config.num_layers,
+            "own_head": self.own_head,
+            "mlp": self.config.intermediate_size,
+            "head_vocab": len(self.head_ids),
+        }
         return same if self.form == Form() else same | {"form": asdict(self.form)}
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
         if replace(self.config, num_layers=1, intermediate_size=1) != replace(
             target.config, num_layers=1, intermediate_size=1
         ):
-            raise ValueError("this head has attention or rotations of its own, which minispec's own storage does not "
-                             "keep: write it with minispec.drafters.write_heads.write_eagle")  # fmt: skip
+            raise ValueError(
+                "this head has attention or rotations of its own, which minispec's own storage does not "
+                "keep: write it with minispec.load.write_heads.write_eagle"
+            )
         save_heads(self, folder, heads_for(target, "eagle") | self.shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod
@@ -174,8 +191,12 @@ class EagleHead(nn.Module):
         """A stored head of ours; None: the one that ships with minispec."""
         folder, settings = find_heads(target, "eagle", folder)
         form = Form(**settings["form"]) if "form" in settings else None
-        head = cls(target, torch.arange(settings["head_vocab"]),
-                   *(settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")), form)  # fmt: skip
+        head = cls(
+            target,
+            torch.arange(settings["head_vocab"]),
+            *(settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")),
+            form,
+        )
         fill(head, folder)
         if not head.own_head:
             head.borrow(target)  # only now it is known which rows

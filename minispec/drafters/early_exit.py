@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..files.handle import Model
+from ..load.handle import Model
 from ..model import Transformer, only_linears
 from ..sampling import Sampling
 from .model import DraftModel

@@ -153,10 +153,18 @@ def numbers(values: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def grow_tensors(
-    expand: Expand, depth: int, width: int, most: int, budgets: Tensor | Sequence[int] | None = None,
-    depths: Tensor | None = None, select=None, grow_level=None, prune=None, least: float = 0.0,
+    expand: Expand,
+    depth: int,
+    width: int,
+    most: int,
+    budgets: Tensor | Sequence[int] | None = None,
+    depths: Tensor | None = None,
+    select=None,
+    grow_level=None,
+    prune=None,
+    least: float = 0.0,
     early: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Tokens and parents [B, n] of the `most` likeliest nodes of each tree.
 
     With `budgets` [B] a tree has so many at most, and with `depths` [B] none deeper than that; its row then ends with
@@ -190,9 +198,12 @@ def grow_tensors(
 
 
 def pruned(
-    nodes: Sequence[tuple[Tensor, Tensor, Tensor]], most: int, budgets: Tensor | Sequence[int] | None = None,
-    depths: Tensor | None = None, select=likeliest,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    nodes: Sequence[tuple[Tensor, Tensor, Tensor]],
+    most: int,
+    budgets: Tensor | Sequence[int] | None = None,
+    depths: Tensor | None = None,
+    select=likeliest,
+) -> tuple[Tensor, Tensor]:
     """What `grow_tensors` gives, of the nodes that were grown at every depth: tokens, scores, parents, [B, n] each."""
     tokens, scores, parents = (torch.cat(parts, 1) for parts in zip(*nodes, strict=True))  # [B, N]
     if depths is not None:  # all trees are taken so deep, as if none went deeper, …

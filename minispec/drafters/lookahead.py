@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..files.handle import Model
+from ..load.handle import Model
 from ..tree import Tree
 from .base import Context, Draft, Drafter, Scratch
 

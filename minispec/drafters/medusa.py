@@ -22,13 +22,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..files.handle import Model
-from ..files.heads import heads_folder, is_public
+from ..load.handle import Model
+from ..load.heads import heads_folder, is_public
+from ..load.read_medusa import read_medusa
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
 from .base import Context, Draft, Drafter
 from .growth import tree_size
 from .medusa_heads import MedusaHeads
-from .read_medusa import read_medusa
 
 __all__ = ["Medusa", "MedusaHeads"]
 
@@ -66,8 +66,10 @@ class Medusa(Drafter):
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless
         self.heads = heads if isinstance(heads, MedusaHeads) else load_heads(target, heads)
         if self.heads.weight.shape[1] != target.config.hidden_size:
-            raise ValueError(f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
-                             f"{target.config.hidden_size}: make them for this target")  # fmt: skip
+            raise ValueError(
+                f"heads take states of {self.heads.weight.shape[1]} numbers, target={target.name!r} has "
+                f"{target.config.hidden_size}: make them for this target"
+            )
         self.vocab_size = target.config.vocab_size
         self.hidden_layers, self.hidden_window = (target.config.num_layers,), 1
         self.choices = {k: self._choices(k) for k in range(1, self.heads.count + 1)}

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_for, save_heads
 from ..kernels import linear
+from ..load.handle import Model
+from ..load.heads import fill, find_heads, heads_for, save_heads
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
 
@@ -23,11 +23,17 @@ class MedusaHeads(nn.Module):
     takes as little room as another W₁. `blocks` is how often z = z + SiLU(W₁z + b) is computed, each time with other
     weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
-    measured (minispec.train.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
+    measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
 
-    def __init__(self, target: Model, count: int = 4, head_ids: Tensor | None = None,
-                 own_head: bool | str = False, blocks: int = 1):  # fmt: skip
+    def __init__(
+        self,
+        target: Model,
+        count: int = 4,
+        head_ids: Tensor | None = None,
+        own_head: bool | str = False,
+        blocks: int = 1,
+    ):
         super().__init__()
         if not (isinstance(count, int) and count >= 1):
             raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
@@ -79,8 +85,13 @@ class MedusaHeads(nn.Module):
         return best if self.head_ids is None else self.head_ids[best]
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        settings = {"heads": self.count, "head_vocab": None if self.head_ids is None else len(self.head_ids),
-                    "own_head": self.own_head, "blocks": self.blocks, "accuracy": self.accuracy}  # fmt: skip
+        settings = {
+            "heads": self.count,
+            "head_vocab": None if self.head_ids is None else len(self.head_ids),
+            "own_head": self.own_head,
+            "blocks": self.blocks,
+            "accuracy": self.accuracy,
+        }
         save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
 
     @classmethod

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache
-from ..files.handle import Model
 from ..generate import pad
+from ..load.handle import Model
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
 from .base import Context, Draft, Drafter
@@ -31,8 +31,9 @@ class DraftModel(Drafter):
     `translate`: the draft model has another tokenizer, so draft only what both vocabularies have (translate.py).
     """
 
-    def __init__(self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None,
-                 translate: bool = False):  # fmt: skip
+    def __init__(
+        self, draft: Model, sampling: Sampling | None = None, fast: bool | None = None, translate: bool = False
+    ):
         self.draft, self.sampling, self.fast, self.translate = draft, sampling, fast, translate
         self.target: Model | None = None  # what it drafts for: see `fit`
         self.vocabulary: Padded | None = None  # between its ids and the target's, if they differ

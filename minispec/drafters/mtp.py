@@ -28,9 +28,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..cache import Attend
-from ..files.handle import Model
-from ..files.heads import fill, find_heads, heads_folder, heads_for, save_heads
 from ..kernels import linear
+from ..load.handle import Model
+from ..load.heads import fill, find_heads, heads_folder, heads_for, save_heads
 from ..model import Layer, Linear, RMSNorm, only_linears, rope_at
 from .eagle import Eagle
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from ..cpu import machine
-from ..files.folder import build
-from ..files.handle import Model
-from ..files.quantize import dequantize, quantize, to_int8
+from ..load.folder import build
+from ..load.handle import Model
+from ..load.quantize import dequantize, quantize, to_int8
 from ..sampling import Sampling
 from .model import DraftModel
 

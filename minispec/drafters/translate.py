@@ -33,7 +33,7 @@ from ..tree import Draft
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-    from ..files.handle import Model
+    from ..load.handle import Model
 
 
 class Padded:

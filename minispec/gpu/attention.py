@@ -96,9 +96,15 @@ def flash_decode_paged_torch(
 
 
 def flash_ragged_torch(
-    q: Tensor, key_blocks: Tensor, value_blocks: Tensor, tables: Tensor, starts: Tensor, counts: Tensor,
-    lengths: Tensor, mask: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    key_blocks: Tensor,
+    value_blocks: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    lengths: Tensor,
+    mask: Tensor | None = None,
+) -> Tensor:
     """What `flash_ragged` computes: one sequence after the other, as above. It looks at the numbers; the kernel does
     not."""
     out, block_size = torch.zeros_like(q), key_blocks.shape[1]
@@ -169,11 +175,47 @@ def _piece(starts, counts, sequences, splits, FEW, SEQUENCES: tl.constexpr, G: t
 
 @jit(do_not_specialize=["T", "E", "FEW", "most", "sequences"])  # one compiled version for all numbers of tokens
 def _attend_split(
-    q, k, v, tables, starts, counts, lengths, mask, out, part_o, part_m, part_l, scale, capacity, heads, sequences,
-    most, q_batch, q_head, q_token, kv_batch, kv_head, kv_slot, table_batch, mask_batch, out_batch, out_head,
-    out_token, T, E, FEW, G: tl.constexpr, D: tl.constexpr, BLOCK_SIZE: tl.constexpr, HAS_MASK: tl.constexpr,
-    SEQUENCES: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, TILE: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    q,
+    k,
+    v,
+    tables,
+    starts,
+    counts,
+    lengths,
+    mask,
+    out,
+    part_o,
+    part_m,
+    part_l,
+    scale,
+    capacity,
+    heads,
+    sequences,
+    most,
+    q_batch,
+    q_head,
+    q_token,
+    kv_batch,
+    kv_head,
+    kv_slot,
+    table_batch,
+    mask_batch,
+    out_batch,
+    out_head,
+    out_token,
+    T,
+    E,
+    FEW,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    TILE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """One split of the slots of one row's key/value head, for up to ROWS of its G·T query rows.
 
     A ragged batch (SEQUENCES > 0) has `counts` in place of T, and T is how many new tokens those with a mask may have.
@@ -266,9 +308,24 @@ def _attend_split(
 
 @jit(do_not_specialize=["FEW", "splits"])
 def _merge_splits(
-    out, part_o, part_m, part_l, starts, counts, splits, heads, out_batch, out_head, out_token, FEW, G: tl.constexpr,
-    D: tl.constexpr, RAGGED: tl.constexpr, WIDTH: tl.constexpr, SPLITS: tl.constexpr,
-):  # fmt: skip
+    out,
+    part_o,
+    part_m,
+    part_l,
+    starts,
+    counts,
+    splits,
+    heads,
+    out_batch,
+    out_head,
+    out_token,
+    FEW,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    RAGGED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     """One query: Σ w·o / Σ w·ell over its splits, w = 2^(m − max m)."""
     query = tl.program_id(0).to(tl.int64)  # (b·Hkv + head)·FEW + row
     row, head, b = query % FEW, query // FEW % heads, query // FEW // heads
@@ -331,9 +388,18 @@ def flash_decode_paged(
         )
     block, slot, head, one = key_blocks.stride()
     return _launch(
-        q, key_blocks, value_blocks, tables, lengths, mask, splits, tiling, heads=key_blocks.shape[2],
-        capacity=tables.shape[1] * key_blocks.shape[1], strides=(block, head, slot, one),
-    )  # fmt: skip
+        q,
+        key_blocks,
+        value_blocks,
+        tables,
+        lengths,
+        mask,
+        splits,
+        tiling,
+        heads=key_blocks.shape[2],
+        capacity=tables.shape[1] * key_blocks.shape[1],
+        strides=(block, head, slot, one),
+    )
 
 
 def flash_ragged(
@@ -360,10 +426,20 @@ def flash_ragged(
         )
     block, slot, head, one = key_blocks.stride()
     out = _launch(
-        q.transpose(0, 1)[None], key_blocks, value_blocks, tables, lengths, mask, splits, tiling,
-        heads=key_blocks.shape[2], capacity=tables.shape[1] * key_blocks.shape[1], strides=(block, head, slot, one),
-        ragged=(starts, counts), rows=rows,
-    )  # fmt: skip
+        q.transpose(0, 1)[None],
+        key_blocks,
+        value_blocks,
+        tables,
+        lengths,
+        mask,
+        splits,
+        tiling,
+        heads=key_blocks.shape[2],
+        capacity=tables.shape[1] * key_blocks.shape[1],
+        strides=(block, head, slot, one),
+        ragged=(starts, counts),
+        rows=rows,
+    )
     return out[0].transpose(0, 1)
 
 
@@ -377,8 +453,11 @@ def kernels_run(device: torch.device, dtype: torch.dtype) -> bool:
         reason = f"the model is in {dtype}; load it with dtype=torch.bfloat16, float16 or float32"
     if reason and not _told:
         _told.append(reason)
-        warnings.warn(f"attention and products of few tokens run in plain torch, not by minispec's kernels, which is "
-                      f"right but slower: {reason}", stacklevel=3)  # fmt: skip
+        warnings.warn(
+            f"attention and products of few tokens run in plain torch, not by minispec's kernels, which is "
+            f"right but slower: {reason}",
+            stacklevel=3,
+        )
     return reason is None
 
 
@@ -460,21 +539,66 @@ def _launch(
     batch = 0 if ragged else 1  # a ragged batch is one row: its sequences are that far apart
     with torch.cuda.device_of(q):  # Triton launches on the current device
         _attend_split[grid](
-            q, k, v, lengths if tables is None else tables, starts, counts, lengths, lengths if mask is None else mask,
-            out, part_o, part_m, part_l, D**-0.5 * 1.4426950408889634, capacity,  # log₂ e: powers of two, not of e
-            heads, B, splits,
-            batch * q.stride(0), *q.stride()[1:3], *strides[:3], 0 if tables is None else tables.stride(0),
-            0 if mask is None else mask.stride(0), batch * out.stride(0), *out.stride()[1:3],
-            T=1 if ragged and mask is None else T, E=entries, FEW=few, G=G, D=D,
-            BLOCK_SIZE=0 if tables is None else k.shape[1], HAS_MASK=mask is not None,
-            SEQUENCES=triton.next_power_of_2(B) if ragged else 0, ROWS=rows, WIDTH=width, TILE=tile,
-            PRECISION=precision(q.dtype), num_warps=warps, num_stages=stages, **one_rounding(),
-        )  # fmt: skip
+            q,
+            k,
+            v,
+            lengths if tables is None else tables,
+            starts,
+            counts,
+            lengths,
+            lengths if mask is None else mask,
+            out,
+            part_o,
+            part_m,
+            part_l,
+            D**-0.5 * 1.4426950408889634,
+            capacity,  # log₂ e: powers of two, not of e
+            heads,
+            B,
+            splits,
+            batch * q.stride(0),
+            *q.stride()[1:3],
+            *strides[:3],
+            0 if tables is None else tables.stride(0),
+            0 if mask is None else mask.stride(0),
+            batch * out.stride(0),
+            *out.stride()[1:3],
+            T=1 if ragged and mask is None else T,
+            E=entries,
+            FEW=few,
+            G=G,
+            D=D,
+            BLOCK_SIZE=0 if tables is None else k.shape[1],
+            HAS_MASK=mask is not None,
+            SEQUENCES=triton.next_power_of_2(B) if ragged else 0,
+            ROWS=rows,
+            WIDTH=width,
+            TILE=tile,
+            PRECISION=precision(q.dtype),
+            num_warps=warps,
+            num_stages=stages,
+            **one_rounding(),
+        )
         if splits > 1:
             _merge_splits[(B * heads * few,)](
-                out, part_o, part_m, part_l, starts, counts, splits, heads, batch * out.stride(0), *out.stride()[1:3],
-                few, G=G, D=D, RAGGED=bool(ragged), WIDTH=width, SPLITS=triton.next_power_of_2(splits), num_warps=4,
-            )  # fmt: skip
+                out,
+                part_o,
+                part_m,
+                part_l,
+                starts,
+                counts,
+                splits,
+                heads,
+                batch * out.stride(0),
+                *out.stride()[1:3],
+                few,
+                G=G,
+                D=D,
+                RAGGED=bool(ragged),
+                WIDTH=width,
+                SPLITS=triton.next_power_of_2(splits),
+                num_warps=4,
+            )
     return out
 
 

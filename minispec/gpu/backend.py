@@ -18,8 +18,8 @@ from torch import Tensor
 from ..cpu import invariant
 from ..drafters.adaptive import AdaptiveLength
 from ..drafters.base import Drafter
-from ..files.folder import load as load_model
-from ..files.handle import Model
+from ..load.folder import load as load_model
+from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import Completion
 from ..trace import Cycle
@@ -63,9 +63,11 @@ class Backend:
         with giving_back(self.lease):
             held_back = params.held_back(self.model.end_tokens)
             recording = self.recording(
-                max(map(len, prompts)) + params.max_new_tokens, (kind_of(params.sampling), held_back),
-                lambda target: FastDecoder(target, params.sampling, held_back), len(prompts),
-            )  # fmt: skip
+                max(map(len, prompts)) + params.max_new_tokens,
+                (kind_of(params.sampling), held_back),
+                lambda target: FastDecoder(target, params.sampling, held_back),
+                len(prompts),
+            )
             recording.start(prompts, params.seed, params.min_new_tokens, params.sampling)
             return RecordedDecoder(recording, [self.lease])
 
@@ -90,9 +92,11 @@ class Backend:
         """Whether a request asks for what no recording knows: logits that depend on the prefix. Says so once."""
         if params.by_prefix and not self.told:
             self.told = True
-            warnings.warn("penalties, biases, bad words and constraints are applied by the host: `generate` decodes "
-                          "without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
-                          stacklevel=2)  # fmt: skip
+            warnings.warn(
+                "penalties, biases, bad words and constraints are applied by the host: `generate` decodes "
+                "without CUDA graphs, and drafts are judged one by one. Outputs are the same, later",
+                stacklevel=2,
+            )
         return params.by_prefix
 
     def _hosted(self, rows: Sequence[Completion], drafter: Drafter, k: int | str, params: SamplingParams):
@@ -135,9 +139,10 @@ class Backend:
                 draft.backend.reserve(self.reserve(tokens).capacity),
             )
             recording = self.recording(
-                tokens, (kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity),
+                tokens,
+                (kind_of(params.sampling), held_back, draft.backend, k, drafter.sampling, memory.capacity),
                 lambda target: FastSpeculator(target, memory, k, params.sampling, drafter.sampling, held_back),
-            )  # fmt: skip
+            )
             recording.start([row.context.tokens], params.seed, params.min_new_tokens, params.sampling)
             return RecordedSpeculator(recording, row, leases)
 
@@ -247,8 +252,9 @@ class RecordedSpeculator(RecordedDecoder):
 Model.make_backend = Backend  # handed in here: a handle knows of no device's backend
 
 
-def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None,
-         weights: str | None = None) -> Model:  # fmt: skip
+def load(
+    name, *, device=None, dtype: torch.dtype | None = None, fast: bool | None = None, weights: str | None = None
+) -> Model:
     """Load a model: a known name (see `ms.models()`), a folder, or a hub id. On the GPU when there is one.
 
     `fast` (by default: on a GPU) decodes single prompts by CUDA graphs; where that cannot be, a warning says why.
@@ -260,8 +266,10 @@ def load(name, *, device=None, dtype: torch.dtype | None = None, fast: bool | No
     model = load_model(name, device=device, dtype=dtype, weights=weights)
     if fast or (fast is None and model.device.type == "cuda"):
         if model.device.type != "cuda":
-            warnings.warn(f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",
-                          stacklevel=2)  # fmt: skip
+            warnings.warn(
+                f"fast=True needs a CUDA device and {model.name} is on {model.device}: it decodes as usual",
+                stacklevel=2,
+            )
         elif note := model.accelerate().note:
             warnings.warn(f"{model.name} decodes by CUDA graphs, but uncompiled: {note}", stacklevel=2)
     return model

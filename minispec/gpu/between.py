@@ -35,8 +35,9 @@ def add_norm(x: Tensor, delta: Tensor, gain: Tensor, eps: float) -> tuple[Tensor
     d, x, delta = x.shape[-1], x.contiguous(), delta.contiguous()
     y, normed = torch.empty_like(x), torch.empty_like(x)
     with torch.cuda.device_of(x):
-        _add_norm[(x.numel() // d,)](x, delta, gain, y, normed, eps, d, WIDTH=triton.next_power_of_2(d),
-                                     num_warps=4 if d <= 2048 else 8)  # fmt: skip
+        _add_norm[(x.numel() // d,)](
+            x, delta, gain, y, normed, eps, d, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8
+        )
     return y, normed
 
 
@@ -62,10 +63,31 @@ def gated(gate_up: Tensor) -> Tensor:
 
 @jit
 def _turn(
-    qkv, cos, sin, positions, rows, slots, q, keys, values, T, qkv_token, positions_b, positions_t, rows_b, rows_t,
-    slots_b, slots_t, kv_row, kv_head, kv_slot, H: tl.constexpr, HKV: tl.constexpr, D: tl.constexpr,
+    qkv,
+    cos,
+    sin,
+    positions,
+    rows,
+    slots,
+    q,
+    keys,
+    values,
+    T,
+    qkv_token,
+    positions_b,
+    positions_t,
+    rows_b,
+    rows_t,
+    slots_b,
+    slots_t,
+    kv_row,
+    kv_head,
+    kv_slot,
+    H: tl.constexpr,
+    HKV: tl.constexpr,
+    D: tl.constexpr,
     WIDTH: tl.constexpr,
-):  # fmt: skip
+):
     """One head of one token: of q, of k or of v."""
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     d, b, t = tl.arange(0, WIDTH), token // T, token % T
@@ -109,8 +131,27 @@ def turn_and_store(
     row, head, slot, _ = keys.stride()
     with torch.cuda.device_of(qkv):
         _turn[(B * T, H + 2 * Hkv)](
-            qkv, cos, sin, positions, rows, slots, q, keys, values, T, qkv.stride(1), *positions.stride(),
-            *rows.stride(), *slots.stride(), row, head, slot, H=H, HKV=Hkv, D=D,
-            WIDTH=triton.next_power_of_2(D), num_warps=1,
-        )  # fmt: skip
+            qkv,
+            cos,
+            sin,
+            positions,
+            rows,
+            slots,
+            q,
+            keys,
+            values,
+            T,
+            qkv.stride(1),
+            *positions.stride(),
+            *rows.stride(),
+            *slots.stride(),
+            row,
+            head,
+            slot,
+            H=H,
+            HKV=Hkv,
+            D=D,
+            WIDTH=triton.next_power_of_2(D),
+            num_warps=1,
+        )
     return q.transpose(1, 2)

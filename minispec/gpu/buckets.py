@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files.handle import Model
+from ..load.handle import Model
 from ..model import Transformer
 from ..serving.paged import PagedKVCache
 from ..tree import Draft, check_parents
@@ -122,8 +122,17 @@ class Buckets(Fused):
     dynamic = None  # one compiled version for many shapes: there are too many buckets for one each
 
     @on_the_device
-    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, k: int = 0, *,
-                 hidden_layers: Sequence[int] = (), compile: bool | str = False, lean: bool = False):  # fmt: skip
+    def __init__(
+        self,
+        transformer: Transformer,
+        cache: PagedKVCache,
+        rows: int,
+        k: int = 0,
+        *,
+        hidden_layers: Sequence[int] = (),
+        compile: bool | str = False,
+        lean: bool = False,
+    ):
         super().__init__(transformer, compile=compile, lean=lean)
         self.rows, self.k, self.hidden_layers = rows, k, tuple(hidden_layers)
         self.block_size, self.blank, self.spare = cache.block_size, cache.num_blocks - 2, cache.num_blocks - 1
@@ -171,9 +180,12 @@ class Buckets(Fused):
         return slots > FREE_TOKENS and slots > 2 * sum(map(len, rows))
 
     def read(
-        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],
+        self,
+        rows: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        tables: Sequence[Sequence[int]],
         drafts: Sequence[Draft] | None = None,
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         """One pass: each row's certain token, draft and scratch, into positions start, start + 1, … of its blocks.
 
         The result is good until the next pass. Where a row brings fewer than T tokens, padding follows. `drafts` are
@@ -187,18 +199,25 @@ class Buckets(Fused):
         return self.launch(self.recordings, (B, T, drafts is not None), len(rows))
 
     def read_drafted(
-        self, last: Sequence[int], starts: Sequence[int], tables: Sequence[Sequence[int]],
-        drafted: Sequence[int | None], memory: Tensor, nodes: int, depth: int,
+        self,
+        last: Sequence[int],
+        starts: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        drafted: Sequence[int | None],
+        memory: Tensor,
+        nodes: int,
+        depth: int,
         limits: Sequence[tuple[int, int, int]] | None = None,
-    ) -> Result:  # fmt: skip
+    ) -> Result:
         """The same for trees that are on the device: `memory` [rows, 2, …] holds up to `nodes` tokens (−1: no more) and
         parents of each, and `drafted` says in which row those of each sequence are. None: it has no draft. `limits` are
         for the draft after this one, if that is to be made without the host: how deep it may be, how many tokens the
         text has room for beside this pass's one, and how many nodes the draft gets."""
         B, T = rows_of(len(last)), 1 + nodes
         limits = limits or [(0, 0, 0)] * len(last)
-        lines = [[token, -1 if row is None else row, *limit]
-                 for token, row, limit in zip(last, drafted, limits, strict=True)]  # fmt: skip
+        lines = [
+            [token, -1 if row is None else row, *limit] for token, row, limit in zip(last, drafted, limits, strict=True)
+        ]
         self.write([[token] for token in last], starts, tables, B, 1)
         self.numbers[:B, 1:6] = [*lines, *[[0, -1, 0, 0, 0]] * (B - len(lines))]
         self.send(B)
@@ -255,8 +274,10 @@ class Buckets(Fused):
         """The host's part: B lines, those of padding rows included."""
         for row, (tokens, start, table) in enumerate(zip(rows, starts, tables, strict=True)):
             if (end := start + len(tokens)) > min(len(table), self.width) * self.block_size:
-                raise ValueError(f"row {row}: {end} tokens do not fit its table of {len(table)} blocks of "
-                                 f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
+                raise ValueError(
+                    f"row {row}: {end} tokens do not fit its table of {len(table)} blocks of "
+                    f"{self.block_size}; allocate blocks before the pass"
+                )
         nobody = B - len(rows)
         rows, starts, tables = [*rows, *[[]] * nobody], [*starts, *[0] * nobody], [*tables, *[[]] * nobody]
         self.sent.wait()  # the last sheet is gone: its lines may be written again
@@ -278,8 +299,10 @@ class Buckets(Fused):
 
     def write_views(self, drafts: Sequence[Draft], rows: Sequence[Sequence[int]], B: int, T: int) -> None:
         """How far after its certain token each token is, and who attends to whom. Padding attends to itself."""
-        views = [tree_view(tuple(draft.tree), T) if draft.scratch is None else scratch_view(draft, len(tokens), T)
-                 for draft, tokens in zip(drafts, rows, strict=True)]  # fmt: skip
+        views = [
+            tree_view(tuple(draft.tree), T) if draft.scratch is None else scratch_view(draft, len(tokens), T)
+            for draft, tokens in zip(drafts, rows, strict=True)
+        ]
         nobody = tree_view((), T)
         self.numbers[:B, 1 + T : 1 + T * (2 + T)] = [*views, *[nobody] * (B - len(views))]
 
@@ -298,8 +321,9 @@ class Buckets(Fused):
         blocks = blocks.masked_fill(blocks == self.blank, self.spare)
         lengths = lengths[:, 0].clone(memory_format=torch.contiguous_format)  # stride 1, even if it is one
         look = lambda q, k, v: self.attend(q, k.transpose(1, 2), v.transpose(1, 2), tables, lengths, mask)  # noqa: E731
-        x, hidden = self.through(tokens, positions, self.memory, blocks, slots % self.block_size, look,
-                                 hidden_layers=self.hidden_layers)  # fmt: skip
+        x, hidden = self.through(
+            tokens, positions, self.memory, blocks, slots % self.block_size, look, hidden_layers=self.hidden_layers
+        )
         logits = self.head(x)
         self.logits[: B * T] = logits.flatten(0, 1)
         self.best[: B * T] = self.best_tokens(logits).flatten()

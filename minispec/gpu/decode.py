@@ -166,9 +166,12 @@ class FastDecoder:
 
     @on_the_device
     def start(
-        self, prompts: Sequence[Sequence[int]], seed: int | None = None, min_new_tokens: int = 0,
+        self,
+        prompts: Sequence[Sequence[int]],
+        seed: int | None = None,
+        min_new_tokens: int = 0,
         sampling: Sampling | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Begin anew, one prompt for each sequence: everything but its last token is processed now. `sampling` may
         have other numbers than the one before, but no other steps."""
         if len(prompts) != self.target.batch:
@@ -238,8 +241,10 @@ class FastDecoder:
 
     def _refuse_more_than(self, tokens: int) -> None:
         if tokens > self.target.capacity:
-            raise ValueError(f"capacity={self.target.capacity}: this may need {tokens} slots per sequence; make the "
-                             "FastTransformer with more, or start again with a shorter prompt")  # fmt: skip
+            raise ValueError(
+                f"capacity={self.target.capacity}: this may need {tokens} slots per sequence; make the "
+                "FastTransformer with more, or start again with a shorter prompt"
+            )
 
     @on_the_device
     def fetch(self) -> list[list[int]]:
@@ -311,8 +316,9 @@ class Speculator(FastDecoder):
 
     k: int  # tokens of a draft, one after the other, at the most
 
-    def __init__(self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int,
-                 chances: int):  # fmt: skip
+    def __init__(
+        self, target: FastTransformer, sampling: Sampling | None, held_back: Sequence[int], line: int, chances: int
+    ):
         # A line for each cycle, which adds a token at least: what happened, as `cycle` reads it, and the probabilities.
         self.log = torch.zeros(target.capacity, target.batch, line, dtype=torch.long, device=target.device)
         self.chances = torch.zeros(target.capacity, target.batch, chances, dtype=torch.float64, device=target.device)
@@ -372,8 +378,9 @@ class Speculator(FastDecoder):
         end, committed, cycles = int(self.cycles), self.fetched[row], []
         if end:
             self.parts = self.marks.seconds()
-        lines = zip(self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end],
-                    strict=True)  # fmt: skip
+        lines = zip(
+            self.log[first:end, row].tolist(), self.chances[first:end, row].tolist(), self.spans[first:end], strict=True
+        )
         for line, chances, (began, ended) in reversed(list(lines)):
             cycle = self.cycle(line, chances)
             committed -= cycle.kept
@@ -389,8 +396,15 @@ class FastSpeculator(Speculator):
     """Speculative decoding, one launch a cycle: k drafts of another FastTransformer, verified and appended."""
 
     @on_the_device
-    def __init__(self, target: FastTransformer, draft: FastTransformer, k: int = 4, sampling: Sampling | None = None,
-                 draft_sampling: Sampling | None = None, held_back: Sequence[int] = ()):  # fmt: skip
+    def __init__(
+        self,
+        target: FastTransformer,
+        draft: FastTransformer,
+        k: int = 4,
+        sampling: Sampling | None = None,
+        draft_sampling: Sampling | None = None,
+        held_back: Sequence[int] = (),
+    ):
         if target is draft:
             raise ValueError("draft is target: give it a FastTransformer of its own, each needs its own memory")
         if target.config.vocab_size != draft.config.vocab_size or target.batch != draft.batch:

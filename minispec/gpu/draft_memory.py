@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cpu import invariant
 from ..drafters.model import New, ends
-from ..files.handle import Model
+from ..load.handle import Model
 from ..serving.paged import PagedKVCache
 from .buckets import Buckets, memory_for
 
@@ -56,8 +56,11 @@ class PagedMemory:
         tail_of = dict(zip(new, tails, strict=True)) if tails else None
         few = {row: tokens for row, tokens in new.items() if len(tokens) <= self.tokens}
         many = {row: tokens for row, tokens in new.items() if len(tokens) > self.tokens}
-        logits = [way(some, tail_of and [tail_of[row] for row in some])
-                  for way, some in ((self._launch, few), (self._ragged, many)) if some]  # fmt: skip
+        logits = [
+            way(some, tail_of and [tail_of[row] for row in some])
+            for way, some in ((self._launch, few), (self._ragged, many))
+            if some
+        ]
         for row in new:
             self.lengths[row] += len(new[row])
         if len(logits) == 1:

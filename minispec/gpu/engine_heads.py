@@ -176,8 +176,9 @@ class DraftsForMany:
         for c, count, before, budget, depth in zip(contexts, counts, held, budgets, depths, strict=True):
             hidden, length = c.hidden, len(before)
             if (early := count - T) > 0:
-                self.read(self.rows[c.row], length, c.tokens[-count:-T],
-                          {n: states[:early] for n, states in hidden.items()})  # fmt: skip
+                self.read(
+                    self.rows[c.row], length, c.tokens[-count:-T], {n: states[:early] for n, states in hidden.items()}
+                )
                 hidden, length, count = {n: states[early:] for n, states in hidden.items()}, length + early, T
             padding = [0] * (T - count)
             new, where = c.tokens[len(c.tokens) - count :], range(first, first + count)
@@ -238,8 +239,9 @@ class DraftsForMany:
         self.numbers = self.lines.numpy()  # the same memory, quicker to write to
         self.sheet = torch.zeros(count, line, dtype=torch.int32, device=self.device)
         new = dict(dtype=target.dtype, device=self.device)
-        self.states = {n: torch.zeros(count * self.T, target.config.hidden_size, **new)
-                       for n in self.drafter.hidden_layers}  # fmt: skip
+        self.states = {
+            n: torch.zeros(count * self.T, target.config.hidden_size, **new) for n in self.drafter.hidden_layers
+        }
         # Recordings share their scratch memory: what is to outlive a launch needs a place of its own.
         self.out = torch.zeros(count, 2, self.drafter.max_tree_nodes(k), dtype=torch.long, device=self.device)
         self.arrival = Arrival(self.out)

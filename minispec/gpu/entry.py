@@ -63,9 +63,21 @@ def _stream(states, slots, out, d, eps, states_row, states_slot, slots_row, out_
 
 @jit
 def _enter(
-    tokens, embedding, features, parents, token_gain, feature_gain, both, g, w, d, eps, features_row,
-    HAS_PARENTS: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+    tokens,
+    embedding,
+    features,
+    parents,
+    token_gain,
+    feature_gain,
+    both,
+    g,
+    w,
+    d,
+    eps,
+    features_row,
+    HAS_PARENTS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """One token of one sequence."""
     b, i, at = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64), tl.arange(0, WIDTH)
     entry, inside = b * w + i, at < d
@@ -90,21 +102,47 @@ def stream(states: Tensor, slots: Tensor, out: Tensor, eps: float) -> None:
     """As `stream_torch`."""
     B, m, d = out.shape
     with torch.cuda.device_of(states):
-        _stream[(B, m)](states, slots, out, d, eps, *states.stride()[:2], slots.stride(0), *out.stride()[:2],
-                        WIDTH=triton.next_power_of_2(d), num_warps=4)  # fmt: skip
+        _stream[(B, m)](
+            states,
+            slots,
+            out,
+            d,
+            eps,
+            *states.stride()[:2],
+            slots.stride(0),
+            *out.stride()[:2],
+            WIDTH=triton.next_power_of_2(d),
+            num_warps=4,
+        )
 
 
 def enter(
-    tokens: Tensor, embedding: Tensor, features: Tensor, parents: Tensor | None, gains: tuple[Tensor, Tensor],
+    tokens: Tensor,
+    embedding: Tensor,
+    features: Tensor,
+    parents: Tensor | None,
+    gains: tuple[Tensor, Tensor],
     eps: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """As `enter_torch`."""
     (B, w), d, features = tokens.shape, features.shape[-1], features.contiguous()
     both, tokens = features.new_empty(B, w, 2 * d), tokens.contiguous()
     g = features if parents is None else features.new_empty(B, w, d)
     with torch.cuda.device_of(features):
         _enter[(B, w)](
-            tokens, embedding, features, tokens if parents is None else parents.contiguous(), *gains, both, g, w, d,
-            eps, features.stride(0), HAS_PARENTS=parents is not None, WIDTH=triton.next_power_of_2(d), num_warps=4,
-        )  # fmt: skip
+            tokens,
+            embedding,
+            features,
+            tokens if parents is None else parents.contiguous(),
+            *gains,
+            both,
+            g,
+            w,
+            d,
+            eps,
+            features.stride(0),
+            HAS_PARENTS=parents is not None,
+            WIDTH=triton.next_power_of_2(d),
+            num_warps=4,
+        )
     return both, g

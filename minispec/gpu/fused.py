@@ -121,11 +121,15 @@ def as_one(parts: Sequence[Tensor]) -> Tensor | None:
 
 def require_ordinary(transformer: Transformer, name: str = "transformer") -> None:
     if transformer.config.experts is not None:
-        raise ValueError(f"{name} is a mixture of experts, and the fused GPU pass has one MLP per layer: leave `fast` "
-                         "out, it decodes with the reference then")  # fmt: skip
+        raise ValueError(
+            f"{name} is a mixture of experts, and the fused GPU pass has one MLP per layer: leave `fast` "
+            "out, it decodes with the reference then"
+        )
     if not transformer.ordinary:
-        raise ValueError(f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
-                         "would lose: leave `fast` out, it decodes as usual then")  # fmt: skip
+        raise ValueError(
+            f"{name} computes its products in its own way (cut up, quantised …), which fused weights "
+            "would lose: leave `fast` out, it decodes as usual then"
+        )
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -164,9 +168,17 @@ def rope_table(config: Config, positions: Tensor, dtype: torch.dtype) -> tuple[T
 
 
 def turning(
-    w: Weights, keys: Tensor, values: Tensor, rows: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor,
-    c: Config, turn=turn,
-) -> Callable[[Tensor], Tensor]:  # fmt: skip
+    w: Weights,
+    keys: Tensor,
+    values: Tensor,
+    rows: Tensor,
+    slots: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    c: Config,
+    turn=turn,
+) -> Callable[[Tensor], Tensor]:
     """qkv → queries, with k and v put into memory: by one kernel where it can be, else by `turn`. cos and sin are those
     of all positions [S, 1, D]."""
     if w.q_norm is None and has_kernels(keys.device, keys.dtype):
@@ -219,7 +231,7 @@ class Fused:
     dynamic: bool | None = False  # torch.compile's: a version for each shape
 
     @on_the_device
-    def __init__(self, transformer: Transformer, *, compile: bool | str = False, lean: bool = False):  # fmt: skip
+    def __init__(self, transformer: Transformer, *, compile: bool | str = False, lean: bool = False):
         require_ordinary(transformer)
         if invariant.wanted() and not lean:
             invariant.refuse()
@@ -250,9 +262,17 @@ class Fused:
         self.cos, self.sin = rope_table(self.config, self.places, self.dtype)
 
     def through(
-        self, tokens: Tensor, positions: Tensor, memory: Memory, rows: Tensor, slots: Tensor, look: Look, *,
-        hidden_layers: Sequence[int] = (), compiled: bool = True,
-    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        memory: Memory,
+        rows: Tensor,
+        slots: Tensor,
+        look: Look,
+        *,
+        hidden_layers: Sequence[int] = (),
+        compiled: bool = True,
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d], and the streams asked for. New k, v go to keys[rows, :, slots] of memory."""
         c = self.config
         first, second = (self.enter, self.leave) if compiled else (enter, leave)
@@ -317,8 +337,16 @@ class FastTransformer(Fused):
     """
 
     @on_the_device
-    def __init__(self, transformer: Transformer, batch: int = 1, capacity: int | None = None, *,
-                 compile: bool | str = False, lean: bool = False, attend=None):  # fmt: skip
+    def __init__(
+        self,
+        transformer: Transformer,
+        batch: int = 1,
+        capacity: int | None = None,
+        *,
+        compile: bool | str = False,
+        lean: bool = False,
+        attend=None,
+    ):
         super().__init__(transformer, compile=compile, lean=lean)
         self.attend = attend or best_attention(self.device, self.dtype)
         self.allocate(batch, capacity or self.config.max_length)
@@ -386,9 +414,14 @@ class FastTransformer(Fused):
         return self.prompts[size, key](tokens, counts)
 
     def body(
-        self, tokens: Tensor, *, prompt: bool = False, mask: Tensor | None = None, offsets: Tensor | None = None,
+        self,
+        tokens: Tensor,
+        *,
+        prompt: bool = False,
+        mask: Tensor | None = None,
+        offsets: Tensor | None = None,
         hidden_layers: Sequence[int] = (),
-    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """The layers: [B, T] → [B, T, d]. Every prompt has a shape of its own, for which nothing is compiled."""
         T, c = tokens.shape[1], self.config
         slots = self.lengths[:, None] + self.places[:T]  # [B, T]
@@ -398,8 +431,9 @@ class FastTransformer(Fused):
         else:
             look = self.attend(self.lengths, slots, self.capacity, c.num_heads // c.num_kv_heads, mask)
         memory = self.cache.keys, self.cache.values
-        x, hidden = self.through(tokens, positions, memory, self.rows, slots, look, hidden_layers=hidden_layers,
-                                 compiled=not prompt)  # fmt: skip
+        x, hidden = self.through(
+            tokens, positions, memory, self.rows, slots, look, hidden_layers=hidden_layers, compiled=not prompt
+        )
         self.cache.advance(T)
         return x, hidden
 

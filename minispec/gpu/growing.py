@@ -59,19 +59,63 @@ class Growing:
 
 @jit(do_not_specialize=["rows", "w", "grown", "entries", "total"])
 def _grow(
-    values, places, tops, sums, ids, fresh, score, number, sees, tokens, scores, parents, log_q, next_tokens,
-    next_score, next_number, follows, next_sees, rows, w, pages, v, total, grown, entries, width, ROOT: tl.constexpr,
-    COUNT: tl.constexpr, ROWS: tl.constexpr, PAGES: tl.constexpr, ALL: tl.constexpr, CHILDREN: tl.constexpr,
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    fresh,
+    score,
+    number,
+    sees,
+    tokens,
+    scores,
+    parents,
+    log_q,
+    next_tokens,
+    next_score,
+    next_number,
+    follows,
+    next_sees,
+    rows,
+    w,
+    pages,
+    v,
+    total,
+    grown,
+    entries,
+    width,
+    ROOT: tl.constexpr,
+    COUNT: tl.constexpr,
+    ROWS: tl.constexpr,
+    PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+    CHILDREN: tl.constexpr,
     ENTRIES: tl.constexpr,
-):  # fmt: skip
+):
     """One tree: COUNT children of each of w nodes, from the likeliest tokens of every page of their logits."""
     tree, r = tl.program_id(0).to(tl.int64), tl.arange(0, ROWS)
     root = tree * 0
     if ROOT:
         root = tl.maximum(tl.load(fresh + tree), 1) - 1
     first, scratch, expanded = tree * total + grown, tree * w * COUNT, tree * w
-    top_of_pages(values, places, tops, sums, ids, tokens + first, log_q + scratch, tree * rows + root + r, r < w,
-                 r * COUNT, pages, v, COUNT, PAGES, ALL)  # fmt: skip
+    top_of_pages(
+        values,
+        places,
+        tops,
+        sums,
+        ids,
+        tokens + first,
+        log_q + scratch,
+        tree * rows + root + r,
+        r < w,
+        r * COUNT,
+        pages,
+        v,
+        COUNT,
+        PAGES,
+        ALL,
+    )
     tl.debug_barrier()
 
     # Scores: a child's is that of its node and its own. All children are noted.
@@ -119,10 +163,28 @@ def _counting(scores, node, within):
 
 @jit
 def _prune(
-    tokens, scores, parents, budgets, depths, ends, numbers, out_tokens, out_parents, n, most, trees, levels,
-    budget_stride, depth_stride, HAS_BUDGETS: tl.constexpr, HAS_DEPTHS: tl.constexpr, TREES: tl.constexpr,
-    N: tl.constexpr, CHUNK: tl.constexpr, MOST: tl.constexpr,
-):  # fmt: skip
+    tokens,
+    scores,
+    parents,
+    budgets,
+    depths,
+    ends,
+    numbers,
+    out_tokens,
+    out_parents,
+    n,
+    most,
+    trees,
+    levels,
+    budget_stride,
+    depth_stride,
+    HAS_BUDGETS: tl.constexpr,
+    HAS_DEPTHS: tl.constexpr,
+    TREES: tl.constexpr,
+    N: tl.constexpr,
+    CHUNK: tl.constexpr,
+    MOST: tl.constexpr,
+):
     """One tree of n nodes: those with fewer than `most` ahead of them, in order."""
     tree, i, count = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.minimum(most, n)
     first, within, own = tree * n, n, n
@@ -155,9 +217,14 @@ def _prune(
 
 
 def prune(
-    tokens: Tensor, scores: Tensor, parents: Tensor, ends: tuple[int, ...], most: int, budgets: Tensor | None = None,
+    tokens: Tensor,
+    scores: Tensor,
+    parents: Tensor,
+    ends: tuple[int, ...],
+    most: int,
+    budgets: Tensor | None = None,
     depths: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """growth.pruned, of all nodes [B, n], of which those of every depth end at `ends`."""
     (B, n), count = tokens.shape, min(most, tokens.shape[1])
     out = tokens.new_empty(B, count), tokens.new_empty(B, count)
@@ -165,12 +232,25 @@ def prune(
     limits = budgets, depths, None if depths is None else growth.numbers(ends, tokens.device)
     with torch.cuda.device_of(tokens):
         _prune[(B,)](
-            tokens, scores, parents, *(tokens if limit is None else limit for limit in limits),
-            tokens.new_empty(B, n, dtype=torch.int32), *out, n, most, B, len(ends) - 1,
-            *(0 if limit is None else limit.stride(0) for limit in limits[:2]), HAS_BUDGETS=budgets is not None,
-            HAS_DEPTHS=depths is not None, TREES=triton.next_power_of_2(B), N=size,
-            CHUNK=max(16, min(size, 8192 // size)), MOST=triton.next_power_of_2(count), num_warps=4,
-        )  # fmt: skip
+            tokens,
+            scores,
+            parents,
+            *(tokens if limit is None else limit for limit in limits),
+            tokens.new_empty(B, n, dtype=torch.int32),
+            *out,
+            n,
+            most,
+            B,
+            len(ends) - 1,
+            *(0 if limit is None else limit.stride(0) for limit in limits[:2]),
+            HAS_BUDGETS=budgets is not None,
+            HAS_DEPTHS=depths is not None,
+            TREES=triton.next_power_of_2(B),
+            N=size,
+            CHUNK=max(16, min(size, 8192 // size)),
+            MOST=triton.next_power_of_2(count),
+            num_warps=4,
+        )
     return out
 
 
@@ -208,13 +288,35 @@ class GrowingByKernels(Growing):
         sees = new(B, width, entries, dtype=torch.bool)
         with torch.cuda.device_of(logits):
             _grow[(B,)](
-                *parts, self.ids, self.ids if fresh is None else fresh, self.score, self.number,
-                self.sees.view(torch.uint8), self.tokens, self.scores, self.parents,
-                new(B, w * width, dtype=torch.float32), *chosen, sees.view(torch.uint8), rows, w, pages, v, total,
-                self.grown, self.entries, width, ROOT=fresh is not None, COUNT=width, ROWS=together,
-                PAGES=triton.next_power_of_2(pages), ALL=every, CHILDREN=max(16, triton.next_power_of_2(w * width)),
-                ENTRIES=triton.next_power_of_2(entries), num_warps=4,
-            )  # fmt: skip
+                *parts,
+                self.ids,
+                self.ids if fresh is None else fresh,
+                self.score,
+                self.number,
+                self.sees.view(torch.uint8),
+                self.tokens,
+                self.scores,
+                self.parents,
+                new(B, w * width, dtype=torch.float32),
+                *chosen,
+                sees.view(torch.uint8),
+                rows,
+                w,
+                pages,
+                v,
+                total,
+                self.grown,
+                self.entries,
+                width,
+                ROOT=fresh is not None,
+                COUNT=width,
+                ROWS=together,
+                PAGES=triton.next_power_of_2(pages),
+                ALL=every,
+                CHILDREN=max(16, triton.next_power_of_2(w * width)),
+                ENTRIES=triton.next_power_of_2(entries),
+                num_warps=4,
+            )
         tokens, self.score, self.number, follows = chosen
         self.sees, self.entries, self.grown = sees, entries, self.grown + w * width
         return tokens, follows, sees

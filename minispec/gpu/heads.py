@@ -83,8 +83,14 @@ class LeanLayers:
     """Decoder layers of a drafter, by the products of a lean pass, over a cache of fixed size with one row for each
     sequence. `gains` are the norms after each layer."""
 
-    def __init__(self, weights: Sequence[Weights], gains: Sequence[Tensor], cache: KVCache, config: Config,
-                 target: FastTransformer):  # fmt: skip
+    def __init__(
+        self,
+        weights: Sequence[Weights],
+        gains: Sequence[Tensor],
+        cache: KVCache,
+        config: Config,
+        target: FastTransformer,
+    ):
         self.weights, self.gains, self.cache, self.config = weights, gains, cache, config
         self.attend = best_attention(target.device, gains[0].dtype)
         self.turn = target.compiled(turn)
@@ -97,9 +103,14 @@ class LeanLayers:
         return (skinny if few else skinny_torch)(x, weight, bias, eps=self.config.norm_eps, **options)
 
     def __call__(
-        self, half: Tensor | HalfNormed, x: Tensor, positions: Tensor, slots: Tensor, start: Tensor,
+        self,
+        half: Tensor | HalfNormed,
+        x: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        start: Tensor,
         mask: Tensor | None = None,
-    ) -> tuple[Tensor, HalfNormed]:  # fmt: skip
+    ) -> tuple[Tensor, HalfNormed]:
         """T new tokens of every row, in slots [B, T]. With a mask [B, T, E] they are the newest of E entries after
         `start` [B], and attend to those that it allows; without, to all up to themselves."""
         cache = self.cache
@@ -151,10 +162,15 @@ class EagleOnDevice(DeviceDrafter):
         self.cache = KVCache(head.config, B, -(-capacity // 64) * 64, **new)
         attn, mlp, more = head.self_attn, head.mlp, list(head.more)
         first = Weights(
-            None, fuse(attn.q_proj, attn.k_proj, attn.v_proj), getattr(attn.q_norm, "weight", None),
-            getattr(attn.k_norm, "weight", None), (attn.o_proj.weight, attn.o_proj.bias), head.mlp_norm.weight,
-            fuse(mlp.gate_proj, mlp.up_proj), (mlp.down_proj.weight, mlp.down_proj.bias),
-        )  # fmt: skip
+            None,
+            fuse(attn.q_proj, attn.k_proj, attn.v_proj),
+            getattr(attn.q_norm, "weight", None),
+            getattr(attn.k_norm, "weight", None),
+            (attn.o_proj.weight, attn.o_proj.bias),
+            head.mlp_norm.weight,
+            fuse(mlp.gate_proj, mlp.up_proj),
+            (mlp.down_proj.weight, mlp.down_proj.bias),
+        )
         gains = [*(layer.input_layernorm.weight for layer in more), head.norm.weight]
         self.layers = LeanLayers([first, *map(weights_of, more)], gains, self.cache, head.config, target)
         self.embedding = head.embed.keywords["weight"]  # the target's, or a published head's own
@@ -199,8 +215,15 @@ class EagleOnDevice(DeviceDrafter):
         for n, part in zip(self.hidden_layers, self.streams.chunk(len(self.hidden_layers), -1), strict=True):
             self.stream(hidden[n], places, part[:, : places.shape[1]], self.head.config.norm_eps)
 
-    def read(self, tokens: Tensor, features: Tensor, parents: Tensor | None, positions: Tensor, slots: Tensor,
-             sees: Tensor | None = None) -> tuple[Tensor, HalfNormed]:  # fmt: skip
+    def read(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        parents: Tensor | None,
+        positions: Tensor,
+        slots: Tensor,
+        sees: Tensor | None = None,
+    ) -> tuple[Tensor, HalfNormed]:
         """Process entries: tokens [B, T] after these of the features → theirs [B, T, d], and these half-normed."""
         head, product = self.head, self.layers.product
         both, g = self.enter(tokens, self.embedding, features, parents, self.gains, head.config.norm_eps)

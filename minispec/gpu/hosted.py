@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Drafter
-from ..files.handle import Model
 from ..generate import pad
+from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import Completion, Eager, check_shapes
 from ..trace import Cycle
@@ -56,8 +56,10 @@ class VerifyPasses:
         """
         longest = max(len(draft.tokens) + (len(draft.scratch.tokens) if draft.scratch else 0) for draft in drafts)
         if longest > self.most:
-            raise ValueError(f"a draft of {longest} tokens, where at most {self.most} were announced: let the "
-                             "drafter's max_tree_nodes and scratch_slots say how many it proposes")  # fmt: skip
+            raise ValueError(
+                f"a draft of {longest} tokens, where at most {self.most} were announced: let the "
+                "drafter's max_tree_nodes and scratch_slots say how many it proposes"
+            )
         branches = any(draft.parents is not None or draft.scratch for draft in drafts)
         T = 1 + self.most if longest else 1
         self.write(last, drafts, lengths, T, branches)
@@ -139,8 +141,16 @@ def view(draft: Draft, size: int) -> tuple[np.ndarray, np.ndarray]:
 class Hosted(Eager):
     """speculate.Eager with recorded passes. Sequences that have ended ride along as padding."""
 
-    def __init__(self, model: Model, rows: list[Completion], drafter: Drafter, k: int | str, params: SamplingParams,
-                 passes: VerifyPasses, lease: Lease):  # fmt: skip
+    def __init__(
+        self,
+        model: Model,
+        rows: list[Completion],
+        drafter: Drafter,
+        k: int | str,
+        params: SamplingParams,
+        passes: VerifyPasses,
+        lease: Lease,
+    ):
         self.passes, self.lease, self.places = passes, lease, list(range(len(rows)))
         drafter.record()
         super().__init__(model, rows, drafter, k, params)

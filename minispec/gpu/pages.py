@@ -97,9 +97,7 @@ def pick(probs: Tensor, u: Tensor) -> Tensor:
     tokens = torch.empty(B, dtype=torch.long, device=probs.device)
     with torch.cuda.device_of(probs):
         _page_totals[(B, pages)](probs, totals, V, PAGE=WIDE, num_warps=4)
-        _pick[(B,)](
-            probs, totals, u, tokens, V, pages, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), num_warps=4
-        )  # fmt: skip
+        _pick[(B,)](probs, totals, u, tokens, V, pages, PAGE=WIDE, PAGES=triton.next_power_of_2(pages), num_warps=4)
     return tokens
 
 

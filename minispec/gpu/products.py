@@ -98,8 +98,9 @@ def half_normed(x: Tensor, gain: Tensor) -> HalfNormed:
     scaled = torch.empty_like(x, dtype=half_normed_dtype(x.dtype))
     squares = torch.empty(1, x.numel() // d, dtype=torch.float32, device=x.device)
     with torch.cuda.device_of(x):
-        _half_norm[(x.numel() // d,)](x, gain, scaled, squares, d, WIDTH=triton.next_power_of_2(d),
-                                      num_warps=4 if d <= 2048 else 8)  # fmt: skip
+        _half_norm[(x.numel() // d,)](
+            x, gain, scaled, squares, d, WIDTH=triton.next_power_of_2(d), num_warps=4 if d <= 2048 else 8
+        )
     return HalfNormed(scaled, squares)
 
 
@@ -123,11 +124,35 @@ def _scale(squares, token, asked, m, width, parts, eps, PARTS: tl.constexpr):
 # add them up in another order.
 @jit(do_not_specialize=["m"])
 def _product(
-    x, w, bias, squares, residual, gain, y, scaled, sums, eps, m, n, width, parts, x_row, residual_row,
-    HAS_BIAS: tl.constexpr, HAS_NORM: tl.constexpr, SWIGLU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    HAS_GAIN: tl.constexpr, DIVIDE_FIRST: tl.constexpr, EVEN: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    WIDE: tl.constexpr, PARTS: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
+    x,
+    w,
+    bias,
+    squares,
+    residual,
+    gain,
+    y,
+    scaled,
+    sums,
+    eps,
+    m,
+    n,
+    width,
+    parts,
+    x_row,
+    residual_row,
+    HAS_BIAS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    SWIGLU: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    HAS_GAIN: tl.constexpr,
+    DIVIDE_FIRST: tl.constexpr,
+    EVEN: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    PARTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
     """ROWS numbers of the result, for TOKENS tokens. n counts the result's: with SWIGLU W has twice as many rows."""
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     token, wide = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, WIDE)
@@ -172,9 +197,16 @@ def _product(
 
 
 def skinny(
-    x: Tensor | HalfNormed, weight: Tensor, bias: Tensor | None = None, *, eps: float = 0.0, swiglu: bool = False,
-    residual: Tensor | None = None, gain: Tensor | None = None, tiles: Tiles | None = None,
-) -> Tensor | tuple[Tensor, HalfNormed]:  # fmt: skip
+    x: Tensor | HalfNormed,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    eps: float = 0.0,
+    swiglu: bool = False,
+    residual: Tensor | None = None,
+    gain: Tensor | None = None,
+    tiles: Tiles | None = None,
+) -> Tensor | tuple[Tensor, HalfNormed]:
     """As `skinny_torch`, by the kernel."""
     x, squares = x if isinstance(x, HalfNormed) else (x, None)
     *shape, K = x.shape
@@ -194,14 +226,35 @@ def skinny(
     given = [x if tensor is None else tensor for tensor in (bias, squares, added, gain)]
     with torch.cuda.device_of(x):  # Triton launches on the current device
         _product[(-(-M // together), programs)](
-            x, weight, *given, y, y if scaled is None else scaled, y if sums is None else sums,
-            eps, M, N, K, parts, x.stride(0), 0 if added is None else added.stride(0),
-            HAS_BIAS=bias is not None, HAS_NORM=squares is not None, SWIGLU=swiglu, HAS_RESIDUAL=added is not None,
-            HAS_GAIN=gain is not None, DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
-            EVEN=K % wide == 0, TOKENS=together, ROWS=rows, WIDE=wide,
-            PARTS=triton.next_power_of_2(parts), PRECISION=precision(weight.dtype), num_warps=warps, num_stages=stages,
+            x,
+            weight,
+            *given,
+            y,
+            y if scaled is None else scaled,
+            y if sums is None else sums,
+            eps,
+            M,
+            N,
+            K,
+            parts,
+            x.stride(0),
+            0 if added is None else added.stride(0),
+            HAS_BIAS=bias is not None,
+            HAS_NORM=squares is not None,
+            SWIGLU=swiglu,
+            HAS_RESIDUAL=added is not None,
+            HAS_GAIN=gain is not None,
+            DIVIDE_FIRST=squares is not None and x.dtype != weight.dtype,
+            EVEN=K % wide == 0,
+            TOKENS=together,
+            ROWS=rows,
+            WIDE=wide,
+            PARTS=triton.next_power_of_2(parts),
+            PRECISION=precision(weight.dtype),
+            num_warps=warps,
+            num_stages=stages,
             **one_rounding(),
-        )  # fmt: skip
+        )
     y = y.view(*shape, N)
     return y if gain is None else (y, HalfNormed(scaled.view(*shape, N), sums))
 
@@ -280,8 +333,10 @@ def _check(x, squares, weight, bias, swiglu: bool, residual, gain, tokens: int) 
     if INTERPRETED and x.dtype == torch.bfloat16:
         raise ValueError("x is bfloat16, which Triton's interpreter takes for whole numbers: give float16 or float32")
     if weight.dtype not in DTYPES or x.dtype != (weight.dtype if squares is None else half_normed_dtype(weight.dtype)):
-        raise ValueError(f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32 "
-                         "(x half-normed as half_norm makes it)")  # fmt: skip
+        raise ValueError(
+            f"x and weight are {x.dtype} and {weight.dtype}: give both in bfloat16, float16 or float32 "
+            "(x half-normed as half_norm makes it)"
+        )
     if weight.dim() != 2 or weight.shape[1] != x.shape[-1] or not weight.is_contiguous():
         raise ValueError(
             f"weight is {list(weight.shape)} and x {list(x.shape)}: give it contiguous, [N, K] for [..., K]"

@@ -107,8 +107,17 @@ class RaggedPasses(Fused):
     dynamic = None  # one compiled version for all numbers of tokens
 
     @on_the_device
-    def __init__(self, transformer: Transformer, cache: PagedKVCache, rows: int, tokens: int = MOST_TOKENS, *,
-                 hidden_layers: Sequence[int] = (), compile: bool | str = False, lean: bool = False):  # fmt: skip
+    def __init__(
+        self,
+        transformer: Transformer,
+        cache: PagedKVCache,
+        rows: int,
+        tokens: int = MOST_TOKENS,
+        *,
+        hidden_layers: Sequence[int] = (),
+        compile: bool | str = False,
+        lean: bool = False,
+    ):
         super().__init__(transformer, compile=compile, lean=lean)
         self.rows, self.tokens, self.hidden_layers = rows, tokens, tuple(hidden_layers)
         self.most_logits = max(rows, MOST_LOGITS)
@@ -132,9 +141,13 @@ class RaggedPasses(Fused):
         self.sent = Event(self.device)
 
     def read(
-        self, rows: Sequence[Sequence[int]], starts: Sequence[int], tables: Sequence[Sequence[int]],
-        needed: Sequence[int], drafts: Sequence[Draft] | None = None,
-    ) -> Result | None:  # fmt: skip
+        self,
+        rows: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        needed: Sequence[int],
+        drafts: Sequence[Draft] | None = None,
+    ) -> Result | None:
         """One pass: each sequence's new tokens, into positions start, start + 1, … of its blocks, and the logits of the
         last `needed` of each. `drafts` say which are trees, or bring scratch tokens along. None: there is no bucket for
         that. The result is the caller's."""
@@ -183,8 +196,10 @@ class RaggedPasses(Fused):
             n = len(tokens)
             blocks = np.array(table[: -(-(start + n) // self.block_size)], dtype=np.int32)
             if start + n > min(len(blocks), self.width) * self.block_size:
-                raise ValueError(f"sequence {b}: {start + n} tokens do not fit its table of {len(table)} blocks of "
-                                 f"{self.block_size}; allocate blocks before the pass")  # fmt: skip
+                raise ValueError(
+                    f"sequence {b}: {start + n} tokens do not fit its table of {len(table)} blocks of "
+                    f"{self.block_size}; allocate blocks before the pass"
+                )
             own, places = slice(at, at + n), np.arange(start, start + n)
             sheet.tokens[own], sheet.positions[own] = tokens, places
             sheet.slots[own] = blocks[places // self.block_size] * self.block_size + places % self.block_size

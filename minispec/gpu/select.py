@@ -74,9 +74,22 @@ def _best_on_page(logits, values, places, tops, sums, V, PAGE: tl.constexpr, COU
 
 @jit
 def top_of_pages(
-    values, places, tops, sums, ids, tokens, log_q, row, there, at, pages, v, COUNT: tl.constexpr, PAGES: tl.constexpr,
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    tokens,
+    log_q,
+    row,
+    there,
+    at,
+    pages,
+    v,
+    COUNT: tl.constexpr,
+    PAGES: tl.constexpr,
     ALL: tl.constexpr,
-):  # fmt: skip
+):
     """The COUNT highest of some rows [ROWS], those that are there, from the highest of their pages: which tokens they
     are, and their log-probabilities, to `at` [ROWS] and after it. NaN may choose any token, but a token it is."""
     page, i = tl.arange(0, PAGES), tl.arange(0, ALL)
@@ -97,12 +110,25 @@ def top_of_pages(
 
 
 @jit
-def _best_of_pages(values, places, tops, sums, ids, tokens, log_q, pages, v, COUNT: tl.constexpr, PAGES: tl.constexpr,
-                   ALL: tl.constexpr):  # fmt: skip
+def _best_of_pages(
+    values,
+    places,
+    tops,
+    sums,
+    ids,
+    tokens,
+    log_q,
+    pages,
+    v,
+    COUNT: tl.constexpr,
+    PAGES: tl.constexpr,
+    ALL: tl.constexpr,
+):
     """One row."""
     row = tl.program_id(0).to(tl.int64) + tl.arange(0, 1)
-    top_of_pages(values, places, tops, sums, ids, tokens, log_q, row, row >= 0, row * COUNT, pages, v, COUNT, PAGES,
-                 ALL)  # fmt: skip
+    top_of_pages(
+        values, places, tops, sums, ids, tokens, log_q, row, row >= 0, row * COUNT, pages, v, COUNT, PAGES, ALL
+    )
 
 
 MOST_CANDIDATES = 8192  # that one program holds
@@ -136,7 +162,15 @@ def likeliest_tokens(logits: Tensor, ids: Tensor, count: int) -> tuple[Tensor, T
     tokens = torch.empty(*shape, count, dtype=torch.long, device=logits.device)
     with torch.cuda.device_of(logits):
         _best_of_pages[(log_q.numel() // count,)](
-            *parts, ids, tokens, log_q, pages, v, COUNT=count, PAGES=triton.next_power_of_2(pages), ALL=candidates,
+            *parts,
+            ids,
+            tokens,
+            log_q,
+            pages,
+            v,
+            COUNT=count,
+            PAGES=triton.next_power_of_2(pages),
+            ALL=candidates,
             num_warps=1,
-        )  # fmt: skip
+        )
     return tokens, log_q

@@ -17,9 +17,7 @@ from .select import select
 
 
 @jit
-def _laid_out(
-    tokens, parents, text, count, line, mask, offsets, n, text_row, DEPTH: tl.constexpr, N: tl.constexpr
-):  # fmt: skip
+def _laid_out(tokens, parents, text, count, line, mask, offsets, n, text_row, DEPTH: tl.constexpr, N: tl.constexpr):
     """One tree behind its root, the last token of the text: all nodes attend to it, and to their ancestors."""
     tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, N), tl.arange(0, N)
     node, size = i - 1, n + 1
@@ -44,8 +42,20 @@ def laid_out(tokens: Tensor, parents: Tensor, text: Tensor, count: Tensor, depth
     mask = torch.empty(B, n + 1, n + 1, dtype=torch.bool, device=parents.device)
     line, offsets = torch.empty(2, B, n + 1, dtype=torch.long, device=parents.device)
     with torch.cuda.device_of(parents):
-        _laid_out[(B,)](tokens.contiguous(), parents, text, count, line, mask.view(torch.uint8), offsets, n,
-                        text.stride(0), DEPTH=depth, N=max(16, triton.next_power_of_2(n + 1)), num_warps=4)  # fmt: skip
+        _laid_out[(B,)](
+            tokens.contiguous(),
+            parents,
+            text,
+            count,
+            line,
+            mask.view(torch.uint8),
+            offsets,
+            n,
+            text.stride(0),
+            DEPTH=depth,
+            N=max(16, triton.next_power_of_2(n + 1)),
+            num_warps=4,
+        )
     return line, mask, offsets
 
 
@@ -62,9 +72,25 @@ def laid_out_torch(
 
 @jit
 def _level(
-    below, log_q, score, number, tokens, scores, parents, next_tokens, next_score, next_number, child_of, grown, w, m,
-    below_tree, below_node, width, F: tl.constexpr,
-):  # fmt: skip
+    below,
+    log_q,
+    score,
+    number,
+    tokens,
+    scores,
+    parents,
+    next_tokens,
+    next_score,
+    next_number,
+    child_of,
+    grown,
+    w,
+    m,
+    below_tree,
+    below_node,
+    width,
+    F: tl.constexpr,
+):
     """The children of w nodes, m each: all of them are noted, and the `width` likeliest are to be expanded next."""
     tree, i, j = tl.program_id(0).to(tl.int64), tl.arange(0, F), tl.arange(0, F)
     node, candidate, there = i // m, i % m, i < w * m
@@ -105,15 +131,28 @@ def level(below: Tensor, log_q: Tensor, score: Tensor, number: Tensor, grown: in
     nodes = new(children), new(children, torch.float32), new(children)
     chosen = new(width), new(width, torch.float32), new(width), new(width)
     with torch.cuda.device_of(log_q):
-        _level[(B,)](below, log_q, score.contiguous(), number.contiguous(), *nodes, *chosen, grown, w, m, *strides,
-                     width, F=max(16, triton.next_power_of_2(children)), num_warps=4)  # fmt: skip
+        _level[(B,)](
+            below,
+            log_q,
+            score.contiguous(),
+            number.contiguous(),
+            *nodes,
+            *chosen,
+            grown,
+            w,
+            m,
+            *strides,
+            width,
+            F=max(16, triton.next_power_of_2(children)),
+            num_warps=4,
+        )
     return nodes, chosen
 
 
 @jit
 def _walk(
     best, tokens, parents, sound, path, verified, run, added, line, given, n, DEPTH: tl.constexpr, N: tl.constexpr
-):  # fmt: skip
+):
     """The way down from the root along the target's best tokens."""
     tree, i = tl.program_id(0).to(tl.int64), tl.arange(0, N)
     there, size, wide = i < n, n + 1, 3 * n + 1
@@ -158,11 +197,26 @@ def walk(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound: Tenso
     best token is −1: NaN."""
     B, n = tokens.shape
     new = lambda *shape, dtype=torch.long: torch.empty(*shape, dtype=dtype, device=best.device)  # noqa: E731
-    out = (new(B, depth), new(B, depth + 1), new(B, depth + 1), new(B), new(B, 3 * n + 1),
-           new(B, n, dtype=torch.float64))  # fmt: skip
+    out = (
+        new(B, depth),
+        new(B, depth + 1),
+        new(B, depth + 1),
+        new(B),
+        new(B, 3 * n + 1),
+        new(B, n, dtype=torch.float64),
+    )
     with torch.cuda.device_of(best):
-        _walk[(B,)](best.contiguous(), tokens.contiguous(), parents.contiguous(), sound.view(torch.uint8), *out, n,
-                    DEPTH=depth, N=max(16, triton.next_power_of_2(n + 1)), num_warps=1)  # fmt: skip
+        _walk[(B,)](
+            best.contiguous(),
+            tokens.contiguous(),
+            parents.contiguous(),
+            sound.view(torch.uint8),
+            *out,
+            n,
+            DEPTH=depth,
+            N=max(16, triton.next_power_of_2(n + 1)),
+            num_warps=1,
+        )
     return out
 
 
@@ -189,9 +243,27 @@ def walk_torch(best: Tensor, tokens: Tensor, parents: Tensor, depth: int, sound:
 
 @jit
 def _commit(
-    run, added, line, chances, sound, cycles, text, count, lengths, log, chance_log, report, trees, new, wide, nodes,
-    text_row, NEW: tl.constexpr, WIDE: tl.constexpr, NODES: tl.constexpr,
-):  # fmt: skip
+    run,
+    added,
+    line,
+    chances,
+    sound,
+    cycles,
+    text,
+    count,
+    lengths,
+    log,
+    chance_log,
+    report,
+    trees,
+    new,
+    wide,
+    nodes,
+    text_row,
+    NEW: tl.constexpr,
+    WIDE: tl.constexpr,
+    NODES: tl.constexpr,
+):
     """One sequence: its text and lengths, a line of the log, and the report."""
     b, i, j, node = tl.program_id(0).to(tl.int64), tl.arange(0, NEW), tl.arange(0, WIDE), tl.arange(0, NODES)
     before = tl.load(count + b)
@@ -218,15 +290,46 @@ def commit(run, added, line, chances, sound, cycles, text, count, lengths, log, 
     (B, new), wide, nodes = run.shape, line.shape[1], chances.shape[1]
     with torch.cuda.device_of(run):
         _commit[(B,)](
-            run, added, line, chances, sound.view(torch.uint8), cycles, text, count, lengths, log, chance_log, report,
-            B, new, wide, nodes, text.stride(0), NEW=triton.next_power_of_2(new), WIDE=triton.next_power_of_2(wide),
-            NODES=triton.next_power_of_2(nodes), num_warps=1,
-        )  # fmt: skip
+            run,
+            added,
+            line,
+            chances,
+            sound.view(torch.uint8),
+            cycles,
+            text,
+            count,
+            lengths,
+            log,
+            chance_log,
+            report,
+            B,
+            new,
+            wide,
+            nodes,
+            text.stride(0),
+            NEW=triton.next_power_of_2(new),
+            WIDE=triton.next_power_of_2(wide),
+            NODES=triton.next_power_of_2(nodes),
+            num_warps=1,
+        )
 
 
 @jit
-def _move(keys, values, path, start, row, head, slot, layer, heads, DEPTH: tl.constexpr, D: tl.constexpr,
-          P: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+def _move(
+    keys,
+    values,
+    path,
+    start,
+    row,
+    head,
+    slot,
+    layer,
+    heads,
+    DEPTH: tl.constexpr,
+    D: tl.constexpr,
+    P: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """One head of one layer: positions start + path become start, start + 1, …"""
     b, which = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     p, d = tl.arange(0, P), tl.arange(0, WIDTH)
@@ -250,9 +353,21 @@ def move(keys: Tensor, values: Tensor, path: Tensor, start: Tensor) -> None:
     depth = path.shape[1]
     with torch.cuda.device_of(keys):
         _move[(B, L * heads)](
-            keys, values, path.contiguous(), start, row, head, slot, layer, heads, DEPTH=depth, D=D,
-            P=triton.next_power_of_2(depth), WIDTH=triton.next_power_of_2(D), num_warps=1,
-        )  # fmt: skip
+            keys,
+            values,
+            path.contiguous(),
+            start,
+            row,
+            head,
+            slot,
+            layer,
+            heads,
+            DEPTH=depth,
+            D=D,
+            P=triton.next_power_of_2(depth),
+            WIDTH=triton.next_power_of_2(D),
+            num_warps=1,
+        )
 
 
 @jit

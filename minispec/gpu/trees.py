@@ -29,8 +29,14 @@ class TreeSpeculator(Speculator):
     """Speculative decoding with trees of `drafter`, at most k deep."""
 
     @on_the_device
-    def __init__(self, target: FastTransformer, drafter: DeviceDrafter, k: int, sampling: Sampling | None = None,
-                 held_back: Sequence[int] = ()):  # fmt: skip
+    def __init__(
+        self,
+        target: FastTransformer,
+        drafter: DeviceDrafter,
+        k: int,
+        sampling: Sampling | None = None,
+        held_back: Sequence[int] = (),
+    ):
         self.drafter, self.k, self.nodes, self.most = drafter, k, drafter.nodes, k + 1
         self.kernels = tree_kernels if has_kernels(target.device, target.dtype) else None
         self.laid_out = self.kernels.laid_out if self.kernels else tree_kernels.laid_out_torch
@@ -89,8 +95,20 @@ class TreeSpeculator(Speculator):
     def commit(self, run: Tensor, added: Tensor, line: Tensor, chances: Tensor) -> None:
         """Append the first `added` [B] of run [B, k + 1] to the text, and note what was logged of it."""
         if self.kernels:
-            self.kernels.commit(run, added, line, chances, self.sound, self.cycles, self.text, self.count,
-                                self.target.lengths, self.log, self.chances, self.report)  # fmt: skip
+            self.kernels.commit(
+                run,
+                added,
+                line,
+                chances,
+                self.sound,
+                self.cycles,
+                self.text,
+                self.count,
+                self.target.lengths,
+                self.log,
+                self.chances,
+                self.report,
+            )
             self.cycles += 1
         else:
             self.append(run, added)

@@ -25,10 +25,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..files import options
-from ..files.failure import guarded
-from ..files.options import Parser
-from ..files.write import write_whole
+from ..cli import options
+from ..cli.failure import guarded
+from ..cli.options import Parser
+from ..load.write import write_whole
 from .tensor import Timeline, launch
 
 

@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from ..drafters.dflash import load_head as load_dflash
 from ..drafters.eagle_head import EagleHead
 from ..drafters.medusa import MedusaHeads
-from ..drafters.write_heads import ARCHITECTURES, write_dflash, write_eagle, write_eagle3, write_medusa, write_zlab
-from ..files.fetch import SMOLLM2_REPO
-from ..files.folder import load, read_json, save_folder
-from ..files.handle import Model
-from ..files.registry import KNOWN, locate
-from ..files.write import in_place_of, write_whole
+from ..load.fetch import SMOLLM2_REPO
+from ..load.folder import load, read_json, save_folder
+from ..load.handle import Model
+from ..load.registry import KNOWN, locate
+from ..load.write import in_place_of, write_whole
+from ..load.write_heads import ARCHITECTURES, write_dflash, write_eagle, write_eagle3, write_medusa, write_zlab
 from ..model import Transformer
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def export_model(model: Model, folder: str | Path) -> Path:
     folder = Path(folder)
     save_folder(with_full_head(model), folder, bits=None)
     config = read_json(folder / "config.json")
-    config |= {"architectures": [ARCHITECTURES[config["model_type"]]],
-               "dtype": str(model.dtype).removeprefix("torch.")}  # fmt: skip
+    config |= {"architectures": [ARCHITECTURES[config["model_type"]]], "dtype": str(model.dtype).removeprefix("torch.")}
     write_whole(folder / "config.json", json.dumps(config, indent=1) + "\n")
     if model.tokenizer is not None:
         file = folder / "tokenizer_config.json"
@@ -90,8 +89,10 @@ def export_medusa(heads: MedusaHeads, target: Model, folder: str | Path) -> Path
     """
     folder = Path(folder)
     if heads.head.ndim == 3 or heads.map is not None or heads.blocks > 1:
-        raise ValueError("these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
-                         "store them (minispec.drafters.write_heads.write_medusa)")  # fmt: skip
+        raise ValueError(
+            "these Medusa heads have an LM head each, or several blocks: vLLM reads them as their authors "
+            "store them (minispec.load.write_heads.write_medusa)"
+        )
     d, V = target.config.hidden_size, target.config.vocab_size
     tensors = {"lm_head.weight": heads.head}
     for i, (weight, bias) in enumerate(zip(heads.weight.split(d), heads.bias.split(d), strict=True)):
@@ -124,8 +125,10 @@ def readable(name: str, role: str, export: Path | None) -> str:
     if plain := plain_name(name):
         return plain
     if export is None:
-        raise ValueError(f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
-                         "that engines can read")  # fmt: skip
+        raise ValueError(
+            f"{role}={name!r} is stored in a way of minispec's own: add --export FOLDER to write a copy "
+            "that engines can read"
+        )
     return str(export_model(load(name, device="cpu"), export / role))
 
 
@@ -144,8 +147,10 @@ def our_heads(order: Order, export: Path | None, engine: str = "vllm") -> tuple[
     if kind != order.drafter:
         raise ValueError(f"heads={order.heads!r} are for {kind}, and drafter={order.drafter!r}: give --drafter {kind}")
     if export is None:
-        raise ValueError(f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
-                         "them as engines read them")  # fmt: skip
+        raise ValueError(
+            f"heads={order.heads!r} are stored in a way of minispec's own: add --export FOLDER to write "
+            "them as engines read them"
+        )
     target = load(order.model, device="cpu")
     verifier = plain_name(order.model) or str((export / "model").resolve())
     if kind == "medusa":

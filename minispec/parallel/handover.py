@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import options
+from ..cli import options
 from .export import our_heads, readable
 
 READ = {
@@ -80,18 +80,32 @@ def vllm(order: Order) -> str:
 def sglang(order: Order) -> str:
     k, chain = str(order.k), str(order.k + 1)  # a chain of k drafts behind the last token
     options = {
-        "ngram": ["NGRAM", "--speculative-num-draft-tokens", chain, "--speculative-ngram-max-bfs-breadth", "1",
-                  "--speculative-ngram-max-trie-depth", str(order.n_max + order.k)],
+        "ngram": [
+            "NGRAM",
+            "--speculative-num-draft-tokens",
+            chain,
+            "--speculative-ngram-max-bfs-breadth",
+            "1",
+            "--speculative-ngram-max-trie-depth",
+            str(order.n_max + order.k),
+        ],
         "model": ["STANDALONE", "--speculative-draft-model-path", order.draft],
         "eagle": ["EAGLE3", "--speculative-draft-model-path", order.heads],
         "dflash": ["DFLASH", "--speculative-draft-model-path", order.heads, "--speculative-dflash-block-size", chain],
-    }.get(order.drafter)  # fmt: skip
+    }.get(order.drafter)
     if options is None:
         nearest = "ngram, whose trie of past text is the nearest" if order.drafter == "suffix" else "eagle"
         raise ValueError(f"drafter={order.drafter!r}: SGLang has no such algorithm; take {nearest}")
     if order.drafter in ("model", "eagle"):
-        options += ["--speculative-num-steps", k, "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens",
-                    chain, "--speculative-use-rejection-sampling"]  # fmt: skip
+        options += [
+            "--speculative-num-steps",
+            k,
+            "--speculative-eagle-topk",
+            "1",
+            "--speculative-num-draft-tokens",
+            chain,
+            "--speculative-use-rejection-sampling",
+        ]
     command = ["python", "-m", "sglang.launch_server", "--model-path", order.model, "--speculative-algorithm", *options]
     if order.ranks > 1:
         command += ["--tp-size", str(order.ranks)]
@@ -172,8 +186,18 @@ def add_arguments(parser) -> None:
 
 
 def run(args) -> None:
-    order = Order(args.drafter, args.model, args.draft, args.heads, args.k, args.n_max, args.n_min, args.ranks,
-                  args.prompt, args.tokens)  # fmt: skip
+    order = Order(
+        args.drafter,
+        args.model,
+        args.draft,
+        args.heads,
+        args.k,
+        args.n_max,
+        args.n_min,
+        args.ranks,
+        args.prompt,
+        args.tokens,
+    )
     ENGINES[args.engine](order)  # refuses what this engine lacks, before anything is written
     if order.drafter in HEADS:
         order.heads, order.k = our_heads(order, args.export, args.engine)

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..cache import attention, per_query_head
-from ..files import options
-from ..files.failure import guarded
-from ..files.folder import load
-from ..files.options import Parser
-from ..files.write import write_whole
+from ..cli import options
+from ..cli.failure import guarded
+from ..cli.options import Parser
+from ..load.folder import load
+from ..load.write import write_whole
 from ..model import Transformer, rope_at
 from .tensor import Timeline, launch
 
@@ -83,8 +83,9 @@ def stage_of(model: str, tokens: Tensor, microbatches: int, dtype: torch.dtype |
     return stage(load(model, device="cpu", dtype=dtype).transformer, tokens, microbatches)
 
 
-def run(model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4,
-        dtype: torch.dtype | None = None) -> tuple[Tensor, list[dict]]:  # fmt: skip
+def run(
+    model: str, tokens: Tensor, ranks: int = 2, microbatches: int = 4, dtype: torch.dtype | None = None
+) -> tuple[Tensor, list[dict]]:
     """A pass over tokens [B, T] in a pipeline of fresh processes: logits [B, T, V], and the timeline."""
     if not 1 <= microbatches <= len(tokens):
         raise ValueError(f"microbatches={microbatches}: give 1 to {len(tokens)}, the batch size")
@@ -106,8 +107,7 @@ def draw(argv: Sequence[str] | None = None) -> None:
     top.add_argument("--out", type=Path, metavar="FILE", help="write the timeline as JSON (default: print it)")
     args = top.parse_args(argv)
     generator = torch.Generator().manual_seed(0)
-    tokens = torch.randint(load(args.model, device="cpu").config.vocab_size, (args.rows, 64),
-                           generator=generator)  # fmt: skip
+    tokens = torch.randint(load(args.model, device="cpu").config.vocab_size, (args.rows, 64), generator=generator)
     _, timeline = run(args.model, tokens, args.ranks, args.microbatches)
     text = json.dumps(timeline, indent=1)
     write_whole(args.out, text + "\n") if args.out else print(text)

@@ -53,8 +53,9 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        return parameter_count(self.vocab, self.hidden, self.intermediate, self.layers, self.heads, self.kv_heads,
-                               self.head_dim, self.tied)  # fmt: skip
+        return parameter_count(
+            self.vocab, self.hidden, self.intermediate, self.layers, self.heads, self.kv_heads, self.head_dim, self.tied
+        )
 
     @property
     def weights(self) -> int:
@@ -127,8 +128,9 @@ def communication_bytes(shape: Shape, ranks: int, batch: int = 1, tokens: int = 
 def _check_heads(shape: Shape, ranks: int) -> None:
     _count(ranks=ranks)
     if shape.heads % ranks:
-        raise ValueError(f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give a number "
-                         "that does")  # fmt: skip
+        raise ValueError(
+            f"ranks={ranks} does not divide the {shape.heads} heads of {shape.name}: give a number that does"
+        )
 
 
 def parallel_pass_time(
@@ -157,8 +159,11 @@ def communication_time(
     reduced = all_reduce_time(cluster, batch * tokens * shape.hidden, ranks)
     inside, nodes = _groups(cluster, ranks)
     logits = batch * tokens * shape.vocab * BF16
-    gathered = (_steps(cluster, ranks) + (inside - 1) / inside * logits / cluster.inside
-                + (nodes - 1) / nodes * logits / inside / cluster.between)  # fmt: skip
+    gathered = (
+        _steps(cluster, ranks)
+        + (inside - 1) / inside * logits / cluster.inside
+        + (nodes - 1) / nodes * logits / inside / cluster.between
+    )
     return 2 * shape.layers * reduced + gathered
 
 
@@ -190,9 +195,15 @@ def gpus_to_hold(shape: Shape, cluster: Cluster = H200_NODES, spare: float = 0.1
 
 
 def speculation_speedup(
-    shape: Shape, ranks: int, batch: int = 1, context: int = 0, alpha: float = 0.7, k: int = 4,
-    draft: Shape = LLAMA_1B, cluster: Cluster = H200_NODES,
-) -> float:  # fmt: skip
+    shape: Shape,
+    ranks: int,
+    batch: int = 1,
+    context: int = 0,
+    alpha: float = 0.7,
+    k: int = 4,
+    draft: Shape = LLAMA_1B,
+    cluster: Cluster = H200_NODES,
+) -> float:
     """E[N] · t_target(1) / (k · t_draft(1) + t_target(k + 1)), the draft spread over the same GPUs as far as it goes.
 
     >>> [round(speculation_speedup(LLAMA_70B, 8, b), 2) for b in (1, 32, 64, 128, 256)]
@@ -233,9 +244,13 @@ def last_paying_batch(shape: Shape, ranks: int, most: int = 4096, **options) -> 
 
 
 def table(
-    shapes: Sequence[Shape] = (LLAMA_8B, LLAMA_70B, LLAMA_405B), ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
-    context: int = 0, alpha: float = 0.7, k: int = 4, cluster: Cluster = H200_NODES,
-) -> list[dict]:  # fmt: skip
+    shapes: Sequence[Shape] = (LLAMA_8B, LLAMA_70B, LLAMA_405B),
+    ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
+    context: int = 0,
+    alpha: float = 0.7,
+    k: int = 4,
+    cluster: Cluster = H200_NODES,
+) -> list[dict]:
     """One row for each model and number of GPUs that divides its heads: what a figure of lesson 16 needs.
 
     >>> [row["gpus"] for row in table() if row["model"] == "Llama 3.1 8B"]  # 32 heads: no 64 GPUs

@@ -36,12 +36,12 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
 
+from ..cli import options
 from ..drafters import Model as ModelDrafter
-from ..files import options
-from ..files.folder import default_dtype
-from ..files.folder import load as load_model
-from ..files.handle import Model
 from ..generate import generate
+from ..load.folder import default_dtype
+from ..load.folder import load as load_model
+from ..load.handle import Model
 from ..model import Config, Linear, Transformer
 from ..speculate import speculate
 
@@ -98,8 +98,9 @@ def piece(whole: Tensor, dim: int, rank: int, ranks: int) -> Tensor:
 
 def fitting_ranks(config: Config) -> list[int]:
     """The numbers of ranks that this model can be cut for: they divide its heads, its neurons and its vocabulary."""
-    parts = math.gcd(config.num_heads, config.num_kv_heads, config.intermediate_size,
-                     config.head_vocab or config.vocab_size)  # fmt: skip
+    parts = math.gcd(
+        config.num_heads, config.num_kv_heads, config.intermediate_size, config.head_vocab or config.vocab_size
+    )
     return [n for n in range(1, parts + 1) if parts % n == 0]
 
 
@@ -178,9 +179,12 @@ def my_device() -> torch.device:
 
 
 def join(
-    rank: int | None = None, ranks: int | None = None, meet: str | None = None, backend: str | None = None,
+    rank: int | None = None,
+    ranks: int | None = None,
+    meet: str | None = None,
+    backend: str | None = None,
     patience: float = PATIENCE,
-) -> None:  # fmt: skip
+) -> None:
     """Become a rank: by torchrun's environment, or as told. `meet` is where the ranks find each other.
 
     The backend is nccl where every rank of this machine has a GPU of its own, otherwise gloo. Whoever does not answer
@@ -193,8 +197,9 @@ def join(
         backend = "nccl" if gpus_for_all and dist.is_nccl_available() else "gloo"
     if backend == "nccl":
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)))
-    dist.init_process_group(backend, init_method=meet or "env://", rank=rank, world_size=ranks,
-                            timeout=timedelta(seconds=patience))  # fmt: skip
+    dist.init_process_group(
+        backend, init_method=meet or "env://", rank=rank, world_size=ranks, timeout=timedelta(seconds=patience)
+    )
 
 
 def launch(function: Callable, ranks: int, *arguments, patience: float = PATIENCE) -> list:
@@ -204,8 +209,9 @@ def launch(function: Callable, ranks: int, *arguments, patience: float = PATIENC
     RuntimeError says which and why.
     """
     with tempfile.TemporaryDirectory() as folder:
-        context = mp.start_processes(_be_a_rank, (ranks, folder, patience, function, arguments), ranks, join=False,
-                                     start_method="spawn")  # fmt: skip
+        context = mp.start_processes(
+            _be_a_rank, (ranks, folder, patience, function, arguments), ranks, join=False, start_method="spawn"
+        )
         try:
             while not context.join(timeout=1, grace_period=2):
                 pass
@@ -261,8 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
     try:
         join()
-        seed = torch.tensor(random.SystemRandom().randrange(2**31) if args.seed is None else args.seed,
-                            device=my_device())  # fmt: skip
+        seed = torch.tensor(
+            random.SystemRandom().randrange(2**31) if args.seed is None else args.seed, device=my_device()
+        )
         dist.broadcast(seed, 0)  # one rank's dice for all
         target = load(args.model)
         sampling = dict(max_new_tokens=args.tokens, temperature=args.temperature, seed=int(seed))
@@ -278,8 +285,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"minispec: rank {rank}: {error}", file=sys.stderr)
         return 2
     except RuntimeError as error:  # a broken connection or a time-out; torchrun then ends whoever is left
-        print(f"minispec: rank {rank} of {ranks} gives up, another rank died or did not answer for {PATIENCE} s "
-              f"({str(error).splitlines()[0]})", file=sys.stderr, flush=True)  # fmt: skip
+        print(
+            f"minispec: rank {rank} of {ranks} gives up, another rank died or did not answer for {PATIENCE} s "
+            f"({str(error).splitlines()[0]})",
+            file=sys.stderr,
+            flush=True,
+        )
         return 1
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from .automaton import Automaton, Choices, Vocabulary, either, literal, parse
 
 if TYPE_CHECKING:
-    from ..files.handle import Model
+    from ..load.handle import Model
 
 INSTALL = 'install the extra "constraints": pip install "minispec[constraints]"'
 
@@ -109,8 +109,9 @@ def follower(model: Model, ends: Sequence[int], choices=None, regex: str | None 
     if choices is None and regex is None and schema is None:
         return None
     if not ends:
-        raise ValueError("a constraint ends with an end token, and this model has none (or ignore_eos is on): give "
-                         "stop_token_ids")  # fmt: skip
+        raise ValueError(
+            "a constraint ends with an end token, and this model has none (or ignore_eos is on): give stop_token_ids"
+        )
     size = model.config.vocab_size
     if choices is not None and not isinstance(choices[0], str):
         return Follower(Choices(choices, size, ends))

@@ -31,7 +31,7 @@ from torch import Tensor
 from .constraint import follower
 
 if TYPE_CHECKING:
-    from ..files.handle import Model
+    from ..load.handle import Model
 
 PENALTIES = {"repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}  # what changes nothing
 CONSTRAINTS = ("choices", "regex", "json_schema")
@@ -51,8 +51,9 @@ class Processors:
         self.bias = torch.zeros(self.size, dtype=torch.float64)
         for token, bias in params.logit_bias:
             if not 0 <= token < self.size:
-                raise ValueError(f"logit_bias names token {token}, but the vocabulary of {model.name} ends at "
-                                 f"{self.size - 1}")  # fmt: skip
+                raise ValueError(
+                    f"logit_bias names token {token}, but the vocabulary of {model.name} ends at {self.size - 1}"
+                )
             self.bias[token] = bias
         self.seen_in_prompt = torch.bincount(torch.tensor(self.prompt), minlength=self.size) > 0  # [V]
         self.constraint = follower(model, self.ends, params.choices, params.regex, params.json_schema)
@@ -123,8 +124,11 @@ def spellings(model: Model, words: Sequence[str]) -> list[list[int]]:
     """Bad words as tokens, at the start of a text and after a space, as vLLM spells them."""
     if words and model.tokenizer is None:
         raise ValueError(f"bad_words={words!r} need a tokenizer and {model.name} has none: use bad_words_ids")
-    found = [model.tokenizer.encode(text, add_special_tokens=False).ids
-             for word in words for text in (word, " " + word.lstrip())]  # fmt: skip
+    found = [
+        model.tokenizer.encode(text, add_special_tokens=False).ids
+        for word in words
+        for text in (word, " " + word.lstrip())
+    ]
     return [list(ids) for ids in dict.fromkeys(map(tuple, found)) if ids]
 
 

@@ -35,8 +35,9 @@ BUG = "this request failed inside the server; others go on"
 EVENTS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
 
 
-def make_app(engine: Engine, name: str | None = None, api_key: str | None = None, max_body: int = 2**20,
-             max_waiting: int = 512) -> Starlette:  # fmt: skip
+def make_app(
+    engine: Engine, name: str | None = None, api_key: str | None = None, max_body: int = 2**20, max_waiting: int = 512
+) -> Starlette:
     """A server of one engine, which is its own from now on. `name`: what clients call the model."""
     server = Server(engine, name or engine.target.name, api_key, max_body, max_waiting)
     routes = [
@@ -75,8 +76,12 @@ class Server:
         self.service.require_room()  # before any work
         ask = schemas.read(chat, body := schemas.parse(await self.read_body(request)))
         if body["model"] != self.name:
-            raise ApiError(404, f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}",
-                           "model_not_found", "model")  # fmt: skip
+            raise ApiError(
+                404,
+                f"there is no model {body['model'][:100]!r} here: ask for {self.name!r}",
+                "model_not_found",
+                "model",
+            )
         try:  # not in the event loop: a long text takes a while
             prompt = await asyncio.to_thread(self.encode, ask.prompt)
         except ValueError as error:
@@ -101,8 +106,13 @@ class Server:
 
     async def models(self, request: Request) -> Response:
         self.require_key(request)
-        model = {"id": self.name, "object": "model", "created": self.started, "owned_by": "minispec",
-                 "max_model_len": self.service.longest}  # fmt: skip
+        model = {
+            "id": self.name,
+            "object": "model",
+            "created": self.started,
+            "owned_by": "minispec",
+            "max_model_len": self.service.longest,
+        }
         return as_json({"object": "list", "data": [model]})
 
     async def health(self, request: Request) -> Response:
@@ -165,8 +175,14 @@ class Reply(Response):
             elif self.ask.stream:
                 await self.send_events(first, send)
             else:
-                answer = schemas.answer(self.ask, self.head, first.output.text, first.output.finish_reason,
-                                        self.used(first), self.logprobs.part(first.logprobs))  # fmt: skip
+                answer = schemas.answer(
+                    self.ask,
+                    self.head,
+                    first.output.text,
+                    first.output.finish_reason,
+                    self.used(first),
+                    self.logprobs.part(first.logprobs),
+                )
                 await as_json(answer)(scope, receive, send)
         finally:
             watch.cancel()

@@ -90,8 +90,9 @@ def response_format(value) -> dict | None:
         return {"type": "object"}
     form = value.get("json_schema") if kind == "json_schema" else None
     if not isinstance(form, dict) or not isinstance(form.get("schema"), dict):
-        raise ValueError('give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
-                         '{"schema": {…}}}')  # fmt: skip
+        raise ValueError(
+            'give {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": {"schema": {…}}}'
+        )
     return form["schema"]
 
 
@@ -116,8 +117,13 @@ def _message(item) -> dict[str, str]:
         raise ValueError(f"a message has a role and a content; this server does not know {shortened(extra[0])}")
     content = item.get("content")
     if isinstance(content, list):  # parts, as clients write them that could send pictures, too
-        if not all(isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
-                   and isinstance(part["text"], str) for part in content):  # fmt: skip
+        if not all(
+            isinstance(part, dict)
+            and part.keys() == {"type", "text"}
+            and part["type"] == "text"
+            and isinstance(part["text"], str)
+            for part in content
+        ):
             raise ValueError('give content as text, or as parts {"type": "text", "text": "…"}')
         content = "".join(part["text"] for part in content)
     if not isinstance(content, str):

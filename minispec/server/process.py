@@ -15,7 +15,7 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ..drafters.by_name import by_name
-from ..files.folder import load
+from ..load.folder import load
 from ..serving.engine import Engine
 from .app import make_app
 
@@ -25,8 +25,9 @@ def serve(args) -> None:
     key = args.api_key or os.environ.get("MINISPEC_API_KEY") or None
     target = load(args.model, device=args.device)
     drafter = by_name(args.drafter, target, args.draft) if args.drafter else None
-    engine = Engine(target, drafter, args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens,
-                    args.k)  # fmt: skip
+    engine = Engine(
+        target, drafter, args.num_blocks, args.block_size, args.max_num_seqs, args.max_num_batched_tokens, args.k
+    )
     print(f"{engine!r}", flush=True)
     if args.warm_up:
         print(f"warm-up: {engine.warm_up():.1f} s", flush=True)
@@ -39,11 +40,13 @@ def serve(args) -> None:
 
 def listen(host: str, port: int) -> socket.socket:
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
-                                    backlog=2048)  # fmt: skip
+        return socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=2048
+        )
     except OSError as error:
-        raise ValueError(f"--host {host} --port {port}: {error.strerror or error}; give another port, or 0 for any "
-                         "free one") from None  # fmt: skip
+        raise ValueError(
+            f"--host {host} --port {port}: {error.strerror or error}; give another port, or 0 for any free one"
+        ) from None
 
 
 def address(listener: socket.socket) -> str:
@@ -60,10 +63,17 @@ def is_loopback(host: str) -> bool:
 
 def make_server(app: Starlette, drain: float = 10.0) -> PatientServer:
     config = uvicorn.Config(
-        app, http="h11", ws="none", loop="asyncio", lifespan="on", log_level="warning", access_log=False,
-        server_header=False, h11_max_incomplete_event_size=2**16,  # of headers
+        app,
+        http="h11",
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        h11_max_incomplete_event_size=2**16,  # of headers
         timeout_graceful_shutdown=5,  # for readers that are slow even then
-    )  # fmt: skip
+    )
     return PatientServer(config, drain)
 
 

@@ -21,8 +21,14 @@ MOST_LOGPROBS = 20  # of OpenAI's chat API, and of vLLM
 class ApiError(Exception):
     """What a client is told instead of an answer."""
 
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None,
-                 headers: dict[str, str] | None = None):  # fmt: skip
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str | None = None,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
         super().__init__(message)
         self.status, self.message, self.code, self.param, self.headers = status, message, code, param, headers
 
@@ -48,25 +54,51 @@ class Ask:
 # ---- one body ------------------------------------------------------------------------------------------------------
 
 COMMON = {
-    "model": f.text, "stream": f.flag, "stream_options": f.stream_options, "max_tokens": f.whole(1), "user": f.text,
-    "temperature": f.number(0), "top_p": f.number(0, 1, above=True), "seed": f.whole(-(2**63)), "stop": f.stops,
-    "presence_penalty": f.number(-2, 2), "frequency_penalty": f.number(-2, 2), "logit_bias": f.biases,
-    "response_format": f.response_format, "max_completion_tokens": f.whole(1),
+    "model": f.text,
+    "stream": f.flag,
+    "stream_options": f.stream_options,
+    "max_tokens": f.whole(1),
+    "user": f.text,
+    "temperature": f.number(0),
+    "top_p": f.number(0, 1, above=True),
+    "seed": f.whole(-(2**63)),
+    "stop": f.stops,
+    "presence_penalty": f.number(-2, 2),
+    "frequency_penalty": f.number(-2, 2),
+    "logit_bias": f.biases,
+    "response_format": f.response_format,
+    "max_completion_tokens": f.whole(1),
     "n": f.only(1),  # what clients send although they do not want it
     # Beyond OpenAI's API, under vLLM's names.
-    "top_k": f.whole(-1), "min_p": f.number(0, 1), "min_tokens": f.whole(0), "ignore_eos": f.flag,
-    "stop_token_ids": f.token_ids, "repetition_penalty": f.number(0, above=True),
-}  # fmt: skip
+    "top_k": f.whole(-1),
+    "min_p": f.number(0, 1),
+    "min_tokens": f.whole(0),
+    "ignore_eos": f.flag,
+    "stop_token_ids": f.token_ids,
+    "repetition_penalty": f.number(0, above=True),
+}
 COMPLETION = COMMON | {
-    "prompt": f.prompt, "logprobs": f.whole(0, MOST_LOGPROBS), "echo": f.only(False), "best_of": f.only(1),
+    "prompt": f.prompt,
+    "logprobs": f.whole(0, MOST_LOGPROBS),
+    "echo": f.only(False),
+    "best_of": f.only(1),
     "suffix": f.only(""),
-}  # fmt: skip
-CHAT = COMMON | {
-    "messages": f.messages, "logprobs": f.flag, "top_logprobs": f.whole(0, MOST_LOGPROBS),
-}  # fmt: skip
+}
+CHAT = COMMON | {"messages": f.messages, "logprobs": f.flag, "top_logprobs": f.whole(0, MOST_LOGPROBS)}
 # Named as in SamplingParams.
-SAMPLING = ("temperature", "top_p", "seed", "stop", "min_p", "ignore_eos", "stop_token_ids", "presence_penalty",
-            "frequency_penalty", "repetition_penalty", "logit_bias")  # fmt: skip
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "min_p",
+    "ignore_eos",
+    "stop_token_ids",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+)
 
 
 def parse(raw: bytes) -> dict:
@@ -92,8 +124,12 @@ def read(chat: bool, body: dict) -> Ask:
     fields, given = CHAT if chat else COMPLETION, {}
     for name, value in body.items():
         if name not in fields:
-            raise ApiError(400, f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}",
-                           "unknown_field", name[:100])  # fmt: skip
+            raise ApiError(
+                400,
+                f"{shortened(name)} is no field that this server knows; they are {', '.join(fields)}",
+                "unknown_field",
+                name[:100],
+            )
         if value is not None:
             try:
                 given[name] = fields[name](value)
@@ -128,9 +164,13 @@ def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParam
     room = longest - prompt_tokens
     most = max(1, room) if ask.max_tokens is None else ask.max_tokens
     if most > room:
-        raise ApiError(400, f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens "
-                       "that fit here: shorten the prompt or ask for fewer", "context_length_exceeded",
-                       "messages" if ask.chat else "prompt")  # fmt: skip
+        raise ApiError(
+            400,
+            f"a prompt of {prompt_tokens} tokens and max_tokens={most} exceed the {longest} tokens "
+            "that fit here: shorten the prompt or ask for fewer",
+            "context_length_exceeded",
+            "messages" if ask.chat else "prompt",
+        )
     try:
         return SamplingParams(max_new_tokens=most, **ask.options)
     except ValueError as error:
@@ -141,8 +181,11 @@ def sampling_params(ask: Ask, prompt_tokens: int, longest: int) -> SamplingParam
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict:
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens,
-            "total_tokens": prompt_tokens + completion_tokens}  # fmt: skip
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
 
 
 def answer(ask: Ask, head: dict, text: str, finish: str, used: dict, logprobs: dict | None = None) -> dict:
@@ -152,8 +195,15 @@ def answer(ask: Ask, head: dict, text: str, finish: str, used: dict, logprobs: d
     return head | {"object": kind(ask), "choices": [choice], "usage": used}
 
 
-def chunk(ask: Ask, head: dict, text: str, finish: str | None, first: bool, used: dict | None = None,
-          logprobs: dict | None = None) -> dict:  # fmt: skip
+def chunk(
+    ask: Ask,
+    head: dict,
+    text: str,
+    finish: str | None,
+    first: bool,
+    used: dict | None = None,
+    logprobs: dict | None = None,
+) -> dict:
     """A part of a streamed answer."""
     said = {"delta": ({"role": "assistant"} if first else {}) | {"content": text}} if ask.chat else {"text": text}
     choice = {"index": 0, **said, "logprobs": logprobs, "finish_reason": finish}
@@ -191,8 +241,12 @@ class Logprobs:
             tops.append(likely | {text: one.logprob})  # the emitted one is always there
             offsets.append(self.offset)
             self.offset += len(text)
-        return {"tokens": tokens, "token_logprobs": [one.logprob for one in logprobs], "top_logprobs": tops,
-                "text_offset": offsets}  # fmt: skip
+        return {
+            "tokens": tokens,
+            "token_logprobs": [one.logprob for one in logprobs],
+            "top_logprobs": tops,
+            "text_offset": offsets,
+        }
 
 
 def kind(ask: Ask) -> str:

@@ -80,8 +80,12 @@ class Service:
         if self.draining:
             raise ApiError(503, "the server is shutting down: ask another one", "unavailable")
         if len(self.open) >= self.most:
-            raise ApiError(429, f"{len(self.open)} requests are running or waiting, which is all that may: try again "
-                           "later", "queue_full", headers={"Retry-After": "1"})  # fmt: skip
+            raise ApiError(
+                429,
+                f"{len(self.open)} requests are running or waiting, which is all that may: try again later",
+                "queue_full",
+                headers={"Retry-After": "1"},
+            )
 
     def submit(self, ticket: Ticket) -> None:
         self.require_room()
@@ -140,8 +144,12 @@ class Service:
 
     def _add(self, ticket: Ticket) -> None:
         try:
-            self.engine.add(ticket.prompt, params=ticket.params, request_id=ticket.id,
-                            stream=ticket.pieces.append if ticket.stream else None)  # fmt: skip
+            self.engine.add(
+                ticket.prompt,
+                params=ticket.params,
+                request_id=ticket.id,
+                stream=ticket.pieces.append if ticket.stream else None,
+            )
             self.tickets[ticket.id] = ticket
         except Exception as error:
             self.loop.call_soon_threadsafe(self._deliver, [(ticket, Event("", 0, None, error))])

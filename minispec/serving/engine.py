@@ -32,8 +32,8 @@ import torch
 from tqdm.auto import tqdm
 
 from ..drafters.base import Drafter
-from ..files.handle import Model
 from ..generate import Output
+from ..load.handle import Model
 from ..sampling import SamplingParams
 from ..speculate import check_drafter, check_rule
 from .blocks import BlockPool, at_least
@@ -65,11 +65,24 @@ class Engine:
     """
 
     def __init__(
-        self, target: Model, drafter: Drafter | None = None, num_blocks: int | None = None, block_size: int = 16,
-        max_num_seqs: int = 32, max_num_batched_tokens: int = 512, k: int = 4, *, enable_prefix_caching: bool = True,
-        policy: str = "continuous", max_chunk: int | None = None, draft_budget: int = 64, history: int = 1024,
-        fast: bool | None = None, rule: str = "token", allocation: str = "equal",
-    ):  # fmt: skip
+        self,
+        target: Model,
+        drafter: Drafter | None = None,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        max_num_seqs: int = 32,
+        max_num_batched_tokens: int = 512,
+        k: int = 4,
+        *,
+        enable_prefix_caching: bool = True,
+        policy: str = "continuous",
+        max_chunk: int | None = None,
+        draft_budget: int = 64,
+        history: int = 1024,
+        fast: bool | None = None,
+        rule: str = "token",
+        allocation: str = "equal",
+    ):
         at_least("k", k, 0)
         at_least("history", history, 0)
         if policy not in POLICIES:
@@ -100,15 +113,17 @@ class Engine:
 
     # ---- requests --------------------------------------------------------------------------------------------------
 
-    def add(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
-            **options) -> int | str:  # fmt: skip
+    def add(
+        self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None, **options
+    ) -> int | str:
         """Queue a request; returns its id. `options`: `params` (a SamplingParams) or its fields; `stream`, called with
         each piece of text; `k`, how deep to draft for it (None: as the engine, 0: not at all); `priority`: smaller goes
         first."""
         return self._enqueue(self._job(prompt, max_new_tokens, **options), request_id)
 
-    def generate(self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True,
-                 **options) -> list[Output]:  # fmt: skip
+    def generate(
+        self, prompts: Sequence, params: SamplingParams | None = None, *, progress: bool = True, **options
+    ) -> list[Output]:
         """The outputs of a list of prompts, in its order, with a progress bar if there are several. Each has a seed of
         its own, as in a batch of `ms.generate`. Other requests are served meanwhile; their outputs wait for `take`."""
         self._refuse_inside_a_step("generate")
@@ -125,8 +140,9 @@ class Engine:
                     bar.update(there - bar.n)
         return [job.output for job in jobs]
 
-    def stream(self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None,
-               **options) -> Iterator[str]:  # fmt: skip
+    def stream(
+        self, prompt, max_new_tokens: int | None = None, *, request_id: int | str | None = None, **options
+    ) -> Iterator[str]:
         """The output of one request as pieces of text; `options` are those of `add`. The request is added when the
         first piece is asked for, and aborted when the iterator is closed. If it fails, its error is raised."""
         if self.target.tokenizer is None:
@@ -173,9 +189,18 @@ class Engine:
             self.closed = True
             self.runner.release()
 
-    def _job(self, prompt, max_new_tokens: int | None = None, *, params: SamplingParams | None = None, index: int = 0,
-             stream: Callable[[str], None] | None = None, k: int | None = None, priority: int = 0,
-             **options) -> Job:  # fmt: skip
+    def _job(
+        self,
+        prompt,
+        max_new_tokens: int | None = None,
+        *,
+        params: SamplingParams | None = None,
+        index: int = 0,
+        stream: Callable[[str], None] | None = None,
+        k: int | None = None,
+        priority: int = 0,
+        **options,
+    ) -> Job:
         """A request that is checked, but not added."""
         params = SamplingParams.of(params, max_new_tokens=max_new_tokens, **options)
         k = (self.k if k is None else k) if self.drafts else 0
@@ -190,8 +215,10 @@ class Engine:
             taken = ChainMap(self.jobs, self.outputs)
             id = next(n for n in count(self.scheduler.arrivals) if n not in taken) if id is None else id
             if not isinstance(id, (int, str)) or id in taken:
-                raise ValueError(f"request_id={id!r}: give a number or a string that no running request has, and no "
-                                 "output not yet taken")  # fmt: skip
+                raise ValueError(
+                    f"request_id={id!r}: give a number or a string that no running request has, and no "
+                    "output not yet taken"
+                )
             job.request.id, job.added = id, time.perf_counter()
             self.scheduler.add(job.request)
             self.jobs[id] = job
@@ -279,8 +306,11 @@ class Engine:
                 for turn in turns:
                     self._attempt(work, [turn])
                 if all(turn.runs for turn in turns):  # nothing is wrong with any of them
-                    warnings.warn(f"{work.__name__} failed for {len(turns)} requests at once, and succeeded, far more "
-                                  f"slowly, for each alone: {error!r}", stacklevel=2)  # fmt: skip
+                    warnings.warn(
+                        f"{work.__name__} failed for {len(turns)} requests at once, and succeeded, far more "
+                        f"slowly, for each alone: {error!r}",
+                        stacklevel=2,
+                    )
 
     def _fail(self, job: Job, error: Exception) -> None:
         if job.output is None:  # else its own callback aborted it, and raised after that
@@ -306,8 +336,10 @@ class Engine:
 
     def _refuse_inside_a_step(self, method: str) -> None:
         if self.lock.mine:
-            raise RuntimeError(f"{method}() was called inside a step, from a stream callback or a drafter, but a step "
-                               "cannot begin before the last one ends: call it after that")  # fmt: skip
+            raise RuntimeError(
+                f"{method}() was called inside a step, from a stream callback or a drafter, but a step "
+                "cannot begin before the last one ends: call it after that"
+            )
 
     # ---- figures ---------------------------------------------------------------------------------------------------
 

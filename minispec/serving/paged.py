@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..cache import TILE, Attend, Places, attention_of_pass
-from ..files.handle import Model
+from ..load.handle import Model
 from .blocks import at_least
 
 CPU_BLOCKS = 512  # of an engine that is not told how many, where memory is shared with everything else

@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..drafters.base import Drafter
-from ..files.handle import Model
+from ..load.handle import Model
 from ..sampling import NOT_FINITE, best_tokens, uniforms
 from ..speculate import check_shapes, propose
 from ..trace import Cycle
@@ -39,8 +39,16 @@ from .turn import Job, Results, Turn, chosen, flat, hand_out, passes, prune, ran
 class Runner(RunsAhead, Competes):
     """Target, drafter and the memory of both. `fast` passes (None: on a GPU) have fixed shapes, and are recorded."""
 
-    def __init__(self, target: Model, drafter: Drafter | None, pool: BlockPool, max_num_seqs: int, most_nodes: int,
-                 fast: bool | None, rule: str = "token"):  # fmt: skip
+    def __init__(
+        self,
+        target: Model,
+        drafter: Drafter | None,
+        pool: BlockPool,
+        max_num_seqs: int,
+        most_nodes: int,
+        fast: bool | None,
+        rule: str = "token",
+    ):
         self.target, self.drafter, self.pool, self.clock, self.rule = target, drafter, pool, Clock(), rule
         self.hidden_layers = tuple(drafter.hidden_layers) if drafter else ()
         fast = (target.device.type == "cuda" and target.transformer.ordinary) if fast is None else fast
@@ -156,8 +164,10 @@ class Runner(RunsAhead, Competes):
             return
         masks, positions = None, None
         if any(turn.branches for turn in turns):  # a drafting request has one certain token, as in any verify pass
-            views = [view(turn.draft, n) if turn.branches else (None, torch.arange(n))
-                     for turn, n in zip(turns, counts, strict=True)]  # fmt: skip
+            views = [
+                view(turn.draft, n) if turn.branches else (None, torch.arange(n))
+                for turn, n in zip(turns, counts, strict=True)
+            ]
             masks = [mask for mask, _ in views]
             offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
             positions = torch.cat(offsets)[None].to(device)  # [1, N]

@@ -266,8 +266,17 @@ class Scheduler:
                 self.pool.trim(request.id)
             if result is not None and (result.finish or request.room < 0):
                 self.finish(request.id, result.finish or "length")
-        record = StepRecord(step.number, records, step.admitted, step.preempted, self._ended, len(self.running),
-                            len(self.waiting), self.pool.num_used, self.pool.num_free)  # fmt: skip
+        record = StepRecord(
+            step.number,
+            records,
+            step.admitted,
+            step.preempted,
+            self._ended,
+            len(self.running),
+            len(self.waiting),
+            self.pool.num_used,
+            self.pool.num_free,
+        )
         self._ended, self.reserved = [], step.ahead
         return record
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..drafters.base import Context
-from ..files.handle import Model
 from ..generate import Output, prepare
+from ..load.handle import Model
 from ..sampling import Sampling, SamplingParams, emitting_positions, pick
 from ..speculate import Completion
 from ..trace import Cycle

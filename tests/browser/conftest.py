@@ -37,7 +37,7 @@ RAN = f"""() => {{
         || cells.some(model => outputs(model).some(output => output.type === 'error'));  // an error ends the run
 }}"""
 
-HOOK = "minispec.course.classroom.copies.keep_pictures"  # as `minispec lab` has it
+HOOK = "minispec_course.check.copies.keep_pictures"  # as `minispec lab` has it
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button"
 DRAWN = """wanted => {
@@ -228,10 +228,16 @@ def jupyter(chromium, home):
     (home / "settings/overrides.json").write_text(json.dumps(settings), encoding="utf-8")
     folders = {f"JUPYTER_{kind.upper()}_DIR": str(home / kind) for kind in ("config", "data", "runtime")}
     options = [
-        "--no-browser", "--ip=127.0.0.1", "--port=0", f"--IdentityProvider.token={TOKEN}",
-        f"--ServerApp.root_dir={home / 'root'}", f"--LabApp.app_settings_dir={home / 'settings'}",
-        "--expose-app-in-browser", "--allow-root", f"--ContentsManager.pre_save_hook={HOOK}",
-    ]  # fmt: skip
+        "--no-browser",
+        "--ip=127.0.0.1",
+        "--port=0",
+        f"--IdentityProvider.token={TOKEN}",
+        f"--ServerApp.root_dir={home / 'root'}",
+        f"--LabApp.app_settings_dir={home / 'settings'}",
+        "--expose-app-in-browser",
+        "--allow-root",
+        f"--ContentsManager.pre_save_hook={HOOK}",
+    ]
     with open(home / "log", "w") as log:
         server = subprocess.Popen(
             [sys.executable, "-m", "jupyterlab", *options], env=os.environ | folders, stdout=log, stderr=log

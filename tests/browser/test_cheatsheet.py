@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from minispec.course.interview import cards, cheatsheet, design_sheet, load
+from minispec_course.interview import cards, cheatsheet, design_sheet, load
 
 pytestmark = pytest.mark.browser
 OVERFLOW = """nodes => nodes.filter(node => node.scrollHeight > node.clientHeight + 1

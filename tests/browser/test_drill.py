@@ -7,8 +7,8 @@ import json
 import nbformat
 import pytest
 
-from minispec.course.interview import load
-from minispec.course.interview.drill import Talk
+from minispec_course.interview import load
+from minispec_course.interview.drill import Talk
 
 FOCUSED = "wanted => document.activeElement.matches(`.minispec-drill ${wanted}`)"
 
@@ -29,8 +29,8 @@ def check_short_items(page) -> None:
 
 @pytest.mark.browser
 def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
-    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nimport minispec as ms"
-    cells = [setup, "ms.interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "ms.interview.daily(seed=2)"]
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nfrom minispec_course import interview"
+    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "ms.interview.daily(seed=2)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbformat.write(notebook, home / "root" / "drill.ipynb")

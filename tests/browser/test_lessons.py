@@ -14,7 +14,7 @@ import nbformat
 import pytest
 from browsers import DRIVEN, OWN, violations
 
-from minispec.course.classroom.spoilers import uncovered
+from minispec_course.build.spoilers import uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = sorted(file.name for file in (ROOT / "notebooks").glob("*.ipynb"))
@@ -78,7 +78,7 @@ def test_a_widget_that_stands_still_is_noticed(lab, home):
     """The test above can fail: a picture that is drawn again without a change is no change."""
     panels = """
 import plotly.graph_objects as go
-from minispec.course.viz.panel import Panel, slider, choice, switch
+from minispec_course.viz.panel import Panel, slider, choice, switch
 figure = lambda height: go.Figure(go.Bar(y=[height, 1]), layout={"title": "bars"})
 """
     draws = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import nbformat
 import pytest
 
-from minispec.course.interview import load
+from minispec_course.interview import load
 
 FOCUSED = "() => document.activeElement.ariaLabel || document.activeElement.textContent"
 SAYS = "before => document.querySelector('.minispec-mock .says')?.textContent !== before"
@@ -22,9 +22,9 @@ def tab_to(page, name: str, key: str = "Tab") -> None:
 
 @pytest.mark.browser
 def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
-    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nimport minispec as ms"
-    setup += f"\nfrom minispec.course.interview import debrief\ndebrief.FOLDER = debrief.Path({str(tmp_path)!r})"
-    cells = [setup, "ms.interview.mock(level='L5', format='concept', seed=3)"]
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nfrom minispec_course import interview"
+    setup += f"\nfrom minispec_course.interview import debrief\ndebrief.FOLDER = debrief.Path({str(tmp_path)!r})"
+    cells = [setup, "interview.mock(level='L5', format='concept', seed=3)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbformat.write(notebook, home / "root" / "mock.ipynb")
@@ -96,8 +96,10 @@ def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
     report = desk.locator(".report")
     report.locator("table").first.wait_for()
     list_below = "xpath=following-sibling::ul[1]"
-    under = {title: report.locator("h3, h4", has_text=title).first.locator(list_below).inner_text()
-             for title in ("Strengths", "Not found in your answers")}  # fmt: skip
+    under = {
+        title: report.locator("h3, h4", has_text=title).first.locator(list_below).inner_text()
+        for title in ("Strengths", "Not found in your answers")
+    }
     assert question.L4[0] in under["Strengths"] and phrase in under["Not found in your answers"]  # quoted, never said
     assert "|---" not in desk.inner_text() and "mock-1.md" in desk.inner_text()
     page.screenshot(path=tmp_path / "mock-debrief.png")

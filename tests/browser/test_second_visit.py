@@ -9,13 +9,13 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minispec.course.classroom import copies
+from minispec_course.check import copies
 
 ROOT = Path(__file__).resolve().parents[2]
 NAME = "notebooks/03_paged_blocks.ipynb"
 ASK = """import os
 os.environ["MINISPEC_LAB"] = "1"  # `minispec lab` sets it for all kernels
-from minispec.course import viz
+from minispec_course import viz
 guess = viz.predict("How many?", "blocks")
 guess"""
 WIDGET = "viz.memory_map()"

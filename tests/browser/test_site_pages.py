@@ -17,18 +17,18 @@ import pytest
 from browsers import violations
 
 from minispec import theory, verify
-from minispec.course.site.export import VERIFIERS
-from minispec.course.viz import places, presets
-from minispec.course.viz.predict import _verdict
-from minispec.course.viz.residual import explore
-from minispec.course.viz.roofline import roofline
-from minispec.course.viz.surface import Dot, surface
+from minispec_course.site.export import VERIFIERS
+from minispec_course.viz import places, presets
+from minispec_course.viz.predict import _verdict
+from minispec_course.viz.residual import explore
+from minispec_course.viz.roofline import roofline
+from minispec_course.viz.surface import Dot, surface
 
 pytestmark = pytest.mark.browser
 LESSONS = ("03", "06", "07")
 SIZES = ((1280, 860), (390, 780))
 MOST_BYTES = 1_500_000  # of a page before interaction
-STATIC = Path(__file__).resolve().parents[2] / "minispec/course/site/static"
+STATIC = Path(__file__).resolve().parents[2] / "minispec_course/site/static"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def site(tmp_path_factory) -> Path:
         return Path(built)
     if find_spec("myst_nb") is None or find_spec("sphinx_book_theme") is None or find_spec("latex2mathml") is None:
         pytest.skip('needs the extra "site": pip install -c constraints.txt -e ".[site]"')
-    from minispec.course.site.build import build
+    from minispec_course.site.build import build
 
     folder = tmp_path_factory.mktemp("beside") / "site"
     built = build(folder, LESSONS, quiet=True)
@@ -180,8 +180,8 @@ def moved(page, widget, act) -> tuple[str, str]:
 
 
 def test_every_widget_follows_every_control(reader, site):
-    from minispec.course.site import export, grid, sources
-    from minispec.course.site.build import WORK
+    from minispec_course.site import export, grid, sources
+    from minispec_course.site.build import WORK
 
     kept, _ = export.export([name for name in sources.lessons() if name[:2] in LESSONS], WORK.with_name("site-widgets"))
     data = {f"{lesson[:2]}-{cell}": made for lesson, cells in kept.items() for cell, made in cells.items()}
@@ -321,7 +321,7 @@ def test_formulas_are_pythons(formulas):
 
 def test_the_computed_widgets_draw_what_python_draws(reader, site):
     """The picture of the start, patched by the page for other values, against the same function in Python."""
-    from minispec.course.site.export import machines
+    from minispec_course.site.export import machines
 
     page = reader.open(site / "index.html")
     page.wait_for_function("window.minispecLive")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minispec.course.classroom import progress
+from minispec_course.check import progress
 
 
 @pytest.fixture(autouse=True)

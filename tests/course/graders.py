@@ -8,9 +8,9 @@ from pathlib import Path
 
 import nbformat
 
-from minispec.course.classroom.grade import Options, Result, Task, grade_one, tasks_of
-from minispec.course.classroom.sandbox import Nursery
-from minispec.course.classroom.submission import read
+from minispec_course.check.grade import Options, Result, Task, grade_one, tasks_of
+from minispec_course.check.sandbox import Nursery
+from minispec_course.check.submission import read
 
 ROOT = Path(__file__).resolve().parents[2]
 HONEST = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))\n"

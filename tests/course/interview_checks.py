@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from minispec.course.interview.drill import Talk
-from minispec.course.interview.terminal import Console
+from minispec_course.interview.drill import Talk
+from minispec_course.interview.terminal import Console
 
 
 class Script:

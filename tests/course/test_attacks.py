@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from graders import HONEST, ROOT, answers_in, cell_of, judge_file, judge_source, notebook
 
-from minispec.course.classroom.check import NOT_ATTEMPTED, RIGHT, WRONG
-from minispec.course.classroom.collect import collect
-from minispec.course.classroom.exercise import find
-from minispec.course.classroom.gradebook import write_csv
-from minispec.course.classroom.sandbox import NAMESPACES, Limits, Nursery
+from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG
+from minispec_course.check.collect import collect
+from minispec_course.check.gradebook import write_csv
+from minispec_course.check.sandbox import NAMESPACES, Limits, Nursery
+from minispec_course.exercises.exercise import find
 
 pytestmark = pytest.mark.slow
 
@@ -164,11 +164,11 @@ def test_attack_monkeypatched_numpy(sheltered):
 def test_attack_monkeypatched_minispec(sheltered):
     before = """
 import sys, types
-import minispec.course.classroom as room
+import minispec_course.check as room
 room.check = room.judge = lambda *a: None
-fake = types.ModuleType("minispec.course.classroom.check")
+fake = types.ModuleType("minispec_course.check.check")
 fake.judge = fake.same = lambda *a: True
-sys.modules["minispec.course.classroom.check"] = sys.modules["minispec.course.classroom.show"] = fake
+sys.modules["minispec_course.check.check"] = sys.modules["minispec_course.exercises.show"] = fake
 """
     fails(sheltered, accept("return 0.9", before=before))
 
@@ -414,8 +414,11 @@ def test_attack_work_for_the_grader(sheltered):
 def test_attack_asked_for_function_imported(sheltered):
     fails(sheltered, "from minispec.verify import accept_probability as accept", words="write it yourself")
     fails(sheltered, "from minispec.verify import chain\n" + accept("return 0.9"), words="write it yourself")
-    fails(sheltered, "import minispec\n" + accept("return minispec.verify.accept_probability(p, q, token)"),
-          words="write it yourself")  # fmt: skip
+    fails(
+        sheltered,
+        "import minispec\n" + accept("return minispec.verify.accept_probability(p, q, token)"),
+        words="write it yourself",
+    )
 
 
 def test_attack_asked_for_function_from_the_first_cell(sheltered):
@@ -425,17 +428,21 @@ def test_attack_asked_for_function_from_the_first_cell(sheltered):
 
 
 def test_attack_reference(sheltered):
-    source = "from minispec.course.classroom import reference\n" + accept("return reference('06.accept')(p, q, token)")
+    source = "from minispec_course.check import reference\n" + accept("return reference('06.accept')(p, q, token)")
     fails(sheltered, source, words="write it yourself")
-    fails(sheltered, "def greedy_verify(logits, drafted):\n    return our_verify(logits, drafted)", "05.greedy_verify",
-          "write it yourself")  # fmt: skip
+    fails(
+        sheltered,
+        "def greedy_verify(logits, drafted):\n    return our_verify(logits, drafted)",
+        "05.greedy_verify",
+        "write it yourself",
+    )
 
 
 def test_attack_classroom_internals(sheltered):
     for module in (
-        "minispec.course.classroom.sets.e06",
-        "minispec.course.classroom.check",
-        "minispec.course.classroom.exercise",
+        "minispec_course.exercises.e06",
+        "minispec_course.check.check",
+        "minispec_course.exercises.exercise",
         "minispec.exact",
     ):
         fails(sheltered, f"import {module} as m\n" + accept("return 0.9"), words="write it yourself")
@@ -485,7 +492,7 @@ def test_attack_search_of_memory(sheltered):
     """There is nothing of minispec in the process: not its modules, not its functions, not the expected results."""
     before = """
 import gc, sys
-shelf = "minispec", "minispec.verify", "minispec.course", "minispec.course.classroom"
+shelf = "minispec", "minispec.verify", "minispec_course", "minispec_course.check"
 ours = [n for n in sys.modules if n.startswith("minispec") and n not in shelf]
 code = [f.__name__ for f in gc.get_objects() if type(f).__name__ == "function" and "minispec" in f.__code__.co_filename
         and not f.__code__.co_filename.endswith("_finder.py") and "/pupil/" not in f.__code__.co_filename]
@@ -719,7 +726,7 @@ def test_attack_pipe_as_submission(sheltered, tmp_path):
 
 
 def test_attack_escape_sequences_and_markup(sheltered):
-    from minispec.course.classroom.classreport import student_body
+    from minispec_course.check.classreport import student_body
 
     result = judge_source(sheltered, accept("raise ValueError('\\x1b[2J<script>alert(1)</script>\\x07')"))
     assert result.points == 0 and "\x1b" not in result.text and "\x07" not in result.text

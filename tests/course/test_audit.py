@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from minispec.course.interview import audit, wording
-from minispec.course.interview.audit import DEPENDS, FAILS, HOLDS, UNKNOWN, Claim, Figure
+from minispec_course.interview import audit, wording
+from minispec_course.interview.audit import DEPENDS, FAILS, HOLDS, UNKNOWN, Claim, Figure
 
 ROOT = Path(__file__).resolve().parents[2]
 CLAIMS = {claim.id: claim for claim in audit.claims()}
@@ -23,7 +23,7 @@ def test_every_claim_of_the_guides_is_audited():
     assert not (audited | nothing) - set(items) and not audited & nothing
     assert {item for item, entry in items.items() if entry["kind"] in CHECKABLE} <= audited | nothing
     assert {item for item, entry in items.items() if "wrong there" in entry["label"]} - audited <= {
-        "C.10.medusa",  # an attribution, no claim of its own
+        "C.10.medusa"  # an attribution, no claim of its own
     }
     assert len(CLAIMS) == sum(len(some) for _, some, _ in audit.topics().values())  # ids are used once
 
@@ -43,14 +43,26 @@ def test_verdicts_follow_from_the_figures():
 @pytest.mark.parametrize(
     ("id", "verdict", "number"),
     [
-        ("example-of-tokens", FAILS, 2.77), ("weak-draft-tokens", DEPENDS, 1.65), ("worked-example", FAILS, 4),
-        ("quantised-draft", DEPENDS, 1.38), ("work", FAILS, 1.8), ("compute-optimal", FAILS, 0.0913),
-        ("gpt3-budget", DEPENDS, 51.23), ("draft-cache", FAILS, 1.6), ("paging-waste", DEPENDS, 0.0698),
-        ("kv-formula", DEPENDS, 512), ("heads-are-small", DEPENDS, 0.11), ("mini-prefill", FAILS, 5),
-        ("formula-of-tokens", HOLDS, 2.31), ("accept-rule", HOLDS, 0), ("bonus", HOLDS, 5),
-        ("threshold", DEPENDS, 0.287), ("llama-pair", HOLDS, 0.1), ("fragmentation", HOLDS, 0.75),
+        ("example-of-tokens", FAILS, 2.77),
+        ("weak-draft-tokens", DEPENDS, 1.65),
+        ("worked-example", FAILS, 4),
+        ("quantised-draft", DEPENDS, 1.38),
+        ("work", FAILS, 1.8),
+        ("compute-optimal", FAILS, 0.0913),
+        ("gpt3-budget", DEPENDS, 51.23),
+        ("draft-cache", FAILS, 1.6),
+        ("paging-waste", DEPENDS, 0.0698),
+        ("kv-formula", DEPENDS, 512),
+        ("heads-are-small", DEPENDS, 0.11),
+        ("mini-prefill", FAILS, 5),
+        ("formula-of-tokens", HOLDS, 2.31),
+        ("accept-rule", HOLDS, 0),
+        ("bonus", HOLDS, 5),
+        ("threshold", DEPENDS, 0.287),
+        ("llama-pair", HOLDS, 0.1),
+        ("fragmentation", HOLDS, 0.75),
     ],
-)  # fmt: skip
+)
 def test_known_verdicts(id, verdict, number):
     assert CLAIMS[id].verdict == verdict
     assert CLAIMS[id].numbers[0].value == pytest.approx(number, rel=0.01, abs=1e-9)
@@ -59,9 +71,16 @@ def test_known_verdicts(id, verdict, number):
 def test_sound_rules_are_exact_and_wrong_ones_are_not():
     for name in ("sound_rule", "greedy_draft", "other_temperature", "tree_of_residuals"):
         assert audit.compute(name) == pytest.approx(0, abs=1e-9), name
-    for name in ("inconsistent_temperature", "replacement_from_target",
-                 "accepted_tokens", "residual_of_one_number", "replacement_without_offset",
-                 "prompt_never_advanced", "tree_of_naive_siblings", "typical_acceptance"):  # fmt: skip
+    for name in (
+        "inconsistent_temperature",
+        "replacement_from_target",
+        "accepted_tokens",
+        "residual_of_one_number",
+        "replacement_without_offset",
+        "prompt_never_advanced",
+        "tree_of_naive_siblings",
+        "typical_acceptance",
+    ):
         assert audit.compute(name) > 0.02, name
     used = {figure.compute for claim in CLAIMS.values() for figure in claim.numbers}
     assert set(audit.CHECKS) <= used
@@ -69,7 +88,7 @@ def test_sound_rules_are_exact_and_wrong_ones_are_not():
 
 def test_the_page_is_up_to_date():
     committed = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
-    assert committed == audit.page(), "run python -m minispec.course.interview.audit"
+    assert committed == audit.page(), "run python -m minispec_course.interview.audit"
 
 
 def test_the_page_shows_every_claim_and_its_figures(tmp_path):

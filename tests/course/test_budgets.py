@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from mutants.patching import rewrite
 
-from minispec.course import budgets
+from minispec_course.labs import budgets
 
 
 def peak(q, d) -> float:
@@ -25,10 +25,13 @@ def test_choices():
     check_choices()
 
 
-@pytest.mark.parametrize(("old", "new"), [
-    ("AFTER[context[0]] if context", "AFTER[0] if context"),  # the second slot no longer depends on the first token
-    ("budget(drafts), Cal", "2, Cal"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("AFTER[context[0]] if context", "AFTER[0] if context"),  # the second slot no longer depends on the first token
+        ("budget(drafts), Cal", "2, Cal"),
+    ],
+)
 def test_a_toy_that_cannot_tell_them_apart(old, new, monkeypatch):
     rewrite(monkeypatch, budgets, "first_tokens", old, new)
     with pytest.raises(AssertionError):

@@ -11,8 +11,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minispec.course.classroom import builder
-from minispec.course.classroom.spoilers import uncovered
+from minispec_course.build import builder
+from minispec_course.build.spoilers import uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSON = """\
@@ -99,7 +99,7 @@ def test_the_reader_is_told_what_to_do_first(built, repository):
 
     assert cells()[0].source.startswith("# A lesson") and "Shift + Enter" in cells()[1].source
     assert "commit" not in cells()[1].source  # nothing is to be predicted
-    asking = LESSON.replace('print("one")', 'from minispec.course import viz\nguess = viz.predict("?")\nprint("one")')
+    asking = LESSON.replace('print("one")', 'from minispec_course import viz\nguess = viz.predict("?")\nprint("one")')
     source_of(repository).write_text(asking, encoding="utf-8")
     list(builder.build(root=repository))
     assert "commit" in cells()[1].source and builder.check(root=repository) == []
@@ -164,10 +164,7 @@ def edit_notebook(root, change):
         (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=None)), "not run"),
         (lambda root: edit_notebook(root, lambda nb: nb.cells[2].update(execution_count=7)), "not run"),
         (lambda root: edit_notebook(root, lambda nb: nb.cells[-1].update(uncovered(nb.cells[-1]))), "shows the answer"),
-        (
-            lambda root: shutil.copy(notebook_of(root), root / "notebooks/02_other.ipynb"),
-            "02_other.ipynb has no",
-        ),
+        (lambda root: shutil.copy(notebook_of(root), root / "notebooks/02_other.ipynb"), "02_other.ipynb has no"),
     ],
 )
 def test_check_finds_what_is_stale(repository, spoil, complaint):

@@ -9,10 +9,10 @@ import pytest
 from graders import solutions
 from mutants.patching import broken
 
-from minispec.course.classroom import crew, grade, guard
-from minispec.course.classroom.gradebook import UNGRADED
-from minispec.course.classroom.guard import OutOfPatience, TimeUp, time_limit
-from minispec.course.classroom.sandbox import Limits, Nursery
+from minispec_course.check import crew, grade, guard
+from minispec_course.check.gradebook import UNGRADED
+from minispec_course.check.guard import OutOfPatience, TimeUp, time_limit
+from minispec_course.check.sandbox import Limits, Nursery
 
 
 def spin(seconds: float) -> None:
@@ -44,9 +44,12 @@ def test_a_clock_that_hardly_moves_stops_nothing():
 
 @pytest.mark.parametrize(
     ("old", "new"),
-    [("by_wall, start", "by_wall, start"), ("if by_wall or (left", "if True or (left"),
-     ("by_wall, start, last = clock is monotonic,", "by_wall, start, last = True,")],
-)  # fmt: skip
+    [
+        ("by_wall, start", "by_wall, start"),
+        ("if by_wall or (left", "if True or (left"),
+        ("by_wall, start, last = clock is monotonic,", "by_wall, start, last = True,"),
+    ],
+)
 def test_mutants_that_go_by_the_wall_are_caught(tmp_path, old, new):
     mutant = broken(guard, old, new, tmp_path)
     assert (outcome(mutant.time_limit, 0.3, slow_clock) == "done") == (old == new)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.course.classroom.check import RIGHT, WRONG, judge
-from minispec.course.classroom.sets import e18
+from minispec_course.check.check import RIGHT, WRONG, judge
+from minispec_course.exercises import e18
 
 
 @pytest.fixture

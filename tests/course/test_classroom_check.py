@@ -15,12 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from minispec.course.classroom import draw, exercise, hint, reference
-from minispec.course.classroom.exercise import Complaint, Exercise, distribution_of, law, token, tokens
-from minispec.course.classroom.guard import TimeUp, time_limit
-from minispec.course.classroom.show import differences, kind, same, show
+from minispec_course.check import draw, hint, reference
+from minispec_course.check.guard import TimeUp, time_limit
+from minispec_course.exercises import exercise
+from minispec_course.exercises.exercise import Complaint, Exercise, distribution_of, law, token, tokens
+from minispec_course.exercises.show import differences, kind, same, show
 
-checking = import_module("minispec.course.classroom.check")  # the package's `check` is the function
+checking = import_module("minispec_course.check.check")  # the package's `check` is the function
 check, judge, Wrong, NotAttempted = checking.check, checking.judge, checking.Wrong, checking.NotAttempted
 
 
@@ -35,11 +36,18 @@ def doubling(monkeypatch) -> Exercise:
     """Exercise 99.double: twice a law, [V] → [V]."""
     monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
     made = exercise.exercise(
-        "99.double", title="Twice", level="E", minutes=5, points=1, hints=("one", "two", "three"),
-        code="minispec.verify", seconds=0.5, reference=lambda x: 2 * x,
+        "99.double",
+        title="Twice",
+        level="E",
+        minutes=5,
+        points=1,
+        hints=("one", "two", "three"),
+        code="minispec.verify",
+        seconds=0.5,
+        reference=lambda x: 2 * x,
         cases=[dict(x=law(0.5)), dict(x=law(0.25, 0.75))],
         picture=lambda answer: f"drawn: {answer(law(1.0)).tolist()}",
-    )  # fmt: skip
+    )
 
     @made.mutant
     def squares(x):
@@ -345,9 +353,9 @@ def test_the_reference_is_our_own_answer(doubling):
 @pytest.mark.slow
 def test_plain_python_works_too():
     """No kernel, no notebook packages: a check is a function. And nbformat starts without its 38 grammars."""
-    script = "from minispec.course.classroom import check, reference; check('06.accept', reference('06.accept'))"
+    script = "from minispec_course.check import check, reference; check('06.accept', reference('06.accept'))"
     loaded = "import sys; assert not {'IPython', 'plotly', 'nbformat'} & set(sys.modules)"
-    notebooks = "import minispec.course.classroom.cells; assert 'nbformat' in sys.modules and 'lark' not in sys.modules"
+    notebooks = "import minispec_course.build.cells; assert 'nbformat' in sys.modules and 'lark' not in sys.modules"
     out = subprocess.run(
         [sys.executable, "-c", f"{script}\n{loaded}\n{notebooks}"], capture_output=True, text=True, check=True
     ).stdout
@@ -363,8 +371,11 @@ def test_random_numbers_may_be_compared_from_either_side():
         return u < 0.25, torch.tensor(0.5) >= u, u > torch.tensor(0.75)
 
     assert distribution_of(program) == {
-        (True, True, False): 0.25, (False, True, False): 0.25, (False, False, False): 0.25, (False, False, True): 0.25,
-    }  # fmt: skip
+        (True, True, False): 0.25,
+        (False, True, False): 0.25,
+        (False, False, False): 0.25,
+        (False, False, True): 0.25,
+    }
 
 
 @pytest.mark.parametrize("use", [float, lambda u: u * 2, lambda u: 1 - u, lambda u: torch.tensor(0.5) + u])

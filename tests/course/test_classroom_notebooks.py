@@ -8,7 +8,8 @@ import nbformat
 import pytest
 
 from minispec import cli
-from minispec.course.classroom import builder, cells, copies, terminal
+from minispec_course.build import builder, cells
+from minispec_course.check import copies, terminal
 
 SOURCE = '''\
 # %% [markdown]
@@ -17,7 +18,7 @@ SOURCE = '''\
 # %%
 import torch
 
-from minispec.course.classroom import check, hint
+from minispec_course.check import check, hint
 
 # %% [markdown] exercise="06.accept"
 # ## The coin
@@ -95,8 +96,10 @@ WRONG = "def accept(p, q, token):\n    return 1.0"
 def test_the_learner_gets_a_stub_and_the_teacher_the_answer(built):
     stub, solved = read(built).cells[3].source, read(built, "solutions").cells[3].source
     assert stub.splitlines()[1:] == [
-        '    """A docstring that stays."""', "    # what to do", '    raise NotImplementedError("06.accept")',
-    ]  # fmt: skip
+        '    """A docstring that stays."""',
+        "    # what to do",
+        '    raise NotImplementedError("06.accept")',
+    ]
     assert "ratio = p[token] / q[token]\n\n    return min" in solved and "SOLUTION" not in solved
 
 
@@ -105,8 +108,13 @@ def test_cells_are_text_answer_hint_check_in_both(built):
         nb = read(built, folder)
         nbformat.validate(nb)
         assert [cell.metadata.get("minispec", {}).get("role") for cell in nb.cells] == [
-            None, None, None, "answer", "hint", "check",
-        ]  # fmt: skip
+            None,
+            None,
+            None,
+            "answer",
+            "hint",
+            "check",
+        ]
         assert nb.cells[2].source.splitlines()[2] == "*easy · 10 minutes · 1 point*"
         assert nb.cells[4].source.splitlines()[-1] == 'hint("06.accept")'  # no # to remove: it shows a button
     assert [cell.id for cell in read(built).cells] == [cell.id for cell in read(built, "solutions").cells]

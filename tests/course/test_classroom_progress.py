@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from minispec.course.classroom import progress
+from minispec_course.check import progress
 
 FRESH = {"solved": False, "attempts": 0, "hints": 0}
 
@@ -29,9 +29,18 @@ def test_attempts_are_counted_and_solved_stays_solved(file):
 
 @pytest.mark.parametrize(
     "content",
-    ["", "{", "null", "[1]", '"text"', '{"exercises": 3}', '{"exercises": {"06.accept": 3}}',
-     '{"exercises": {"06.accept": {"attempts": -1, "hints": "two", "solved": 1}}}', '{"exercises": [1, 2]}'],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "null",
+        "[1]",
+        '"text"',
+        '{"exercises": 3}',
+        '{"exercises": {"06.accept": 3}}',
+        '{"exercises": {"06.accept": {"attempts": -1, "hints": "two", "solved": 1}}}',
+        '{"exercises": [1, 2]}',
+    ],
+)
 def test_a_spoiled_file_is_no_reason_to_fail(file, content):
     file.parent.mkdir()
     file.write_text(content, encoding="utf-8")
@@ -63,7 +72,7 @@ def test_a_crash_while_writing_leaves_the_old_file(file, monkeypatch):
     def crash(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("minispec.files.write.os.replace", crash)  # the new content is beside it by now
+    monkeypatch.setattr("minispec.load.write.os.replace", crash)  # the new content is beside it by now
     with pytest.raises(KeyboardInterrupt):
         progress.attempted("06.residual", "right")
     assert file.read_bytes() == old and {f.name for f in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
@@ -82,14 +91,16 @@ def test_where_nothing_can_be_written_nothing_is_said(tmp_path, monkeypatch, cap
 @pytest.mark.slow
 def test_two_processes_lose_nothing(file):
     script = (
-        "import sys; from minispec.course.classroom import progress\n"
+        "import sys; from minispec_course.check import progress\n"
         "for _ in range(20): progress.attempted(sys.argv[1], 'wrong'), progress.attempted('06.sampler', 'wrong')"
     )
     running = [subprocess.Popen([sys.executable, "-c", script, id]) for id in ("06.accept", "06.residual")]
     assert [process.wait() for process in running] == [0, 0]
     assert {id: entry["attempts"] for id, entry in progress.read().items()} == {
-        "06.accept": 20, "06.residual": 20, "06.sampler": 40,
-    }  # fmt: skip
+        "06.accept": 20,
+        "06.residual": 20,
+        "06.sampler": 40,
+    }
 
 
 def test_where_the_file_is(monkeypatch, tmp_path):

@@ -18,10 +18,10 @@ import pytest
 import torch
 from graders import HONEST, ROOT, judge_source
 
-from minispec.course.classroom import sandbox
-from minispec.course.classroom.bridge import Pupil
-from minispec.course.classroom.pupil import plain
-from minispec.course.classroom.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery
+from minispec_course.check import sandbox
+from minispec_course.check.bridge import Pupil
+from minispec_course.check.pupil import plain
+from minispec_course.check.sandbox import LANDLOCK, NAMESPACES, RLIMITS, SECCOMP, Limits, Nursery
 
 sys.path.insert(0, str(sandbox.WORKER.parent))
 import seccomp
@@ -216,7 +216,7 @@ FILES = {
     "a program": "open(sys.executable, 'a')",
     "torch": "open(__import__('torch').__file__, 'r+')",
     "system's libraries": "open('/usr/lib/minispec-attack', 'w')",
-}  # fmt: skip
+}
 
 
 def tried(nursery: Nursery, attempts: dict[str, str]) -> dict[str, str]:
@@ -339,8 +339,11 @@ def test_numbers_are_those_of_the_kernel_s_own_list(machine):
     assert misnumbered(tables, machine) == []
     assert max(NUMBERS[machine].values()) == seccomp.NEWEST
     architecture = seccomp.ARCHITECTURES[machine][1]
-    refused = {name for name, number in NUMBERS[machine].items()
-               if run_filter(machine, 77, number, architecture) != seccomp.ALLOW}  # fmt: skip
+    refused = {
+        name
+        for name, number in NUMBERS[machine].items()
+        if run_filter(machine, 77, number, architecture) != seccomp.ALLOW
+    }
     assert refused == {name for table in tables for name in table if name in NUMBERS[machine]} - {"prlimit64"}
     assert not refused & {*NEEDED} and {*NEEDED} <= NUMBERS[machine].keys()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from minispec.course.classroom import copies, terminal
-from minispec.course.stored import PICTURE, WIDGET
+from minispec_course.check import copies, terminal
+from minispec_course.stored import PICTURE, WIDGET
 
 LESSON, SET = "notebooks/00_start.ipynb", "exercises/06_sets.ipynb"
 ALT = {"image/png": {"alt": "A roofline with two points."}, "minispec": {"drawn_from": "0123"}}

@@ -7,7 +7,7 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.course.counting import CountWork
+from minispec_course.labs.counting import CountWork
 
 MICRO = ms.load("micro", device="cpu")
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import jupytext
 import pytest
 
-from minispec.course import interview
-from minispec.course.classroom.spoilers import SPOILER, is_spoiler, uncovered
+from minispec_course import interview
+from minispec_course.build.spoilers import SPOILER, is_spoiler, uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "course/lessons").glob("[!_]*.py"))
@@ -271,8 +271,9 @@ print("later")
 """
     found = answers(jupytext.reads(source, fmt="py:percent").cells)
     assert [(name, cell.source, is_spoiler(cell)) for name, cell in found] == [
-        ("guess", "print(f())", False), ("guess", "guess.reveal(f())", True),
-    ]  # fmt: skip
+        ("guess", "print(f())", False),
+        ("guess", "guess.reveal(f())", True),
+    ]
 
 
 # ---------------------------------------------------------------- what needs what

@@ -12,13 +12,13 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.course import demo
-from minispec.course.demo import Painter, predict, wants_colour
 from minispec.drafters import DRAFTERS, by_name, shipped_draft
 from minispec.drafters.by_name import name_of
-from minispec.files import registry
-from minispec.files.folder import save_folder
+from minispec.load import registry
+from minispec.load.folder import save_folder
 from minispec.trace import Cycle, Trace
+from minispec_course import demo
+from minispec_course.demo import Painter, predict, wants_colour
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -247,15 +247,49 @@ def test_the_json_is_json_and_nothing_else(run, tiny_folder, options, drafter):
     assert (code, err) == (0, "")
     assert facts["drafter"] == drafter  # without a draft: prompt lookup
     assert facts["text"] == ms.generate(ms.load(tiny_folder), "Once upon a time", 8).text
-    assert {"model", "drafter", "k", "temperature", "seed", "prompt", "text", "tokens", "passes", "tokens_per_pass",
-            "accepted", "corrected", "bonus", "drafted", "acceptance", "plain_seconds_per_token", "c", "v",
-            "speculative_seconds_per_token", "speedup", "machine", "trace"} == set(facts)  # fmt: skip
+    assert {
+        "model",
+        "drafter",
+        "k",
+        "temperature",
+        "seed",
+        "prompt",
+        "text",
+        "tokens",
+        "passes",
+        "tokens_per_pass",
+        "accepted",
+        "corrected",
+        "bonus",
+        "drafted",
+        "acceptance",
+        "plain_seconds_per_token",
+        "c",
+        "v",
+        "speculative_seconds_per_token",
+        "speedup",
+        "machine",
+        "trace",
+    } == set(facts)
 
 
 @pytest.mark.slow
 def test_chat_and_automatic_draft_length(run, tiny_folder):
-    code, out, _ = run("demo", "--model", tiny_folder, "--tokens", 8, "--temperature", 0, "--chat", "--k", "auto",
-                       "--prompt", "Why?", "--json")  # fmt: skip
+    code, out, _ = run(
+        "demo",
+        "--model",
+        tiny_folder,
+        "--tokens",
+        8,
+        "--temperature",
+        0,
+        "--chat",
+        "--k",
+        "auto",
+        "--prompt",
+        "Why?",
+        "--json",
+    )
     facts, target = json.loads(out), ms.load(tiny_folder)
     assert code == 0 and facts["k"] == "auto"
     assert facts["text"] == ms.generate(target, [{"role": "user", "content": "Why?"}], 8).text

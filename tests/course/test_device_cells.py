@@ -52,8 +52,12 @@ def test_nbval_compares_nothing_that_depends_on_the_device(file):
 
 
 def test_what_depends_on_it_is_found_and_what_does_not_is_not():
-    cells = ['# %%\nx = ms.load("micro", device="cpu")\nprint(x)', "y = ms.device()\nz = [y]", "z = 1\nprint(z)",
-             "print(y)"]  # fmt: skip
+    cells = [
+        '# %%\nx = ms.load("micro", device="cpu")\nprint(x)',
+        "y = ms.device()\nz = [y]",
+        "z = 1\nprint(z)",
+        "print(y)",
+    ]
     tags = ["", f'# %% tags=["{IGNORED}"]\n', "# %%\n", "# %%\n"]
     source = "\n\n".join(tag + cell for tag, cell in zip(tags, cells, strict=True))
     assert compared_cells_that_depend_on_the_device(source) == ["print(y)"]

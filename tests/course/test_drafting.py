@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.course import drafting
 from minispec.drafters.dflash import load_head
 from minispec.tree import Tree
+from minispec_course.labs import drafting
 
 D = ms.drafters
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minispec.course import exactness
+from minispec_course.labs import exactness
 
 EXACT = 1e-12
 

@@ -9,9 +9,11 @@ import nbformat
 import pytest
 
 import minispec as ms
-from minispec.course.classroom import cells, exam, exercise, progress, terminal
-from minispec.course.classroom.board import places, progress_table
-from minispec.course.classroom.exercise import everything, find
+from minispec_course.build import cells
+from minispec_course.check import exam, progress, terminal
+from minispec_course.check.board import places, progress_table
+from minispec_course.exercises import exercise
+from minispec_course.exercises.exercise import everything, find
 
 START = 1_800_000_000
 RIGHT = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))"
@@ -101,8 +103,11 @@ def test_the_notebook_holds_the_exercises_and_no_hints(file):
     answers = [cell for cell in nb.cells if cell.metadata.get("minispec", {}).get("role") == "answer"]
     assert all(cells.is_stub(cell.source) for cell in answers)
     assert nb.metadata.minispec.exam == {
-        "minutes": 30, "seed": 7, "exercises": ["06.accept", "06.residual"], "started": START,
-    }  # fmt: skip
+        "minutes": 30,
+        "seed": 7,
+        "exercises": ["06.accept", "06.residual"],
+        "started": START,
+    }
     assert f"clock({START + 30 * 60})" in nb.cells[1].source
     assert not any(cell.get("outputs") for cell in nb.cells)
 
@@ -237,8 +242,15 @@ def test_the_sums_are_those_of_the_terminal():
 def test_words_in_the_table_are_words(monkeypatch):
     monkeypatch.setattr(exercise, "REGISTRY", dict(exercise.REGISTRY))
     exercise.exercise(
-        "99.<i>", title='"<b>"', level="E", minutes=5, points=1, hints=("1", "2", "3"), code="minispec.verify",
-        reference=len, cases=[],
-    )  # fmt: skip
+        "99.<i>",
+        title='"<b>"',
+        level="E",
+        minutes=5,
+        points=1,
+        hints=("1", "2", "3"),
+        code="minispec.verify",
+        reference=len,
+        cases=[],
+    )
     html = progress_table()._repr_html_()
     assert "<b>" not in html.replace("<p><b>", "") and "<i>" not in html and "99" in html

@@ -22,11 +22,11 @@ import nbformat
 import pytest
 from mutants.exercises import WRONG_ANSWERS, WrongAnswer
 
-from minispec.course.classroom import builder, cells
-from minispec.course.classroom.check import NOT_ATTEMPTED, RIGHT, WRONG, judge
-from minispec.course.classroom.diagnosis import agree, outcome
-from minispec.course.classroom.exercise import Exercise, everything, find
-from minispec.course.classroom.fresh import trials
+from minispec_course.build import builder, cells
+from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG, judge
+from minispec_course.check.diagnosis import agree, outcome
+from minispec_course.exercises.exercise import Exercise, everything, find
+from minispec_course.exercises.fresh import trials
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "course/exercises").glob("[!_]*.py"))
@@ -232,8 +232,21 @@ def nbval(folder: Path, *notebooks: Path, **environment: str) -> dict[str, set[s
     """Run pytest --nbval: the outcomes of each notebook's cells, such as {"05_draft_and_verify": {"passed"}}."""
     report = folder / "report.xml"
     env = {**os.environ, "MINISPEC_PROGRESS": "off", "MINISPEC_STRICT": "0", **environment}
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "--nbval-cell-timeout=120", "-q",
-               "-p", "no:cacheprovider", "-p", "no:xdist", f"--rootdir={folder}", f"--junit-xml={report}"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--nbval",
+        "--nbval-current-env",
+        "--nbval-cell-timeout=120",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        f"--rootdir={folder}",
+        f"--junit-xml={report}",
+    ]
     subprocess.run([*command, *map(str, notebooks)], cwd=folder, env=env, capture_output=True, text=True)
     outcomes: dict[str, set[str]] = {file.stem: set() for file in notebooks}
     for case in xml.parse(report).iter("testcase"):

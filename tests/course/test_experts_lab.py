@@ -7,7 +7,7 @@ from mutants.patching import rewrite
 
 import minispec as ms
 from minispec import theory
-from minispec.course import experts_lab
+from minispec_course.labs import experts as experts_lab
 
 MIXTRAL = dict(experts=8, per_token=2, always=1.47e9, expert=5.6e9)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from test_exercises import SOURCES, cells_of, find, notebook, surroundings
 
-from minispec.course.classroom.check import RIGHT, WRONG, judge
-from minispec.course.classroom.exercise import everything
+from minispec_course.check.check import RIGHT, WRONG, judge
+from minispec_course.exercises.exercise import everything
 
 FOREIGN = [
     answer

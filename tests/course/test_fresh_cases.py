@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from minispec.course.classroom import exercise as exercises
-from minispec.course.classroom import fresh as drawing
-from minispec.course.classroom.exercise import Exercise, everything, law
-from minispec.course.classroom.fresh import Draw, fresh, properties, trials
-from minispec.course.classroom.show import beside, largest_difference, paste, same
+from minispec_course.exercises import exercise as exercises
+from minispec_course.exercises import fresh as drawing
+from minispec_course.exercises.exercise import Exercise, everything, law
+from minispec_course.exercises.fresh import Draw, fresh, properties, trials
+from minispec_course.exercises.show import beside, largest_difference, paste, same
 
-checking = import_module("minispec.course.classroom.check")
+checking = import_module("minispec_course.check.check")
 judge, earned = checking.judge, checking.earned
 EXERCISES = everything()
 each_exercise = pytest.mark.parametrize("exercise", EXERCISES.values(), ids=lambda exercise: exercise.id)
@@ -35,9 +35,17 @@ def doubling(monkeypatch) -> Exercise:
     monkeypatch.setattr(exercises, "REGISTRY", dict(exercises.REGISTRY))
     monkeypatch.setattr(drawing, "PROPERTIES", dict(drawing.PROPERTIES))
     made = exercises.exercise(
-        "99.twice", title="Twice", level="E", minutes=5, points=3, hints=("one", "two", "three"),
-        code="minispec.verify", seconds=5, reference=lambda x: 2 * x, cases=[dict(x=law(0.5)), dict(x=law(0.25, 0.75))],
-    )  # fmt: skip
+        "99.twice",
+        title="Twice",
+        level="E",
+        minutes=5,
+        points=3,
+        hints=("one", "two", "three"),
+        code="minispec.verify",
+        seconds=5,
+        reference=lambda x: 2 * x,
+        cases=[dict(x=law(0.5)), dict(x=law(0.25, 0.75))],
+    )
 
     @fresh("99.twice", "any length", weight=2)
     def _(draw):
@@ -194,10 +202,15 @@ def test_misbehaviour_is_named(doubling, answer, words):
 @pytest.mark.parametrize(
     "value",
     [
-        law(0.1, 0.25), torch.tensor([[1, 2], [3, 4]]), torch.tensor([0.1, 1 / 3]), torch.zeros(0, 2).double(),
-        torch.tensor([True, False]), [1, (2,), "a", None], torch.tensor([float("inf"), 1.0]).double(),
+        law(0.1, 0.25),
+        torch.tensor([[1, 2], [3, 4]]),
+        torch.tensor([0.1, 1 / 3]),
+        torch.zeros(0, 2).double(),
+        torch.tensor([True, False]),
+        [1, (2,), "a", None],
+        torch.tensor([float("inf"), 1.0]).double(),
     ],
-)  # fmt: skip
+)
 def test_a_pasted_value_is_that_value(value):
     again = eval(paste(value))
     assert same(again, value) and getattr(again, "dtype", None) == getattr(value, "dtype", None)

@@ -29,18 +29,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mutants.exercises import WRONG_ANSWERS
 
-from minispec.course.classroom import check, classreport, collect, release, variants
-from minispec.course.classroom.bridge import use
-from minispec.course.classroom.check import NOT_ATTEMPTED, RIGHT, WRONG, Wrong, judge
-from minispec.course.classroom.exercise import Number, everything, find
-from minispec.course.classroom.fakes import ScriptedModel, whole_text
-from minispec.course.classroom.grade import Options, Task, course, grade_one, tasks_of, without_magic
-from minispec.course.classroom.gradebook import Result, mistakes, summary, write_csv
-from minispec.course.classroom.journal import Journal
-from minispec.course.classroom.pupil import plain
-from minispec.course.classroom.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed
-from minispec.course.classroom.sets.e13 import Device
-from minispec.course.classroom.submission import read, read_folder
+from minispec_course.check import check, classreport, collect, release, variants
+from minispec_course.check.bridge import use
+from minispec_course.check.check import NOT_ATTEMPTED, RIGHT, WRONG, Wrong, judge
+from minispec_course.check.grade import Options, Task, course, grade_one, tasks_of, without_magic
+from minispec_course.check.gradebook import Result, mistakes, summary, write_csv
+from minispec_course.check.journal import Journal
+from minispec_course.check.pupil import plain
+from minispec_course.check.sandbox import NAMESPACES, RLIMITS, WORKER, Limits, Nursery, allowed
+from minispec_course.check.submission import read, read_folder
+from minispec_course.exercises.e13 import Device
+from minispec_course.exercises.exercise import Number, everything, find
+from minispec_course.exercises.fakes import ScriptedModel, whole_text
 
 EXERCISES = everything()
 SECRET = b"a long text that only the teacher of these tests knows"
@@ -49,11 +49,31 @@ SECRET = b"a long text that only the teacher of these tests knows"
 # ---- plain data -----------------------------------------------------------------------------------------------------
 
 VALUES = [
-    None, True, 0, -7, 2**62, 0.1, math.inf, "x", "π", [], [1, [2.0, None]], (1, (2,)), {1, 2},
-    {"a": 1, (1, 2): [3]}, b"\0\xff",
-    torch.arange(6).reshape(2, 3), torch.tensor(0.5), torch.zeros(0, 3), torch.tensor([True, False]),
-    torch.tensor([1.5, math.nan], dtype=torch.bfloat16), np.arange(4.0), np.float32(0.25), np.int64(3), np.bool_(True),
-]  # fmt: skip
+    None,
+    True,
+    0,
+    -7,
+    2**62,
+    0.1,
+    math.inf,
+    "x",
+    "π",
+    [],
+    [1, [2.0, None]],
+    (1, (2,)),
+    {1, 2},
+    {"a": 1, (1, 2): [3]},
+    b"\0\xff",
+    torch.arange(6).reshape(2, 3),
+    torch.tensor(0.5),
+    torch.zeros(0, 3),
+    torch.tensor([True, False]),
+    torch.tensor([1.5, math.nan], dtype=torch.bfloat16),
+    np.arange(4.0),
+    np.float32(0.25),
+    np.int64(3),
+    np.bool_(True),
+]
 
 
 def alike(a, b) -> bool:
@@ -81,11 +101,25 @@ def test_an_object_crosses_as_the_name_of_its_type():
 
 BYTES = {"array": "AAAA", "dtype": "uint8", "numpy": False}
 MALFORMED = [
-    2**63, {}, {"what": 1}, {"tuple": 7}, {"set": [[]]}, {"dict": [[1]]}, {"dict": [[[], 1]]}, {"bytes": "?"},
-    {"remote": 0}, {"tuple": [], "set": []}, BYTES, {**BYTES, "shape": [4]}, {**BYTES, "shape": [-3]},
-    {**BYTES, "shape": [True, 3]}, {**BYTES, "array": "", "shape": [0] * 99},
-    {**BYTES, "shape": [3], "dtype": "object"}, {**BYTES, "shape": 3}, {**BYTES, "shape": [3], "more": 1},
-]  # fmt: skip
+    2**63,
+    {},
+    {"what": 1},
+    {"tuple": 7},
+    {"set": [[]]},
+    {"dict": [[1]]},
+    {"dict": [[[], 1]]},
+    {"bytes": "?"},
+    {"remote": 0},
+    {"tuple": [], "set": []},
+    BYTES,
+    {**BYTES, "shape": [4]},
+    {**BYTES, "shape": [-3]},
+    {**BYTES, "shape": [True, 3]},
+    {**BYTES, "array": "", "shape": [0] * 99},
+    {**BYTES, "shape": [3], "dtype": "object"},
+    {**BYTES, "shape": 3},
+    {**BYTES, "shape": [3], "more": 1},
+]
 
 
 @pytest.mark.parametrize("message", MALFORMED, ids=str)
@@ -97,14 +131,7 @@ def test_what_is_no_plain_data_is_refused(message):
 MARKS = "array dtype shape numpy tuple set dict bytes object remote kind x".split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(MARKS),
-            inner,
-            max_size=4,
-        )
-    ),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(MARKS), inner, max_size=4),
     max_leaves=12,
 )
 
@@ -343,7 +370,9 @@ def test_stubs_are_not_attempted_and_arguments_not_to_be_changed(nursery):
 
 
 HONEST_OTHERWISE = {
-    "loops instead of tensors": ("06.residual", """
+    "loops instead of tensors": (
+        "06.residual",
+        """
 def my_residual(p, q):
     uncovered = []
     for i in range(len(p)):
@@ -352,8 +381,11 @@ def my_residual(p, q):
     if total == 0:
         return p
     return torch.tensor([x / total for x in uncovered])
-"""),
-    "numpy, and a warning": ("06.residual", """
+""",
+    ),
+    "numpy, and a warning": (
+        "06.residual",
+        """
 import warnings
 import numpy as np
 print("converting to numpy")
@@ -363,8 +395,11 @@ def my_residual(p, q):
     left = np.maximum(p.numpy() - q.numpy(), 0)
     print(left)
     return left / left.sum() if left.sum() > 0 else np.array(p)
-"""),
-    "magic, annotations and helpers": ("06.accept", """%%time
+""",
+    ),
+    "magic, annotations and helpers": (
+        "06.accept",
+        """%%time
 from functools import lru_cache
 def ratio(a, b): return a / b
 @lru_cache
@@ -372,13 +407,19 @@ def unused(): ...
 class Coin:
     def __call__(self, p, q, token): return torch.clamp(ratio(p, q)[token], max=1)
 accept = Coin()
-"""),
-    "numpy's own numbers": ("05.rewind", """
+""",
+    ),
+    "numpy's own numbers": (
+        "05.rewind",
+        """
 import numpy as np
 def rewind(n, k, accepted):
     return np.int64(n + accepted), torch.tensor(min(n + accepted, n + k - 1))
-"""),
-    "a sampler with bisect and no pick": ("06.one_hot", """
+""",
+    ),
+    "a sampler with bisect and no pick": (
+        "06.one_hot",
+        """
 def verify_one_hot(p, token, random):
     u, total = random(), 0.0
     for y, mass in enumerate(p.tolist()):
@@ -386,8 +427,9 @@ def verify_one_hot(p, token, random):
         if total > u:
             return y == token, y
     return len(p) - 1 == token, len(p) - 1
-"""),
-}  # fmt: skip
+""",
+    ),
+}
 
 
 @pytest.mark.slow
@@ -520,8 +562,9 @@ def test_a_class_gets_every_mark_right_across_an_interruption(tmp_path):
 
     # A job in the background of a shell ignores Ctrl-C, and its children would too.
     listen = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
-    first = subprocess.Popen(command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             preexec_fn=listen)  # fmt: skip
+    first = subprocess.Popen(
+        command, cwd=tmp_path, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True, preexec_fn=listen
+    )
     while lines() < early and first.poll() is None:
         time.sleep(0.05)
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does it: to the whole group

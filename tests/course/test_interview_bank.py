@@ -15,7 +15,7 @@ from interview_statements import RIGHT, WRONG
 
 from minispec import theory
 from minispec.cli import main
-from minispec.course.interview import (
+from minispec_course.interview import (
     BankError,
     bank_file,
     cards,
@@ -29,9 +29,9 @@ from minispec.course.interview import (
     topics,
     wording,
 )
-from minispec.course.interview.expressions import literals, quantities
-from minispec.course.interview.question import KINDS, LESSONS, LEVELS, Fact, Number, Question, unexplained
-from minispec.course.interview.questions import FOLDER, resolve
+from minispec_course.interview.expressions import literals, quantities
+from minispec_course.interview.question import KINDS, LESSONS, LEVELS, Fact, Number, Question, unexplained
+from minispec_course.interview.questions import FOLDER, resolve
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()
@@ -285,10 +285,18 @@ def test_sources_and_coverage_say_the_same():
 @pytest.mark.parametrize(
     ("guide", "kind", "count"),
     [
-        ("A", "question", 2), ("A", "follow-up", 4), ("B", "question", 5), ("B", "rapid-fire", 6), ("B", "variant", 6),
-        ("C", "question", 10), ("C", "variant", 7), ("D", "follow-up", 1), ("D", "variant", 3), ("E", "variant", 4),
+        ("A", "question", 2),
+        ("A", "follow-up", 4),
+        ("B", "question", 5),
+        ("B", "rapid-fire", 6),
+        ("B", "variant", 6),
+        ("C", "question", 10),
+        ("C", "variant", 7),
+        ("D", "follow-up", 1),
+        ("D", "variant", 3),
+        ("E", "variant", 4),
     ],
-)  # fmt: skip
+)
 def test_the_inventory_of_the_guides_is_complete(guide, kind, count):
     assert sum(entry["kind"] == kind for entry in COVERAGE[guide].values()) == count
 
@@ -305,16 +313,30 @@ def test_questions_beyond_the_guides():
 @pytest.mark.parametrize(
     ("id", "says"),
     [
-        ("expected-tokens", "2.77"), ("residual-not-p", "0.58"), ("greedy-draft", "one-hot"),
-        ("what-happens-on-rejection", "four"), ("ceiling-of-alpha", "1/(1 − α)"), ("verify-cost", "memory-bound"),
-        ("kv-size", "320 KiB"), ("medusa", "t+1+k"), ("medusa-cost", "0.74 B"), ("compute-optimal", "0.091"),
-        ("quantisation-speed", "2.5 ×"), ("accepted-tokens-law", "min(p, q)/β"), ("total-flops", "3.0 ×"),
-        ("quantised-draft", "1.4 ×"), ("draft-cache-memory", "512 KiB"), ("break-even", "α > c"),
-        ("train-past-optimal", "51 B"), ("sampling-parameters", "Not for exactness"),
+        ("expected-tokens", "2.77"),
+        ("residual-not-p", "0.58"),
+        ("greedy-draft", "one-hot"),
+        ("what-happens-on-rejection", "four"),
+        ("ceiling-of-alpha", "1/(1 − α)"),
+        ("verify-cost", "memory-bound"),
+        ("kv-size", "320 KiB"),
+        ("medusa", "t+1+k"),
+        ("medusa-cost", "0.74 B"),
+        ("compute-optimal", "0.091"),
+        ("quantisation-speed", "2.5 ×"),
+        ("accepted-tokens-law", "min(p, q)/β"),
+        ("total-flops", "3.0 ×"),
+        ("quantised-draft", "1.4 ×"),
+        ("draft-cache-memory", "512 KiB"),
+        ("break-even", "α > c"),
+        ("train-past-optimal", "51 B"),
+        ("sampling-parameters", "Not for exactness"),
         ("staged-speculation", "unchanged"),
-        ("prefill-and-decode", "not because attention"), ("block-waste", "180"), ("published-speedups", "4 B"),
+        ("prefill-and-decode", "not because attention"),
+        ("block-waste", "180"),
+        ("published-speedups", "4 B"),
     ],
-)  # fmt: skip
+)
 def test_wrong_claims_are_set_right(id, says):
     assert says in BANK[id].spoken
 
@@ -353,11 +375,16 @@ def test_hashes_are_packed_and_found_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("expression", "value"),
     [
-        ("expected_tokens(0.7, 4)", 2.7731), ("2 * 3 - -1 / 4", 6.25), ("2**10", 1024), ("H200.bandwidth", 4.2e12),
-        ("compute_optimal(120)[0]", 1.0), ("step_work(10, cached=True).pairs", 10),
-        ("acceptance([0.5, 0.5], [1, 0])", 0.5), ("speedup(0.7, 4, c=0.1)", theory.speedup(0.7, 4, 0.1)),
+        ("expected_tokens(0.7, 4)", 2.7731),
+        ("2 * 3 - -1 / 4", 6.25),
+        ("2**10", 1024),
+        ("H200.bandwidth", 4.2e12),
+        ("compute_optimal(120)[0]", 1.0),
+        ("step_work(10, cached=True).pairs", 10),
+        ("acceptance([0.5, 0.5], [1, 0])", 0.5),
+        ("speedup(0.7, 4, c=0.1)", theory.speedup(0.7, 4, 0.1)),
     ],
-)  # fmt: skip
+)
 def test_expressions_compute(expression, value):
     assert evaluate(expression) == pytest.approx(value, rel=1e-12)
 
@@ -365,14 +392,42 @@ def test_expressions_compute(expression, value):
 @pytest.mark.parametrize(
     "expression",
     [
-        "__import__('os')", "open('x')", "().__class__", "expected_tokens.__globals__", "H200.__class__", "H200.name",
-        "lambda: 1", "[x for x in [1]]", "'a'", "math.pi", "theory", "print(1)", "1 if 1 else 2", "9**9**9**9",
-        "[1] * 10", "compute_optimal(1)", "[1, 2]", "True", "expected_tokens", "expected_tokens(2, 4)", "1 / 0", "1 +",
-        "expected_tokens(*[0.7, 4])", "expected_tokens(**H200)", "[1][5]", "(1, 2)[0:1]", "Hardware('a', 1, 1)",
-        "", "sum([1])", "expected_tokens.__code__.co_argcount", "([1] * 3)[0]", "_count(1)",
-        "expected_tokens(0.7)", "x := 1",
+        "__import__('os')",
+        "open('x')",
+        "().__class__",
+        "expected_tokens.__globals__",
+        "H200.__class__",
+        "H200.name",
+        "lambda: 1",
+        "[x for x in [1]]",
+        "'a'",
+        "math.pi",
+        "theory",
+        "print(1)",
+        "1 if 1 else 2",
+        "9**9**9**9",
+        "[1] * 10",
+        "compute_optimal(1)",
+        "[1, 2]",
+        "True",
+        "expected_tokens",
+        "expected_tokens(2, 4)",
+        "1 / 0",
+        "1 +",
+        "expected_tokens(*[0.7, 4])",
+        "expected_tokens(**H200)",
+        "[1][5]",
+        "(1, 2)[0:1]",
+        "Hardware('a', 1, 1)",
+        "",
+        "sum([1])",
+        "expected_tokens.__code__.co_argcount",
+        "([1] * 3)[0]",
+        "_count(1)",
+        "expected_tokens(0.7)",
+        "x := 1",
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_refused(expression):
     with pytest.raises(ValueError):
         evaluate(expression)
@@ -387,11 +442,17 @@ def test_an_answer_from_the_head_may_be_five_per_cent_off():
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("2.77 tokens, 45 % lost", [2.77, 45]), ("1.98 × at K = 4", [1.98]), ("140 GB at 3.35 TB/s", [140, 3.35]),
-        ("LLaMA-2-70B and 7B", []), ("51 B on 1.0 T", [51, 1.0]), ("14,950.5 or 64-fold", [14950.5, 64]),
-        ("2–3×", [3]), ("five tokens, K + 1, 2·N, O(n²)", []), ("262 tokens/s in 42 ms", [262, 42]),
+        ("2.77 tokens, 45 % lost", [2.77, 45]),
+        ("1.98 × at K = 4", [1.98]),
+        ("140 GB at 3.35 TB/s", [140, 3.35]),
+        ("LLaMA-2-70B and 7B", []),
+        ("51 B on 1.0 T", [51, 1.0]),
+        ("14,950.5 or 64-fold", [14950.5, 64]),
+        ("2–3×", [3]),
+        ("five tokens, K + 1, 2·N, O(n²)", []),
+        ("262 tokens/s in 42 ms", [262, 42]),
     ],
-)  # fmt: skip
+)
 def test_numbers_that_need_a_reason(text, found):
     assert quantities(text) == found
 
@@ -520,12 +581,12 @@ def test_a_folder_without_questions(tmp_path):
 
 def test_the_cheat_sheet_is_up_to_date():
     committed = (ROOT / "docs" / "cheatsheet.md").read_text(encoding="utf-8")
-    assert committed == cheatsheet.page(), "run python -m minispec.course.interview.cheatsheet"
+    assert committed == cheatsheet.page(), "run python -m minispec_course.interview.cheatsheet"
 
 
 def test_the_design_sheet_is_up_to_date_and_agrees_with_the_bank():
     committed = (ROOT / "docs" / "design_sheet.md").read_text(encoding="utf-8")
-    assert committed == design_sheet.page(), "run python -m minispec.course.interview.design_sheet"
+    assert committed == design_sheet.page(), "run python -m minispec_course.interview.design_sheet"
     rows = [row for _, rows in design_sheet.SECTIONS for row in rows]
     values = {row.name: row.value for row in rows}
     assert len(values) == len(rows) and all(0 < value < float("inf") for value in values.values())
@@ -567,9 +628,17 @@ def test_the_cheat_sheet_is_one_page_and_its_names_exist():
     text = cheatsheet.page()
     assert len(text.splitlines()) <= 80 and len(text.split()) <= 1800
     assert [name for name, *_ in cheatsheet.VARIANTS] == [
-        "n-gram", "suffix", "draft model", "early exit", "quantised", "cascade", "lookahead", "Medusa", "EAGLE",
+        "n-gram",
+        "suffix",
+        "draft model",
+        "early exit",
+        "quantised",
+        "cascade",
+        "lookahead",
+        "Medusa",
+        "EAGLE",
         "DFlash",
-    ]  # fmt: skip
+    ]
     for _, drafter, id, *cells in cheatsheet.VARIANTS:
         assert resolve(f"minispec.drafters.{drafter}") and id in BANK and len(cells) == 5
     assert all(f"`{name}`" in text for name in cheatsheet.FORMULAS)

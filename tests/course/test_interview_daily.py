@@ -9,11 +9,11 @@ import pytest
 from interview_checks import Script
 from mutants.patching import rewrite
 
-from minispec.course.classroom.exercise import find
-from minispec.course.interview import daily, load, practice, terminal
-from minispec.course.interview.arithmetic import worked
-from minispec.course.interview.drill import Computed, Said, Session, Talk
-from minispec.course.interview.practice import (
+from minispec_course.exercises.exercise import find
+from minispec_course.interview import daily, load, practice, terminal
+from minispec_course.interview.arithmetic import worked
+from minispec_course.interview.drill import Computed, Said, Session, Talk
+from minispec_course.interview.practice import (
     ASKED,
     FORMULAS,
     Choice,
@@ -25,8 +25,8 @@ from minispec.course.interview.practice import (
     overview,
     practise,
 )
-from minispec.course.interview.schedule import Schedule
-from minispec.course.interview.stated import judge
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.stated import judge
 
 BANK = load()
 
@@ -173,7 +173,7 @@ def test_in_a_notebook_a_button_starts_it(tmp_path):
 
 
 def test_enter_submits_a_number():
-    from minispec.course.interview.widget import Sitting
+    from minispec_course.interview.widget import Sitting
 
     item = fresh_number(random.Random(0))
     sitting = Sitting(Session([item], 10, Schedule(None)))
@@ -182,7 +182,7 @@ def test_enter_submits_a_number():
 
 
 def test_enter_submits_an_answer_once():
-    from minispec.course.interview.widget import Sitting
+    from minispec_course.interview.widget import Sitting
 
     talk = next(Talk(question) for question in BANK.values() if question.follow_ups)
     sitting = Sitting(Session([talk], 10, Schedule(None)))

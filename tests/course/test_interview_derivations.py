@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from minispec import exact, theory, verify
-from minispec.course.interview import derivations, load
-from minispec.course.interview.arithmetic import worked
-from minispec.course.interview.derivations import DERIVATIONS, derivations_for
+from minispec_course.interview import derivations, load
+from minispec_course.interview.arithmetic import worked
+from minispec_course.interview.derivations import DERIVATIONS, derivations_for
 
 BANK = load()
 STAFF = derivations_for("L6")
@@ -97,8 +97,12 @@ def test_the_best_length():
 def check_where_it_stops() -> None:
     for seed in SEEDS:
         derivation = derivations.where_it_stops(random.Random(seed))
-        alpha, k, c = (float(re.search(rf"{name} = ([\d.]+\d)", derivation.given)[1]) if name != "k" else
-                       int(re.search(r"k = (\d)", derivation.given)[1]) for name in ("α", "k", "c"))  # fmt: skip
+        alpha, k, c = (
+            float(re.search(rf"{name} = ([\d.]+\d)", derivation.given)[1])
+            if name != "k"
+            else int(re.search(r"k = (\d)", derivation.given)[1])
+            for name in ("α", "k", "c")
+        )
 
         def gain(batch: int, alpha=alpha, k=k, c=c) -> float:
             return theory.speedup(alpha, k, c, v=theory.verify_cost(theory.H200, 8e9, k, batch))

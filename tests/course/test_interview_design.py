@@ -10,15 +10,15 @@ from itertools import product
 import pytest
 from mutants.patching import rewrite
 
-from minispec.course.interview import debrief, evidence, load, record, rounds
-from minispec.course.interview.debrief import Debrief, report
-from minispec.course.interview.drill import PUSH_BACK, SINKS, Box
-from minispec.course.interview.evidence import Graded, graded, level_of, refusal, suggest
-from minispec.course.interview.matcher import sentences
-from minispec.course.interview.mock_interview import Interview
-from minispec.course.interview.question import LEVELS, PushBack, Question, needed
-from minispec.course.interview.reactions import asked_for, takes_back
-from minispec.course.interview.rounds import BEGIN, ELSE, GRADES, NOTHING, NUMBER, SCOPE, SCOPING, Reply, Turn, talk
+from minispec_course.interview import debrief, evidence, load, record, rounds
+from minispec_course.interview.debrief import Debrief, report
+from minispec_course.interview.drill import PUSH_BACK, SINKS, Box
+from minispec_course.interview.evidence import Graded, graded, level_of, refusal, suggest
+from minispec_course.interview.matcher import sentences
+from minispec_course.interview.mock_interview import Interview
+from minispec_course.interview.question import LEVELS, PushBack, Question, needed
+from minispec_course.interview.reactions import asked_for, takes_back
+from minispec_course.interview.rounds import BEGIN, ELSE, GRADES, NOTHING, NUMBER, SCOPE, SCOPING, Reply, Turn, talk
 
 BANK = load()
 CASES = {id: question for id, question in BANK.items() if question.case}
@@ -85,15 +85,19 @@ def test_facts_are_told_when_asked_for_or_before_the_drawing():
     check_facts_are_told_when_asked_for_or_before_the_drawing()
 
 
-@pytest.mark.parametrize(("text", "things"), [
-    ("What traffic do we have, and which latency target?", {"traffic", "latency target"}),
-    ("I would like to know how long prompts are, and which GPUs we have.", {"lengths", "hardware"}),
-    ("I assume 64 requests at a time on one H200.", {"traffic", "hardware"}),
-    ("Let's say two H200, and p95 of 30 ms.", {"hardware", "latency target"}),
-    ("What is the traffic?", {"traffic"}),
-    ("I would take 8 cards as H200. Is that p95?", {"hardware", "latency target"}),
-    ("There is a lot of traffic, and the latency target is tight on this hardware.", set()), (NO, set()),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("text", "things"),
+    [
+        ("What traffic do we have, and which latency target?", {"traffic", "latency target"}),
+        ("I would like to know how long prompts are, and which GPUs we have.", {"lengths", "hardware"}),
+        ("I assume 64 requests at a time on one H200.", {"traffic", "hardware"}),
+        ("Let's say two H200, and p95 of 30 ms.", {"hardware", "latency target"}),
+        ("What is the traffic?", {"traffic"}),
+        ("I would take 8 cards as H200. Is that p95?", {"hardware", "latency target"}),
+        ("There is a lot of traffic, and the latency target is tight on this hardware.", set()),
+        (NO, set()),
+    ],
+)
 def test_what_is_asked_for_or_assumed(text, things):
     assert set(asked_for(text)) == things
 
@@ -102,8 +106,14 @@ def check_scoping_counts_before_the_facts() -> None:
     """Two things before the facts are told; afterwards, or one, or recited, earns nothing, whatever is ticked."""
     asks, late = "What traffic do we have? And which latency target?", "I assume 64 requests at a time on one H200."
     recites = NODE.question
-    for first, drawn, earned in ((asks, "", True), (late, "", True), (NO, asks, False), (NO, late, False),
-                                 ("What is the traffic?", late, False), (recites, "", False)):  # fmt: skip
+    for first, drawn, earned in (
+        (asks, "", True),
+        (late, "", True),
+        (NO, asks, False),
+        (NO, late, False),
+        ("What is the traffic?", late, False),
+        (recites, "", False),
+    ):
         replies = {SCOPING: first, BEGIN: NO, rounds.DRAW: drawn}
         turn, transcript = converse(
             NODE, lambda turn, replies=replies: next((r for end, r in replies.items() if turn.says.endswith(end)), "")
@@ -226,8 +236,10 @@ def check_prompts_and_levels_are_monotone() -> None:
     for shape in ((3, 3, 3), (3, 4, 4)):
         points = dict(zip(LEVELS, shape, strict=True))
         ways = [[(a, b) for a in range(n + 1) for b in range(n + 1 - a)] for n in shape]
-        level = {way: level_of(*(dict(zip(LEVELS, each, strict=True)) for each in zip(*way, strict=True)), points)
-                 for way in product(*ways)}  # fmt: skip
+        level = {
+            way: level_of(*(dict(zip(LEVELS, each, strict=True)) for each in zip(*way, strict=True)), points)
+            for way in product(*ways)
+        }
         for way, found in level.items():
             assert found < 3 or way[2][0] >= needed(shape[2])
             if not any(alone for alone, _ in way):
@@ -256,8 +268,11 @@ def check_an_echo_earns_nothing() -> None:
             found = suggest(turn, transcript)
             said = [each for each in sentences(turn.heard) if len(each.split()) > 5]
             for shift in range(3):  # every line with what is suggested, or with some sentence of the echo
-                ticks = {i: match.quote if match.suggested else said[(i + shift * 7) % len(said)]
-                         for i, match in enumerate(found) if turn.boxes[i].group in LEVELS}  # fmt: skip
+                ticks = {
+                    i: match.quote if match.suggested else said[(i + shift * 7) % len(said)]
+                    for i, match in enumerate(found)
+                    if turn.boxes[i].group in LEVELS
+                }
                 assert not graded(turn, Reply(ticks=ticks), transcript).level(), (question.id, echo)
             highest = sorted((i for i, box in enumerate(turn.boxes) if box.group in LEVELS), reverse=True)
             ticks = dict(zip(highest, said, strict=False))  # a sentence each, those of the beginning for L6
@@ -339,8 +354,10 @@ def test_whatever_replies_to_a_heading_is_prompted():
 def check_the_first_words_are_suggested() -> None:
     """Those from before a prompt, though the later ones hold more of the point."""
     first, later = "Admission is what a load test gives me, and overload sheds the newest requests.", f"{NODE.L6[1]}."
-    turn, transcript = converse(NODE, lambda turn: first if turn.says.endswith(rounds.DRAW) else later
-                                if turn.kind in ("board", "push-back") else "")  # fmt: skip
+    turn, transcript = converse(
+        NODE,
+        lambda turn: first if turn.says.endswith(rounds.DRAW) else later if turn.kind in ("board", "push-back") else "",
+    )
     i = [box.text for box in turn.boxes].index(NODE.L6[1])
     assert suggest(turn, transcript)[i].quote == first
 
@@ -354,8 +371,12 @@ def test_a_reply_to_a_change_that_names_nothing_is_not_prompted():
     point = NODE.L6[1]
     named = replace(NODE, case=replace(NODE.case, whiteboard=("Admission, load tests and overload",)))
     for question in (NODE, named):
-        turn, transcript = converse(question, lambda turn: f"{point}." if turn.kind == "change" else "Memory is read."
-                                    if turn.says.endswith(rounds.DRAW) else "")  # fmt: skip
+        turn, transcript = converse(
+            question,
+            lambda turn: (
+                f"{point}." if turn.kind == "change" else "Memory is read." if turn.says.endswith(rounds.DRAW) else ""
+            ),
+        )
         i = [box.text for box in turn.boxes].index(point)
         assert "board" in kinds(transcript)
         assert (i in graded(turn, Reply(ticks={i: point}), transcript).prompted) == (question is named)
@@ -425,8 +446,12 @@ def test_no_push_back_repeats_the_change():
 
 
 def test_only_the_same_thing_is_a_repetition():
-    pairs = [(change.says, push_back.says) for question in CASES.values() for change in question.case.changes
-             for push_back in question.push_backs]  # fmt: skip
+    pairs = [
+        (change.says, push_back.says)
+        for question in CASES.values()
+        for change in question.case.changes
+        for push_back in question.push_backs
+    ]
     assert not [pair for pair in pairs if rounds.repeats(*pair)]
     assert all(rounds.repeats(*pair) for pair in SAME.items())
 
@@ -556,21 +581,28 @@ def test_a_no_hire_says_why_and_a_hire_does_not():
     head = section(report(held), "The design round")
     assert "o hire at" in head and len(found.why()) == 2 and all(line in head for line in found.why())
     assert all(any(debrief.short(asked, 72) in line for line in found.why()) for asked, *_ in found.rows())
-    hired = hold(lambda turn: points_of(BANK[turn.question]) if turn.question else NO,
-                 lambda turn, _: every_point(turn))  # fmt: skip
+    hired = hold(
+        lambda turn: points_of(BANK[turn.question]) if turn.question else NO, lambda turn, _: every_point(turn)
+    )
     assert "**Hire at" in report(hired) and Debrief(hired, "design").why() == []
 
 
 # ---------------------------------------------------------------- doubted
 
 
-@pytest.mark.parametrize(("reply", "back"), [
-    ("I take that back; at this batch it is not free.", True), ("No, that was wrong.", True),
-    ("Not very, I misspoke.", True),
-    ("You're right, I should have computed first.", True), ("I am not sure at all, let me compute it.", True),
-    ("Quite sure, we always do it.", False), ("Very sure. A measurement would change my mind.", False),
-    ("I am certain that it is right.", False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "back"),
+    [
+        ("I take that back; at this batch it is not free.", True),
+        ("No, that was wrong.", True),
+        ("Not very, I misspoke.", True),
+        ("You're right, I should have computed first.", True),
+        ("I am not sure at all, let me compute it.", True),
+        ("Quite sure, we always do it.", False),
+        ("Very sure. A measurement would change my mind.", False),
+        ("I am certain that it is right.", False),
+    ],
+)
 def test_what_takes_a_statement_back(reply, back):
     assert takes_back("Picks flags before computing", reply) == back
 
@@ -585,9 +617,10 @@ def check_a_doubted_statement() -> None:
     for reply, back in (("I take that back, it was wrong.", True), (SURE, False), ("I don't know.", None)):
         turn, transcript = converse(
             question,
-            lambda turn, reply=reply: reply if turn.doubts else f"{points_of(question)} {sink}. 3 GB."
-            if turn.kind == "ask" else "",
-        )  # fmt: skip
+            lambda turn, reply=reply: (
+                reply if turn.doubts else f"{points_of(question)} {sink}. 3 GB." if turn.kind == "ask" else ""
+            ),
+        )
         assert [t.doubts for _, t, *_ in transcript if t.kind == "check"] == [sink]
         i = [box.text for box in turn.boxes].index(sink)
         found = graded(turn, Reply(), transcript)
@@ -654,44 +687,133 @@ def test_a_mistake_is_no_point():
 
 LOWERED = "reached(lowered(alone, after), points, lacking)"
 MUTANTS = {
-    "whoever corrects anything corrects everything": (evidence, "taken_back", ">= ABOUT_IT", ">= 0",
-                                                      lambda: check_a_correction_is_about_something()),
-    "only a doubted statement can be taken back": (evidence, "taken_back", "{**unasked, **doubted}", "doubted",
-                                                   lambda: check_a_mistake_corrected_unasked_costs_nothing()),
-    "a mistake makes a point": (evidence, "_weighed", "if more else match", "if False else match",
-                                lambda: check_a_mistake_is_no_point()),
-    "the facts are read out": (rounds.Conversation, "drawing", "if fact not in told", "",
-                               check_facts_are_told_when_asked_for_or_before_the_drawing),
-    "scoping counts at any time": (evidence, "reply_to", "if after.kind not in GOES_ON:", "if False:",
-                                   check_scoping_counts_before_the_facts),
-    "every heading is read out": (rounds.Conversation, "drawing", "if not find(heading, self.answer, DEALT_WITH)",
-                                  "if True or find(heading, self.answer)", check_only_what_is_missing_is_asked_for),
-    "a prompt costs nothing": (evidence, "graded", "after = prompted(turn, {**shown, **claimed}, talk)",
-                               "after = frozenset()", check_alone_is_l6_and_prompted_is_not),
-    "headings name nothing": (evidence, "by_themselves", "if asked not in NAMES else ()", "",
-                              check_whatever_replies_to_a_heading_is_prompted),
-    "once more is by oneself": (evidence, "by_themselves", "(asked in NAMES)", "False",
-                                check_whatever_replies_to_a_heading_is_prompted),
-    "an echo is one's own": (evidence, "own_words", "if new or not words", "if True or not words",
-                             check_an_echo_earns_nothing),
-    "later words are suggested": (evidence, "suggest", "box.group in LEVELS and", "False and",
-                                  check_the_first_words_are_suggested),
-    "a lowered point counts for L6": (evidence, "level_of", f"min(len(LEVELS) - 1, {LOWERED})", LOWERED,
-                                      check_prompts_and_levels_are_monotone),
-    "a change has no key": (rounds.Conversation, "change", "if reply:", "if False:",
-                            check_a_reply_to_a_change_is_matched),
-    "a change's own key is not used": (rounds.Conversation, "change", "change.reply or", "",
-                                       check_no_push_back_repeats_the_change),
-    "a push-back repeats": (rounds.Conversation, "push_back", "if push_back != self.met", "",
-                            check_no_push_back_repeats_the_change),
-    "the line counts prompts in full": (record, "next_level", "lowered(alone, after)",
-                                        "{k: alone[k] + after[k] for k in LEVELS}",
-                                        check_the_next_level_is_what_is_missing),
-    "a retraction is not heard": (evidence, "taken_back", "takes_back(sink, reply.text)", "False",
-                                  check_a_doubted_statement),
-    "scoping is something else": (debrief, "is_answer", "not turn.says.endswith((SCOPING, BEGIN))", "True",
-                                  check_scoping_is_a_strength_or_a_concern),
-}  # fmt: skip
+    "whoever corrects anything corrects everything": (
+        evidence,
+        "taken_back",
+        ">= ABOUT_IT",
+        ">= 0",
+        lambda: check_a_correction_is_about_something(),
+    ),
+    "only a doubted statement can be taken back": (
+        evidence,
+        "taken_back",
+        "{**unasked, **doubted}",
+        "doubted",
+        lambda: check_a_mistake_corrected_unasked_costs_nothing(),
+    ),
+    "a mistake makes a point": (
+        evidence,
+        "_weighed",
+        "if more else match",
+        "if False else match",
+        lambda: check_a_mistake_is_no_point(),
+    ),
+    "the facts are read out": (
+        rounds.Conversation,
+        "drawing",
+        "if fact not in told",
+        "",
+        check_facts_are_told_when_asked_for_or_before_the_drawing,
+    ),
+    "scoping counts at any time": (
+        evidence,
+        "reply_to",
+        "if after.kind not in GOES_ON:",
+        "if False:",
+        check_scoping_counts_before_the_facts,
+    ),
+    "every heading is read out": (
+        rounds.Conversation,
+        "drawing",
+        "if not find(heading, self.answer, DEALT_WITH)",
+        "if True or find(heading, self.answer)",
+        check_only_what_is_missing_is_asked_for,
+    ),
+    "a prompt costs nothing": (
+        evidence,
+        "graded",
+        "after = prompted(turn, {**shown, **claimed}, talk)",
+        "after = frozenset()",
+        check_alone_is_l6_and_prompted_is_not,
+    ),
+    "headings name nothing": (
+        evidence,
+        "by_themselves",
+        "if asked not in NAMES else ()",
+        "",
+        check_whatever_replies_to_a_heading_is_prompted,
+    ),
+    "once more is by oneself": (
+        evidence,
+        "by_themselves",
+        "(asked in NAMES)",
+        "False",
+        check_whatever_replies_to_a_heading_is_prompted,
+    ),
+    "an echo is one's own": (
+        evidence,
+        "own_words",
+        "if new or not words",
+        "if True or not words",
+        check_an_echo_earns_nothing,
+    ),
+    "later words are suggested": (
+        evidence,
+        "suggest",
+        "box.group in LEVELS and",
+        "False and",
+        check_the_first_words_are_suggested,
+    ),
+    "a lowered point counts for L6": (
+        evidence,
+        "level_of",
+        f"min(len(LEVELS) - 1, {LOWERED})",
+        LOWERED,
+        check_prompts_and_levels_are_monotone,
+    ),
+    "a change has no key": (
+        rounds.Conversation,
+        "change",
+        "if reply:",
+        "if False:",
+        check_a_reply_to_a_change_is_matched,
+    ),
+    "a change's own key is not used": (
+        rounds.Conversation,
+        "change",
+        "change.reply or",
+        "",
+        check_no_push_back_repeats_the_change,
+    ),
+    "a push-back repeats": (
+        rounds.Conversation,
+        "push_back",
+        "if push_back != self.met",
+        "",
+        check_no_push_back_repeats_the_change,
+    ),
+    "the line counts prompts in full": (
+        record,
+        "next_level",
+        "lowered(alone, after)",
+        "{k: alone[k] + after[k] for k in LEVELS}",
+        check_the_next_level_is_what_is_missing,
+    ),
+    "a retraction is not heard": (
+        evidence,
+        "taken_back",
+        "takes_back(sink, reply.text)",
+        "False",
+        check_a_doubted_statement,
+    ),
+    "scoping is something else": (
+        debrief,
+        "is_answer",
+        "not turn.says.endswith((SCOPING, BEGIN))",
+        "True",
+        check_scoping_is_a_strength_or_a_concern,
+    ),
+}
 
 
 @pytest.mark.slow

@@ -15,10 +15,10 @@ from fsrs import Rating
 from interview_checks import ticks
 from mutants.patching import rewrite
 
-import minispec as ms
-from minispec.course.interview import LEVELS, load, start, stated
-from minispec.course.interview.arithmetic import worked
-from minispec.course.interview.drill import (
+from minispec_course import interview
+from minispec_course.interview import LEVELS, load, start, stated
+from minispec_course.interview.arithmetic import worked
+from minispec_course.interview.drill import (
     FOLLOW_UP,
     PUSH_BACK,
     RAISES,
@@ -30,11 +30,11 @@ from minispec.course.interview.drill import (
     Talk,
     choose,
 )
-from minispec.course.interview.question import Number
-from minispec.course.interview.schedule import Schedule
-from minispec.course.interview.stated import judge
-from minispec.course.interview.summary import explained, reading, summary, topic_levels, weak
-from minispec.course.interview.widget import Drill, Sitting
+from minispec_course.interview.question import Number
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.stated import judge
+from minispec_course.interview.summary import explained, reading, summary, topic_levels, weak
+from minispec_course.interview.widget import Drill, Sitting
 
 BANK = load()
 KV = BANK["kv-size"]
@@ -114,19 +114,27 @@ def check_numbers_as_people_type_them() -> None:
     """The drill reads what the mock interview reads (stated.py)."""
     for value, unit, *texts in (
         (2.77, "", "2.77", "2,77", "about 2.77", "1 + 0.7 + 0.49 + 0.343 + 0.24 = 2.77", "2.77, I think"),
-        (1000, "", "1,000", "1 000", "1000", "2*500", "1e3", "10^3", "10³ is 1000"), (1000.5, "", "1.000,5", "1,000.5"),
-        (1e9, "", "1e9", "1e+9", "1 billion", "1,000,000,000", "10**9"), (5.2, "×", "about 5.2×", "5.2 x", "≈ 5.2"),
-        (12, "GB", "12 GB", "12", "12,000 MB", "0.012 TB", "12 GiB"), (320, "KiB", "320 KiB", "2*80*8*128*2/1024"),
-        (3, "ms", "3 ms", "0.003 s", "3 ms or 0.003 s", "0.003 s, or 3 ms", "3000 µs"), (-4, "", "−4", "minus 4"),
-        (0.45, "", "45 %", "0.45"), (45, "%", "45 %", "45", "0.45"),
-    ):  # fmt: skip
+        (1000, "", "1,000", "1 000", "1000", "2*500", "1e3", "10^3", "10³ is 1000"),
+        (1000.5, "", "1.000,5", "1,000.5"),
+        (1e9, "", "1e9", "1e+9", "1 billion", "1,000,000,000", "10**9"),
+        (5.2, "×", "about 5.2×", "5.2 x", "≈ 5.2"),
+        (12, "GB", "12 GB", "12", "12,000 MB", "0.012 TB", "12 GiB"),
+        (320, "KiB", "320 KiB", "2*80*8*128*2/1024"),
+        (3, "ms", "3 ms", "0.003 s", "3 ms or 0.003 s", "0.003 s, or 3 ms", "3000 µs"),
+        (-4, "", "−4", "minus 4"),
+        (0.45, "", "45 %", "0.45"),
+        (45, "%", "45 %", "45", "0.45"),
+    ):
         for text in texts:
             session = Session([figure_of(value, unit)], 10)
             assert session.asks_again(text) == "" and session.computed(text).right, (value, text)
     for value, unit, *texts in (
-        (1000, "", "1,00", "100", "1e4"), (12, "GB", "12 MB", "12 KiB"), (3, "ms", "3 s", "0.003 ms", "4 ms"),
-        (320, "KiB", "320 GB"), (5.2, "×", "5.9×"),
-    ):  # fmt: skip
+        (1000, "", "1,00", "100", "1e4"),
+        (12, "GB", "12 MB", "12 KiB"),
+        (3, "ms", "3 s", "0.003 ms", "4 ms"),
+        (320, "KiB", "320 GB"),
+        (5.2, "×", "5.9×"),
+    ):
         for text in texts:
             session = Session([figure_of(value, unit)], 10)
             assert session.asks_again(text) == "" and not session.computed(text).right, (value, text)
@@ -149,16 +157,19 @@ def test_numbers_as_people_type_them():
     check_numbers_as_people_type_them()
 
 
-@pytest.mark.parametrize(("owner", "name", "old", "new"), [
-    (stated, "_digits", r'"[1-9]\d{0,2}(\.\d{3})+,"', '"never"'),
-    (stated, "judge", "(same or not value.either)", "not value.either"),
-    (stated.Value, "readings", "if kind != other or 0.9 < much / wanted < 1.1:", "if True:"),
-    (Session, "computed", "judge(self.current.number, text)", "judge(self.current.number, text[:3])"),
-    (Session, "asks_again", "if text.strip() else", "if False else"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new"),
+    [
+        (stated, "_digits", r'"[1-9]\d{0,2}(\.\d{3})+,"', '"never"'),
+        (stated, "judge", "(same or not value.either)", "not value.either"),
+        (stated.Value, "readings", "if kind != other or 0.9 < much / wanted < 1.1:", "if True:"),
+        (Session, "computed", "judge(self.current.number, text)", "judge(self.current.number, text[:3])"),
+        (Session, "asks_again", "if text.strip() else", "if False else"),
+    ],
+)
 def test_the_check_of_numbers_sees_what_it_is_for(owner, name, old, new, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
-    monkeypatch.setattr(sys.modules["minispec.course.interview.drill"], "judge", stated.judge)
+    monkeypatch.setattr(sys.modules["minispec_course.interview.drill"], "judge", stated.judge)
     with pytest.raises((AssertionError, ValueError)):
         check_numbers_as_people_type_them()
 
@@ -219,11 +230,15 @@ def test_topics_and_levels_are_kept_to():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (dict(wanted=["cooking"]), "topics='cooking'.*kv-cache"), (dict(levels=["L7"]), "levels='L7'.*L4, L5, L6"),
-        (dict(levels=[]), "at least one"), (dict(minutes=0), "minutes=0"), (dict(minutes=True), "minutes=True"),
-        (dict(minutes=float("nan")), "minutes=nan"), (dict(minutes="5"), "minutes='5'"),
+        (dict(wanted=["cooking"]), "topics='cooking'.*kv-cache"),
+        (dict(levels=["L7"]), "levels='L7'.*L4, L5, L6"),
+        (dict(levels=[]), "at least one"),
+        (dict(minutes=0), "minutes=0"),
+        (dict(minutes=True), "minutes=True"),
+        (dict(minutes=float("nan")), "minutes=nan"),
+        (dict(minutes="5"), "minutes='5'"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_choice_is_named(options, says):
     with pytest.raises(ValueError, match=says):
         choose(BANK, Schedule(None), **{"minutes": 20, "seed": 0, **options})
@@ -303,20 +318,43 @@ def test_two_notebooks_at_once_lose_nothing(kept):
     assert set(Schedule(kept).cards) == {"a", "b"}
 
 
-CARD = {"card_id": 0, "state": 2, "step": None, "stability": 2.3, "difficulty": 2.1, "due": "2030-01-03T00:00:00+00:00",
-        "last_review": "2030-01-01T00:00:00+00:00"}  # fmt: skip
+CARD = {
+    "card_id": 0,
+    "state": 2,
+    "step": None,
+    "stability": 2.3,
+    "difficulty": 2.1,
+    "due": "2030-01-03T00:00:00+00:00",
+    "last_review": "2030-01-01T00:00:00+00:00",
+}
 
 
 @pytest.mark.parametrize(
     "content",
     [
-        "{", "", "[]", "null", '{"cards": 3}', '{"cards": {"a": 1}}', '{"cards": {"a": {}}}', b"\xff\xfe",
-        *(json.dumps({"cards": {"a": {**CARD, **wrong}}}) for wrong in (
-            {"state": 9}, {"state": 3}, {"stability": None}, {"stability": -1}, {"difficulty": float("nan")},
-            {"due": "soon"}, {"due": "2030-01-03T00:00:00"}, {"last_review": None},
-        )),
+        "{",
+        "",
+        "[]",
+        "null",
+        '{"cards": 3}',
+        '{"cards": {"a": 1}}',
+        '{"cards": {"a": {}}}',
+        b"\xff\xfe",
+        *(
+            json.dumps({"cards": {"a": {**CARD, **wrong}}})
+            for wrong in (
+                {"state": 9},
+                {"state": 3},
+                {"stability": None},
+                {"stability": -1},
+                {"difficulty": float("nan")},
+                {"due": "soon"},
+                {"due": "2030-01-03T00:00:00"},
+                {"last_review": None},
+            )
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_broken_file_is_kept_aside_and_said(kept, content):
     kept.parent.mkdir()
     content = content if isinstance(content, bytes) else content.encode()
@@ -433,7 +471,7 @@ def test_a_sitting_can_be_skipped_through_and_ended():
 
 
 def test_the_choices_of_the_widget_reach_the_drill():
-    drill = ms.interview.drill(topics=["speed"], minutes=9, seed=0)
+    drill = interview.drill(topics=["speed"], minutes=9, seed=0)
     assert isinstance(drill, Drill)
     drill._topics.value = ("paging",)
     drill._levels["L6"].value = False
@@ -441,11 +479,11 @@ def test_the_choices_of_the_widget_reach_the_drill():
     items = drill.sitting.session.items
     assert {item.question.topic for item in items} == {"paging"} and items[0].levels == ("L4", "L5")
     with pytest.raises(ValueError, match="cooking"):
-        ms.interview.drill(topics=["cooking"])
+        interview.drill(topics=["cooking"])
 
 
 def test_a_drill_without_a_level_says_what_is_missing():
-    drill = ms.interview.drill()
+    drill = interview.drill()
     for box in drill._levels.values():
         box.value = False
     drill.begin()
@@ -455,15 +493,15 @@ def test_a_drill_without_a_level_says_what_is_missing():
 def test_a_broken_file_is_said_in_the_notebook(kept):
     kept.parent.mkdir()
     kept.write_text("{")
-    drill = ms.interview.drill(seed=0)
+    drill = interview.drill(seed=0)
     drill.begin()
     assert "drill.json.broken" in drill.sitting._head.value
 
 
 def test_the_name_of_the_drill_stays_a_function():
-    import minispec.course.interview.drill  # noqa: F401  (the module of the same name)
+    import minispec_course.interview.drill  # noqa: F401  (the module of the same name)
 
-    assert callable(ms.interview.drill) and callable(ms.interview.mock)
+    assert callable(interview.drill) and callable(interview.mock)
 
 
 def test_a_question_without_follow_ups_can_be_drilled():
@@ -474,6 +512,6 @@ def test_a_question_without_follow_ups_can_be_drilled():
 @pytest.mark.slow
 def test_the_core_does_not_know_the_interview():
     probe = (
-        "import sys, minispec; print([n for n in sys.modules if n.startswith(('minispec.course.interview', 'fsrs'))])"
+        "import sys, minispec; print([n for n in sys.modules if n.startswith(('minispec_course.interview', 'fsrs'))])"
     )
     assert subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True).stdout.strip() == "[]"

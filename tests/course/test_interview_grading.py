@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from minispec.course import interview
-from minispec.course.interview import summary
-from minispec.course.interview.grading import OURS, Grading, bars
-from minispec.course.interview.question import LEVELS, reached
+from minispec_course import interview
+from minispec_course.interview import summary
+from minispec_course.interview.grading import OURS, Grading, bars
+from minispec_course.interview.question import LEVELS, reached
 
 QUESTION = interview.load()["walk-me-through"]
 

@@ -8,11 +8,11 @@ from itertools import product
 import pytest
 from mutants.patching import rewrite
 
-from minispec.course.interview import load
-from minispec.course.interview.debrief import Graded
-from minispec.course.interview.drill import Said, Talk
-from minispec.course.interview.question import LEVELS, Question, reached
-from minispec.course.interview.rounds import grading
+from minispec_course.interview import load
+from minispec_course.interview.debrief import Graded
+from minispec_course.interview.drill import Said, Talk
+from minispec_course.interview.question import LEVELS, Question, reached
+from minispec_course.interview.rounds import grading
 
 BANK = load()
 

@@ -14,10 +14,10 @@ import yaml
 from interview_answers import CANDIDATES, EARNED, OPPOSITES, Typed
 from mutants.patching import rewrite
 
-from minispec.course.interview import evidence, load, matcher, vocabulary
-from minispec.course.interview.drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box
-from minispec.course.interview.evidence import graded, heard, refusal, suggest
-from minispec.course.interview.matcher import (
+from minispec_course.interview import evidence, load, matcher, vocabulary
+from minispec_course.interview.drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Box
+from minispec_course.interview.evidence import graded, heard, refusal, suggest
+from minispec_course.interview.matcher import (
     Match,
     find,
     match_boxes,
@@ -28,10 +28,10 @@ from minispec.course.interview.matcher import (
     terms,
     was_said,
 )
-from minispec.course.interview.question import LEVELS
-from minispec.course.interview.questions import FOLDER
-from minispec.course.interview.rounds import Reply, Turn, grading
-from minispec.course.interview.vocabulary import SYNONYMS, claim, key_words, occurrences
+from minispec_course.interview.question import LEVELS
+from minispec_course.interview.questions import FOLDER
+from minispec_course.interview.rounds import Reply, Turn, grading
+from minispec_course.interview.vocabulary import SYNONYMS, claim, key_words, occurrences
 
 BANK = load()
 IRRELEVANT = (
@@ -116,8 +116,10 @@ def test_a_verb_that_tells_what_to_do_is_not_looked_for():
 
 def test_an_abbreviation_ends_no_sentence():
     assert sentences("Small batches, e.g. one, i.e. chat. Then more; and so on.") == [
-        "Small batches, e.g. one, i.e. chat.", "Then more;", "and so on.",
-    ]  # fmt: skip
+        "Small batches, e.g. one, i.e. chat.",
+        "Then more;",
+        "and so on.",
+    ]
 
 
 def test_names_of_versions_are_no_numbers():
@@ -142,12 +144,23 @@ def test_words_that_are_not_one(one, other):
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        ("verify", "verification"), ("quantised", "quantization"), ("dropping", "drops"), ("a dictionary", "a dict"),
-        ("lower bound", "floor"), ("switching off", "down to zero"), ("ridge point", "knee"), ("mean", "average"),
-        ("raise k", "longer drafts"), ("shrink k", "shortens k"), ("plant bugs", "mutants"), ("16 over 4", "divides"),
-        ("a part of the traffic", "a canary"), ("multiplies", "0.9*0.7"), ("utilisation", "occupancy"),
+        ("verify", "verification"),
+        ("quantised", "quantization"),
+        ("dropping", "drops"),
+        ("a dictionary", "a dict"),
+        ("lower bound", "floor"),
+        ("switching off", "down to zero"),
+        ("ridge point", "knee"),
+        ("mean", "average"),
+        ("raise k", "longer drafts"),
+        ("shrink k", "shortens k"),
+        ("plant bugs", "mutants"),
+        ("16 over 4", "divides"),
+        ("a part of the traffic", "a canary"),
+        ("multiplies", "0.9*0.7"),
+        ("utilisation", "occupancy"),
     ],
-)  # fmt: skip
+)
 def test_words_that_are_one(one, other):
     assert set(key_words(one)) & set(key_words(other))
 
@@ -202,9 +215,12 @@ def boxes_of(typed: Typed) -> list[tuple[Box, str, str]]:
     question = BANK[typed.question]
     asked = [Box(FOLLOW_UP, f"{each.question} → {each.short}") for each in question.follow_ups[:1]]
     asked += [Box(PUSH_BACK, f"{each.says} → {each.reply}") for each in question.push_backs]
-    groups = ([Box(level, point) for level, point in question.points], asked[: len(typed.replies)],
-              [Box(RAISES, tell) for tell in question.raises],
-              [Box(SINKS, tell) for tell in question.sinks])  # fmt: skip
+    groups = (
+        [Box(level, point) for level, point in question.points],
+        asked[: len(typed.replies)],
+        [Box(RAISES, tell) for tell in question.raises],
+        [Box(SINKS, tell) for tell in question.sinks],
+    )
     everything = "\n".join(filter(None, [typed.opening, *typed.replies]))
     found = []
     for boxes, marks in zip(groups, typed.marks.replace(" ", "").split("/"), strict=True):
@@ -400,8 +416,10 @@ def test_a_quote_is_one_sentence_of_the_answer():
 
 
 def test_a_reply_to_a_push_back_is_not_found_in_the_push_back():
-    [match] = suggestions(["We measured the opposite at batch 256. → Then v has risen above two"], "You measured the "
-                          "opposite at batch 256, I see.")  # fmt: skip
+    [match] = suggestions(
+        ["We measured the opposite at batch 256. → Then v has risen above two"],
+        "You measured the opposite at batch 256, I see.",
+    )
     assert not match.suggested and "opposite" not in match.found
 
 

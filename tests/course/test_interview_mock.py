@@ -17,19 +17,19 @@ from interview_checks import Script
 from mutants.patching import rewrite
 
 from minispec import exact, theory, verify
-from minispec.course.classroom import exam
-from minispec.course.interview import debrief, evidence, load, mock, mock_interview, mock_terminal
-from minispec.course.interview.arithmetic import WORKED, arithmetic, worked
-from minispec.course.interview.debrief import AXES, NONE, Debrief, report
-from minispec.course.interview.derivations import DERIVATIONS, cycle_length, derivations_for, kv_size, losslessness
-from minispec.course.interview.drill import SINKS, Box
-from minispec.course.interview.evidence import Graded, graded, unshown
-from minispec.course.interview.matcher import suggestions, supports
-from minispec.course.interview.mock_interview import Interview, keep, unfinished
-from minispec.course.interview.mock_widget import Desk
-from minispec.course.interview.plain_markdown import to_html
-from minispec.course.interview.question import LEVELS, Number
-from minispec.course.interview.rounds import (
+from minispec_course.check import exam
+from minispec_course.interview import debrief, evidence, load, mock, mock_interview, mock_terminal
+from minispec_course.interview.arithmetic import WORKED, arithmetic, worked
+from minispec_course.interview.debrief import AXES, NONE, Debrief, report
+from minispec_course.interview.derivations import DERIVATIONS, cycle_length, derivations_for, kv_size, losslessness
+from minispec_course.interview.drill import SINKS, Box
+from minispec_course.interview.evidence import Graded, graded, unshown
+from minispec_course.interview.matcher import suggestions, supports
+from minispec_course.interview.mock_interview import Interview, keep, unfinished
+from minispec_course.interview.mock_widget import Desk
+from minispec_course.interview.plain_markdown import to_html
+from minispec_course.interview.question import LEVELS, Number
+from minispec_course.interview.rounds import (
     CODE,
     FORMATS,
     GRADES,
@@ -42,8 +42,8 @@ from minispec.course.interview.rounds import (
     pools,
     probing,
 )
-from minispec.course.interview.schedule import Schedule
-from minispec.course.interview.terminal import Console
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.terminal import Console
 
 BANK = load()
 IRRELEVANT_TALK = (
@@ -449,8 +449,11 @@ def signals(held: Interview) -> list[int]:
 def check_irrelevant_words_earn_nothing() -> None:
     """One sentence that has nothing to do with anything, typed everywhere and quoted for everything."""
     for format in ("concept", "design", "experience"):
-        held = hold(interview("L6", format, 5), says=lambda turn: IRRELEVANT,
-                    ticks=lambda turn: dict.fromkeys(by_the_book(turn), IRRELEVANT))  # fmt: skip
+        held = hold(
+            interview("L6", format, 5),
+            says=lambda turn: IRRELEVANT,
+            ticks=lambda turn: dict.fromkeys(by_the_book(turn), IRRELEVANT),
+        )
         found = Debrief(held, format)
         assert found.signal == 0 and found._signal(True) < 2, format
         assert all(got == 0 for got, _ in found.counts().values())
@@ -704,10 +707,14 @@ def first_number() -> Interview:
 
 def check_what_cannot_be_read_is_not_wrong() -> None:
     for first, second, mark, count in (
-        ("no idea", "{x}", "✓", (1, 1)), ("no idea", "still none", "–", (0, 1)), ("{y}", "{x}", "✓", (1, 1)),
+        ("no idea", "{x}", "✓", (1, 1)),
+        ("no idea", "still none", "–", (0, 1)),
+        ("{y}", "{x}", "✓", (1, 1)),
         ("quite a few", "as I said", "–", (0, 0)),
-        ("{y}", "", "✗", (0, 1)), ("{x} or {y}", "{x}", "✓", (1, 1)), ("so {x}", "", "✓", (1, 1)),
-    ):  # fmt: skip
+        ("{y}", "", "✗", (0, 1)),
+        ("{x} or {y}", "{x}", "✓", (1, 1)),
+        ("so {x}", "", "✓", (1, 1)),
+    ):
         held = first_number()
         number, values = held.turn.number, {"x": held.turn.number.computed, "y": 17 * held.turn.number.computed}
         held.do("say", text=first.format(**values))
@@ -985,7 +992,7 @@ def test_the_check_of_refusals_sees_what_it_is_for(monkeypatch):
 def test_the_debrief_waits_for_nothing_slow(monkeypatch):
     """nbformat alone takes a second of a quiet core to load, and made the debrief miss a browser's patience."""
     desk = mock(seed=3)
-    for name in ("minispec.course.classroom.exam", "jupytext", "nbformat", "nbconvert"):
+    for name in ("minispec_course.check.exam", "jupytext", "nbformat", "nbconvert"):
         monkeypatch.setitem(sys.modules, name, None)
     for content in ({"do": "start"}, {"do": "begin"}, {"do": "say", "text": "a | b"}, {"do": "end"}):
         desk.act(content)
@@ -994,13 +1001,18 @@ def test_the_debrief_waits_for_nothing_slow(monkeypatch):
     assert desk.view["phase"] == "setup" and not desk.view["resumable"]
 
 
-@pytest.mark.parametrize(("markdown", "html"), [
-    ("# a <b>", "<h1>a &lt;b&gt;</h1>"),
-    ("- **x** and `y|**z**`\n- [w](u.md)", "<ul><li><b>x</b> and <code>y|**z**</code></li><li>w</li></ul>"),
-    ("| a | b |\n|---|---|\n| 1 | P(x \\| y) |",
-     "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>P(x | y)</td></tr></tbody></table>"),
-    ("one\ntwo\n\nthree", "<p>one two</p>\n<p>three</p>"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("markdown", "html"),
+    [
+        ("# a <b>", "<h1>a &lt;b&gt;</h1>"),
+        ("- **x** and `y|**z**`\n- [w](u.md)", "<ul><li><b>x</b> and <code>y|**z**</code></li><li>w</li></ul>"),
+        (
+            "| a | b |\n|---|---|\n| 1 | P(x \\| y) |",
+            "<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>1</td><td>P(x | y)</td></tr></tbody></table>",
+        ),
+        ("one\ntwo\n\nthree", "<p>one two</p>\n<p>three</p>"),
+    ],
+)
 def test_markdown_becomes_html(markdown, html):
     assert to_html(markdown) == html
 

@@ -18,16 +18,16 @@ from mutants.patching import rewrite
 
 from minispec import exact, theory, verify
 from minispec.cli import main
-from minispec.course.classroom import exam, terminal
-from minispec.course.interview import coding, debrief, load, mock, mock_interview, mock_terminal, reactions, rounds
-from minispec.course.interview.debrief import Debrief, report
-from minispec.course.interview.derivations import losslessness
-from minispec.course.interview.matcher import numbers
-from minispec.course.interview.mock_interview import Interview, keep, resume, slots, unfinished
-from minispec.course.interview.reactions import PROBES, answer_to, asks_back, gives_up, probing
-from minispec.course.interview.rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, WORDS, Reply, talk
-from minispec.course.interview.schedule import Schedule
-from minispec.course.interview.terminal import Console
+from minispec_course.check import exam, terminal
+from minispec_course.interview import coding, debrief, load, mock, mock_interview, mock_terminal, reactions, rounds
+from minispec_course.interview.debrief import Debrief, report
+from minispec_course.interview.derivations import losslessness
+from minispec_course.interview.matcher import numbers
+from minispec_course.interview.mock_interview import Interview, keep, resume, slots, unfinished
+from minispec_course.interview.reactions import PROBES, answer_to, asks_back, gives_up, probing
+from minispec_course.interview.rounds import CODE, GRADES, NOTHING, NUMBER, UNTOUCHED, WORDS, Reply, talk
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.terminal import Console
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()
@@ -64,19 +64,31 @@ def turns(script, *texts: str) -> list:
 # ---------------------------------------------------------------- what is a question, what an answer
 
 
-@pytest.mark.parametrize("text", [
-    "may I assume batch 1?", "sorry, which q?", "What is the traffic? Which GPUs? And is user data allowed?",
-    "Two scoping questions first: what model and hardware are we on, is the objective latency or cost; and what load?",
-    "Before I begin: how many requests per second, and what target? I would assume 100.",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "may I assume batch 1?",
+        "sorry, which q?",
+        "What is the traffic? Which GPUs? And is user data allowed?",
+        "Two scoping questions first: what model and hardware are we on, is the objective latency or cost; and what load?",
+        "Before I begin: how many requests per second, and what target? I would assume 100.",
+    ],
+)
 def test_a_question_back_is_one(text):
     assert asks_back(text)
 
 
-@pytest.mark.parametrize("text", [
-    "", "1.77/4, so 44%", "It reads all weights.", "It is memory bound?", "Does it hold? No, p changes.",
-    "Why does it help? " + "Because it reads less. " * 4,
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "1.77/4, so 44%",
+        "It reads all weights.",
+        "It is memory bound?",
+        "Does it hold? No, p changes.",
+        "Why does it help? " + "Because it reads less. " * 4,
+    ],
+)
 def test_an_answer_is_no_question_back(text):
     assert not asks_back(text)
 
@@ -184,8 +196,12 @@ def test_nothing_is_presupposed_after_i_do_not_know():
 
 
 def test_no_objection_speaks_of_what_the_candidate_may_not_have_said():
-    said = [push_back.says for question in BANK.values() if question.kind != "behavioural" and not question.case
-            for push_back in question.push_backs]  # fmt: skip
+    said = [
+        push_back.says
+        for question in BANK.values()
+        if question.kind != "behavioural" and not question.case
+        for push_back in question.push_backs
+    ]
     words = re.compile(r"\b(?:you (?:said|predicted|multiplied|quantised)|still say|your (?!mind|opinion)\w+)", re.I)
     assert not [text for text in said if words.search(text)]
 
@@ -212,10 +228,14 @@ def check_only_a_result_is_gone_through() -> None:
     follow_up = question.follow_ups[0]
     for reply, asked in (
         ("The ridge is 790 over 4.2, about 188; in practice it bends from about 100 to 128.", ""),
-        ("It bends from about 100 to 128, and I would measure where.", ""), ("With 100 requests I look again.", ""),
-        ("It is limited by the cache, for 100 reasons, because 120 are too many.", ""), ("So 120 ms per step.", ""),
-        ("Our 120 nodes do this daily.", ""), ("I get about 120.", "120"), ("That makes 90 requests.", "90"),
-    ):  # fmt: skip
+        ("It bends from about 100 to 128, and I would measure where.", ""),
+        ("With 100 requests I look again.", ""),
+        ("It is limited by the cache, for 100 reasons, because 120 are too many.", ""),
+        ("So 120 ms per step.", ""),
+        ("Our 120 nodes do this daily.", ""),
+        ("I get about 120.", "120"),
+        ("That makes 90 requests.", "90"),
+    ):
         says = reactions.doubt(question, reply, [(188.0, "tokens")], follow_up.question)
         assert (f"through the {asked}" in says) if asked else says == "", (reply, says)
 
@@ -225,8 +245,10 @@ def test_only_a_result_is_gone_through():
 
 
 def check_two_questions_in_one_line_are_both_answered() -> None:
-    line = ("Two scoping questions first: on which hardware are we, and do we mind more how it feels or what it brings "
-            "us in the end; and what does a request cost us today?")  # fmt: skip
+    line = (
+        "Two scoping questions first: on which hardware are we, and do we mind more how it feels or what it brings "
+        "us in the end; and what does a request cost us today?"
+    )
     facts = BANK["design-8b-node"].case.requirements
     told = turns(talk(BANK["design-8b-node"], "L6"), line)[1].says
     assert facts[0] in told and "Not known: the traffic, the objective." not in told and "the objective" in told
@@ -245,8 +267,11 @@ def check_a_question_at_the_end_of_an_answer_is_answered() -> None:
     held = interview(seed=next(seed for seed in range(50) if kv_derivation(seed)))
     while not held.turn.model:
         held.do("begin" if held.turn.expects == NOTHING else "skip")
-    held.do("say", text="I begin with the bytes that one token keeps in every layer, keys and values, and multiply. "
-            "Which card is it, how much memory does it have?")  # fmt: skip
+    held.do(
+        "say",
+        text="I begin with the bytes that one token keeps in every layer, keys and values, and multiply. "
+        "Which card is it, how much memory does it have?",
+    )
     assert held.turn.expects == NUMBER and held.turn.says.startswith("To your question: ") and "80 GB" in held.turn.says
     case = BANK["design-8b-node"]
     found = turns(talk(case, "L6"), f"{case.spoken} What latency do we promise?", "Fine.")
@@ -515,8 +540,8 @@ def test_where_nothing_is_kept_ctrl_c_says_so(tmp_path, monkeypatch):
 
 OPEN = """
 import sys
-from minispec.course.interview import load
-from minispec.course.interview.mock_interview import Interview, keep
+from minispec_course.interview import load
+from minispec_course.interview.mock_interview import Interview, keep
 held = Interview(load(), "L4", "coding", 42)
 held.do("begin")
 keep(held)
@@ -683,8 +708,10 @@ def test_no_answer_speaks_of_what_we_measured():
 
 def test_a_change_says_of_what():
     says = BANK["rollout"].push_backs[0].says
-    assert "time per token" in says and not re.search(r"\b(?:plus|minus) \d", " ".join(
-        push_back.says for question in BANK.values() for push_back in question.push_backs))  # fmt: skip
+    assert "time per token" in says and not re.search(
+        r"\b(?:plus|minus) \d",
+        " ".join(push_back.says for question in BANK.values() for push_back in question.push_backs),
+    )
 
 
 def test_dropping_unlikely_drafts_is_biased_and_its_repair_is_not():
@@ -718,36 +745,101 @@ def test_what_speculation_does_to_the_cost_follows_from_the_roofline():
 SUBMITS = "reply.lower() not in (YES if turn.kind == UNTOUCHED else DONE)"
 MUTANTS = {
     "a typed line submits": (mock_terminal, "_code", SUBMITS, "False", check_talk_submits_nothing),
-    "an untouched notebook is run": (mock_terminal, "_code", "is_untouched(file, turn.exercise)", "False",
-                                     check_an_untouched_notebook_is_asked_about),
+    "an untouched notebook is run": (
+        mock_terminal,
+        "_code",
+        "is_untouched(file, turn.exercise)",
+        "False",
+        check_an_untouched_notebook_is_asked_about,
+    ),
     "Ctrl-C gives a verdict": (mock_terminal, "hold", "return 130", "interrupted = 130", check_ctrl_c_interrupts),
-    "Ctrl-C forgets where the debrief goes": (Interview, "to_json", '"begun", "out", "notebook"', '"begun"',
-                                              check_ctrl_c_interrupts),
-    "a live session is opened": (mock_interview, "claim", "return False", "return True",
-                                 check_a_live_session_is_refused),
-    "a new one takes the slot of a live one": (mock_interview, "_free_slot", "and claim(file)", "",
-                                               check_a_live_session_is_refused),
-    "a question back is an answer": (rounds, "put", "not asks_back(replies[-1].text)", "True",
-                                     check_a_question_back_leaves_the_question_open),
-    "a follow-up is asked again": (rounds.Conversation, "follow_up", "find(follow_up.short, self.answer).suggested",
-                                   "False", check_a_follow_up_that_was_answered_is_not_asked),
-    "an objection presupposes": (rounds.Conversation, "push_back", "if self.lost:", "if False:",
-                                 check_nothing_is_presupposed_after_i_do_not_know),
+    "Ctrl-C forgets where the debrief goes": (
+        Interview,
+        "to_json",
+        '"begun", "out", "notebook"',
+        '"begun"',
+        check_ctrl_c_interrupts,
+    ),
+    "a live session is opened": (
+        mock_interview,
+        "claim",
+        "return False",
+        "return True",
+        check_a_live_session_is_refused,
+    ),
+    "a new one takes the slot of a live one": (
+        mock_interview,
+        "_free_slot",
+        "and claim(file)",
+        "",
+        check_a_live_session_is_refused,
+    ),
+    "a question back is an answer": (
+        rounds,
+        "put",
+        "not asks_back(replies[-1].text)",
+        "True",
+        check_a_question_back_leaves_the_question_open,
+    ),
+    "a follow-up is asked again": (
+        rounds.Conversation,
+        "follow_up",
+        "find(follow_up.short, self.answer).suggested",
+        "False",
+        check_a_follow_up_that_was_answered_is_not_asked,
+    ),
+    "an objection presupposes": (
+        rounds.Conversation,
+        "push_back",
+        "if self.lost:",
+        "if False:",
+        check_nothing_is_presupposed_after_i_do_not_know,
+    ),
     "a value passes": (reactions, "doubt", "if strange and", "if False and", check_a_value_that_is_off_is_gone_through),
     "any number is a result": (reactions, "_results", "value.concludes and", "", check_only_a_result_is_gone_through),
-    "a right number beside it is not heard": (reactions, "doubt", "for other in said", "for other in ()",
-                                              check_only_a_result_is_gone_through),
-    "a semicolon ends a question": (reactions, "_said", "[.!?]", "[.!?;]",
-                                    check_two_questions_in_one_line_are_both_answered),
-    "what is not known is not named": (reactions, "answer_to", "scoping and", "False and",
-                                       check_two_questions_in_one_line_are_both_answered),
-    "a question at the end is ignored": (reactions, "answer_at_the_end", "asks_back(text) or", "True or",
-                                         check_a_question_at_the_end_of_an_answer_is_answered),
-    "thanks are a question": (reactions, "has_question", "not NO_QUESTION.search(plain)", "True",
-                              check_no_question_is_kept_as_one),
-    "a rubric runs off the screen": (Console, "screens", "if self.height and", "if False and",
-                                     check_no_screen_is_longer_than_the_terminal),
-}  # fmt: skip
+    "a right number beside it is not heard": (
+        reactions,
+        "doubt",
+        "for other in said",
+        "for other in ()",
+        check_only_a_result_is_gone_through,
+    ),
+    "a semicolon ends a question": (
+        reactions,
+        "_said",
+        "[.!?]",
+        "[.!?;]",
+        check_two_questions_in_one_line_are_both_answered,
+    ),
+    "what is not known is not named": (
+        reactions,
+        "answer_to",
+        "scoping and",
+        "False and",
+        check_two_questions_in_one_line_are_both_answered,
+    ),
+    "a question at the end is ignored": (
+        reactions,
+        "answer_at_the_end",
+        "asks_back(text) or",
+        "True or",
+        check_a_question_at_the_end_of_an_answer_is_answered,
+    ),
+    "thanks are a question": (
+        reactions,
+        "has_question",
+        "not NO_QUESTION.search(plain)",
+        "True",
+        check_no_question_is_kept_as_one,
+    ),
+    "a rubric runs off the screen": (
+        Console,
+        "screens",
+        "if self.height and",
+        "if False and",
+        check_no_screen_is_longer_than_the_terminal,
+    ),
+}
 
 
 @pytest.mark.slow

@@ -13,15 +13,15 @@ import yaml
 from interview_checks import Script
 from mutants.patching import rewrite
 
-from minispec.course.interview import load, mock, mock_terminal, start, terminal
-from minispec.course.interview.drill import Figure, Session, Talk
-from minispec.course.interview.evidence import suggest, unshown
-from minispec.course.interview.matcher import lacks
-from minispec.course.interview.mock_interview import Interview
-from minispec.course.interview.mock_widget import Desk
-from minispec.course.interview.rounds import GRADES, NOTHING
-from minispec.course.interview.schedule import Schedule
-from minispec.course.interview.terminal import read_ticks
+from minispec_course.interview import load, mock, mock_terminal, start, terminal
+from minispec_course.interview.drill import Figure, Session, Talk
+from minispec_course.interview.evidence import suggest, unshown
+from minispec_course.interview.matcher import lacks
+from minispec_course.interview.mock_interview import Interview
+from minispec_course.interview.mock_widget import Desk
+from minispec_course.interview.rounds import GRADES, NOTHING
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.terminal import read_ticks
 
 BANK = load()
 KV = BANK["kv-size"]
@@ -38,10 +38,18 @@ def kept(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(
     ("text", "ticked"),
     [
-        ("", set()), ("1 3", {0, 2}), ("1,2, 5", {0, 1, 4}), ("2-4", {1, 2, 3}), ("1 9", None), ("0", None),
-        ("one", None), ("4-2", None), ("1-999999999999", None), ("-1", None),
+        ("", set()),
+        ("1 3", {0, 2}),
+        ("1,2, 5", {0, 1, 4}),
+        ("2-4", {1, 2, 3}),
+        ("1 9", None),
+        ("0", None),
+        ("one", None),
+        ("4-2", None),
+        ("1-999999999999", None),
+        ("-1", None),
     ],
-)  # fmt: skip
+)
 def test_ticks(text, ticked):
     assert read_ticks(text, 5) == ticked
 
@@ -180,12 +188,15 @@ def test_a_claim_is_said_at_once_in_a_notebook():
     check_a_claim_is_said_at_once_in_a_notebook()
 
 
-@pytest.mark.parametrize(("owner", "name", "old", "new", "check"), [
-    (mock_terminal, "_until_shown", "if not problem:\n            return", "return", check_a_claim_is_said_at_once),
-    (mock_terminal, "_grade", "    except Quit:\n", "    except KeyError:\n", check_a_claim_is_said_at_once),
-    (Desk, "_refuse", "unshown(turn, reply.ticks, said)", "{}", check_a_claim_is_said_at_once_in_a_notebook),
-    (Desk, "_refuse", "self._ticks.get(i) != reply.ticks[i]", "True", check_a_claim_is_said_at_once_in_a_notebook),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("owner", "name", "old", "new", "check"),
+    [
+        (mock_terminal, "_until_shown", "if not problem:\n            return", "return", check_a_claim_is_said_at_once),
+        (mock_terminal, "_grade", "    except Quit:\n", "    except KeyError:\n", check_a_claim_is_said_at_once),
+        (Desk, "_refuse", "unshown(turn, reply.ticks, said)", "{}", check_a_claim_is_said_at_once_in_a_notebook),
+        (Desk, "_refuse", "self._ticks.get(i) != reply.ticks[i]", "True", check_a_claim_is_said_at_once_in_a_notebook),
+    ],
+)
 def test_the_checks_of_claims_see_what_they_are_for(owner, name, old, new, check, monkeypatch):
     rewrite(monkeypatch, owner, name, old, new)
     with pytest.raises((AssertionError, ValueError)):
@@ -211,10 +222,12 @@ def test_no_input_at_all(run, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--topics", "cooking"], "topics='cooking'"), (["--levels", "L9"], "levels='L9'"),
-        (["--minutes", "0"], "--minutes='0'"), (["--bank", "/nowhere"], "bank='/nowhere'"),
+        (["--topics", "cooking"], "topics='cooking'"),
+        (["--levels", "L9"], "levels='L9'"),
+        (["--minutes", "0"], "--minutes='0'"),
+        (["--bank", "/nowhere"], "bank='/nowhere'"),
     ],
-)  # fmt: skip
+)
 def test_a_users_mistake_is_one_line(run, options, says):
     code, out, err = run("drill", *options)
     assert (code, out) == (2, "") and says in err and err.count("\n") == 1
@@ -222,11 +235,20 @@ def test_a_users_mistake_is_one_line(run, options, says):
 
 def teachers_question(folder: Path, **changes) -> None:
     entry = {
-        "id": "my-question", "topic": "my-topic", "question": "Which colour is the bike shed?",
-        "spoken": "Green. " * 40, "L4": ["Says green"] * 3, "L5": ["Says why"] * 3, "L6": ["Does not care"] * 3,
-        "raises": ["Paints it"], "sinks": ["Red"], "push_backs": [{"says": "It is red.", "reply": "Paint it."}] * 2,
-        "lesson": "07", "function": "minispec.theory.speedup", **changes,
-    }  # fmt: skip
+        "id": "my-question",
+        "topic": "my-topic",
+        "question": "Which colour is the bike shed?",
+        "spoken": "Green. " * 40,
+        "L4": ["Says green"] * 3,
+        "L5": ["Says why"] * 3,
+        "L6": ["Does not care"] * 3,
+        "raises": ["Paints it"],
+        "sinks": ["Red"],
+        "push_backs": [{"says": "It is red.", "reply": "Paint it."}] * 2,
+        "lesson": "07",
+        "function": "minispec.theory.speedup",
+        **changes,
+    }
     (folder / "mine.yaml").write_text(yaml.safe_dump([entry]), encoding="utf-8")
 
 

@@ -13,10 +13,10 @@ import pytest
 from jupyter_client.manager import start_new_kernel
 from mutants.patching import broken
 
-from minispec.course.classroom import after, hints, keyboard, progress
-from minispec.course.classroom.exercise import everything, find
+from minispec_course.check import after, hints, keyboard, progress
+from minispec_course.exercises.exercise import everything, find
 
-IMPORTS = "import torch\nfrom minispec.course.classroom import check, draw, hint, progress_table"
+IMPORTS = "import torch\nfrom minispec_course.check import check, draw, hint, progress_table"
 RIGHT = "def accept(p, q, token):\n    return min(1.0, float(p[token] / q[token]))"
 CHECK = 'check("06.accept", accept)'
 ROOT = Path(__file__).resolve().parents[2]

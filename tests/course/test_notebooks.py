@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from minispec.course.classroom import builder
-from minispec.course.classroom.spoilers import is_spoiler, uncovered
+from minispec_course.build import builder
+from minispec_course.build.spoilers import is_spoiler, uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))

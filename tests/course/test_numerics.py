@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.course import numerics
 from minispec.drafters.model import DraftModel
+from minispec_course.labs import numerics
 
 STEPS = [
     (10.0, torch.bfloat16, 1 / 16),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.bench.batching import endless
-from minispec.course import pair
-from minispec.files.fetch import FetchError
+from minispec.load.fetch import FetchError
+from minispec_course.labs import pair
+from minispec_course.labs.batching import endless
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import pytest
 from browsers import find_chromium
 from nbconvert import HTMLExporter
 
-from minispec.course import viz
-from minispec.course.classroom import front, pictures
-from minispec.course.stored import PICTURE, WANTED
-from minispec.course.viz.panel import Panel, slider
-from minispec.course.viz.predict import predict
+from minispec_course import viz
+from minispec_course.build import front, pictures
+from minispec_course.stored import PICTURE, WANTED
+from minispec_course.viz.panel import Panel, slider
+from minispec_course.viz.predict import predict
 
 ROOT = Path(__file__).resolve().parents[2]
 LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -174,7 +174,7 @@ def test_the_lessons_have_widgets_and_their_pictures_are_small():
 
 @pytest.mark.slow
 def test_an_exported_page_shows_the_pictures_and_says_what_they_show():
-    from minispec.course.classroom.exported import WithWords
+    from minispec_course.build.exported import WithWords
 
     file = ROOT / "notebooks/03_paged_blocks.ipynb"
     outputs = [out for cell in nbformat.read(file, as_version=4).cells for out in cell.get("outputs", ())]
@@ -188,7 +188,7 @@ def test_an_exported_page_shows_the_pictures_and_says_what_they_show():
 
 
 def test_the_readme_shows_the_pictures_of_the_lessons():
-    """Run `python -m minispec.course.classroom.front` where this fails."""
+    """Run `python -m minispec_course.build.front` where this fails."""
     kept = {file.relative_to(ROOT).as_posix(): file.read_bytes() for file in (ROOT / front.FOLDER).glob("course_*")}
     assert kept == front.pictures() and len(kept) == len(front.TAKEN)
     shown = re.findall(r"!\[[^\]]{40,}\]\((docs/images/[^)]+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))

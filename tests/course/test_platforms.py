@@ -12,11 +12,11 @@ import pytest
 from graders import HONEST, notebook, solutions
 
 from minispec.cli import main
-from minispec.course.classroom import late, platforms, similarity
-from minispec.course.classroom.anonymous import pseudonyms, without_names
-from minispec.course.classroom.check import RIGHT, WRONG
-from minispec.course.classroom.gradebook import UNGRADED, Result
-from minispec.course.classroom.submission import Submission
+from minispec_course.check import late, platforms, similarity
+from minispec_course.check.anonymous import pseudonyms, without_names
+from minispec_course.check.check import RIGHT, WRONG
+from minispec_course.check.gradebook import UNGRADED, Result
+from minispec_course.check.submission import Submission
 
 PARTS = {"edges": {"passed": True, "points": 0.5}, "ties": {"passed": False, "points": 1.5}}
 CLASS = [
@@ -91,10 +91,32 @@ def test_a_roster_gives_names_and_numbers(tmp_path):
         platforms.read_roster(tmp_path / "r.csv")
 
 
-FIELDS = {"score", "execution_time", "output", "output_format", "test_output_format", "test_name_format", "visibility",
-          "stdout_visibility", "extra_data", "tests", "leaderboard"}  # fmt: skip
-TEST_FIELDS = {"score", "max_score", "status", "name", "name_format", "number", "output", "output_format", "tags",
-               "visibility", "extra_data"}  # fmt: skip
+FIELDS = {
+    "score",
+    "execution_time",
+    "output",
+    "output_format",
+    "test_output_format",
+    "test_name_format",
+    "visibility",
+    "stdout_visibility",
+    "extra_data",
+    "tests",
+    "leaderboard",
+}
+TEST_FIELDS = {
+    "score",
+    "max_score",
+    "status",
+    "name",
+    "name_format",
+    "number",
+    "output",
+    "output_format",
+    "tags",
+    "visibility",
+    "extra_data",
+}
 
 
 def test_gradescope_gets_the_fields_of_its_specification(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.course import prefixes
+from minispec_course.labs import prefixes
 
 
 def check_reported(target, draft) -> None:

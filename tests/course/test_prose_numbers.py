@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from minispec import theory
-from minispec.course import prefixes
-from minispec.course.classroom.spoilers import uncovered
-from minispec.course.viz.control_room import REQUESTS
-from minispec.course.viz.presets import SHAPES, weights_read
-from minispec.course.viz.presets import seconds as pass_seconds
-from minispec.files.registry import BENCHMARKS
+from minispec.load.registry import BENCHMARKS
 from minispec.parallel.scaling import LLAMA_8B
-from minispec.train.eagle import DECAY
+from minispec_course.build.spoilers import uncovered
+from minispec_course.labs import prefixes
+from minispec_course.viz.control_room import REQUESTS
+from minispec_course.viz.presets import SHAPES, weights_read
+from minispec_course.viz.presets import seconds as pass_seconds
+from recipes.eagle import DECAY
 
 LESSONS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("*.ipynb"))
 NUMBER = re.compile(r"(?<![\w.,/^_{\-])(\d{1,3}(?:,\d{3})+|\d+)(\.\d+)?(?![\w/])")
@@ -46,7 +46,7 @@ LIMIT = json.loads((BENCHMARKS / "limit.json").read_text(encoding="utf-8"))
 
 
 def ttft(file: Path, rate: float, share: str, server: str = "smollm2:eagle") -> float:
-    """The time to first token that `minispec bench serve` recorded, in ms."""
+    """The time to first token that `python -m benchmarks serve` recorded, in ms."""
     [served] = [each for each in json.loads(file.read_text(encoding="utf-8"))["servers"] if each["server"] == server]
     [result] = [result for result in served["results"] if result["rate"] == rate]
     return result["ttft_ms"][share]
@@ -81,11 +81,7 @@ QUOTED: dict[str, dict[float, object]] = {
     "05": {103: 100 + 2 + 1, 102: 103 - 1},
     "07": {1.75: theory.expected_tokens(0.5, 2), 3.8: 1 + 0.7 * 4, 0.081: ((1 + 0.7 * 8) / 4 - 1) / 8},
     "08": {0.6: GIVEN, 0.95: GIVEN, 31: 1 + (5 + 5) * (4 - 1), 188: theory.free_tokens(theory.H200), 496: 16 * 31},
-    "09": {
-        32000: GIVEN,
-        128000: GIVEN,
-        188: theory.free_tokens(theory.H200),
-    },
+    "09": {32000: GIVEN, 128000: GIVEN, 188: theory.free_tokens(theory.H200)},
     "10": {
         0.8: DECAY,
         31: GIVEN,

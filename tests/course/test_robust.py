@@ -17,17 +17,17 @@ import pytest
 from graders import HONEST, notebook
 
 from minispec.cli import main
-from minispec.course.classroom import classreport, crew
-from minispec.course.classroom.check import RIGHT, WRONG
-from minispec.course.classroom.collect import collect, owner
-from minispec.course.classroom.grade import Options, Task, chosen, grade, grade_one
-from minispec.course.classroom.gradebook import UNGRADED, Result, summary, write_csv, write_details
-from minispec.course.classroom.identity import person, shown, student
-from minispec.course.classroom.journal import Journal
-from minispec.course.classroom.sandbox import Limits
-from minispec.course.classroom.secret import generator, read_secret, seed
-from minispec.course.classroom.show import show
-from minispec.course.classroom.submission import read_folder
+from minispec_course.check import classreport, crew
+from minispec_course.check.check import RIGHT, WRONG
+from minispec_course.check.collect import collect, owner
+from minispec_course.check.grade import Options, Task, chosen, grade, grade_one
+from minispec_course.check.gradebook import UNGRADED, Result, summary, write_csv, write_details
+from minispec_course.check.identity import person, shown, student
+from minispec_course.check.journal import Journal
+from minispec_course.check.sandbox import Limits
+from minispec_course.check.secret import generator, read_secret, seed
+from minispec_course.check.submission import read_folder
+from minispec_course.exercises.show import show
 
 BOOK = json.dumps(notebook("06", {"06.accept": HONEST}))
 OTHER = json.dumps(notebook("06", {"06.accept": HONEST.replace("1.0", "0.9")}))
@@ -316,10 +316,24 @@ def test_an_answer_that_was_not_graded_has_no_mark(tmp_path):
 
 
 GOOD = Result("ann", "06.accept", RIGHT, 1, 1, "06.accept: right")
-BAD_FIELDS = [{"points": 9}, {"points": "1"}, {"points": True}, {"points": -1}, {"points": float("nan")},
-              {"possible": None}, {"outcome": "full marks"}, {"outcome": UNGRADED}, {"student": 7}, {"text": None},
-              {"mutant": 3}, {"seconds": "x"}, {"level": []}, {"more": 1}, {"note": None},
-              {"id": ["06.accept"]}]  # fmt: skip
+BAD_FIELDS = [
+    {"points": 9},
+    {"points": "1"},
+    {"points": True},
+    {"points": -1},
+    {"points": float("nan")},
+    {"possible": None},
+    {"outcome": "full marks"},
+    {"outcome": UNGRADED},
+    {"student": 7},
+    {"text": None},
+    {"mutant": 3},
+    {"seconds": "x"},
+    {"level": []},
+    {"more": 1},
+    {"note": None},
+    {"id": ["06.accept"]},
+]
 
 
 @pytest.mark.parametrize("change", BAD_FIELDS, ids=str)
@@ -398,7 +412,7 @@ def test_what_was_not_graded_stands_in_no_journal_and_the_exit_says_so(tmp_path,
             wrong = Result(task.student, task.id, WRONG, 0, 1, "")
             yield task, crew.not_graded(task, "it was killed") if task.student == "bob" else wrong
 
-    monkeypatch.setattr("minispec.course.classroom.grade.judged", broken)
+    monkeypatch.setattr("minispec_course.check.grade.judged", broken)
     line = ["grade", str(tmp_path / "in"), "--out", str(tmp_path / "g.csv"), "--sets", "06"]
     assert main(line) == 1 and "NOT GRADED" in capsys.readouterr().out
     journal = (tmp_path / "g.journal.jsonl").read_text()

@@ -13,7 +13,7 @@ import plotly.graph_objects as go
 import pytest
 from mutants.patching import rewrite
 
-from minispec.course.site import (
+from minispec_course.site import (
     build,
     course_map,
     export,
@@ -25,9 +25,9 @@ from minispec.course.site import (
     sources,
     terms,
 )
-from minispec.course.stored import PLOTLY
-from minispec.course.viz.panel import Panel, choice, player, slider, switch
-from minispec.course.viz.surface import Dot, surface
+from minispec_course.stored import PLOTLY
+from minispec_course.viz.panel import Panel, choice, player, slider, switch
+from minispec_course.viz.surface import Dot, surface
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -107,7 +107,7 @@ def test_links_of_the_lessons_point_at_lines():
 
 
 def test_a_source_page_shows_the_file_line_by_line():
-    for file in ("minispec/verify.py", "minispec/course/viz/distribution_editor.py"):
+    for file in ("minispec/verify.py", "minispec_course/viz/distribution_editor.py"):
         page = sources.page(file)
         one = r'<span class="ms-line" id="L\d+"><i>\d+</i>(.*?)</span>(?=\n<span class="ms-line"|</pre>)'
         shown = re.findall(one, page, re.DOTALL)
@@ -116,7 +116,7 @@ def test_a_source_page_shows_the_file_line_by_line():
 
 
 def test_every_question_is_on_a_page_and_its_answer_is_covered():
-    from minispec.course import interview
+    from minispec_course import interview
 
     pages = questions.pages()
     text = "\n".join(pages.values())
@@ -189,7 +189,7 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path):
 
 def compute_broken(patch: pytest.MonkeyPatch, folder: Path) -> tuple[dict, dict, list]:
     """What is made of a lesson whose first widget fails: (widgets, failures, files kept)."""
-    first = ast.parse("from minispec.course import viz").body
+    first = ast.parse("from minispec_course import viz").body
     cells = {one: [*first, *ast.parse(f"viz.{one}()").body] for one in ("no_such_widget", "cut_products")}
     patch.setattr(panels, "widget_cells", lambda lesson: cells)
     patch.setattr(export, "widget", lambda panel, name: {"words": panel.words})

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec.course.viz import style
+from minispec_course.viz import style
 
 RESULT = {
     "benchmark": "temperature",
@@ -23,7 +23,7 @@ RESULT = {
 
 
 def test_plots_are_part_of_the_package_when_asked_for():
-    assert ms.viz is sys.modules["minispec.course.viz"] and "viz" not in ms.__all__  # test_import: not before
+    assert ms.viz is sys.modules["minispec_course.viz"] and "viz" not in ms.__all__  # test_import: not before
     with pytest.raises(AttributeError, match="vizz"):
         _ = ms.vizz
 

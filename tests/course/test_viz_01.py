@@ -15,15 +15,14 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec import theory
-from minispec.bench import measure
-from minispec.bench.measure import Point, Rate, Timing
-from minispec.course import viz
-from minispec.course.viz import presets
-from minispec.course.viz.roofline import LEFT, RIGHT
+from minispec import measure, theory
+from minispec.measure import Point, Rate, Timing
 from minispec.model import Transformer
+from minispec_course import viz
+from minispec_course.viz import presets
+from minispec_course.viz.roofline import LEFT, RIGHT
 
-timing_module = sys.modules["minispec.course.viz.timing"]  # viz.timing is the widget
+timing_module = sys.modules["minispec_course.viz.timing"]  # viz.timing is the widget
 LLAMA, SMALL = presets.SHAPES["Llama-3-8B"], presets.SHAPES["40M"]
 HERE = timing_module.Here(
     theory.Hardware("this machine, float32, measured now", 1e10, 5e10),

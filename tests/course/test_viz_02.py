@@ -9,10 +9,10 @@ import pytest
 pytest.importorskip("plotly")
 
 from minispec import theory
-from minispec.course import viz
-from minispec.course.viz import presets
+from minispec_course import viz
+from minispec_course.viz import presets
 
-size_module, race_module = sys.modules["minispec.course.viz.cache_size"], sys.modules["minispec.course.viz.cache_race"]
+size_module, race_module = sys.modules["minispec_course.viz.cache_size"], sys.modules["minispec_course.viz.cache_race"]
 LLAMA = presets.SHAPES["Llama-3-8B"]
 
 
@@ -118,8 +118,15 @@ def test_both_ways_are_timed_over_the_same_text(timed):
 def test_the_clock_decides_who_has_written_what(timed):
     race, _, _ = timed
     assert [race.written(s) for s in (0, 2.9, 3, 4, 7, 8, 32.9, 33)] == [
-        (0, 0), (0, 0), (1, 1), (2, 1), (5, 2), (6, 2), (6, 5), (6, 6),
-    ]  # fmt: skip
+        (0, 0),
+        (0, 0),
+        (1, 1),
+        (2, 1),
+        (5, 2),
+        (6, 2),
+        (6, 5),
+        (6, 6),
+    ]
 
 
 def test_the_figure_shows_every_pass(timed):

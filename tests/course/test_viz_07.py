@@ -17,22 +17,23 @@ import numpy as np
 import pytest
 
 import minispec as ms
+from benchmarks import report
 from minispec import theory
-from minispec.bench import report, slower
-from minispec.course import viz
-from minispec.course.viz import Dot, cycle_parts, diagnose, diagnose_html, surface, surface_figure, surface_svg
-from minispec.course.viz.diagnose import suspects, verdict
-from minispec.course.viz.drawing import text_width
-from minispec.course.viz.style import PALETTE
-from minispec.course.viz.surface import ALPHAS, BLACK, CUT, LONGEST, MAP, MOST, SCALE, colour, verify_cost
 from minispec.speculate import speculate
+from minispec_course import viz
+from minispec_course.labs import slower
+from minispec_course.viz import Dot, cycle_parts, diagnose, diagnose_html, surface, surface_figure, surface_svg
+from minispec_course.viz.diagnose import suspects, verdict
+from minispec_course.viz.drawing import text_width
+from minispec_course.viz.style import PALETTE
+from minispec_course.viz.surface import ALPHAS, BLACK, CUT, LONGEST, MAP, MOST, SCALE, colour, verify_cost
 
 CASES = slower.cases()
 SOUND = CASES[slower.SOUND]
 DOT = Dot("a run", 0.6, 3, 0.2, 1.4, 1.1)
 
 
-surface_module = sys.modules["minispec.course.viz.surface"]
+surface_module = sys.modules["minispec_course.viz.surface"]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -47,8 +48,9 @@ class Seen:
     def __init__(self, svg: str) -> None:
         self.root = ElementTree.fromstring(svg)
         self.texts = [text.text for text in self.root.iter(f"{SVG}text")]
-        ends = {float(t.text): float(t.get("y")) - 4 for t in self.root.iter(f"{SVG}text")
-                if t.get("x") == str(CUT[0] - 6)}  # fmt: skip
+        ends = {
+            float(t.text): float(t.get("y")) - 4 for t in self.root.iter(f"{SVG}text") if t.get("x") == str(CUT[0] - 6)
+        }
         low, high = sorted(ends)[:2]
         self.unit = (ends[low] - ends[high]) / (high - low)  # pixels of 1 on the cut's y axis
 
@@ -178,8 +180,11 @@ def test_the_sites_figure_shows_what_the_drawing_shows():
     """The page computes with a figure's traces: they are the drawing's cells, lines and dots."""
     figure, seen = surface_figure(0.7, 0.1, 1.3, [DOT]), Seen(surface_svg(0.7, 0.1, 1.3, [DOT]))
     heat, best, edge, cut = (trace(figure, n) for n in ("speed-up", "best k", "no gain, no loss", "at this α, c, v"))
-    told = {f"k = {k}, α = {a:.2f}: speed-up {z:.2f}"
-            for a, row in zip(heat.y, heat.z, strict=True) for k, z in zip(heat.x, row, strict=True)}  # fmt: skip
+    told = {
+        f"k = {k}, α = {a:.2f}: speed-up {z:.2f}"
+        for a, row in zip(heat.y, heat.z, strict=True)
+        for k, z in zip(heat.x, row, strict=True)
+    }
     some = {text for text in seen.told() if text.startswith("k = ") and "α" in text}
     assert some < told and (seen.images()[0][1][::-2] == surface_module.colours(heat.z)).all()
     assert near(seen.line(BLACK)[::2], list(zip(best.x, best.y, strict=True)))

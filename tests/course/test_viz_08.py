@@ -9,20 +9,29 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec.course import viz
-from minispec.course.viz.race import COLOURS, Race, Runner
-from minispec.course.viz.race_beside import NAMES
-from minispec.files.registry import BENCHMARKS
 from minispec.generate import Output
+from minispec.load.registry import BENCHMARKS
 from minispec.trace import Cycle, Trace
+from minispec_course import viz
+from minispec_course.viz.race import COLOURS, Race, Runner
+from minispec_course.viz.race_beside import NAMES
 
 
 def cycle(drafted: int, accepted: int, seconds: float, kept: int | None = None) -> Cycle:
     return Cycle(
-        drafted=[7] * drafted, parents=None, p=[], q=[], path=list(range(accepted)), token=8, bonus=accepted == drafted,
-        kept=accepted + 1 if kept is None else kept, committed=0,
-        draft_seconds=seconds / 2, verify_seconds=seconds / 4, sample_seconds=seconds / 4,
-    )  # fmt: skip
+        drafted=[7] * drafted,
+        parents=None,
+        p=[],
+        q=[],
+        path=list(range(accepted)),
+        token=8,
+        bonus=accepted == drafted,
+        kept=accepted + 1 if kept is None else kept,
+        committed=0,
+        draft_seconds=seconds / 2,
+        verify_seconds=seconds / 4,
+        sample_seconds=seconds / 4,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +129,12 @@ def test_bad_arguments_are_refused(race, tiny):
 
 def test_the_recorded_race_stands_beside_this_one_on_the_same_axis(race):
     runners = race.runners["tale"]
-    named = Race("big", 3, race.pieces, {"tale": {"plain": runners["plain"], "n-gram": runners["good"],
-                                                  "int4 copy": runners["quick"]}})  # fmt: skip
+    named = Race(
+        "big",
+        3,
+        race.pieces,
+        {"tale": {"plain": runners["plain"], "n-gram": runners["good"], "int4 copy": runners["quick"]}},
+    )
     figure = viz.drafter_speedups(named)
     [here], there = [b for b in figure.data if b.xaxis == "x"], [b for b in figure.data if b.xaxis == "x2"]
     assert list(here.x) == ["n-gram", "int4 copy"] and list(here.y) == pytest.approx([6 / 9, 6 / 3.5])

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("plotly")
 
 from minispec import tree
-from minispec.course import viz
-from minispec.course.viz.style import KINDS, PALETTE
-from minispec.course.viz.tree import reaches, rows_of, tree_svg
 from minispec.drafters import Draft, MedusaHeads
 from minispec.speculate import view
 from minispec.trace import Cycle
+from minispec_course import viz
+from minispec_course.viz.style import KINDS, PALETTE
+from minispec_course.viz.tree import reaches, rows_of, tree_svg
 
 PARENTS = [-1, -1, 0, 0, 1, 2]
 ACCEPTED, CHOSEN = KINDS["accepted"], PALETTE[1]
@@ -26,9 +26,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 @pytest.fixture
 def cycle() -> Cycle:
     return Cycle(
-        drafted=[10, 11, 12, 13, 14, 15], parents=PARENTS, p=[], q=[], path=[0, 3], token=9, bonus=True, kept=3,
+        drafted=[10, 11, 12, 13, 14, 15],
+        parents=PARENTS,
+        p=[],
+        q=[],
+        path=[0, 3],
+        token=9,
+        bonus=True,
+        kept=3,
         committed=21,
-    )  # fmt: skip
+    )
 
 
 def show(cycle, node=0, reach=None, say=lambda token: f" t{token}"):

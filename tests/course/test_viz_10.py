@@ -11,10 +11,10 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec.course import viz
-from minispec.course.viz.drawing import text_width
-from minispec.course.viz.positions import reached
 from minispec.trace import Cycle, Trace
+from minispec_course import viz
+from minispec_course.viz.drawing import text_width
+from minispec_course.viz.positions import reached
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -25,8 +25,13 @@ def cycle(drafted: int, path: list[int], bonus: bool, parents: list[int] | None 
 
 CHAIN = Trace([cycle(2, [0, 1], True), cycle(2, [0], False), cycle(2, [], False), cycle(2, [0, 1], True)])
 # In a tree a path may end in a leaf before the deepest place: that is no rejection.
-TREE = Trace([cycle(4, [1], True, [-1, -1, 0, 2]), cycle(4, [0, 2, 3], True, [-1, -1, 0, 2]),
-              cycle(4, [0], False, [-1, -1, 0, 2])])  # fmt: skip
+TREE = Trace(
+    [
+        cycle(4, [1], True, [-1, -1, 0, 2]),
+        cycle(4, [0, 2, 3], True, [-1, -1, 0, 2]),
+        cycle(4, [0], False, [-1, -1, 0, 2]),
+    ]
+)
 RUNS = {
     ("tale", 0.0, "chain"): CHAIN,
     ("tale", 0.0, "tree"): TREE,
@@ -126,8 +131,11 @@ def test_drafters_differ_in_shape_as_well_as_in_colour_and_a_draft_may_be_empty(
     names = ("<a>", "b", "c", "d", "e", "f with a name that is far too long for its row")
     runs = {("tale", 0.0, name): CHAIN for name in names} | {("tale", 0.0, "b"): Trace([cycle(0, [], True)])}
     svg, _ = viz.positions_svg(runs, "tale", 0.0)
-    looks = [(path.get("d"), path.get("fill")) for path in ElementTree.fromstring(svg).iter(f"{SVG}path")
-             if path.get("transform") and path.find(f"{SVG}title") is None]  # fmt: skip
+    looks = [
+        (path.get("d"), path.get("fill"))
+        for path in ElementTree.fromstring(svg).iter(f"{SVG}path")
+        if path.get("transform") and path.find(f"{SVG}title") is None
+    ]
     assert [len({look[i] for look in looks}) for i in (0, 1)] == [6, 6]
     texts = [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
     rows = [text for text in texts if "emitted" in text]

@@ -13,9 +13,11 @@ pytest.importorskip("plotly")
 
 import minispec as ms
 from minispec import theory
-from minispec.course import viz
-from minispec.course.viz import presets
-from minispec.course.viz.batch_speedup import (
+from minispec.load.registry import BENCHMARKS
+from minispec.serving.blocks import BlockPool
+from minispec_course import viz
+from minispec_course.viz import presets
+from minispec_course.viz.batch_speedup import (
     LONGEST,
     MACHINES,
     ROWS,
@@ -25,13 +27,11 @@ from minispec.course.viz.batch_speedup import (
     best,
     gain,
     verify_cost,
-)  # fmt: skip
-from minispec.course.viz.batch_why import compared
-from minispec.course.viz.recorder import Ask, DryEngine, endless
-from minispec.course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
-from minispec.course.viz.style import PALETTE
-from minispec.files.registry import BENCHMARKS
-from minispec.serving.blocks import BlockPool
+)
+from minispec_course.viz.batch_why import compared
+from minispec_course.viz.recorder import Ask, DryEngine, endless
+from minispec_course.viz.scheduler_steps import MOMENTS, record, scheduler_steps, scheduler_steps_html, slots_of
+from minispec_course.viz.style import PALETTE
 
 ASKS = [Ask((1, 2, 3, 4, 5, 6, 7), 8), Ask((1, 2, 3), 5), Ask((8, 8), 7, arrival=2)]
 
@@ -192,10 +192,10 @@ def test_the_lines_are_the_formula():
     steps = [(n, k) for pair, k in zip(pairwise(ROWS), longest, strict=False) for n in pair] + [(ROWS[-1], longest[-1])]
     assert near(seen.line(RIGHT, PALETTE[2]), steps) and longest[0] > longest[-1] == 0
     told = seen.told("rect")
-    assert told == [f"batch of {n}: {one:.2f} × with k = 4, {free:.2f} × with k = {k}"
-                    for n, one, free, k in zip(ROWS, gains, most, longest, strict=True)] + [
-        f"batch of {n}: v = {v:.2f}; the best k is {k}" for n, v, k in zip(ROWS, costs, longest, strict=True)
-    ]  # fmt: skip
+    assert told == [
+        f"batch of {n}: {one:.2f} × with k = 4, {free:.2f} × with k = {k}"
+        for n, one, free, k in zip(ROWS, gains, most, longest, strict=True)
+    ] + [f"batch of {n}: v = {v:.2f}; the best k is {k}" for n, v, k in zip(ROWS, costs, longest, strict=True)]
 
 
 def test_a_long_context_brings_the_gain_back():

@@ -14,13 +14,13 @@ import torch
 from tiny_models import random_model
 
 from minispec import theory
-from minispec.course import viz
-from minispec.course.viz.online_softmax import LATER, State
-from minispec.course.viz.quantisation import matrices, round_trip, scale_name
-from minispec.course.viz.style import PALETTE
 from minispec.drafters.quantized import quantized_copy
-from minispec.files.quantize import quantize
 from minispec.gpu.attention import flash_decode_torch
+from minispec.load.quantize import quantize
+from minispec_course import viz
+from minispec_course.viz.online_softmax import LATER, State
+from minispec_course.viz.quantisation import matrices, round_trip, scale_name
+from minispec_course.viz.style import PALETTE
 
 SVG, ORANGE = "{http://www.w3.org/2000/svg}", PALETTE[1]
 
@@ -108,8 +108,10 @@ def test_the_picture_shows_the_channel_its_grid_and_the_errors(model, effects):
         _, scales = quantize(weight.reshape(1, -1) if scale == "tensor" else weight, 4, 4 if scale == 4 else None)
         step = float(scales[0 if scale == "tensor" else channel, 0])
         bars = [text for text, _ in told(svg, "rect")]
-        counted = [sum(int(n) for text in bars for n in re.findall(rf"^{what} .*: (\d+)", text))
-                   for what in ("weight", "error")]  # fmt: skip
+        counted = [
+            sum(int(n) for text in bars for n in re.findall(rf"^{what} .*: (\d+)", text))
+            for what in ("weight", "error")
+        ]
         assert counted == [4 if scale == 4 else weight.shape[1], weight.numel()]
         edge = 1.08 * float(weight[channel][: 4 if scale == 4 else None].abs().max())
         marks = [float(line["x1"]) for _, line in told(svg, "line") if line.get("stroke") == ORANGE]
@@ -117,12 +119,18 @@ def test_the_picture_shows_the_channel_its_grid_and_the_errors(model, effects):
         assert len(steps) > 2 and steps == pytest.approx([round(x) for x in steps], abs=0.05)
         assert f"acceptance as a draft {effects[4, scale].overlap:.2f}" in words
         dots = dict(told(svg, "circle"))
-        lines = {f"{scale_name(s)}, {b} bits: {value:,.3f}" for (b, s), one in effects.items() if s != "none"
-                 for value in (one.overlap, one.perplexity)}  # fmt: skip
+        lines = {
+            f"{scale_name(s)}, {b} bits: {value:,.3f}"
+            for (b, s), one in effects.items()
+            if s != "none"
+            for value in (one.overlap, one.perplexity)
+        }
         assert set(dots) - {""} == lines
         rings = [(ring["cx"], ring["cy"]) for text, ring in told(svg, "circle") if not text]
-        here = [dots[f"{scale_name(scale)}, 4 bits: {value:,.3f}"]
-                for value in (effects[4, scale].overlap, effects[4, scale].perplexity)]  # fmt: skip
+        here = [
+            dots[f"{scale_name(scale)}, 4 bits: {value:,.3f}"]
+            for value in (effects[4, scale].overlap, effects[4, scale].perplexity)
+        ]
         assert rings == [(dot["cx"], dot["cy"]) for dot in here]
 
 
@@ -203,10 +211,13 @@ def test_the_bars_are_the_weights_so_far(model):
     for seen in (1, 2, 3):
         svg, words = viz.online_softmax_svg(attention, 0, 1, tile=4, seen=seen)
         bars, weights, circles = (
-            [(int(text.split(":")[0]), float(text.split(f"{what} ")[1]), shape) for text, shape in told(svg, kind)
-             if f", {what} " in text]
+            [
+                (int(text.split(":")[0]), float(text.split(f"{what} ")[1]), shape)
+                for text, shape in told(svg, kind)
+                if f", {what} " in text
+            ]
             for kind, what in (("rect", "score"), ("rect", "weight so far"), ("circle", "full softmax"))
-        )  # fmt: skip
+        )
         for found, wanted in ((bars, scores), (weights, scores[: 4 * seen].softmax(0)), (circles, scores.softmax(0))):
             assert [slot for slot, *_ in found] == list(range(len(wanted)))
             assert [value for _, value, _ in found] == pytest.approx(wanted.tolist(), abs=0.006)

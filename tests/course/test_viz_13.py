@@ -10,12 +10,12 @@ import pytest
 
 pytest.importorskip("plotly")
 
-from minispec.bench import ladder, pairs
-from minispec.bench.timeline import Event, Timeline
-from minispec.course import viz
-from minispec.course.classroom.pictures import figure_words
-from minispec.course.viz.kernel_timeline import DEVICE, HOST, LANES, REST, Recording, in_words, kind_of
-from minispec.course.viz.tile_sizes import ATTENTION, PRODUCT
+from minispec_course import viz
+from minispec_course.build.pictures import figure_words
+from minispec_course.labs import ladder, pairs
+from minispec_course.labs.timeline import Event, Timeline
+from minispec_course.viz.kernel_timeline import DEVICE, HOST, LANES, REST, Recording, in_words, kind_of
+from minispec_course.viz.tile_sizes import ATTENTION, PRODUCT
 
 RESULT = viz.stored_limit()
 LAUNCHES = [Event("cudaLaunchKernel", 0.0, 1.0), Event("cudaLaunchKernel", 5.0, 1.0)]
@@ -39,10 +39,20 @@ def test_what_is_recorded_could_have_happened(recording):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("gemvx", "product"), ("nvjet_tst_64x8", "product"), ("_product", "product"), ("bmm", "product"),
-     ("_attend_split", "attention"), ("_merge_splits", "attention"), ("_softmax", "attention"),
-     ("Memcpy DtoD (Device -> Device)", "copy"), ("index_copy_", "copy"), ("add", REST), ("_add_norm", REST)],
-)  # fmt: skip
+    [
+        ("gemvx", "product"),
+        ("nvjet_tst_64x8", "product"),
+        ("_product", "product"),
+        ("bmm", "product"),
+        ("_attend_split", "attention"),
+        ("_merge_splits", "attention"),
+        ("_softmax", "attention"),
+        ("Memcpy DtoD (Device -> Device)", "copy"),
+        ("index_copy_", "copy"),
+        ("add", REST),
+        ("_add_norm", REST),
+    ],
+)
 def test_kernels_have_the_colour_of_what_they_are_for(name, kind):
     assert kind_of(name) == kind
 
@@ -130,10 +140,14 @@ def test_live_timelines_are_of_the_model_given():
 def swept() -> dict:
     result = copy.deepcopy(RESULT)
     row = {"warps": 2, "stages": 4, "shared_bytes": 1, "seconds": {}}
-    result["tiles"] |= {"interpreted": False, "multiprocessors": 132, "results": [
-        row | {"rows": 16, "wide": 64, "programs": 256, "bytes_per_second": 3e12},
-        row | {"rows": 128, "wide": 64, "programs": 32, "bytes_per_second": 1e12},
-    ]}  # fmt: skip
+    result["tiles"] |= {
+        "interpreted": False,
+        "multiprocessors": 132,
+        "results": [
+            row | {"rows": 16, "wide": 64, "programs": 256, "bytes_per_second": 3e12},
+            row | {"rows": 128, "wide": 64, "programs": 32, "bytes_per_second": 1e12},
+        ],
+    }
     result["bandwidth"] = {"median": 4e12}
     return result
 
@@ -178,8 +192,15 @@ def test_steps_are_shown_with_their_shares():
     table = viz.steps_table(climbed)
     assert all(step in table for step in climbed["steps"])
     assert f"{climbed['steps'][ladder.EAGER]['fraction_of_bandwidth']:.1%}" in table
-    uncounted = {"steps": {ladder.EAGER: {key: value for key, value in climbed["steps"][ladder.EAGER].items()
-                                          if "per_token" not in key or "seconds" in key}}}  # fmt: skip
+    uncounted = {
+        "steps": {
+            ladder.EAGER: {
+                key: value
+                for key, value in climbed["steps"][ladder.EAGER].items()
+                if "per_token" not in key or "seconds" in key
+            }
+        }
+    }
     assert "–" in viz.steps_table(uncounted)
     [bars] = viz.limit_steps_figure({"a": climbed}).data
     assert list(bars.x) == list(ladder.STEPS)
@@ -188,8 +209,10 @@ def test_steps_are_shown_with_their_shares():
 
 def timed(**milliseconds: float) -> dict:
     """A result in which a token reads for 1 ms."""
-    steps = {name: {"seconds_per_token": {"median": ms / 1e3}, "fraction_of_bandwidth": 1 / ms}
-             for name, ms in milliseconds.items()}  # fmt: skip
+    steps = {
+        name: {"seconds_per_token": {"median": ms / 1e3}, "fraction_of_bandwidth": 1 / ms}
+        for name, ms in milliseconds.items()
+    }
     return {"steps": {name.replace("_", "-"): row for name, row in steps.items()}}
 
 

@@ -11,9 +11,10 @@ from mutants.patching import rewrite
 
 import minispec as ms
 from minispec import verify
-from minispec.course import family, viz
-from minispec.course.viz import frontier
 from minispec.serving.budget import best_lengths, survival
+from minispec_course import viz
+from minispec_course.labs import family
+from minispec_course.viz import frontier
 
 P = torch.tensor([1 / 3, 2 / 3], dtype=torch.float64)
 

@@ -12,8 +12,10 @@ pytest.importorskip("plotly")
 import torch
 
 from minispec import theory
-from minispec.course import viz
-from minispec.course.viz.compute_optimal import (
+from minispec.load.folder import load
+from minispec.parallel.experts import Mixture
+from minispec_course import viz
+from minispec_course.viz.compute_optimal import (
     BUDGETS,
     KNOWN,
     Trained,
@@ -23,7 +25,7 @@ from minispec.course.viz.compute_optimal import (
     lowest,
     short,
 )
-from minispec.course.viz.parallel_timelines import (
+from minispec_course.viz.parallel_timelines import (
     COMPUTE,
     TALK,
     WAIT,
@@ -35,8 +37,6 @@ from minispec.course.viz.parallel_timelines import (
     stored_timelines,
     with_favourite,
 )
-from minispec.files.folder import load
-from minispec.parallel.experts import Mixture
 
 RUNS = {run.name: run for run in stored_timelines()}
 
@@ -49,8 +49,14 @@ def entry(rank: int, what: str, start: float, end: float) -> dict:
 
 
 def test_a_recording_adds_up():
-    entries = [entry(0, "compute 0", 0, 2), entry(1, "wait 0", 0, 2), entry(0, "compute 1", 2, 4),
-               entry(1, "compute 0", 2, 4), entry(1, "wait 1", 4, 4.5), entry(1, "compute 1", 4.5, 8)]  # fmt: skip
+    entries = [
+        entry(0, "compute 0", 0, 2),
+        entry(1, "wait 0", 0, 2),
+        entry(0, "compute 1", 2, 4),
+        entry(1, "compute 0", 2, 4),
+        entry(1, "wait 1", 4, 4.5),
+        entry(1, "compute 1", 4.5, 8),
+    ]
     run = Recording("pipeline", "pipeline", 2, "made up", entries, 2)
     assert run.seconds == 8
     assert (run.share(COMPUTE, 0), run.share(COMPUTE, 1), run.share(WAIT, 1)) == (4 / 8, 5.5 / 8, 2.5 / 8)

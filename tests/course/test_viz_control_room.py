@@ -10,10 +10,10 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec.bench.client import Answer
-from minispec.bench.serve import arrivals, latencies
-from minispec.course import viz
-from minispec.course.viz.control_room import (
+from benchmarks.client import Answer
+from benchmarks.serve import arrivals, latencies
+from minispec_course import viz
+from minispec_course.viz.control_room import (
     LONG,
     NO_RECORDING,
     Moment,
@@ -51,8 +51,11 @@ def test_every_request_is_served_and_noted(tiny, drafter, k):
 
 
 def by_hand(moments, answers) -> Shift:
-    return Shift([Moment(0.0, 0, 0, 0, batch, seconds) for batch, seconds in moments],
-                 [Answer(sent, arrivals=arrivals, tokens=5) for sent, arrivals in answers], 64)  # fmt: skip
+    return Shift(
+        [Moment(0.0, 0, 0, 0, batch, seconds) for batch, seconds in moments],
+        [Answer(sent, arrivals=arrivals, tokens=5) for sent, arrivals in answers],
+        64,
+    )
 
 
 def test_the_batch_is_averaged_over_time_as_littles_law_wants():

@@ -10,8 +10,8 @@ import torch
 pytest.importorskip("ipywidgets")
 
 import minispec as ms
-from minispec.course.viz import cycle_picture, cycles, style
 from minispec.trace import Cycle, Trace
+from minispec_course.viz import cycle_picture, cycles, style
 
 PROMPT, K, COUNT = [5, 9, 33, 17], 3, 24
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from minispec import theory
-from minispec.course import viz
-from minispec.course.viz import drawing, presets
-from minispec.course.viz.weights_stream import BUSY, WEIGHTS, one_pass, weights_stream_svg
+from minispec_course import viz
+from minispec_course.viz import drawing, presets
+from minispec_course.viz.weights_stream import BUSY, WEIGHTS, one_pass, weights_stream_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 LLAMA = presets.SHAPES["Llama-3-8B"]
@@ -92,9 +92,10 @@ def test_the_cache_is_read_for_each_sequence():
 def _bars(svg: str, colour: str, at: float) -> float:
     """Length of the faint bar of a colour at a height: what the whole pass needs."""
     bars = [
-        float(rect.get("width")) for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        float(rect.get("width"))
+        for rect in ElementTree.fromstring(svg).iter(f"{SVG}rect")
         if rect.get("fill") == colour and float(rect.get("y", -1)) == at and rect.get("fill-opacity") == "0.18"
-    ]  # fmt: skip
+    ]
     return max(bars)
 
 

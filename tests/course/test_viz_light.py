@@ -24,13 +24,13 @@ from plotly.subplots import make_subplots
 
 import minispec as ms
 from minispec import theory, verify
-from minispec.course import viz
-from minispec.course.site import grid
-from minispec.course.stored import PLOTLY
-from minispec.course.viz import light
-from minispec.course.viz.control_room import run_shift
-from minispec.course.viz.panel import Panel
-from minispec.course.viz.picture_view import as_json
+from minispec_course import viz
+from minispec_course.site import grid
+from minispec_course.stored import PLOTLY
+from minispec_course.viz import light
+from minispec_course.viz.control_room import run_shift
+from minispec_course.viz.panel import Panel
+from minispec_course.viz.picture_view import as_json
 
 race, model, effects = test_viz_08.race, test_viz_12.model, test_viz_12.effects
 MOST = 12  # pictures of a widget: the ends of its sliders and its choices, as far as there is room
@@ -89,7 +89,7 @@ def given(tiny, tiny32, model, effects, race):
 
 def drawing() -> dict[str, object]:
     """The modules that draw with light.py, by name."""
-    names = {file.stem: f"minispec.course.viz.{file.stem}" for file in Path(viz.__file__).parent.glob("*.py")}
+    names = {file.stem: f"minispec_course.viz.{file.stem}" for file in Path(viz.__file__).parent.glob("*.py")}
     modules = {name: sys.modules[full] for name, full in names.items() if full in sys.modules}
     return {name: module for name, module in modules.items() if getattr(module, "go", None) is light}
 
@@ -133,11 +133,11 @@ def test_plotly_draws_the_same_and_has_nothing_against_it(name, given):
 @pytest.mark.parametrize(
     ("name", "function", "old", "new"),
     [
-        ("cache_size", "cache_size_figure", "mode=\"markers\"", "modes=\"markers\""),  # a property that does not exist
-        ("cache_size", "cache_size_figure", "dash=\"solid\"", "dash=\"solidly\""),  # … a value
-        ("overlap", "overlap_figure", "barmode=\"stack\"", "barmode=\"stacks\""),
+        ("cache_size", "cache_size_figure", 'mode="markers"', 'modes="markers"'),  # a property that does not exist
+        ("cache_size", "cache_size_figure", 'dash="solid"', 'dash="solidly"'),  # … a value
+        ("overlap", "overlap_figure", 'barmode="stack"', 'barmode="stacks"'),
     ],
-)  # fmt: skip
+)
 def test_a_misspelt_property_is_noticed(name, function, old, new, given, monkeypatch):
     rewrite(monkeypatch, drawing()[name], function, old, new)
     monkeypatch.setattr(viz, function, getattr(drawing()[name], function))
@@ -149,13 +149,13 @@ def test_a_misspelt_property_is_noticed(name, function, old, new, given, monkeyp
 @pytest.mark.parametrize(
     ("owner", "function", "old", "new", "name"),
     [
-        (light.Node, "_put", "value = {\"text\": value}", "pass", "cache_size"),
+        (light.Node, "_put", 'value = {"text": value}', "pass", "cache_size"),
         (light.Figure, "add_vline", "{y} domain", "{y}", "parallel_timelines"),
         (light.Figure, "_axes", "self.grid if row is None else [self.grid[row - 1]]", "self.grid", "control_room"),
         (light.Figure, "to_dict", "convert_to_base64(whole)", "pass", "kernel_timeline"),
         (light, "make_subplots", "annotation.text = title", "pass", "experts"),
     ],
-)  # fmt: skip
+)
 def test_what_light_does_otherwise_is_noticed(owner, function, old, new, name, given, monkeypatch):
     rewrite(monkeypatch, owner, function, old, new)
     if owner is light and hasattr(drawing()[name], function):

@@ -10,10 +10,10 @@ import ipywidgets
 import plotly.graph_objects as go
 import pytest
 
-from minispec.course.viz.numbers import read_number
-from minispec.course.viz.panel import Panel, choice, player, slider, switch
-from minispec.course.viz.picture_view import library
-from minispec.course.viz.predict import predict
+from minispec_course.viz.numbers import read_number
+from minispec_course.viz.panel import Panel, choice, player, slider, switch
+from minispec_course.viz.picture_view import library
+from minispec_course.viz.predict import predict
 
 predictions = sys.modules[predict.__module__]  # viz.predict is the function
 
@@ -171,10 +171,28 @@ def test_the_browser_commits_what_is_in_the_field():
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("1.5", 1.5), ("1,5", 1.5), ("0,125", 0.125), ("1,50", 1.5), ("12,3456", 12.3456), ("−2", -2),
-     ("1,234,567", 1234567), ("1.234.567", 1234567), ("1 500", 1500), ("1,234.5", 1234.5), ("1.234,5", 1234.5),
-     ("1e6", 1e6), ("+4", 4), ("40 %", 40), ("12 ms", 12), (".5", 0.5), ("1.500", 1.5), ("-0,5", -0.5)],
-)  # fmt: skip
+    [
+        ("3", 3),
+        ("1.5", 1.5),
+        ("1,5", 1.5),
+        ("0,125", 0.125),
+        ("1,50", 1.5),
+        ("12,3456", 12.3456),
+        ("−2", -2),
+        ("1,234,567", 1234567),
+        ("1.234.567", 1234567),
+        ("1 500", 1500),
+        ("1,234.5", 1234.5),
+        ("1.234,5", 1234.5),
+        ("1e6", 1e6),
+        ("+4", 4),
+        ("40 %", 40),
+        ("12 ms", 12),
+        (".5", 0.5),
+        ("1.500", 1.5),
+        ("-0,5", -0.5),
+    ],
+)
 def test_numbers_are_read_as_people_write_them(text, value):
     assert read_number(text, "ms") == value
 
@@ -262,9 +280,19 @@ def test_the_verdict(guess, answer, said, capsys):
 
 @pytest.mark.parametrize(
     ("number", "written"),
-    [(0.05, "0.05"), (2.7731, "2.77"), (1840, "1,840"), (123456, "123,000"), (0, "0"), (-0.5, "-0.5"),
-     (1e-7, "0.0000001"), (9.999, "10"), (5, "5"), (1e15, "1,000,000,000,000,000")],
-)  # fmt: skip
+    [
+        (0.05, "0.05"),
+        (2.7731, "2.77"),
+        (1840, "1,840"),
+        (123456, "123,000"),
+        (0, "0"),
+        (-0.5, "-0.5"),
+        (1e-7, "0.0000001"),
+        (9.999, "10"),
+        (5, "5"),
+        (1e15, "1,000,000,000,000,000"),
+    ],
+)
 def test_numbers_have_three_figures(number, written, capsys):
     predict("?").reveal(number)
     assert capsys.readouterr().out.splitlines()[-1] == f"the answer: {written}"

@@ -14,10 +14,10 @@ pytest.importorskip("plotly")
 
 import minispec as ms
 from minispec import drafters, exact, theory
-from minispec.course import viz
-from minispec.course.viz import goodness, places, residual, wrong_verifiers
-from minispec.course.viz.distribution_editor import DistributionEditor
-from minispec.course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
+from minispec_course import viz
+from minispec_course.viz import goodness, places, residual, wrong_verifiers
+from minispec_course.viz.distribution_editor import DistributionEditor
+from minispec_course.viz.wrong_verifiers import COUNT, NOTHING, ONE, RIGHT, TWO, VERIFIERS
 
 P, Q = [0.5, 0.3, 0.2], [0.15, 0.25, 0.6]
 PLACE = places.toy_place(P, Q)

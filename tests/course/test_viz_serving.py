@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("plotly")
 
 import minispec as ms
-from minispec.bench.memory import ContiguousPool
-from minispec.course.viz import recorder
-from minispec.course.viz.gantt import (
+from minispec.serving.blocks import BlockPool
+from minispec_course.labs.memory import ContiguousPool
+from minispec_course.viz import recorder
+from minispec_course.viz.gantt import (
     DECODE,
     LEFT,
     PREEMPTED,
@@ -26,9 +27,8 @@ from minispec.course.viz.gantt import (
     in_words,
     record,
 )
-from minispec.course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memory_map_html
-from minispec.course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
-from minispec.serving.blocks import BlockPool
+from minispec_course.viz.memory_map import SLOT, AnnouncedPool, memory_map, memory_map_html
+from minispec_course.viz.recorder import Ask, DryEngine, Frame, example_asks, snapshot, watch
 
 SVG = "{http://www.w3.org/2000/svg}"
 TOLD = r"request (\w): (\w+), steps (\d+) to (\d+), (\d+) tokens processed"
@@ -178,9 +178,13 @@ def test_steps_and_latencies_of_an_example_by_hand():
     assert (len(static.frames), static.latencies) == (5, [3, 1, 5])
     phases = [(bar.id, bar.phase, bar.start, bar.stop, bar.place) for bar in bars(static)]
     assert phases == [
-        (0, PREFILL, 0, 1, 0), (0, DECODE, 1, 3, 0), (1, PREFILL, 0, 1, 1),
-        (2, WAITING, 0, 3, None), (2, PREFILL, 3, 4, 0), (2, DECODE, 4, 5, 0),
-    ]  # fmt: skip
+        (0, PREFILL, 0, 1, 0),
+        (0, DECODE, 1, 3, 0),
+        (1, PREFILL, 0, 1, 1),
+        (2, WAITING, 0, 3, None),
+        (2, PREFILL, 3, 4, 0),
+        (2, DECODE, 4, 5, 0),
+    ]
 
 
 @pytest.mark.parametrize("policy", ["static", "continuous"])
@@ -250,8 +254,14 @@ def test_charts_of_nothing_are_refused():
 def test_the_chart_follows_its_controls(tiny):
     panel = gantt(tiny, ASKS, batches=(3, 2))
     seen = {panel.picture + panel.words}
-    changes = [("step", 2), ("engine", "little memory"), ("engine", "prompts in chunks of 4"), ("batch", 2),
-               ("rows", "places"), ("axis", "seconds")]  # fmt: skip
+    changes = [
+        ("step", 2),
+        ("engine", "little memory"),
+        ("engine", "prompts in chunks of 4"),
+        ("batch", 2),
+        ("rows", "places"),
+        ("axis", "seconds"),
+    ]
     for name, value in changes:
         panel.controls[name].value = value
         seen.add(panel.picture + panel.words)

@@ -13,10 +13,11 @@ from test_copies import illustrated, root  # noqa: F401
 from test_pictures import wanted  # noqa: F401
 from test_viz_panel import notebook  # noqa: F401
 
-from minispec.course.classroom import copies, pictures
-from minispec.course.viz.panel import Panel
+from minispec_course.build import pictures
+from minispec_course.check import copies
+from minispec_course.viz.panel import Panel
 
-predictions = sys.modules["minispec.course.viz.predict"]
+predictions = sys.modules["minispec_course.viz.predict"]
 
 
 @mark.parametrize(

@@ -61,39 +61,60 @@ OURS = r"same|two|both|greedy|plain|other|its|their|target's( own)?|emitted|draf
 
 WORDS = [
     word("law", r"\blaws?\b", "distribution", r"\b(scaling|power|Moore's|Amdahl's|Little's) laws?\b"),
-    word("place", r"\bplaces?\b", "position (in a sequence), slot (in memory or a batch)",
-         r"\bin[- ]place\b|\btak\w+ (the )?place|first place|decimal places?|\bplaces? (it|them|both|the|all|each)\b"
-         r"|\b(no|second|one|right|same) place (where|that|to)\b|\bto place\b"),
+    word(
+        "place",
+        r"\bplaces?\b",
+        "position (in a sequence), slot (in memory or a batch)",
+        r"\bin[- ]place\b|\btak\w+ (the )?place|first place|decimal places?|\bplaces? (it|them|both|the|all|each)\b"
+        r"|\b(no|second|one|right|same) place (where|that|to)\b|\bto place\b",
+    ),
     word("row", r"\brows?\b", "sequence, request, or 'batch of 32'; a row is a row of a tensor", TABLES),
     word("draw", r"\b(draws?|drawn|drew|drawing)\b", "sample, sampled", PICTURES),
     word("text", rf"\b({OURS}) texts?\b|\btexts? (part|differ|agree)", "output, completion, sequence, prompt"),
-    word("write", r"\b(writes?|wrote|written|writing|rewritten)\b( \w+){0,3} (tokens?|story|stories|texts?)\b"
-         r"|\b(tokens?|texts?)( \w+){0,3} (writes?|wrote|written)\b", "generate, emit"),
-    word("read", r"\b(reads?|reading)( \w+){0,2} (tokens?|prompts?|drafts?|story)\b|\btokens?( \w+)? read\b",
-         "process, run the model on; bytes are read"),
+    word(
+        "write",
+        r"\b(writes?|wrote|written|writing|rewritten)\b( \w+){0,3} (tokens?|story|stories|texts?)\b"
+        r"|\b(tokens?|texts?)( \w+){0,3} (writes?|wrote|written)\b",
+        "generate, emit",
+    ),
+    word(
+        "read",
+        r"\b(reads?|reading)( \w+){0,2} (tokens?|prompts?|drafts?|story)\b|\btokens?( \w+)? read\b",
+        "process, run the model on; bytes are read",
+    ),
     word("drafts", rf"\b({MANY}) drafts\b", "draft tokens"),
     word("a", rf"\b({UNITS}) an? ({EACH})\b", "per: bytes per token, ms per step", r"how many \w+ an? \w+ \w+s\b"),
     word("pass", r"^the forward pass is never named$", "forward pass at first use, then pass"),
     word("prefix sharing", r"\bprefix[- ]sharing\b", "prefix caching"),
-    word("balance point", r"\bbalance points?\b|\bbalance of (a|an|the) (H200|GPU|machine)|machine's balance",
-         "ridge point"),
-    word("weights", r"\b(million|billion) weights\b|\d B? ?(bf16 |int8 )?weights\b|\bper weight\b|\ba weight and\b",
-         "parameters, where they are counted"),
+    word(
+        "balance point",
+        r"\bbalance points?\b|\bbalance of (a|an|the) (H200|GPU|machine)|machine's balance",
+        "ridge point",
+    ),
+    word(
+        "weights",
+        r"\b(million|billion) weights\b|\d B? ?(bf16 |int8 )?weights\b|\bper weight\b|\ba weight and\b",
+        "parameters, where they are counted",
+    ),
     word("behind", r"\bbehind\b", "after", rf"\b({IDEAS})( \w+)? behind\b"),
     word("dear", r"\bdear(er|est|ly)?\b", "expensive"),
-    word("part", r"\bparting\b|\b(texts?|outputs?|they|sequences?) part\b|\bparts? (ways|company|at token)\b",
-         "diverge"),
+    word(
+        "part", r"\bparting\b|\b(texts?|outputs?|they|sequences?) part\b|\bparts? (ways|company|at token)\b", "diverge"
+    ),
     word("mend", r"\bmend(s|ed|ing)?\b", "fix"),
     word("astray", r"\bastray\b", "wrong"),
     word("listener", r"\blisteners?\b|\blisten at the door\b", "forward hook"),
     word("bend", r"\b(bends?|bent|bending)\b", "bias, biased, change the distribution"),
     word("meeting", r"\bmeetings?\b", "all-reduce"),
     word("nobody", r"\b(nobody|everybody|anybody)\b", "say which thing does it"),
-    word("who", r"\bwho (decodes|drafts|passed|is behind|goes where)\b|\b(tokens?|drafts?|rows?|models?) who\b",
-         "which, that"),
+    word(
+        "who",
+        r"\bwho (decodes|drafts|passed|is behind|goes where)\b|\b(tokens?|drafts?|rows?|models?) who\b",
+        "which, that",
+    ),
     word("K", r"\$K\$|\bK = |\bK \+ 1|\bbest K\b|\bK too large\b|\bK c\b|\^K\b|\^\{K|\bK tokens|\bchoose K\b", "k"),
     word("γ", r"γ|\bgamma\b|\\gamma", "k (γ in Leviathan's paper, said once)", r"Leviathan|paper|our k\b"),
-]  # fmt: skip
+]
 
 
 # ---------------------------------------------------------------- what people read
@@ -166,7 +187,7 @@ def pieces(file: Path, text: str | None = None) -> list[str]:
             read = [*strings(cell.source, True), *comments(cell.source)] if is_code else [cell.source]
             found += map(plain, read)
         return found
-    course = "minispec/course" in file.as_posix() or file.name == "cli.py"
+    course = "minispec_course" in file.as_posix() or file.name == "cli.py"
     return [plain(string) for string in strings(text, docstrings=course)]
 
 
@@ -197,7 +218,7 @@ def of_file(file: Path) -> list[tuple[str, str]]:
 def files() -> list[Path]:
     """Everything that is read."""
     patterns = ("course/lessons/*.py", "course/exercises/*.py", "docs/*.md", "README.md", "minispec/**/*.py")
-    patterns += ("minispec/course/interview/audit.yaml", "minispec/course/interview/bank/*.yaml")
+    patterns += ("minispec_course/interview/audit.yaml", "minispec_course/interview/bank/*.yaml")
     return sorted(file for pattern in patterns for file in ROOT.glob(pattern))
 
 
@@ -256,8 +277,8 @@ def test_words_are_found_wherever_people_read(tmp_path):
     planted = {
         "docs/page.md": "The law.\n\n```\nlaw\n```\n",
         "course/lessons/99_x.py": '# %% [markdown]\n# A law.\n\n# %%\nlaw = 1  # the law\nprint(f"a law: {law}")\n',
-        "minispec/course/interview/bank/x.yaml": "- {id: law, short: The law., expression: law}\n",
-        "minispec/course/viz/x.py": '"""A law."""\nlaw = slider("law", 1)\nother = {"law": 1}\n',
+        "minispec_course/interview/bank/x.yaml": "- {id: law, short: The law., expression: law}\n",
+        "minispec_course/viz/x.py": '"""A law."""\nlaw = slider("law", 1)\nother = {"law": 1}\n',
         "minispec/x.py": '"""A law."""\nraise ValueError("no law here")\n',
     }
     for path, text in planted.items():

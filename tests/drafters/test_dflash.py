@@ -18,16 +18,16 @@ import minispec as ms
 from minispec.cli import main, parser
 from minispec.drafters import Context, DFlash, DFlashHead
 from minispec.drafters.dflash import load_head
-from minispec.drafters.read_dflash import read_dflash
-from minispec.drafters.write_heads import write_dflash
-from minispec.files.heads import heads_for, save_heads
 from minispec.generate import pad
+from minispec.load.heads import heads_for, save_heads
+from minispec.load.read_dflash import read_dflash
+from minispec.load.write_heads import write_dflash
 from minispec.model import rope_at, rotate
-from minispec.train import corpus as writing
-from minispec.train import dflash as training
-from minispec.train.corpus import Corpus
-from minispec.train.lessons import Batch, Lessons, frequent_tokens, split_rows
 from minispec.tree import best_tree, depths, from_candidates, path_to
+from recipes import corpus as writing
+from recipes import dflash as training
+from recipes.corpus import Corpus
+from recipes.lessons import Batch, Lessons, frequent_tokens, split_rows
 
 PROMPTS = [[i, 3 * i % 64, 5 * i % 64][: 1 + i % 3] for i in range(1, 40)]
 
@@ -243,7 +243,7 @@ def test_what_cannot_work_is_refused(tiny, make_model, tmp_path):
         DFlashHead(tiny.config, ids, ())
     with pytest.raises(ValueError, match="layer 3"):
         DFlash(tiny, random_dflash(make_model(num_layers=3)))
-    with pytest.raises(ValueError, match="minispec train dflash"):
+    with pytest.raises(ValueError, match="python -m recipes dflash"):
         DFlash(tiny)  # none ship for a random model
     save_heads(torch.nn.Linear(2, 2), tmp_path, heads_for(tiny, "medusa"))
     with pytest.raises(ValueError, match="medusa"):
@@ -395,7 +395,7 @@ def run(target_folder, corpus, out, *more) -> None:
 
 @pytest.fixture(scope="module")
 def stored(target, tmp_path_factory):
-    from minispec.files.folder import save_folder
+    from minispec.load.folder import save_folder
 
     folder = tmp_path_factory.mktemp("models") / "target"
     save_folder(target, folder, bits=None)
@@ -439,8 +439,27 @@ def test_the_command_trains_stores_and_measures(target, stored, folder, tmp_path
 @pytest.mark.slow
 def test_options_of_the_command(target, stored, folder, tmp_path):
     """Narrower layers, other depths, an own head, written tokens as teachers, states kept in memory."""
-    run(stored, folder, tmp_path, "--mlp", "16", "--layers", "1", "--hidden-layers", "0", "2", "--own-head", "--hard",
-        "--keep", "--keep-bits", "8", "--decay", "3", "--stop-after", "3")  # fmt: skip
+    run(
+        stored,
+        folder,
+        tmp_path,
+        "--mlp",
+        "16",
+        "--layers",
+        "1",
+        "--hidden-layers",
+        "0",
+        "2",
+        "--own-head",
+        "--hard",
+        "--keep",
+        "--keep-bits",
+        "8",
+        "--decay",
+        "3",
+        "--stop-after",
+        "3",
+    )
     heads = load_head(ms.load(stored, device="cpu", dtype=torch.float32), tmp_path / "model")
     assert heads.hidden_layers == (0, 2) and len(heads.layers) == 1 and heads.lm_head.weight.shape == (48, 32)
     assert heads.layers[0].mlp.gate_proj.weight.shape == (16, 32)
@@ -463,8 +482,10 @@ def test_a_drafter_in_the_published_form_is_trained_and_written(target, stored, 
     hidden = given.transformer.body(tokens, hidden_layers=heads.hidden_layers)[1]
     states = training.read_blocks(heads, given.transformer, tokens, hidden, torch.full((3, 1), 5))  # [3, 1, B, d]
     expected = states[:, 0, 1:] @ heads.head_rows(given.transformer).T
-    contexts = [Context(i, row[:6].tolist(), None, None, {n: h[i, :5] for n, h in hidden.items()})
-                for i, row in enumerate(tokens)]  # fmt: skip
+    contexts = [
+        Context(i, row[:6].tolist(), None, None, {n: h[i, :5] for n, h in hidden.items()})
+        for i, row in enumerate(tokens)
+    ]
     assert torch.allclose(DFlash(given, again).score(contexts), expected, atol=1e-4)
     places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu"]
     args = parser().parse_args(["train", "dflash", *map(str, places), "--public", "--start", str(tmp_path / "model")])
@@ -487,8 +508,14 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
     assert not torch.allclose(moved["fc.weight"], before["fc.weight"], rtol=0, atol=1e-4)
     assert sizes.items() <= json.loads((tmp_path / "moved" / "model" / "config.json").read_text()).items()
     wrong = {"block": 5, "head_vocab": 47, "mlp": 17, "own_head": True, "layers": 2, "hidden_layers": [1]}
-    flags = [["--block", 5], ["--head-vocab", 47], ["--mlp", 17], ["--own-head"], ["--layers", 0, 1],
-             ["--hidden-layers", 1]]  # fmt: skip
+    flags = [
+        ["--block", 5],
+        ["--head-vocab", 47],
+        ["--mlp", 17],
+        ["--own-head"],
+        ["--layers", 0, 1],
+        ["--hidden-layers", 1],
+    ]
     places = ["--model", stored, "--corpus", folder, "--out", tmp_path / "none", "--device", "cpu", "--start", start]
     for (name, value), flag in zip(wrong.items(), flags, strict=True):
         args = parser().parse_args(["train", "dflash", *map(str, [*places, *flag])])
@@ -501,8 +528,15 @@ def test_training_goes_on_from_a_stored_head(target, stored, folder, tmp_path):
 @pytest.mark.parametrize("public", [False, True])
 def test_a_stored_head_may_get_more_tokens_and_layers(target, stored, folder, tmp_path, public):
     """Rows of more tokens are borrowed, and new layers begin by adding nothing: until it learns, logits stay."""
-    given = training.head_from(target.transformer, torch.arange(40), layers=[1, 0], hidden_layers=[0, 2], block=4,
-                               mlp=16, mask_token=63 if public else None)  # fmt: skip
+    given = training.head_from(
+        target.transformer,
+        torch.arange(40),
+        layers=[1, 0],
+        hidden_layers=[0, 2],
+        block=4,
+        mlp=16,
+        mask_token=63 if public else None,
+    )
     save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
     more = ["--start", tmp_path / "given", "--add-layers", 1, "--stop-after", 1]
     run(stored, folder, tmp_path / "still", *more, "--lr", 1e-12)
@@ -530,8 +564,21 @@ def test_a_stored_head_may_get_narrower(target, stored, folder, tmp_path):
     with torch.no_grad():  # half of its neurons say nothing: those go, and nothing is lost
         given.layers[0].mlp.down_proj.weight[:, ::2] = 0
     save_heads(given, tmp_path / "given", heads_for(target, "dflash") | training.shape_of(given), bits=None)
-    run(stored, folder, tmp_path / "out", "--start", tmp_path / "given", "--mlp", 8, "--stop-after", 1, "--lr", 1e-9,
-        "--bits", 6)  # fmt: skip
+    run(
+        stored,
+        folder,
+        tmp_path / "out",
+        "--start",
+        tmp_path / "given",
+        "--mlp",
+        8,
+        "--stop-after",
+        1,
+        "--lr",
+        1e-9,
+        "--bits",
+        6,
+    )
     assert load_file(tmp_path / "out" / "model" / "model.safetensors")["fc.weight"].abs().max() == 31  # of six bits
     narrow = torch.load(tmp_path / "out" / "checkpoint.pt", weights_only=True)["module"]
     for name in ("gate_proj", "up_proj"):
@@ -547,8 +594,12 @@ def test_depths_are_spread_from_early_to_last():
 
 
 def test_it_starts_from_the_targets_layers(target):
-    ids = frequent_tokens(Corpus(torch.ones(1, 4, dtype=torch.int32), torch.tensor([1]), torch.tensor([4]),
-                                 torch.zeros(1)), 64, 16, always=[0])  # fmt: skip
+    ids = frequent_tokens(
+        Corpus(torch.ones(1, 4, dtype=torch.int32), torch.tensor([1]), torch.tensor([4]), torch.zeros(1)),
+        64,
+        16,
+        always=[0],
+    )
     head = training.head_from(target.transformer, ids, own_head=True)
     x = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
     for mine, theirs in zip(head.layers, target.transformer.layers, strict=True):

@@ -15,14 +15,14 @@ from minispec import tree as trees
 from minispec.cpu import fused
 from minispec.drafters import Context, Draft, Eagle, EagleHead, growth
 from minispec.drafters.eagle import spread
-from minispec.drafters.read_eagle import read_eagle
-from minispec.drafters.write_heads import write_eagle
+from minispec.load.read_eagle import read_eagle
+from minispec.load.write_heads import write_eagle
 from minispec.model import rope_at, rotate
-from minispec.train import corpus as writing
-from minispec.train import eagle as training
-from minispec.train.corpus import Corpus
-from minispec.train.lessons import Lessons
-from minispec.train.medusa import tell_stories
+from recipes import corpus as writing
+from recipes import eagle as training
+from recipes.corpus import Corpus
+from recipes.lessons import Lessons
+from recipes.medusa import tell_stories
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
@@ -194,8 +194,9 @@ def test_any_order_of_events(target, tree):
 
 def test_each_verified_token_is_read_once_and_drafts_are_dropped(target, monkeypatch):
     head, widths = random_eagle(target), []
-    monkeypatch.setattr(head, "forward", lambda tokens, *rest: widths.append(tokens.shape[1]) or
-                        EagleHead.forward(head, tokens, *rest))  # fmt: skip
+    monkeypatch.setattr(
+        head, "forward", lambda tokens, *rest: widths.append(tokens.shape[1]) or EagleHead.forward(head, tokens, *rest)
+    )
     drafter = Eagle(target, head, width=3, nodes=21)  # 3 + 9 + 9: all of them, so that every node is expanded
     drafter.propose([context(target, TEXT[:6])], 3)
     assert drafter.read == {0: 5} and widths == [5, 3, 3]  # the text, then one pass a depth
@@ -251,8 +252,11 @@ def test_bad_arguments_are_named(target, make_model, tmp_path):
         Eagle(target, tmp_path)
     with pytest.raises(ValueError, match="32 numbers"):
         Eagle(make_model(hidden_size=16), head)
-    for options, words in ((dict(hidden_layers=[4]), "hidden_layers"), (dict(layers=0), "layers=0"),
-                           (dict(mlp=1.5), "mlp=1.5")):  # fmt: skip
+    for options, words in (
+        (dict(hidden_layers=[4]), "hidden_layers"),
+        (dict(layers=0), "layers=0"),
+        (dict(mlp=1.5), "mlp=1.5"),
+    ):
         with pytest.raises(ValueError, match=words):
             EagleHead(target, torch.arange(9), **options)
 
@@ -341,8 +345,12 @@ def test_unrolled_training_is_what_the_drafter_computes(target, layers, monkeypa
 def test_the_loss_is_the_weighted_cross_entropy_of_every_step(target):
     """Against the sum written out, over reply positions of a ragged corpus with a prompt of one token."""
     head, K = random_eagle(target), 4
-    corpus = Corpus(torch.tensor([TEXT, [*TEXT[3:9], *[0] * 7]], dtype=torch.int32), torch.tensor([4, 1]),
-                    torch.tensor([13, 6]), torch.zeros(2))  # fmt: skip
+    corpus = Corpus(
+        torch.tensor([TEXT, [*TEXT[3:9], *[0] * 7]], dtype=torch.int32),
+        torch.tensor([4, 1]),
+        torch.tensor([13, 6]),
+        torch.zeros(2),
+    )
     lessons = Lessons(target.transformer, corpus, head.hidden_layers, keep=False)
     (tokens, asked, _), *_ = lessons.buckets
     batch = training.Batch(tokens, asked, lessons.answer(tokens))
@@ -394,10 +402,13 @@ def test_a_head_for_micro_is_worth_its_while(tmp_path):
     """Some seconds of training on stories: the tree already yields clearly more than one token a pass."""
     target = ms.load("micro", device="cpu", dtype=torch.float32)
     corpus = tell_stories(target, rows=64, max_new_tokens=96)
-    head, _ = training.train_head(target, corpus, steps=40, folder=tmp_path, lr=2e-3, batch_tokens=768, unroll=3,
-                                  head_vocab=1024, keep=True)  # fmt: skip
-    outs = [ms.speculate(target, "One day, a", drafter, 4, 40) for drafter in
-            (Eagle(target, head, nodes=32), Eagle(target, head, tree=False))]  # fmt: skip
+    head, _ = training.train_head(
+        target, corpus, steps=40, folder=tmp_path, lr=2e-3, batch_tokens=768, unroll=3, head_vocab=1024, keep=True
+    )
+    outs = [
+        ms.speculate(target, "One day, a", drafter, 4, 40)
+        for drafter in (Eagle(target, head, nodes=32), Eagle(target, head, tree=False))
+    ]
     tree, chain = (len(out.tokens) / out.trace.target_passes for out in outs)
     assert tree > 1.5 and tree > chain > 1.0
     assert outs[0].tokens == outs[1].tokens
@@ -458,16 +469,65 @@ def test_the_command_line(tiny_folder, tmp_path, capsys):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     prompts = [[5 + i, 6] for i in range(9)]
     writing.write(target, prompts, tmp_path / "text", rows=16, max_new_tokens=12, temperatures=[1.0], batch=16)
-    assert main(["train", "eagle", "--model", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
-                 "--out", str(tmp_path / "run"), "--steps", "4", "--batch-tokens", "300", "--head-vocab", "100",
-                 "--own-head", "--keep", "--unroll", "2"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "eagle",
+                "--model",
+                str(tiny_folder),
+                "--device",
+                "cpu",
+                "--corpus",
+                str(tmp_path / "text"),
+                "--out",
+                str(tmp_path / "run"),
+                "--steps",
+                "4",
+                "--batch-tokens",
+                "300",
+                "--head-vocab",
+                "100",
+                "--own-head",
+                "--keep",
+                "--unroll",
+                "2",
+            ]
+        )
+        == 0
+    )
     settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert settings["kind"] == "eagle" and len(settings["accuracy"]) == 2 and settings["own_head"]
     assert "MB" in capsys.readouterr().out and (tmp_path / "run" / "curve.json").is_file()
     out = ms.speculate(target, [5, 6, 7], Eagle(target, tmp_path / "run" / "model"), 4, 20)
     assert out.tokens == ms.generate(target, [5, 6, 7], 20).tokens
-    assert main(["train", "eagle", "--model", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
-                 "--out", str(tmp_path / "more"), "--steps", "2", "--batch-tokens", "300", "--keep", "--keep-bits", "8",
-                 "--unroll", "2", "--start", str(tmp_path / "run" / "model")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "eagle",
+                "--model",
+                str(tiny_folder),
+                "--device",
+                "cpu",
+                "--corpus",
+                str(tmp_path / "text"),
+                "--out",
+                str(tmp_path / "more"),
+                "--steps",
+                "2",
+                "--batch-tokens",
+                "300",
+                "--keep",
+                "--keep-bits",
+                "8",
+                "--unroll",
+                "2",
+                "--start",
+                str(tmp_path / "run" / "model"),
+            ]
+        )
+        == 0
+    )
     first, more = (EagleHead.load(target, tmp_path / name / "model") for name in ("run", "more"))
     assert torch.equal(first.head_ids, more.head_ids) and more.own_head and not torch.equal(first.head, more.head)

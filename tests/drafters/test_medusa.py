@@ -16,11 +16,11 @@ import minispec as ms
 from minispec import verify
 from minispec.cli import main
 from minispec.drafters import Context, Medusa, MedusaHeads
-from minispec.train import corpus as writing
-from minispec.train import medusa as training
-from minispec.train.corpus import Corpus
-from minispec.train.lessons import Lessons, go_on
 from minispec.tree import best_tree, depths, from_candidates
+from recipes import corpus as writing
+from recipes import medusa as training
+from recipes.corpus import Corpus
+from recipes.lessons import Lessons, go_on
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
 TEXTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11], [12, 13]]  # prompts of the texts to learn from
@@ -72,10 +72,14 @@ def test_the_formula(tiny, head_ids, more):
     assert torch.equal(heads.candidates(h), best if head_ids is None else head_ids[best])
 
 
-@pytest.mark.parametrize("old, new", [
-    ("else z + by_head(z, self.map)", "else by_head(z, self.map)"), ("else z + by_head(z, self.map)", "else z"),
-    ("z = z + F.silu(by_head(z, weight) + bias)", "z = h[..., None, :] + F.silu(by_head(z, weight) + bias)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("else z + by_head(z, self.map)", "else by_head(z, self.map)"),
+        ("else z + by_head(z, self.map)", "else z"),
+        ("z = z + F.silu(by_head(z, weight) + bias)", "z = h[..., None, :] + F.silu(by_head(z, weight) + bias)"),
+    ],
+)
 def test_another_formula_is_noticed(tiny, monkeypatch, old, new):
     rewrite(monkeypatch, MedusaHeads, "features", old, new)
     with pytest.raises(AssertionError):
@@ -207,8 +211,11 @@ def test_typical_acceptance_is_not_lossless():
     first = out.trace.cycles[0]
     p = target.transformer(torch.tensor([[*LAW_PROMPT, *first.drafted]])).logits[0, len(LAW_PROMPT) - 1].softmax(-1)
     entropy = float(torch.special.entr(p).sum())
-    passes = [t for t, parent in zip(first.drafted, first.parents, strict=True)
-              if parent == -1 and p[t] > min(0.09, 0.3 * 2.718281828**-entropy)]  # fmt: skip
+    passes = [
+        t
+        for t, parent in zip(first.drafted, first.parents, strict=True)
+        if parent == -1 and p[t] > min(0.09, 0.3 * 2.718281828**-entropy)
+    ]
     assert passes and {text[0] for text in texts[False]} <= {*passes}  # certain now, where p had
     assert float(p[passes].sum()) < 0.999 and len({text[0] for text in texts[True]}) == 5
     assert first.accepted and not first.lossless and "not lossless" in repr(drafters[False])

@@ -24,9 +24,19 @@ def hf_pair(tmp_path_factory):
     """A target, and the same with noise on every weight as a draft, in transformers and in minispec, float64."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    keys = dict(vocab_size=61, hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
-                max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-                tie_word_embeddings=False)  # fmt: skip
+    keys = dict(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=48,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        tie_word_embeddings=False,
+    )
     theirs, ours, generator = [], [], torch.Generator().manual_seed(4)
     for role in ("target", "draft"):
         hf = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", num_hidden_layers=2, **keys)).eval()

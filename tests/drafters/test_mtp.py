@@ -15,10 +15,10 @@ import minispec as ms
 from minispec.cpu import fused
 from minispec.drafters import MTP, Context, Draft, MTPHead
 from minispec.model import rope_at, rotate
-from minispec.train import corpus as writing
-from minispec.train import mtp as training
-from minispec.train.eagle import calibrate
-from minispec.train.lessons import split_rows
+from recipes import corpus as writing
+from recipes import mtp as training
+from recipes.eagle import calibrate
+from recipes.lessons import split_rows
 
 TEXT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 35, 8, 9, 7]
 
@@ -84,14 +84,20 @@ def test_a_chain_is_the_formula(target, norm_output):
     assert draft.tokens == by_hand(target, head, TEXT, draft.tokens[:-1]).argmax(-1).tolist()
 
 
-@pytest.mark.parametrize(("name", "old", "new"), [
-    ("forward", "self.hnorm(h)", "h"),  # the halves then have other sizes
-    ("forward", "self.enorm(self.embed(tokens).to(self.dtype)), self.hnorm(h)",
-     "self.hnorm(h), self.enorm(self.embed(tokens).to(self.dtype))"),
-    ("forward", "return self.norm(f) if self.norm_output else f", "return self.norm(f)"),  # Qwen3-Next's chain
-    ("logits", "feature if self.norm_output else self.norm(feature)", "feature"),
-    ("fuse", "self.target_norm(h)", "h"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("forward", "self.hnorm(h)", "h"),  # the halves then have other sizes
+        (
+            "forward",
+            "self.enorm(self.embed(tokens).to(self.dtype)), self.hnorm(h)",
+            "self.hnorm(h), self.enorm(self.embed(tokens).to(self.dtype))",
+        ),
+        ("forward", "return self.norm(f) if self.norm_output else f", "return self.norm(f)"),  # Qwen3-Next's chain
+        ("logits", "feature if self.norm_output else self.norm(feature)", "feature"),
+        ("fuse", "self.target_norm(h)", "h"),
+    ],
+)
 def test_the_formula_notices_a_broken_module(target, name, old, new):
     with MonkeyPatch.context() as patch:
         rewrite(patch, MTPHead, name, old, new)
@@ -102,8 +108,10 @@ def test_the_formula_notices_a_broken_module(target, name, old, new):
 def test_a_tree_begins_with_the_chain(target):
     """Wide enough trees hold the greedy chain: it is the likeliest child of every likeliest node."""
     head = random_mtp(target)
-    (chain,), (tree,) = (MTP(target, head, **options).propose([context(target, TEXT)], 3) for options in
-                         ({}, dict(tree=True, width=8, nodes=100)))  # fmt: skip
+    (chain,), (tree,) = (
+        MTP(target, head, **options).propose([context(target, TEXT)], 3)
+        for options in ({}, dict(tree=True, width=8, nodes=100))
+    )
     at, found = -1, []
     for token in chain.tokens:
         at = next(i for i, t in enumerate(tree.tokens) if t == token and tree.parents[i] == at)
@@ -199,8 +207,9 @@ def test_a_module_learns_and_training_goes_on(lesson, tmp_path):
     assert curve[-1]["loss"] < 0.9 * curve[0]["loss"] and after[0] > before[0]
     head.save(target, tmp_path / "stored")
     start = tmp_path / "stored"
-    still, _ = training.train_head(target, corpus, steps=2, folder=tmp_path / "still", start=start,
-                                   **options | {"lr": 1e-9})  # fmt: skip
+    still, _ = training.train_head(
+        target, corpus, steps=2, folder=tmp_path / "still", start=start, **options | {"lr": 1e-9}
+    )
     for name, weight in MTPHead.load(target, start).state_dict().items():
         assert torch.allclose(still.state_dict()[name], weight, rtol=0, atol=1e-7)
     with pytest.raises(ValueError, match="mlp=7"):
@@ -217,9 +226,31 @@ def test_the_command_line(tiny_folder, tmp_path, capsys):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     prompts = [[5 + i, 6] for i in range(9)]
     writing.write(target, prompts, tmp_path / "text", rows=16, max_new_tokens=12, temperatures=[1.0], batch=16)
-    assert main(["train", "mtp", "--model", str(tiny_folder), "--device", "cpu", "--corpus", str(tmp_path / "text"),
-                 "--out", str(tmp_path / "run"), "--steps", "3", "--batch-tokens", "300", "--norm-output", "--keep",
-                 "--unroll", "1"]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "train",
+                "mtp",
+                "--model",
+                str(tiny_folder),
+                "--device",
+                "cpu",
+                "--corpus",
+                str(tmp_path / "text"),
+                "--out",
+                str(tmp_path / "run"),
+                "--steps",
+                "3",
+                "--batch-tokens",
+                "300",
+                "--norm-output",
+                "--keep",
+                "--unroll",
+                "1",
+            ]
+        )
+        == 0
+    )
     settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
     assert settings["kind"] == "mtp" and len(settings["accuracy"]) == 3 and settings["norm_output"]
     assert "MB" in capsys.readouterr().out and (tmp_path / "run" / "curve.json").is_file()

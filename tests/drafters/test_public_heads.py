@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.cpu import fused
-from minispec.drafters.read_dflash import evenly
+from minispec.load.read_dflash import evenly
 from minispec.sampling import Sampling
 
 D = ms.drafters
@@ -49,16 +49,25 @@ def layer(c, prefix: str, inputs: int, norms: tuple[str, ...], qk_norm: bool = F
     }
     shapes |= dict.fromkeys(norms, (d,))
     shapes |= {"self_attn.q_norm": (c.head_dim,), "self_attn.k_norm": (c.head_dim,)} if qk_norm else {}
-    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}  # fmt: skip
+    return {f"{prefix}.{name}.weight": shape for name, shape in shapes.items()}
 
 
 def published(target: ms.Model, name: str) -> tuple[dict, dict[str, torch.Tensor]]:
     """config.json and tensors of a format."""
     c = target.config
     V, d, L = c.vocab_size, c.hidden_size, c.num_layers
-    llama = dict(model_type="llama", vocab_size=V, hidden_size=d, intermediate_size=c.intermediate_size,
-                 num_hidden_layers=1, num_attention_heads=c.num_heads, num_key_value_heads=c.num_kv_heads,
-                 head_dim=c.head_dim, rms_norm_eps=c.norm_eps, rope_theta=c.rope_theta)  # fmt: skip
+    llama = dict(
+        model_type="llama",
+        vocab_size=V,
+        hidden_size=d,
+        intermediate_size=c.intermediate_size,
+        num_hidden_layers=1,
+        num_attention_heads=c.num_heads,
+        num_key_value_heads=c.num_kv_heads,
+        head_dim=c.head_dim,
+        rms_norm_eps=c.norm_eps,
+        rope_theta=c.rope_theta,
+    )
     after = "post_attention_layernorm"
     if name.startswith("medusa"):
         blocks = 2 if "two" in name else 1
@@ -82,15 +91,21 @@ def published(target: ms.Model, name: str) -> tuple[dict, dict[str, torch.Tensor
         return config, random_tensors(shapes)
     v = V - 2
     shapes = {"fc.weight": (d, 3 * d), "norm.weight": (d,), "lm_head.weight": (v, d)}
-    shapes |= layer(c, "layers.0" if name == "speculators" else "midlayer", 2 * d,
-                    ("hidden_norm", "input_layernorm", after))  # fmt: skip
+    shapes |= layer(
+        c, "layers.0" if name == "speculators" else "midlayer", 2 * d, ("hidden_norm", "input_layernorm", after)
+    )
     if name == "eagle3.1":
         shapes |= {f"fc_norm.{n}.weight": (d,) for n in range(3)}
     ids = torch.tensor([i for i in range(V) if i not in (0, V - 2)])
     tensors = random_tensors(shapes) | {"d2t": ids - torch.arange(v), "t2d": torch.isin(torch.arange(V), ids)}
     if name == "speculators":
-        config = dict(speculators_model_type="eagle3", transformer_layer_config=llama, norm_before_residual=True,
-                      draft_vocab_size=v, eagle_aux_hidden_state_layer_ids=[0, 1, L])  # fmt: skip
+        config = dict(
+            speculators_model_type="eagle3",
+            transformer_layer_config=llama,
+            norm_before_residual=True,
+            draft_vocab_size=v,
+            eagle_aux_hidden_state_layer_ids=[0, 1, L],
+        )
         return config, tensors
     config = llama | dict(draft_vocab_size=v, eagle_config=dict(eagle_aux_hidden_state_layer_ids=[0, 1, L - 1]))
     return config | ({"norm_output": True} if name == "eagle3.1" else {}), tensors
@@ -290,8 +305,13 @@ def change(folder, tensors: dict | None = None, **config) -> None:
         save_file(tensors, next(folder.glob("*.safetensors")))
 
 
-MISSING = {"medusa": "1.0.linear.bias", "eagle1": "fc.bias", "eagle3": "midlayer.mlp.up_proj.weight",
-           "speculators": "layers.0.hidden_norm.weight", "dflash": "layers.1.self_attn.k_norm.weight"}  # fmt: skip
+MISSING = {
+    "medusa": "1.0.linear.bias",
+    "eagle1": "fc.bias",
+    "eagle3": "midlayer.mlp.up_proj.weight",
+    "speculators": "layers.0.hidden_norm.weight",
+    "dflash": "layers.1.self_attn.k_norm.weight",
+}
 
 
 @pytest.mark.parametrize("name", MISSING)

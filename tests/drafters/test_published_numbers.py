@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 
 import minispec as ms
 from minispec.cache import KVCache
-from minispec.drafters.write_heads import write_zlab
+from minispec.load.write_heads import write_zlab
 from minispec.sampling import Sampling
 from minispec.tree import path_to
 
@@ -31,29 +31,49 @@ IDS = [i for i in range(V) if i % 5 not in (1, 3)][:DRAFT]
 
 # The first four logits after the text and after each token that follows, and which of all is the largest.
 LOGITS = {
-    "eagle3": [([0.141321, 2.226289, -0.159588, -0.88524], 1), ([0.621294, 2.864521, 1.008523, -0.259138], 1),
-               ([0.658903, 2.738903, 1.708153, 0.143928], 1), ([0.846312, 2.880811, 1.817342, 0.018585], 1)],
-    "eagle1": [([-1.567683, -0.583282, 0.914164, 0.983678], 18), ([-2.347229, -0.021423, 0.822991, 1.409393], 8),
-               ([-2.203815, -3.09316, -3.440017, 1.860596], 25), ([-4.211, -0.00623, -1.897312, 1.033423], 5)],
-}  # fmt: skip
+    "eagle3": [
+        ([0.141321, 2.226289, -0.159588, -0.88524], 1),
+        ([0.621294, 2.864521, 1.008523, -0.259138], 1),
+        ([0.658903, 2.738903, 1.708153, 0.143928], 1),
+        ([0.846312, 2.880811, 1.817342, 0.018585], 1),
+    ],
+    "eagle1": [
+        ([-1.567683, -0.583282, 0.914164, 0.983678], 18),
+        ([-2.347229, -0.021423, 0.822991, 1.409393], 8),
+        ([-2.203815, -3.09316, -3.440017, 1.860596], 25),
+        ([-4.211, -0.00623, -1.897312, 1.033423], 5),
+    ],
+}
 # Every node of the tree by the tokens that lead to it.
 TREES = {
     "eagle3": [(2,), (19,), (27,), (2, 2), (2, 19), (2, 4), (19, 2), (27, 2)],
     "eagle1": [(18,), (8,), (25,), (18, 28), (18, 7), (18, 8), (8, 28), (8, 8)],
 }
 MEDUSA = {  # by how many blocks a head has: of each of three heads the first four logits, and which is the largest
-    1: [([6.471529, 1.952412, 2.464622, -0.008005], 0), ([5.226552, 0.147569, 1.210813, 1.400092], 0),
-        ([-0.980599, -1.342681, 0.379484, 0.516382], 14)],
-    2: [([3.438079, 2.326886, 3.212874, -0.95482], 27), ([-5.133389, 2.068738, -2.727878, -2.495842], 18),
-        ([0.163655, -1.861894, 1.283592, 1.055703], 36)],
-}  # fmt: skip
+    1: [
+        ([6.471529, 1.952412, 2.464622, -0.008005], 0),
+        ([5.226552, 0.147569, 1.210813, 1.400092], 0),
+        ([-0.980599, -1.342681, 0.379484, 0.516382], 14),
+    ],
+    2: [
+        ([3.438079, 2.326886, 3.212874, -0.95482], 27),
+        ([-5.133389, 2.068738, -2.727878, -2.495842], 18),
+        ([0.163655, -1.861894, 1.283592, 1.055703], 36),
+    ],
+}
 
 DFLASH = [  # of each of two blocks, for three blanks
-    [([-0.055614, 0.118345, 1.090057, 1.460136], 24), ([-0.401817, -0.117884, 0.873383, 1.734029], 24),
-     ([-0.558097, -0.035265, 0.895473, 1.81827], 24)],
-    [([-0.876988, -2.784025, -1.410202, 1.808602], 6), ([-0.423015, -2.225454, -1.278823, 1.821914], 6),
-     ([-0.436497, -1.750313, -1.22869, 1.234616], 6)],
-]  # fmt: skip
+    [
+        ([-0.055614, 0.118345, 1.090057, 1.460136], 24),
+        ([-0.401817, -0.117884, 0.873383, 1.734029], 24),
+        ([-0.558097, -0.035265, 0.895473, 1.81827], 24),
+    ],
+    [
+        ([-0.876988, -2.784025, -1.410202, 1.808602], 6),
+        ([-0.423015, -2.225454, -1.278823, 1.821914], 6),
+        ([-0.436497, -1.750313, -1.22869, 1.234616], 6),
+    ],
+]
 
 
 def formula(name: str, *shape: int) -> torch.Tensor:
@@ -65,8 +85,16 @@ def formula(name: str, *shape: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def target(make_model) -> ms.Model:
-    model = make_model(vocab_size=V, hidden_size=WIDTH, num_heads=4, num_kv_heads=2, head_dim=4, num_layers=8,
-                       norm_eps=1e-6, tie_embeddings=False)  # fmt: skip
+    model = make_model(
+        vocab_size=V,
+        hidden_size=WIDTH,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=4,
+        num_layers=8,
+        norm_eps=1e-6,
+        tie_embeddings=False,
+    )
     model.transformer.lm_head.weight.copy_(formula("target.lm_head", V, WIDTH))
     model.transformer.embed_tokens.weight.copy_(formula("target.embed_tokens", V, WIDTH))
     return model
@@ -75,17 +103,32 @@ def target(make_model) -> ms.Model:
 def write_eagle(folder, name: str):
     """A folder as the authors upload it."""
     prefix, inputs, streams = ("midlayer", 32, 3) if name == "eagle3" else ("layers.0", 16, 2)
-    shapes = {"self_attn.q_proj": (16, inputs), "self_attn.k_proj": (8, inputs), "self_attn.v_proj": (8, inputs),
-              "self_attn.o_proj": (16, 16), "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16),
-              "mlp.down_proj": (16, 24), "post_attention_layernorm": (16,)}  # fmt: skip
+    shapes = {
+        "self_attn.q_proj": (16, inputs),
+        "self_attn.k_proj": (8, inputs),
+        "self_attn.v_proj": (8, inputs),
+        "self_attn.o_proj": (16, 16),
+        "mlp.gate_proj": (24, 16),
+        "mlp.up_proj": (24, 16),
+        "mlp.down_proj": (16, 24),
+        "post_attention_layernorm": (16,),
+    }
     if name == "eagle3":
         shapes |= {"hidden_norm": (16,), "input_layernorm": (16,)}
     shapes = {f"{prefix}.{key}.weight": shape for key, shape in shapes.items()}
     shapes |= {"embed_tokens.weight": (V, WIDTH), "fc.weight": (WIDTH, streams * WIDTH)}
     shapes |= {"norm.weight": (16,), "lm_head.weight": (DRAFT, 16)} if name == "eagle3" else {"fc.bias": (16,)}
     tensors = {key: formula(key, *shape) for key, shape in shapes.items()}
-    config = dict(model_type="llama", vocab_size=V, hidden_size=WIDTH, intermediate_size=24, num_hidden_layers=1,
-                  num_attention_heads=4, num_key_value_heads=2, rms_norm_eps=1e-6)  # fmt: skip
+    config = dict(
+        model_type="llama",
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        rms_norm_eps=1e-6,
+    )
     if name == "eagle3":
         ids = torch.tensor(IDS)
         tensors |= {"d2t": ids - torch.arange(DRAFT), "t2d": torch.isin(torch.arange(V), ids)}
@@ -123,8 +166,10 @@ def test_medusa(target, tmp_path, blocks):
     tensors = {}
     for k in range(3):
         for block in range(blocks):  # one module, stored under every place it has in the list
-            tensors |= {f"{k}.{block}.linear.weight": formula(f"{k}.0.linear.weight", WIDTH, WIDTH),
-                        f"{k}.{block}.linear.bias": formula(f"{k}.0.linear.bias", WIDTH)}  # fmt: skip
+            tensors |= {
+                f"{k}.{block}.linear.weight": formula(f"{k}.0.linear.weight", WIDTH, WIDTH),
+                f"{k}.{block}.linear.bias": formula(f"{k}.0.linear.bias", WIDTH),
+            }
         tensors[f"{k}.{blocks}.weight"] = formula(f"{k}.{blocks}.weight", V, WIDTH)
     torch.save(tensors, tmp_path / "medusa_lm_head.pt")
     config = {"medusa_num_heads": 2, "medusa_num_layers": blocks, "base_model_name_or_path": "x"}
@@ -137,17 +182,39 @@ def test_medusa(target, tmp_path, blocks):
 
 def write_dflash(folder):
     """A folder as z-lab uploads it."""
-    shapes = {"self_attn.q_proj": (16, 16), "self_attn.k_proj": (8, 16), "self_attn.v_proj": (8, 16),
-              "self_attn.o_proj": (16, 16), "self_attn.q_norm": (4,), "self_attn.k_norm": (4,),
-              "mlp.gate_proj": (24, 16), "mlp.up_proj": (24, 16), "mlp.down_proj": (16, 24),
-              "input_layernorm": (16,), "post_attention_layernorm": (16,)}  # fmt: skip
+    shapes = {
+        "self_attn.q_proj": (16, 16),
+        "self_attn.k_proj": (8, 16),
+        "self_attn.v_proj": (8, 16),
+        "self_attn.o_proj": (16, 16),
+        "self_attn.q_norm": (4,),
+        "self_attn.k_norm": (4,),
+        "mlp.gate_proj": (24, 16),
+        "mlp.up_proj": (24, 16),
+        "mlp.down_proj": (16, 24),
+        "input_layernorm": (16,),
+        "post_attention_layernorm": (16,),
+    }
     shapes = {f"layers.{i}.{key}.weight": shape for key, shape in shapes.items() for i in range(2)}
     shapes |= {"fc.weight": (WIDTH, 3 * WIDTH), "hidden_norm.weight": (16,), "norm.weight": (16,)}
     save_file({key: formula(key, *shape) for key, shape in shapes.items()}, folder / "model.safetensors")
-    config = dict(model_type="qwen3", architectures=["DFlashDraftModel"], vocab_size=V, hidden_size=WIDTH,
-                  intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=4,
-                  rms_norm_eps=1e-6, max_position_embeddings=64, rope_theta=10_000.0, num_target_layers=8, block_size=4,
-                  dflash_config=dict(mask_token_id=39, target_layer_ids=[0, 3, 5]))  # fmt: skip
+    config = dict(
+        model_type="qwen3",
+        architectures=["DFlashDraftModel"],
+        vocab_size=V,
+        hidden_size=WIDTH,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=4,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=64,
+        rope_theta=10_000.0,
+        num_target_layers=8,
+        block_size=4,
+        dflash_config=dict(mask_token_id=39, target_layer_ids=[0, 3, 5]),
+    )
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 
@@ -187,10 +254,14 @@ def test_what_z_lab_s_layout_cannot_say(target, tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("old, new", [
-    ("[n - 1 for n in head.hidden_layers]", "list(head.hidden_layers)"), ("1 <= n < depth", "0 <= n <= depth"),
-    ('"block_size": head.block', '"block_size": head.block - 1'),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("[n - 1 for n in head.hidden_layers]", "list(head.hidden_layers)"),
+        ("1 <= n < depth", "0 <= n <= depth"),
+        ('"block_size": head.block', '"block_size": head.block - 1'),
+    ],
+)
 def test_a_writer_that_counts_wrongly_is_noticed(target, tmp_path, monkeypatch, old, new):
     with monkeypatch.context() as patch:
         rewrite(patch, sys.modules[__name__], "write_zlab", old, new)

@@ -11,7 +11,7 @@ from sequence_distribution import DRAWS, assert_follows, joint_distribution, man
 from torch import nn
 
 import minispec as ms
-from minispec.files.quantize import dequantize, quantize
+from minispec.load.quantize import dequantize, quantize
 
 Quantized = ms.drafters.Quantized
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]

@@ -14,10 +14,10 @@ import minispec as ms
 from minispec.cache import KVCache
 from minispec.drafters.base import Context
 from minispec.drafters.eagle_head import Form
-from minispec.drafters.read_eagle import read_eagle
-from minispec.drafters.read_medusa import read_medusa
-from minispec.drafters.rewrite import own_position, published_eagle
-from minispec.drafters.write_heads import write_dflash, write_eagle, write_eagle3, write_medusa
+from minispec.load.read_eagle import read_eagle
+from minispec.load.read_medusa import read_medusa
+from minispec.load.rewrite import own_position, published_eagle
+from minispec.load.write_heads import write_dflash, write_eagle, write_eagle3, write_medusa
 from minispec.model import rope_at, rotate
 from minispec.sampling import Sampling
 
@@ -70,8 +70,10 @@ def test_the_head_that_ships_and_its_trees():
     hidden = target.transformer.body(torch.tensor([tokens]), hidden_layers=head.hidden_layers)[1]
     hidden = {n: states[0, :-1] for n, states in hidden.items()}
     greedy = Sampling(temperature=0)
-    drafts = [D.Eagle(target, each, nodes=16).propose([Context(0, tokens, greedy, None, hidden)], 4)[0]
-              for each in (head, new)]  # fmt: skip
+    drafts = [
+        D.Eagle(target, each, nodes=16).propose([Context(0, tokens, greedy, None, hidden)], 4)[0]
+        for each in (head, new)
+    ]
     assert drafts[0].tokens == drafts[1].tokens and drafts[0].parents == drafts[1].parents
 
 
@@ -123,11 +125,16 @@ def test_eagle_in_the_authors_layout(make_model, tmp_path, form):
     assert torch.allclose(features(target, again, TEXT, [1, 2]), features(target, head, TEXT, [1, 2]), atol=1e-9)
 
 
-@pytest.mark.parametrize("options, named", [
-    (dict(), "embed_proj"), (dict(form=Form.eagle3(norm_before_residual=True)), "norm"),
-    (dict(form=Form.eagle3(), layers=2), "2 layers"), (dict(form=Form.eagle3(), hidden_layers=[1, 2, 4]), "4"),
-    (dict(form=Form.eagle3(), hidden_layers=[0, 1, 2]), "0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options, named",
+    [
+        (dict(), "embed_proj"),
+        (dict(form=Form.eagle3(norm_before_residual=True)), "norm"),
+        (dict(form=Form.eagle3(), layers=2), "2 layers"),
+        (dict(form=Form.eagle3(), hidden_layers=[1, 2, 4]), "4"),
+        (dict(form=Form.eagle3(), hidden_layers=[0, 1, 2]), "0"),
+    ],
+)
 def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path, options, named):
     target = make_model(num_layers=4)
     head = random_eagle(target, **{"hidden_layers": [1, 2, 3]} | options)
@@ -139,9 +146,17 @@ def test_what_sglang_would_leave_out_is_refused(make_model, tmp_path, options, n
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("options", [dict(), dict(own_head=True), dict(own_head="each"), dict(blocks=2),
-                                     dict(own_head="map", head_ids=[1, 4, 9, 16, 25, 36, 49, 2, 3, 5]),
-                                     dict(head_ids=[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31])])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(),
+        dict(own_head=True),
+        dict(own_head="each"),
+        dict(blocks=2),
+        dict(own_head="map", head_ids=[1, 4, 9, 16, 25, 36, 49, 2, 3, 5]),
+        dict(head_ids=[2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31]),
+    ],
+)
 def test_medusa_in_the_authors_layout(tiny, tmp_path, options):
     ids = options.pop("head_ids", None)
     heads = random_medusa(tiny, head_ids=None if ids is None else torch.tensor(ids), **options)

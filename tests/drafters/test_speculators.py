@@ -20,9 +20,9 @@ from speculators.models.attention import create_float_mask
 import minispec as ms
 from minispec.drafters.dflash import DFlashHead
 from minispec.drafters.eagle_head import EagleHead, Form
-from minispec.drafters.read_dflash import read_dflash
-from minispec.drafters.read_eagle import read_eagle
-from minispec.drafters.write_heads import write_dflash, write_eagle
+from minispec.load.read_dflash import read_dflash
+from minispec.load.read_eagle import read_eagle
+from minispec.load.write_heads import write_dflash, write_eagle
 from minispec.parallel.export import export_model
 
 CLOSE = 1e-4  # float32
@@ -203,8 +203,14 @@ def assert_same_blocks(model, target, head) -> None:
     anchors = mask[0].nonzero()[:, 0].tolist()
     streams = streams_of(target, TEXT, head.hidden_layers)
     last = target.transformer.body(torch.tensor([TEXT]))[0]
-    _, logits, *_ = model._backbone_forward(torch.cat(streams, -1), torch.tensor([TEXT]), mask, last,
-                                            torch.zeros(1, n, dtype=torch.long), max_anchors=len(anchors))  # fmt: skip
+    _, logits, *_ = model._backbone_forward(
+        torch.cat(streams, -1),
+        torch.tensor([TEXT]),
+        mask,
+        last,
+        torch.zeros(1, n, dtype=torch.long),
+        max_anchors=len(anchors),
+    )
     theirs = logits[0].float().view(len(anchors), block, -1)[:, 1:]
     for row, anchor in enumerate(anchors):
         hidden = {m: h[0, :anchor] for m, h in zip(head.hidden_layers, streams, strict=True)}

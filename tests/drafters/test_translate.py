@@ -34,8 +34,9 @@ def byte_level(size: int, text=TEXT) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=[f"<|end {size}|>"], initial_alphabet=alphabet,
-                                  show_progress=False)  # fmt: skip
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=[f"<|end {size}|>"], initial_alphabet=alphabet, show_progress=False
+    )
     tokenizer.train_from_iterator(text, trainer)
     return tokenizer
 
@@ -47,15 +48,18 @@ ORDERS = "abcde", "fdbgac"  # shared: a, b, c, d, at other ids
 @cache
 def pair() -> tuple[ms.Model, ms.Model]:
     """A target over a … e and a stranger over f, d, b, g, a, c."""
-    return tuple(random_model(vocab_size=len(order), num_layers=layers, seed=layers, tokenizer=letters(order), **TINY)
-                 for order, layers in zip(ORDERS, (3, 1), strict=True))  # fmt: skip
+    return tuple(
+        random_model(vocab_size=len(order), num_layers=layers, seed=layers, tokenizer=letters(order), **TINY)
+        for order, layers in zip(ORDERS, (3, 1), strict=True)
+    )
 
 
 @cache
 def text_pair(dtype=torch.float64) -> tuple[ms.Model, ms.Model]:
-    return tuple(random_model(vocab_size=tokenizer.get_vocab_size(), seed=seed, tokenizer=tokenizer, end_tokens=[0],
-                              dtype=dtype)
-                 for seed, tokenizer in enumerate((byte_level(330), byte_level(280, TEXT[1:]))))  # fmt: skip
+    return tuple(
+        random_model(vocab_size=tokenizer.get_vocab_size(), seed=seed, tokenizer=tokenizer, end_tokens=[0], dtype=dtype)
+        for seed, tokenizer in enumerate((byte_level(330), byte_level(280, TEXT[1:])))
+    )
 
 
 # ---- what is shared ------------------------------------------------------------------------------------------------
@@ -89,8 +93,10 @@ def check_context() -> None:
     ids = target.encode("undoes the 日本 fox")
     for end in range(1, len(ids) + 1):
         own = shared.to_draft(ids[:end])
-        spelled = [b"".join(spellings(model.tokenizer)[id] for id in some)
-                   for model, some in ((target, ids[:end]), (draft, own))]  # fmt: skip
+        spelled = [
+            b"".join(spellings(model.tokenizer)[id] for id in some)
+            for model, some in ((target, ids[:end]), (draft, own))
+        ]
         assert spelled[0] == spelled[1]
     assert shared.to_draft([0, *ids]) == shared.to_draft(ids) == draft.encode("undoes the 日本 fox")
 
@@ -233,18 +239,35 @@ def test_what_is_refused():
 
 MUTANTS = {
     "tokens outside the target's vocabulary may be sampled": (
-        Padded, "restrict", "return logits.masked_fill(self.forbidden, -torch.inf)", "return logits", check_exact),
+        Padded,
+        "restrict",
+        "return logits.masked_fill(self.forbidden, -torch.inf)",
+        "return logits",
+        check_exact,
+    ),
     "the map is off by one": (
-        Padded, "prepare", "zip(self.own.tolist(), self.theirs.tolist(), strict=True)",
-        "zip(self.own.tolist(), self.theirs.roll(1).tolist(), strict=True)", check_sampled),
+        Padded,
+        "prepare",
+        "zip(self.own.tolist(), self.theirs.tolist(), strict=True)",
+        "zip(self.own.tolist(), self.theirs.roll(1).tolist(), strict=True)",
+        check_sampled,
+    ),
     "q is not told in the target's ids": (
-        Padded, "to_target", "q[:, self.theirs] = draft.probs[:, self.own]",
-        "q[:, self.own.clamp(max=self.target_size - 1)] = draft.probs[:, self.own]", check_exact),
+        Padded,
+        "to_target",
+        "q[:, self.theirs] = draft.probs[:, self.own]",
+        "q[:, self.own.clamp(max=self.target_size - 1)] = draft.probs[:, self.own]",
+        check_exact,
+    ),
     "the cache keeps the old split": (
-        ms.drafters.DraftModel, "_translated", "common(self.held[row], tokens)", "len(tokens)", check_split),
-    "unfinished characters are left out": (
-        Shared, "to_draft", "*known]", "]", check_context),
-}  # fmt: skip
+        ms.drafters.DraftModel,
+        "_translated",
+        "common(self.held[row], tokens)",
+        "len(tokens)",
+        check_split,
+    ),
+    "unfinished characters are left out": (Shared, "to_draft", "*known]", "]", check_context),
+}
 
 
 @pytest.mark.slow

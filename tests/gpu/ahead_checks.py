@@ -49,8 +49,9 @@ class Served:
 
 
 def cycles_of(out: ms.Output) -> list[tuple] | None:
-    return out.trace and [(c.drafted, c.parents, c.p, c.path, c.token, c.bonus, c.kept, c.committed)
-                          for c in out.trace.cycles]  # fmt: skip
+    return out.trace and [
+        (c.drafted, c.parents, c.p, c.path, c.token, c.bonus, c.kept, c.committed) for c in out.trace.cycles
+    ]
 
 
 class Script:
@@ -166,8 +167,16 @@ def crammed(kind: str, ahead: bool) -> Served:
     return crowd(kind, ahead, num_blocks=22)
 
 
-SCENES = {"steady": steady, "crowd": crowd, "preempted": preempted, "aborted": aborted, "swapped": swapped,
-          "budgeted": budgeted, "narrow": narrow, "crammed": crammed}  # fmt: skip
+SCENES = {
+    "steady": steady,
+    "crowd": crowd,
+    "preempted": preempted,
+    "aborted": aborted,
+    "swapped": swapped,
+    "budgeted": budgeted,
+    "narrow": narrow,
+    "crammed": crammed,
+}
 
 
 def check(scene: str, kind: str) -> Served:

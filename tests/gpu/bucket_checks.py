@@ -306,8 +306,16 @@ def check_trouble(device="cpu", dtype=torch.float64) -> None:
     for _, wishes in some:
         wishes["max_new_tokens"] += 6
     expected, _ = texts(target, ms.drafters.NGram(), False, some)
-    engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=60, block_size=BLOCK, max_num_seqs=7, k=3,
-                       enable_prefix_caching=False, fast=True)  # fmt: skip
+    engine = ms.Engine(
+        target,
+        ms.drafters.NGram(),
+        num_blocks=60,
+        block_size=BLOCK,
+        max_num_seqs=7,
+        k=3,
+        enable_prefix_caching=False,
+        fast=True,
+    )
     for prompt, wishes in some:
         engine.add(prompt, **wishes)
     victim = next(id for id, (tokens, _) in enumerate(expected) if len(tokens) > 12)
@@ -466,8 +474,9 @@ def check_replay(device="cuda") -> None:
 def check_flat_memory(device="cuda", requests: int = 120) -> None:
     """Once every bucket has been recorded, serving leaves memory as it was."""
     target, _ = pair(device, torch.float32)
-    engine = ms.Engine(target, ms.drafters.NGram(), num_blocks=64, block_size=BLOCK, max_num_seqs=8, k=3,
-                       enable_prefix_caching=False)  # fmt: skip
+    engine = ms.Engine(
+        target, ms.drafters.NGram(), num_blocks=64, block_size=BLOCK, max_num_seqs=8, k=3, enable_prefix_caching=False
+    )
     used = []
     for _ in range(4):
         for prompt, wishes in asks(requests // 4, seed=1):

@@ -44,9 +44,11 @@ def on(gpu):
     with pytest.MonkeyPatch.context() as patch:
         attend, merge, product = launches = Recorder(), Recorder(), Recorder()
         for module, name, value in (
-            (fd, "_attend_split", attend), (fd, "_merge_splits", merge), (sk, "_product", product),
+            (fd, "_attend_split", attend),
+            (fd, "_merge_splits", merge),
+            (sk, "_product", product),
             (torch.version, "hip", "7.0" if isinstance(gpu, str) else None),
-        ):  # fmt: skip
+        ):
             patch.setattr(module, name, value)
         for module in (fd, sk):
             patch.setattr(module, "unavailable", lambda device: None)
@@ -170,10 +172,19 @@ def test_tiles_that_are_too_large_are_noticed():
 # ---------------------------------------------------------------- trees
 
 TREE_KERNELS = (
-    (select, "_best_on_page"), (select, "_best_of_pages"), (growing, "_grow"), (growing, "_prune"), (entry, "_enter"),
-    (entry, "_stream"), (tree_kernels, "_laid_out"), (tree_kernels, "_walk"), (tree_kernels, "_commit"),
-    (tree_kernels, "_move"), (between, "_turn"), (sk, "_half_norm"),
-)  # fmt: skip
+    (select, "_best_on_page"),
+    (select, "_best_of_pages"),
+    (growing, "_grow"),
+    (growing, "_prune"),
+    (entry, "_enter"),
+    (entry, "_stream"),
+    (tree_kernels, "_laid_out"),
+    (tree_kernels, "_walk"),
+    (tree_kernels, "_commit"),
+    (tree_kernels, "_move"),
+    (between, "_turn"),
+    (sk, "_half_norm"),
+)
 REAL = {name: getattr(module, name) for module, name in TREE_KERNELS}
 
 
@@ -198,13 +209,32 @@ def tree_launches(dtype) -> list[tuple]:
         sound = torch.ones((), dtype=torch.bool)
         path, _, run, added, line, given = tree_kernels.walk(whole(B, n + 1), whole(B, n), whole(B, n), k, sound)
         log, chances, report = whole(99, *line.shape), torch.zeros(99, *given.shape), torch.zeros(B, 4 * n + 2)
-        tree_kernels.commit(run, added, line, given, sound, whole(1), whole(B, 99), whole(B), whole(B), log,
-                            chances.double(), report.double())  # fmt: skip
+        tree_kernels.commit(
+            run,
+            added,
+            line,
+            given,
+            sound,
+            whole(1),
+            whole(B, 99),
+            whole(B),
+            whole(B),
+            log,
+            chances.double(),
+            report.double(),
+        )
         sk.half_normed(some(B, n + 1, d), some(d))
         memory = some(2, B, 3, 64, 64)
         tree_kernels.move(memory, memory, path, added)
-        between.turn_and_store(some(B, 5, 15 * 64), some(64, 1, 64), some(64, 1, 64), whole(B, 9)[:, :5], *memory,
-                               whole(B, 1), whole(B, 9)[:, :5])  # fmt: skip
+        between.turn_and_store(
+            some(B, 5, 15 * 64),
+            some(64, 1, 64),
+            some(64, 1, 64),
+            whole(B, 9)[:, :5],
+            *memory,
+            whole(B, 1),
+            whole(B, 9)[:, :5],
+        )
     return [(name, launch) for name, recorder in recorders.items() for launch in recorder.calls[-2:]]
 
 

@@ -19,10 +19,10 @@ from fast_checks import PROMPTS, pair, refused, run_on_the_gpu, slow
 
 import minispec as ms
 from minispec.drafters.eagle_head import Form
-from minispec.drafters.rewrite import published_eagle
 from minispec.gpu.backend import RecordedSpeculator
 from minispec.gpu.fused import FastTransformer, RecordedPrompt
 from minispec.gpu.hosted import Hosted
+from minispec.load.rewrite import published_eagle
 from minispec.trace import Cycle
 from minispec.tree import Draft
 
@@ -303,9 +303,16 @@ CHECKS: dict[str, Callable[[], None]] = {  # the quick ones, for the mutants too
 
 
 def main(device: str = "cuda") -> None:
-    checks = dict(shipped=check_shipped, trees=check_trees, ends=check_ends, memory=check_memory_of_trees,
-                  hosted=check_hosted, batches=check_batches, announced=check_announced,
-                  prompts=check_prompts)  # fmt: skip
+    checks = dict(
+        shipped=check_shipped,
+        trees=check_trees,
+        ends=check_ends,
+        memory=check_memory_of_trees,
+        hosted=check_hosted,
+        batches=check_batches,
+        announced=check_announced,
+        prompts=check_prompts,
+    )
     run_on_the_gpu({name: lambda check=check: check(device) for name, check in checks.items()})
 
 

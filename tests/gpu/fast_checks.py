@@ -153,8 +153,11 @@ def assert_same_cycles(out: ms.Output, reference: ms.Trace, k: int) -> None:
         assert cycle.kept == other.kept and cycle.tokens == other.tokens
         if len(other.drafted) == k:
             assert (cycle.drafted, cycle.path, cycle.token, cycle.bonus) == (
-                other.drafted, other.path, other.token, other.bonus
-            )  # fmt: skip
+                other.drafted,
+                other.path,
+                other.token,
+                other.bonus,
+            )
             assert cycle.q == other.q and torch.allclose(torch.tensor(cycle.p), torch.tensor(other.p))
         written += cycle.kept
     assert written == len(out.tokens)
@@ -165,8 +168,10 @@ def check_sampled(count: int = 40) -> None:
     target, draft = pair()
     for knobs in (dict(temperature=0.8), dict(temperature=1.3, top_k=9, top_p=0.9, min_p=0.01)):
         for seed, prompt in enumerate(PROMPTS):
-            assert_same(generate(target, prompt, count, seed=seed, **knobs),
-                        ms.generate(slow(target), prompt, count, seed=seed, **knobs))  # fmt: skip
+            assert_same(
+                generate(target, prompt, count, seed=seed, **knobs),
+                ms.generate(slow(target), prompt, count, seed=seed, **knobs),
+            )
             for k, own in ((1, None), (3, ms.Sampling(2.0)), (5, ms.Sampling())):
                 drafter = ms.drafters.Model(draft, own)
                 out = speculate(target, prompt, drafter, k, count, seed=seed, **knobs)
@@ -321,8 +326,17 @@ OTHER = dict(temperature=0.7, top_k=4, top_p=0.9)
 
 
 def law_models(device="cpu") -> tuple[ms.Model, ms.Model]:
-    tiny = dict(vocab_size=5, hidden_size=16, intermediate_size=16, num_heads=2, num_kv_heads=1, head_dim=16,
-                dtype=torch.float32, max_length=64, device=device)  # fmt: skip
+    tiny = dict(
+        vocab_size=5,
+        hidden_size=16,
+        intermediate_size=16,
+        num_heads=2,
+        num_kv_heads=1,
+        head_dim=16,
+        dtype=torch.float32,
+        max_length=64,
+        device=device,
+    )
     return random_model(num_layers=3, **tiny), random_model(num_layers=1, **tiny)
 
 

@@ -85,9 +85,14 @@ def test_a_random_ragged_batch(seed):
     lengths = [draw.choice((0, draw.randint(0, 15), draw.randint(16, 90))) for _ in range(draw.randint(1, 3))]
     Hkv = draw.choice((1, 2))
     case = Case(
-        lengths, draw.randint(1, 7), (Hkv * draw.choice((1, 2, 3)), Hkv), draw.choice((16, 64)),
-        capacity=max(lengths) + draw.randint(7, 40), seed=seed, tree=draw.random() < 0.5,
-    )  # fmt: skip
+        lengths,
+        draw.randint(1, 7),
+        (Hkv * draw.choice((1, 2, 3)), Hkv),
+        draw.choice((16, 64)),
+        capacity=max(lengths) + draw.randint(7, 40),
+        seed=seed,
+        tree=draw.random() < 0.5,
+    )
     for block_size in (None, draw.choice((8, 16, 32))):
         case.check(draw.choice((1, 2, 3, 5)), block_size)
 

@@ -44,8 +44,17 @@ def logits(B: int, rows: int, v: int, ties: bool, seed: int) -> torch.Tensor:
     return random(v, seed=7).expand(B, rows, v) if ties else 4 * random(B, rows, v, seed=seed)
 
 
-def grown(cls, B: int, width: int, depth: int, most: int, v: int = 700, ties: bool = False, limits=(None, None),
-          GrowingByKernels=GrowingByKernels):  # fmt: skip
+def grown(
+    cls,
+    B: int,
+    width: int,
+    depth: int,
+    most: int,
+    v: int = 700,
+    ties: bool = False,
+    limits=(None, None),
+    GrowingByKernels=GrowingByKernels,
+):
     """All that a growing tree says: at every depth, and in the end."""
     ids = torch.randperm(2 * v, generator=torch.Generator().manual_seed(v))[:v].sort().values.to(DEVICE)
     trees = Growing(ids, width, most) if cls is Growing else GrowingByKernels(ids, width, most, depth)
@@ -126,16 +135,20 @@ MUTANTS = {  # none that would read or write outside its memory: the interpreter
     "of equals the last": ("(j[None, :] < i[:, None])  # of equals", "(j[None, :] > i[:, None])  # of equals"),
     "budgets are ignored": ("(ahead < tl.load(budgets + tree * budget_stride))", "(ahead < most)"),
     "everybody's own depth": ("tl.load(depths + tree * depth_stride)", "deepest"),
-    "the deepest are in the way": ("other = _counting(scores + first, j, within)",
-                                   "other = _counting(scores + first, j, n)"),
+    "the deepest are in the way": (
+        "other = _counting(scores + first, j, within)",
+        "other = _counting(scores + first, j, n)",
+    ),
     "parents by their old numbers": ("tl.load(numbers + first + parent, mask=parent >= 0, other=-1)", "parent"),
-    "a score forgets its node": ("tl.store(scores + first + i, mine,",
-                                 "tl.store(scores + first + i, tl.load(log_q + scratch + i, mask=there, other=0.0),"),
+    "a score forgets its node": (
+        "tl.store(scores + first + i, mine,",
+        "tl.store(scores + first + i, tl.load(log_q + scratch + i, mask=there, other=0.0),",
+    ),
     "rivals see each other": ("entry[None, :] - entries == r[:, None]", "entry[None, :] - entries <= r[:, None]"),
     "grandparents are forgotten": ("seen = tl.where(old, seen,", "seen = tl.where(old, 0 * seen,"),
     "always the first row": ("root = tl.maximum(tl.load(fresh + tree), 1) - 1", "root = tl.load(fresh + tree) * 0"),
     "the tail is left as it was": ("(rest < count)\n", "(rest < 0)\n"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

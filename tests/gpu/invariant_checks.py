@@ -21,8 +21,16 @@ import torch
 import minispec as ms
 
 FLAG, COUNT = "MINISPEC_BATCH_INVARIANT", 128
-TEXTS = ["Once upon a time", "The capital of France is", "def fibonacci(n):", "Water boils at", "In 1969",
-         "A boy found", "The three primary colours are", "To make bread, you need"]  # fmt: skip
+TEXTS = [
+    "Once upon a time",
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Water boils at",
+    "In 1969",
+    "A boy found",
+    "The three primary colours are",
+    "To make bread, you need",
+]
 
 
 def prompts_of(file: str | None, count: int = 32) -> list[str]:
@@ -50,9 +58,14 @@ def same_bits(model: ms.Model) -> dict[str, bool]:
         return logits[0, -1].clone()
 
     alone = last_logits([1] * 60)
-    ways = {"five at a time": ([5] * 12, 1), "in chunks of 30": ([30, 30], 1), "after a prompt of 300": ([1], 1),
-            "in a batch of 8": ([1] * 60, 8), "five at a time in a batch of 32": ([5] * 12, 32),
-            "a prompt of 241 and 60 at once in a batch of 8": ([60], 8)}  # fmt: skip
+    ways = {
+        "five at a time": ([5] * 12, 1),
+        "in chunks of 30": ([30, 30], 1),
+        "after a prompt of 300": ([1], 1),
+        "in a batch of 8": ([1] * 60, 8),
+        "five at a time in a batch of 32": ([5] * 12, 32),
+        "a prompt of 241 and 60 at once in a batch of 8": ([60], 8),
+    }
     return {name: torch.equal(last_logits(*way), alone) for name, way in ways.items()}
 
 

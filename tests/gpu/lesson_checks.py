@@ -54,7 +54,7 @@ class Used:
             entry[kind] = max(entry[kind], tokens / seconds)
 
     def watch(self) -> None:
-        from minispec.bench import measure
+        from minispec import measure
         from minispec.generate import Writer
 
         output, curve, times = Writer.output, measure.verify_curve, measure.interleaved_times
@@ -81,7 +81,7 @@ def run(file: Path) -> dict:
     sys.path.insert(0, str(ROOT))
     warnings.simplefilter("default")
     began = time.perf_counter()
-    from minispec import course
+    from minispec_course import minispec_course as course
 
     course.PACKAGES = ()  # the course's other packages build and grade notebooks: not needed here
     import minispec as ms
@@ -103,8 +103,13 @@ def run(file: Path) -> dict:
         slowest = max(slowest, (time.perf_counter() - start, f"cell {number}: {cell.strip().splitlines()[0][:60]}"))
     if error is None and file.stem[:2] in TIMED and device.type not in {use["device"] for use in used.found.values()}:
         error = f"nothing was timed on {device}"
-    return {"seconds": time.perf_counter() - began, "device": str(device), "used": used.found, "slowest": slowest,
-            "error": error}  # fmt: skip
+    return {
+        "seconds": time.perf_counter() - began,
+        "device": str(device),
+        "used": used.found,
+        "slowest": slowest,
+        "error": error,
+    }
 
 
 def line(name: str, result: dict) -> str:

@@ -73,8 +73,12 @@ def check_pick(pick=module.pick) -> None:
         counts[:2, :-1] = 0  # all on the last token
         counts[:2, -1] = 1
         p = counts.float().to(DEVICE)
-        for u in (torch.rand(16, generator=generator, dtype=torch.float64), torch.zeros(16), torch.full((16,), 0.5),
-                  torch.full((16,), 1 - 2**-53)):  # fmt: skip
+        for u in (
+            torch.rand(16, generator=generator, dtype=torch.float64),
+            torch.zeros(16),
+            torch.full((16,), 0.5),
+            torch.full((16,), 1 - 2**-53),
+        ):
             u = u.double().to(DEVICE)
             totals = p.double().cumsum(-1)
             expected = torch.searchsorted(totals, u[:, None] * totals[:, -1:], right=True)[:, 0]
@@ -97,15 +101,18 @@ def test_no_rounding_lands_on_an_impossible_token():
 
 DIVIDED = "    x = x / tl.load(temperature).to(tl.float32)\n"
 MUTANTS = {
-    "padding has a score": (f'-inf")).to(tl.float32)\n{DIVIDED}    top', f'0")).to(tl.float32)\n{DIVIDED}    top',
-                            check_softmax),
+    "padding has a score": (
+        f'-inf")).to(tl.float32)\n{DIVIDED}    top',
+        f'0")).to(tl.float32)\n{DIVIDED}    top',
+        check_softmax,
+    ),
     "a forbidden page is NaN": ('tl.where(top == float("-inf"), 0.0, top)', "top", check_softmax),
     "pages weigh the same": ("tl.sum(part * tl.exp(top - highest), 0)", "tl.sum(part, 0)", check_softmax),
     "the temperature comes once": (DIVIDED + "    tl.store(probs", "    tl.store(probs", check_softmax),
     "passes, not reaches": ("(tl.cumsum(sums, 0) <= goal)", "(tl.cumsum(sums, 0) < goal)", check_pick),
     "what came before is forgotten": ("goal - before).to", "goal).to", check_pick),
     "of a page, not of all": ("* tl.sum(sums, 0)", "", check_pick),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

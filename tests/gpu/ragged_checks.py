@@ -26,13 +26,13 @@ from fast_checks import SHAPES, pair, run_on_the_gpu, slow
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.bench.measure import interleaved_times
 from minispec.drafters.base import Draft
 from minispec.gpu import attention as fd
 from minispec.gpu import fused as graphs
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.ragged import RaggedPasses
 from minispec.gpu.record import Recorded, on_the_device
+from minispec.measure import interleaved_times
 from minispec.serving.paged import PagedKVCache, split
 from minispec.tree import Scratch, verify_mask, view
 
@@ -51,8 +51,19 @@ def random_tree(tokens: int, seed: int) -> torch.Tensor:
 class Batch:
     """Sequences with so many new tokens after so many cached ones, in shuffled blocks. What nobody filled is NaN."""
 
-    def __init__(self, counts, lengths, heads=(4, 2), D=32, block_size=8, padding=0, T=0, dtype=torch.float32, seed=0,
-                 device=DEVICE):  # fmt: skip
+    def __init__(
+        self,
+        counts,
+        lengths,
+        heads=(4, 2),
+        D=32,
+        block_size=8,
+        padding=0,
+        T=0,
+        dtype=torch.float32,
+        seed=0,
+        device=DEVICE,
+    ):
         self.generator, self.device, self.dtype = torch.Generator().manual_seed(seed), device, dtype
         (H, Hkv), R = heads, len(counts)
         self.q = self.draw(sum(counts) + padding, H, D)
@@ -162,8 +173,10 @@ class Scene:
     def usual(self, rows, starts, tables, drafts=None) -> tuple[list, dict[int, list]]:
         """The engine's eager pass over these sequences: logits and streams of each."""
         counts, device, transformer = list(map(len, rows)), self.model.device, self.model.transformer
-        views = [view(draft, n) if draft else (None, torch.arange(n))
-                 for draft, n in zip(drafts or [None] * len(rows), counts, strict=True)]  # fmt: skip
+        views = [
+            view(draft, n) if draft else (None, torch.arange(n))
+            for draft, n in zip(drafts or [None] * len(rows), counts, strict=True)
+        ]
         offsets = [start + offset for start, (_, offset) in zip(starts, views, strict=True)]
         paged = self.cache.open(tables, starts, counts, [mask for mask, _ in views])
         tokens = torch.tensor([[token for row in rows for token in row]], device=device)
@@ -195,8 +208,11 @@ class Scene:
                 assert torch.equal(best[i], logits[i].argmax(-1))
             for n in LAYERS:
                 close(hidden[n][i], states[n][i], tolerance, f"the stream after {n} layers of sequence {i}")
-        written = [table[p // BLOCK] * BLOCK + p % BLOCK for table, start, n in zip(tables, starts, counts, strict=True)
-                   for p in range(start, start + n)]  # fmt: skip
+        written = [
+            table[p // BLOCK] * BLOCK + p % BLOCK
+            for table, start, n in zip(tables, starts, counts, strict=True)
+            for p in range(start, start + n)
+        ]
         spare = range(self.passes.spare * BLOCK, (self.passes.spare + 1) * BLOCK)
         untouched = sorted(set(range(self.cache.num_blocks * BLOCK)) - set(written) - set(spare))
         for part, old, now in zip(memory, before, after, strict=True):
@@ -215,10 +231,17 @@ def check_passes(device="cpu", dtype=torch.float64, shapes=tuple(SHAPES), **opti
         model = random_model(dtype=dtype, device=device, num_layers=3, **SHAPES[name])
         scene = Scene(model, **options)
         for counts, needed in (
-            ({0: 1}, [1]), ({0: 16}, [0]), ({1: 17}, [1]), ({2: 30, 4: 3}, [1, 1]), ({3: 1, 0: 1, 6: 9}, [1, 0, 1]),
-            ({5: 100, 1: 2, 3: 1, 2: 60}, [0, 1, 1, 1]), ({row: 5 + row for row in range(7)}, [1] * 7), ({6: 16}, [4]),
-            ({4: 150, 0: 106}, [1, 1]), ({2: 2, 3: 12}, [2, 10]),
-        ):  # fmt: skip
+            ({0: 1}, [1]),
+            ({0: 16}, [0]),
+            ({1: 17}, [1]),
+            ({2: 30, 4: 3}, [1, 1]),
+            ({3: 1, 0: 1, 6: 9}, [1, 0, 1]),
+            ({5: 100, 1: 2, 3: 1, 2: 60}, [0, 1, 1, 1]),
+            ({row: 5 + row for row in range(7)}, [1] * 7),
+            ({6: 16}, [4]),
+            ({4: 150, 0: 106}, [1, 1]),
+            ({2: 2, 3: 12}, [2, 10]),
+        ):
             scene.compare(counts, needed, tolerance_of(dtype))
         assert {shape.tokens for shape in scene.passes.recordings} == {16, 32, 64, 256}
         assert len(scene.passes.recordings) < 10
@@ -232,10 +255,13 @@ def check_trees(device="cpu", dtype=torch.float64) -> None:
     for drafts, counts, needed in (
         ([tree], {1: 6}, [6]),
         ([None, tree, None], {0: 40, 1: 6, 2: 1}, [1, 6, 1]),
-        ([Draft([5, 6], parents=[-1, -1], scratch=window), None, replace(chain, scratch=window)], {3: 6, 4: 5, 1: 7},
-         [6, 1, 7]),
+        (
+            [Draft([5, 6], parents=[-1, -1], scratch=window), None, replace(chain, scratch=window)],
+            {3: 6, 4: 5, 1: 7},
+            [6, 1, 7],
+        ),
         ([tree, None, None], {5: 6, 4: 7, 0: 8}, [6, 7, 0]),
-    ):  # fmt: skip
+    ):
         scene.compare(counts, needed, tolerance_of(dtype), drafts)
     assert {shape.branches for shape in scene.passes.recordings} == {8}
 
@@ -332,10 +358,18 @@ def check_by_default(device="cuda") -> None:
 
 # ---- how long it takes ---------------------------------------------------------------------------------------------
 
-LLAMA_8B = dict(vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_heads=32, num_kv_heads=8,
-                head_dim=128, max_length=8192)  # fmt: skip
-SMOLLM2 = dict(vocab_size=49152, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64,
-               max_length=8192)  # fmt: skip
+LLAMA_8B = dict(
+    vocab_size=128256,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_heads=32,
+    num_kv_heads=8,
+    head_dim=128,
+    max_length=8192,
+)
+SMOLLM2 = dict(
+    vocab_size=49152, hidden_size=576, intermediate_size=1536, num_heads=9, num_kv_heads=3, head_dim=64, max_length=8192
+)
 SMALL_MIXES = {"one prompt of 60": [(60, 0)], "8 prompts of 60": [(60, 0)] * 8}
 MIXES = {  # (new tokens, cached tokens) of each sequence
     "one chunk of 2,048": [(2048, 0)],
@@ -406,8 +440,9 @@ def timings(config=LLAMA_8B, mixes=MIXES, device="cuda", dtype=torch.bfloat16, l
         ms_of = {key: 1e3 * timing.median for key, timing in taken.items()}
         layer, eager_layer = ((ms_of[way, many] - ms_of[way, few]) / (many - few) for way in ("pass", "eager"))
         products, attention = ms_of["products"] / many, ms_of["attention"] / many
-        found[name] = dict(layer=layer, products=products, attention=attention, rest=layer - products - attention,
-                           eager=eager_layer)  # fmt: skip
+        found[name] = dict(
+            layer=layer, products=products, attention=attention, rest=layer - products - attention, eager=eager_layer
+        )
     return found
 
 
@@ -449,20 +484,22 @@ def main() -> None:
     if {"--tune", "--time"} & set(sys.argv):
         return show_timings()
     cuda = dict(device="cuda", dtype=torch.float32)
-    run_on_the_gpu({
-        "kernel, bfloat16": check_kernel,
-        "kernel, float16": lambda: check_kernel(torch.float16, 4e-3),
-        "kernel, float32": lambda: check_kernel(torch.float32, 1e-4),
-        "graph": check_graph,
-        "passes, float32": lambda: check_passes(**cuda),
-        "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
-        "trees": lambda: check_trees(**cuda),
-        "neighbours": lambda: check_neighbours(**cuda),
-        "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
-        "replay": check_replay,
-        "by default": check_by_default,
-        "timings": show_timings,
-    })  # fmt: skip
+    run_on_the_gpu(
+        {
+            "kernel, bfloat16": check_kernel,
+            "kernel, float16": lambda: check_kernel(torch.float16, 4e-3),
+            "kernel, float32": lambda: check_kernel(torch.float32, 1e-4),
+            "graph": check_graph,
+            "passes, float32": lambda: check_passes(**cuda),
+            "passes, bfloat16": lambda: check_passes("cuda", torch.bfloat16, shapes=("llama", "qwen3")),
+            "trees": lambda: check_trees(**cuda),
+            "neighbours": lambda: check_neighbours(**cuda),
+            "texts": lambda: check_texts(**cuda, some=("nobody", "n-gram", "branches", "window")),
+            "replay": check_replay,
+            "by default": check_by_default,
+            "timings": show_timings,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -36,9 +36,15 @@ def test_random_batches(seed):
     ]
     lengths = [draw.choice((0, draw.randint(0, 15), draw.randint(16, 60))) for _ in counts]
     batch = Batch(
-        counts, lengths, (Hkv * draw.choice((1, 2, 3)), Hkv), draw.choice((16, 24)), draw.choice((4, 8, 16)),
-        padding=draw.choice((0, 3, 20)), T=draw.choice((0, 0, 4, 7)), seed=seed,
-    )  # fmt: skip
+        counts,
+        lengths,
+        (Hkv * draw.choice((1, 2, 3)), Hkv),
+        draw.choice((16, 24)),
+        draw.choice((4, 8, 16)),
+        padding=draw.choice((0, 3, 20)),
+        T=draw.choice((0, 0, 4, 7)),
+        seed=seed,
+    )
     batch.check(splits=1, **SMALL)
     batch.check(splits=draw.choice((2, 3, 5)), **SMALL | dict(rows=32))
 
@@ -85,9 +91,7 @@ def test_as_a_uniform_batch():
     batch = Batch([5, 5, 5], [20, 3, 0], seed=7)
     rows = batch.q.unflatten(0, (3, 5)).transpose(1, 2)  # [3, H, 5, D]
     expected = fd.flash_decode_paged(rows, *batch.memory, batch.tables, batch.numbers[2], splits=2)
-    torch.testing.assert_close(
-        batch.check(splits=2), expected.transpose(1, 2).flatten(0, 1), atol=1e-5, rtol=1e-5
-    )  # fmt: skip
+    torch.testing.assert_close(batch.check(splits=2), expected.transpose(1, 2).flatten(0, 1), atol=1e-5, rtol=1e-5)
 
 
 def test_numbers_may_change_under_a_call_with_the_same_shapes():

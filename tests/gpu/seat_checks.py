@@ -18,9 +18,9 @@ from cycle_checks import same_cycles
 from fast_checks import run_on_the_gpu
 
 import minispec as ms
-from minispec.bench.measure import measure
-from minispec.course.demo import demo
 from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.measure import measure
+from minispec_course.demo import demo
 
 PROMPT, COUNT = "Once upon a time", 48
 PROMPTS = [PROMPT, "One day, a small bird", "The fox", "A boy found a ball"]
@@ -121,11 +121,16 @@ def check_early_ends(device: str) -> None:
     """min_new_tokens, stop strings and stop tokens, with and without a drafter."""
     target, draft = micro(device)
     plain = ms.generate(target, PROMPT, COUNT)
-    for options in (dict(stop=plain.text[20:24]), dict(stop_token_ids=[plain.tokens[9]]),
-                    dict(stop_token_ids=[plain.tokens[3]], min_new_tokens=20)):  # fmt: skip
+    for options in (
+        dict(stop=plain.text[20:24]),
+        dict(stop_token_ids=[plain.tokens[9]]),
+        dict(stop_token_ids=[plain.tokens[3]], min_new_tokens=20),
+    ):
         expected = ms.generate(micro("cpu")[0], PROMPT, COUNT, **options)
-        for out in (ms.generate(target, PROMPT, COUNT, **options),
-                    ms.speculate(target, PROMPT, ms.drafters.Model(draft), 3, COUNT, **options)):  # fmt: skip
+        for out in (
+            ms.generate(target, PROMPT, COUNT, **options),
+            ms.speculate(target, PROMPT, ms.drafters.Model(draft), 3, COUNT, **options),
+        ):
             assert (out.tokens, out.text, out.stop_reason) == (expected.tokens, expected.text, expected.stop_reason)
 
 
@@ -159,14 +164,25 @@ def check_demo(device: str) -> None:
     for name in DRAFTERS:
         result = demo(target, by_name(name, target), PROMPT, 32, 3, temperature=0.0, repeat=2, seconds=4)
         assert result.c > 0 and result.v > 0
-        print(f"    {name:<11} measured {result.measured:5.2f}, predicted {result.predicted:5.2f}, "
-              f"c = {result.c:.2f}, v = {result.v:.2f}", flush=True)  # fmt: skip
+        print(
+            f"    {name:<11} measured {result.measured:5.2f}, predicted {result.predicted:5.2f}, "
+            f"c = {result.c:.2f}, v = {result.v:.2f}",
+            flush=True,
+        )
     print("    " + measure(target, quick=True).text().replace("\n", "\n    "), flush=True)
 
 
 def main(device: str = "cuda", *names: str) -> None:
-    checks = dict(speculate=check_speculate, engine=check_engine, batches=check_batches, sampled=check_sampled,
-                  seeds=check_seeds, ends=check_early_ends, threads=check_threads, demo=check_demo)  # fmt: skip
+    checks = dict(
+        speculate=check_speculate,
+        engine=check_engine,
+        batches=check_batches,
+        sampled=check_sampled,
+        seeds=check_seeds,
+        ends=check_early_ends,
+        threads=check_threads,
+        demo=check_demo,
+    )
     run_on_the_gpu({name: lambda name=name: checks[name](device) for name in names or checks})
 
 

@@ -38,8 +38,18 @@ def numbers(*shape, dtype=torch.float32, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
-def check(tokens, rows, width, dtype=torch.float32, bias=False, norm=False, swiglu=False, residual=False, gain=False,
-          **options):  # fmt: skip
+def check(
+    tokens,
+    rows,
+    width,
+    dtype=torch.float32,
+    bias=False,
+    norm=False,
+    swiglu=False,
+    residual=False,
+    gain=False,
+    **options,
+):
     """The kernel against the twin in float64, as near as the twin in this type is."""
     x, w = numbers(*tokens, width, dtype=dtype), numbers(rows, width, dtype=dtype, seed=1) / width**0.5
     out = rows // 2 if swiglu else rows
@@ -81,11 +91,19 @@ def test_the_product(tokens, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "given",
-    [dict(norm=True), dict(swiglu=True), dict(residual=True), dict(bias=True), dict(norm=True, swiglu=True, bias=True),
-     dict(norm=True, residual=True, bias=True), dict(swiglu=True, residual=True), dict(gain=True),
-     dict(norm=True, residual=True, gain=True)],
+    [
+        dict(norm=True),
+        dict(swiglu=True),
+        dict(residual=True),
+        dict(bias=True),
+        dict(norm=True, swiglu=True, bias=True),
+        dict(norm=True, residual=True, bias=True),
+        dict(swiglu=True, residual=True),
+        dict(gain=True),
+        dict(norm=True, residual=True, gain=True),
+    ],
     ids=lambda given: "+".join(given),
-)  # fmt: skip
+)
 def test_what_comes_along(given, dtype):
     for tokens in ((1, 5), (3, 13)):  # the second are divided among two programs
         check(tokens, 64, 192, dtype, tiles=SMALL, **given)

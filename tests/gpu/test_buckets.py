@@ -14,7 +14,6 @@ from tiny_models import random_model
 
 import minispec as ms
 from minispec import verify
-from minispec.bench.slower import with_wrong_kernel
 from minispec.drafters.base import Context
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import buckets
@@ -25,6 +24,7 @@ from minispec.serving.engine import Engine
 from minispec.serving.paged import PagedKVCache
 from minispec.serving.runner import Runner
 from minispec.trace import Cycle
+from minispec_course.labs.slower import with_wrong_kernel
 
 # ---------------------------------------------------------------- the usual passes
 
@@ -63,8 +63,19 @@ def test_few_tokens_go_the_lean_way(monkeypatch):
 
 def test_how_sizes_are_rounded_up():
     assert [rows_of(n) for n in (1, 2, 3, 4, 5, 8, 9, 16, 17, 24, 100, 128)] == [
-        1, 2, 4, 4, 8, 8, 16, 16, 24, 24, 104, 128,
-    ]  # fmt: skip
+        1,
+        2,
+        4,
+        4,
+        8,
+        8,
+        16,
+        16,
+        24,
+        24,
+        104,
+        128,
+    ]
     assert [tokens_of(n, 4) for n in range(5)] == [1, 2, 3, 5, 5]
     assert [tokens_of(n, 6) for n in range(7)] == [1, 2, 3, 5, 5, 7, 7]
 
@@ -249,8 +260,10 @@ def test_greedy_verdicts_are_those_of_one_hot_distributions():
     best = logits.argmax(-1).tolist()
     drafts = [ms.drafters.Draft(tokens) for tokens in (best[0][:3], [best[1][0], 5, 6], [], [7], best[4][:2])]
     contexts = [Context(i, [1, 2], ms.Sampling(), torch.Generator().manual_seed(i)) for i in range(5)]
-    sampled = [ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
-               for d in drafts]  # fmt: skip
+    sampled = [
+        ms.drafters.Draft(d.tokens, torch.nn.functional.one_hot(torch.tensor(d.tokens).long(), 64).double())
+        for d in drafts
+    ]
     found = []
     for some in (drafts, sampled):
         verdicts, p, q = verify.judge(logits, contexts, some)
@@ -334,8 +347,7 @@ MUTANTS = {
         lambda patch: rewrite(patch, Runner, "_fixed_pass", "if self.latest:", "if False:"), ("trouble",), ("texts",)
     ),
     "judged by the first row's tokens": Mutant(
-        lambda patch: rewrite(patch, Runner, "judge", "tokens[turn.at : turn", "tokens[0 : turn"),
-        ("texts",),
+        lambda patch: rewrite(patch, Runner, "judge", "tokens[turn.at : turn", "tokens[0 : turn"), ("texts",)
     ),
 }
 
@@ -363,10 +375,16 @@ CUDA = dict(device="cuda", dtype=torch.float32)
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "check",
-    [checks.check_logits, checks.check_neighbours, checks.check_texts, checks.check_sampled, checks.check_hidden,
-     checks.check_trouble],
+    [
+        checks.check_logits,
+        checks.check_neighbours,
+        checks.check_texts,
+        checks.check_sampled,
+        checks.check_hidden,
+        checks.check_trouble,
+    ],
     ids=lambda check: check.__name__,
-)  # fmt: skip
+)
 def test_recorded(check):
     check(**CUDA)
 

@@ -31,10 +31,16 @@ def test_cycles(check):
 
 @pytest.mark.parametrize(
     "check",
-    [checks.check_shipped, checks.check_trees, checks.check_ends, checks.check_memory_of_trees, checks.check_hosted,
-     checks.check_batches],
+    [
+        checks.check_shipped,
+        checks.check_trees,
+        checks.check_ends,
+        checks.check_memory_of_trees,
+        checks.check_hosted,
+        checks.check_batches,
+    ],
     ids=lambda check: check.__name__,
-)  # fmt: skip
+)
 def test_every_drafter(check):
     check()
 
@@ -113,8 +119,13 @@ MUTANTS = {
         changed(TreeSpeculator, "step", "self.target.cache.gather(path, self.count)", "pass"), ("medusa", "eagle")
     ),
     "siblings are one after the other": Mutant(
-        changed(TreeSpeculator, "step", "mask, offsets, self.drafter",
-                "mask, self.target.places[: self.nodes + 1], self.drafter"), ("medusa", "eagle"),
+        changed(
+            TreeSpeculator,
+            "step",
+            "mask, offsets, self.drafter",
+            "mask, self.target.places[: self.nodes + 1], self.drafter",
+        ),
+        ("medusa", "eagle"),
     ),
     "branches see each other": Mutant(
         changed(tree_kernels, "laid_out_torch", "F.pad(above,", "F.pad(torch.ones_like(above).tril(),"),
@@ -140,8 +151,10 @@ MUTANTS = {
         changed(MedusaOnDevice, "settle", "verified.gather(1, kept[:, None] - 1)", "verified[:, :1]"), ("medusa",)
     ),
     "the first state of a prompt": Mutant(
-        changed(MedusaOnDevice, "start", "at_places(states, counts[:, None])",
-                "at_places(states, counts[:, None] * 0 + 1)"), ("medusa",),
+        changed(
+            MedusaOnDevice, "start", "at_places(states, counts[:, None])", "at_places(states, counts[:, None] * 0 + 1)"
+        ),
+        ("medusa",),
     ),
     "features are not read": Mutant(
         changed(EagleOnDevice, "propose", "self.cache.advance(self.fresh)", "self.cache.advance(1)"), ("eagle",)
@@ -166,8 +179,13 @@ MUTANTS = {
         changed(DFlashOnDevice, "settle", "kept)", "kept * 0 + verified.shape[1])"), ("dflash",)
     ),
     "a causal block": Mutant(
-        changed(DFlashOnDevice, "__init__", "dtype=torch.bool, device=target.device)",
-                "dtype=torch.bool, device=target.device).tril()"), ("dflash",)
+        changed(
+            DFlashOnDevice,
+            "__init__",
+            "dtype=torch.bool, device=target.device)",
+            "dtype=torch.bool, device=target.device).tril()",
+        ),
+        ("dflash",),
     ),
     "prompts are no context": Mutant(
         changed(DFlashOnDevice, "start", "self.add(hidden, counts)", "self.add(hidden, 0 * counts)"), ("dflash",)
@@ -180,14 +198,12 @@ MUTANTS = {
         ("hosted",),
     ),
     "a tree that looks like a chain": Mutant(
-        changed(VerifyPasses, "run", "draft.parents is not None or draft.scratch", "draft.scratch"), ("hosted",),
+        changed(VerifyPasses, "run", "draft.parents is not None or draft.scratch", "draft.scratch"), ("hosted",)
     ),
     "hosted paths stay where they were": Mutant(
         changed(VerifyPasses, "keep", "everyone[row, 1 : 1 + len(path)] = path", "pass"), ("hosted",)
     ),
-    "the path begins at the last token": Mutant(
-        changed(VerifyPasses, "keep", "length + 1", "length"), ("hosted",)
-    ),
+    "the path begins at the last token": Mutant(changed(VerifyPasses, "keep", "length + 1", "length"), ("hosted",)),
     "scratch tokens do not see the last one": Mutant(
         changed(hosted, "view", "mask[-s:, 0] = True", "pass"), ("hosted",)
     ),
@@ -201,7 +217,7 @@ MUTANTS = {
     "a prompt begins where the last one ended": Mutant(
         changed(fused.RecordedPrompt, "work", "self.target.lengths.zero_()", "pass"), ("prompts",)
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -235,9 +251,17 @@ def test_cycles_by_kernels_in_tritons_interpreter():
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "check",
-    [checks.check_shipped, checks.check_trees, checks.check_ends, checks.check_memory_of_trees, checks.check_hosted,
-     checks.check_batches, checks.check_announced, checks.check_prompts],
+    [
+        checks.check_shipped,
+        checks.check_trees,
+        checks.check_ends,
+        checks.check_memory_of_trees,
+        checks.check_hosted,
+        checks.check_batches,
+        checks.check_announced,
+        checks.check_prompts,
+    ],
     ids=lambda check: check.__name__,
-)  # fmt: skip
+)
 def test_recorded(check):
     check("cuda")

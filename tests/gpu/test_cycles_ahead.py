@@ -282,12 +282,20 @@ def test_the_way_down_a_tree():
 
 MUTANTS = {
     "any node on the way down": (tree_kernels, "walk_torch", "(parents == last[:, None])", "(parents < node)"),
-    "paths stay where they are": (Cycles, "end", "self.move(start + 1, path, new - 1, buckets.table_sheet[:B])",
-                                  "pass"),
+    "paths stay where they are": (
+        Cycles,
+        "end",
+        "self.move(start + 1, path, new - 1, buckets.table_sheet[:B])",
+        "pass",
+    ),
     "paths are moved to the certain token": (Cycles, "end", "self.move(start + 1,", "self.move(start,"),
     "states of the first nodes": (Cycles, "end", "verified.clamp(max=T - 1)", "verified.clamp(max=1)"),
-    "states of another row": (Cycles, "end", "self.places[:B, None] * T + verified",
-                              "self.places[:B, None].flip(0) * T + verified"),
+    "states of another row": (
+        Cycles,
+        "end",
+        "self.places[:B, None] * T + verified",
+        "self.places[:B, None].flip(0) * T + verified",
+    ),
     "the drafter's lengths stay": (Cycles, "end", "lines[:, 0] += lines[:, 1]", "pass"),
     "the drafter gets the last token of another": (Cycles, "end", "token], 1)[who]", "token.flip(0)], 1)[who]"),
     "the end is not in sight": (Cycles, "end", "line[:, -1], room - new", "line[:, -1], room"),
@@ -301,14 +309,18 @@ MUTANTS = {
     "dropped states are lost": (NextCycle, "drop", "turn.job.remember(states,", "turn.job.remember({},"),
     "one dropped state too many": (NextCycle, "drop", "start - turn.plan.start", "start - turn.plan.start + 1"),
     "wherever they are": (NextCycle, "serves", "plan.start != self.starts.get(request)", "False"),
-    "whatever was to be drafted": (NextCycle, "serves", "(plan.draft_length, plan.max_nodes) != self.draft_of(before)",
-                                   "False"),
+    "whatever was to be drafted": (
+        NextCycle,
+        "serves",
+        "(plan.draft_length, plan.max_nodes) != self.draft_of(before)",
+        "False",
+    ),
     "forbidden tokens are not waited for": (RunsAhead, "may_run_ahead", " and not turn.held", ""),
     "sampled requests are launched ahead": (RunsAhead, "may_run_ahead", "self._goes_on(turns)", "True"),
     "reserved slots are given back": (Scheduler, "update", "(step.ahead or scheduled.prefill)", "scheduled.prefill"),
     "too few slots": (Scheduler, "reserve_ahead", "certain + nodes", "certain"),
     "slots are kept for good": (Scheduler, "update", "(scheduled.num_lookahead_tokens or self.reserved)", "False"),
-}  # fmt: skip
+}
 
 
 def whole_story() -> None:

@@ -16,13 +16,13 @@ from mutants.patching import Mutant, assert_caught, rewrite
 from tiny_models import random_model
 
 import minispec as ms
-from minispec.bench.slower import with_wrong_kernel
 from minispec.drafters import Context
 from minispec.drafters.early_exit import Adapter
 from minispec.drafters.model import ContiguousMemory
 from minispec.gpu.buckets import Buckets
 from minispec.gpu.draft_memory import PagedMemory
 from minispec.gpu.fused import Fused
+from minispec_course.labs.slower import with_wrong_kernel
 
 pytestmark = pytest.mark.slow
 
@@ -230,8 +230,14 @@ def test_blocks_are_for_engines_that_record_unless_asked_for(tiny):
     cascade = lambda middle: ms.drafters.Cascade(model(tiny), middle)  # noqa: E731
     both = cascade(tiny)
     assert served(both, True) is type(both.inner.memory) is PagedMemory
-    usual = [(model(tiny), False), (model(tiny), None), (model(tiny, fast=False), True), (model(other), True),
-             (cascade(tiny), False), (cascade(other), True)]  # fmt: skip
+    usual = [
+        (model(tiny), False),
+        (model(tiny), None),
+        (model(tiny, fast=False), True),
+        (model(other), True),
+        (cascade(tiny), False),
+        (cascade(other), True),
+    ]
     assert {served(*one) for one in usual} == {ContiguousMemory}
 
 
@@ -272,8 +278,10 @@ def check_exits() -> None:
     eager, recorded = (ms.drafters.EarlyExit(target, 1, exit) for _ in range(2))
     recorded.record()
     assert eager.draft.transformer.ordinary and type(recorded.memory) is PagedMemory
-    rows = lambda: [Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i))  # noqa: E731
-                    for i, p in enumerate(PROMPTS)]  # fmt: skip
+    rows = lambda: [
+        Context(i, list(p), ms.Sampling(1.0), torch.Generator().manual_seed(i))  # noqa: E731
+        for i, p in enumerate(PROMPTS)
+    ]
     plain = ms.drafters.EarlyExit(target, 1).propose(rows(), 4)
     for mine, theirs, other in zip(recorded.propose(rows(), 4), eager.propose(rows(), 4), plain, strict=True):
         assert mine.tokens == theirs.tokens and torch.allclose(mine.probs, theirs.probs, atol=1e-12)

@@ -193,8 +193,10 @@ def test_who_is_not_asked_keeps_its_memory(kind):
     drafters = [KINDS[kind](target) for _ in range(2)]
     drafters[0].record()
     generator = torch.Generator().manual_seed(0)
-    states = {n: torch.randn(40, target.config.hidden_size, generator=generator, dtype=torch.float64)
-              for n in drafters[0].hidden_layers}  # fmt: skip
+    states = {
+        n: torch.randn(40, target.config.hidden_size, generator=generator, dtype=torch.float64)
+        for n in drafters[0].hidden_layers
+    }
     tokens = torch.randint(64, (41,), generator=generator).tolist()
     ids, seen = [next_id() for _ in range(5)], dict.fromkeys(range(5), 0)
 
@@ -262,15 +264,25 @@ def test_masks_of_trees():
 # ---------------------------------------------------------------- broken variants
 
 MUTANTS = {
-    "who rides along is overwritten": (DraftsForMany, "begin", "[len(positions), 0,", "[0, 0,",
-                                       partial(test_who_is_not_asked_keeps_its_memory, "eagle")),
+    "who rides along is overwritten": (
+        DraftsForMany,
+        "begin",
+        "[len(positions), 0,",
+        "[0, 0,",
+        partial(test_who_is_not_asked_keeps_its_memory, "eagle"),
+    ),
     "states of the request before": (DraftsForMany, "begin", "range(first, first + count)", "range(count)", None),
     "all get the same nodes": (Launch, "work", "drafts.budgets, drafts.depths, last", "_, drafts.depths, last", None),
     "depth is forgotten": (Launch, "work", "drafts.budgets, drafts.depths, last", "drafts.budgets, _, last", None),
-    "long prompts lose their beginning": (DraftsForMany, "begin", "if (early := count - T) > 0:",
-                                          "if (early := count - T) > 0 and False:", None),
+    "long prompts lose their beginning": (
+        DraftsForMany,
+        "begin",
+        "if (early := count - T) > 0:",
+        "if (early := count - T) > 0 and False:",
+        None,
+    ),
     "rows are not given back": (DraftsForMany, "forget", "heappush(self.free, self.rows.pop(row))", "pass", None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

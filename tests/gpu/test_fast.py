@@ -14,9 +14,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import minispec as ms
-from minispec.bench.measure import plain_speed, verify_curve
-from minispec.course.demo import demo
-from minispec.files.folder import load_folder, save_folder
 from minispec.gpu import attention as flash_decode
 from minispec.gpu import backend as fast
 from minispec.gpu import fused as graphs
@@ -25,8 +22,11 @@ from minispec.gpu import record
 from minispec.gpu.decode import FastDecoder, FastSpeculator
 from minispec.gpu.fused import FastTransformer
 from minispec.gpu.pages import pick_torch
+from minispec.load.folder import load_folder, save_folder
+from minispec.measure import plain_speed, verify_curve
 from minispec.sampling import Sampling
 from minispec.verify import pick
+from minispec_course.demo import demo
 
 pytestmark = pytest.mark.slow
 
@@ -77,10 +77,15 @@ def test_sampled_tokens_are_the_reference_s_seed_for_seed():
 
 @pytest.mark.parametrize(
     "knobs",
-    [dict(temperature=1.0), dict(temperature=0.6, top_k=5), dict(temperature=1.0, top_p=0.7),
-     dict(temperature=2.0, min_p=0.1), dict(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02)],
+    [
+        dict(temperature=1.0),
+        dict(temperature=0.6, top_k=5),
+        dict(temperature=1.0, top_p=0.7),
+        dict(temperature=2.0, min_p=0.1),
+        dict(temperature=0.9, top_k=40, top_p=0.95, min_p=0.02),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_laws_are_those_of_sampling(knobs):
     logits = 3 * torch.randn(4, 5, 64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     logits[0, 0, :7] = -torch.inf
@@ -429,11 +434,18 @@ def test_compiled_on_a_cpu_the_same_numbers_write_the_same_text():
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "check",
-    [checks.check_attention, checks.check_logits, checks.check_greedy, checks.check_end_is_a_cut, checks.check_lengths,
-     checks.check_capacity, checks.check_memory_grows,
-     checks.check_numbers_are_not_recorded],
+    [
+        checks.check_attention,
+        checks.check_logits,
+        checks.check_greedy,
+        checks.check_end_is_a_cut,
+        checks.check_lengths,
+        checks.check_capacity,
+        checks.check_memory_grows,
+        checks.check_numbers_are_not_recorded,
+    ],
     ids=lambda check: check.__name__,
-)  # fmt: skip
+)
 def test_recorded(check):
     check(**CUDA)
 

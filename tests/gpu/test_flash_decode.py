@@ -17,11 +17,11 @@ import torch
 from packaging.version import Version
 from tiny_models import random_model
 
+from benchmarks import attention as bench
 from minispec import cli
-from minispec.bench import attention as bench
-from minispec.bench.measure import Rate, Timing
 from minispec.cache import KVCache
 from minispec.gpu import attention as fd
+from minispec.measure import Rate, Timing
 from minispec.serving.paged import PagedKVCache
 from minispec.tree import verify_mask
 
@@ -149,8 +149,15 @@ def compiled(kernel, args, options, target=("cuda", 90, 32)):
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    types = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float64: "fp64",
-             torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8"}  # fmt: skip
+    types = {
+        torch.bfloat16: "bf16",
+        torch.float16: "fp16",
+        torch.float32: "fp32",
+        torch.float64: "fp64",
+        torch.int64: "i64",
+        torch.int32: "i32",
+        torch.uint8: "u8",
+    }
     given = dict(zip(kernel.arg_names, args, strict=False)) | {n: options[n] for n in kernel.arg_names if n in options}
     signature, constants, hints = {}, {}, {}
     for at, name in enumerate(kernel.arg_names):
@@ -173,8 +180,11 @@ def test_the_kernels_compile_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     attend, merge = fd._attend_split, fd._merge_splits
     shared = {}
-    for paged, dtype, mask in ((False, torch.bfloat16, None), (True, torch.bfloat16, TREE[:5, :5]),
-                               (False, torch.float32, TREE[:5, :5])):  # fmt: skip
+    for paged, dtype, mask in (
+        (False, torch.bfloat16, None),
+        (True, torch.bfloat16, TREE[:5, :5]),
+        (False, torch.float32, TREE[:5, :5]),
+    ):
         [(_, args, options)], [(_, merge_args, merge_options)] = launch(paged=paged, dtype=dtype, mask=mask)
         kernel = compiled(attend, args, options)
         shared[paged, dtype] = kernel.metadata.shared
@@ -243,8 +253,12 @@ def test_without_a_gpu_the_error_names_the_twin(monkeypatch):
 )
 def test_wrong_arguments_are_named(change, phrase, monkeypatch):
     monkeypatch.setattr(fd, "unavailable", lambda device: None)
-    right = dict(q=torch.zeros(2, 4, 3, 16), k=torch.zeros(2, 2, 8, 16), v=torch.zeros(2, 2, 8, 16),
-                 lengths=torch.zeros(2, dtype=torch.long))  # fmt: skip
+    right = dict(
+        q=torch.zeros(2, 4, 3, 16),
+        k=torch.zeros(2, 2, 8, 16),
+        v=torch.zeros(2, 2, 8, 16),
+        lengths=torch.zeros(2, dtype=torch.long),
+    )
     with pytest.raises(ValueError, match=phrase):
         fd.flash_decode(**right | change)
 

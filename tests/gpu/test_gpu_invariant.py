@@ -106,7 +106,7 @@ MUTANTS = {
     "slots are split": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "rows = MOST_ROWS"),
     "rows follow the tokens": (check_attention, fd, "_launch", "rows, splits = MOST_ROWS, 1", "splits = 1"),
     "prompts are torch's": (check_passes, FastTransformer, "body", "prompt and not invariant.wanted()", "prompt"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)

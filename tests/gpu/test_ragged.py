@@ -105,9 +105,15 @@ def test_the_kernels_compile_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
 def test_wrong_arguments_are_named(change, phrase, monkeypatch):
     monkeypatch.setattr(fd, "unavailable", lambda device: None)
     whole = dict(dtype=torch.int32)
-    right = dict(q=torch.zeros(9, 4, 16), key_blocks=torch.zeros(9, 8, 2, 16), value_blocks=torch.zeros(9, 8, 2, 16),
-                 tables=torch.zeros(2, 4, **whole), starts=torch.zeros(2, **whole), counts=torch.zeros(2, **whole),
-                 lengths=torch.zeros(2, **whole))  # fmt: skip
+    right = dict(
+        q=torch.zeros(9, 4, 16),
+        key_blocks=torch.zeros(9, 8, 2, 16),
+        value_blocks=torch.zeros(9, 8, 2, 16),
+        tables=torch.zeros(2, 4, **whole),
+        starts=torch.zeros(2, **whole),
+        counts=torch.zeros(2, **whole),
+        lengths=torch.zeros(2, **whole),
+    )
     with pytest.raises(ValueError, match=phrase):
         fd.flash_ragged(**right | change)
 
@@ -117,8 +123,16 @@ def test_wrong_arguments_are_named(change, phrase, monkeypatch):
 
 def test_how_sizes_are_rounded_up():
     assert [tokens_of(n) for n in (1, 16, 17, 33, 200, 257, 513, 1025, 2048)] == [
-        16, 16, 32, 64, 256, 512, 768, 1280, 2048,
-    ]  # fmt: skip
+        16,
+        16,
+        32,
+        64,
+        256,
+        512,
+        768,
+        1280,
+        2048,
+    ]
     assert [few_of(n, 32) for n in (0, 1, 8, 9, 32)] == [8, 8, 8, 32, 32] and few_of(3, 5) == 5
     assert [branches_of(n) for n in (1, 8, 9, 33, 64)] == [8, 8, 16, 64, 64]
 
@@ -270,8 +284,9 @@ def test_sampled_texts_are_the_same_seed_for_seed():
 
 def test_the_timings_add_up():
     """The script for a GPU, at a size for the CPU."""
-    config = dict(vocab_size=64, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8,
-                  max_length=256)  # fmt: skip
+    config = dict(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, max_length=256
+    )
     mixes = {"one": [(32, 0)], "mixed": [(20, 30), (1, 40)]}
     found = checks.timings(config, mixes, "cpu", torch.float32, (1, 2), repeat=3)
     for t in found.values():
@@ -328,9 +343,10 @@ CUDA = dict(device="cuda", dtype=torch.float32)
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "check", [checks.check_passes, checks.check_trees, checks.check_neighbours, checks.check_texts],
+    "check",
+    [checks.check_passes, checks.check_trees, checks.check_neighbours, checks.check_texts],
     ids=lambda check: check.__name__,
-)  # fmt: skip
+)
 def test_recorded(check):
     check(**CUDA)
 

@@ -82,9 +82,12 @@ def test_the_kernel_compiles_for_a_hopper_gpu(launch, monkeypatch, tmp_path):
     """Weights through the matrix units, asked for ahead of time."""
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     product = sk._product
-    for shape in (dict(rows=6144, width=4096, norm=True), dict(rows=28672, width=4096, norm=True, swiglu=True),
-                  dict(rows=4096, width=14336, residual=True),
-                  dict(rows=28672, width=4096, norm=True, swiglu=True, dtype=torch.float16)):  # fmt: skip
+    for shape in (
+        dict(rows=6144, width=4096, norm=True),
+        dict(rows=28672, width=4096, norm=True, swiglu=True),
+        dict(rows=4096, width=14336, residual=True),
+        dict(rows=28672, width=4096, norm=True, swiglu=True, dtype=torch.float16),
+    ):
         _, args, options = launch(**shape)
         kernel = compiled(product, args, options)
         ptx = kernel.asm["ptx"]

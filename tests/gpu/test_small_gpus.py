@@ -54,8 +54,10 @@ def test_the_kernels_are_for_gpus_with_tensor_cores_that_triton_uses(gpus):
     assert fd.unavailable("cpu") and "xpu" in fd.unavailable("xpu")
 
 
-@pytest.mark.parametrize("architecture, runs", [("gfx90a", True), ("gfx942", True), ("gfx950", True), ("gfx906", False),
-                                                ("gfx1030", False), ("gfx1100", False)])  # fmt: skip
+@pytest.mark.parametrize(
+    "architecture, runs",
+    [("gfx90a", True), ("gfx942", True), ("gfx950", True), ("gfx906", False), ("gfx1030", False), ("gfx1100", False)],
+)
 def test_of_amds_those_with_matrix_units(amd, architecture, runs):
     amd(architecture)
     reason = fd.unavailable(T4)

@@ -28,8 +28,16 @@ from minispec.tree import ancestors
 from minispec.verify import tree_batch
 
 DEVICE = "cpu" if fd.INTERPRETED else "cuda"
-CONFIG = Config(vocab_size=8, hidden_size=8, intermediate_size=8, num_layers=2, num_heads=6, num_kv_heads=2,
-                head_dim=12, max_length=64)  # fmt: skip
+CONFIG = Config(
+    vocab_size=8,
+    hidden_size=8,
+    intermediate_size=8,
+    num_layers=2,
+    num_heads=6,
+    num_kv_heads=2,
+    head_dim=12,
+    max_length=64,
+)
 SHAPES = [(1, 1), (5, 3), (15, 4), (31, 7)]  # nodes, depth
 
 
@@ -136,8 +144,11 @@ def test_levels_grow_the_same_tree(shared):
     log_q = [-0.25 * torch.randint(5, shape, generator=generator).float().to(DEVICE) for shape in shapes]
     tokens = [torch.randint(99, shape, generator=generator).to(DEVICE) for shape in shapes]
     expand = lambda depth, *_: (tokens[depth], log_q[depth])  # noqa: E731
-    for found, expected in zip(growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level, prune=pruned),
-                               growth.grow_tensors(expand, 4, 3, 9), strict=True):  # fmt: skip
+    for found, expected in zip(
+        growth.grow_tensors(expand, 4, 3, 9, grow_level=kernels.level, prune=pruned),
+        growth.grow_tensors(expand, 4, 3, 9),
+        strict=True,
+    ):
         assert torch.equal(found, expected)
 
 

@@ -114,8 +114,13 @@ def cached_blocks_counted_twice(patch: MonkeyPatch) -> None:
 
 def preempted_keeps_its_count(patch: MonkeyPatch) -> None:
     """Takes the blocks away, but believes that their tokens are still computed."""
-    rewrite(patch, Scheduler, "_preempt", "request.num_computed_tokens = PREEMPTED, 0",
-            "request.num_computed_tokens = PREEMPTED, request.num_computed_tokens")  # fmt: skip
+    rewrite(
+        patch,
+        Scheduler,
+        "_preempt",
+        "request.num_computed_tokens = PREEMPTED, 0",
+        "request.num_computed_tokens = PREEMPTED, request.num_computed_tokens",
+    )
 
 
 def oldest_preempted(patch: MonkeyPatch) -> None:

@@ -42,13 +42,7 @@ def tree_without_a_mask(patch: MonkeyPatch) -> None:
 
 def law_of_the_token_before(patch: MonkeyPatch) -> None:
     """Takes each row's logits one token too early."""
-    rewrite(
-        patch,
-        Runner,
-        "_ragged_pass",
-        "states[count - n :]",
-        "states[max(0, count - n - 1) : max(n, count - 1)]",
-    )
+    rewrite(patch, Runner, "_ragged_pass", "states[count - n :]", "states[max(0, count - n - 1) : max(n, count - 1)]")
 
 
 def one_sampling_for_all(patch: MonkeyPatch) -> None:
@@ -91,18 +85,19 @@ def only_the_last_chunk_is_told(patch: MonkeyPatch) -> None:
 def refused_states_are_told(patch: MonkeyPatch) -> None:
     """Tells the drafter the states of refused nodes too."""
     rewrite(
-        patch,
-        runner,
-        "hand_out",
-        "*(count + node for node in path)]",
-        "*range(count, count + len(turn.draft.tokens))]",
+        patch, runner, "hand_out", "*(count + node for node in path)]", "*range(count, count + len(turn.draft.tokens))]"
     )
 
 
 def states_of_shared_blocks_are_missing(patch: MonkeyPatch) -> None:
     """Skips cached prefixes although the drafter needs the states of every token."""
-    rewrite(patch, Engine, "__init__", "enable_prefix_caching and not (drafter and drafter.hidden_layers)",
-            "enable_prefix_caching")  # fmt: skip
+    rewrite(
+        patch,
+        Engine,
+        "__init__",
+        "enable_prefix_caching and not (drafter and drafter.hidden_layers)",
+        "enable_prefix_caching",
+    )
 
 
 # ---- trouble -------------------------------------------------------------------------------------------------------

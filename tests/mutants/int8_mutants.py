@@ -7,7 +7,7 @@ from pytest import MonkeyPatch
 
 from minispec.cpu import fused, panels
 from minispec.cpu.int8 import Int8Linear
-from minispec.files import quantize
+from minispec.load import quantize
 
 from .patching import Mutant, rewrite
 

@@ -32,8 +32,13 @@ def one_prefix_for_all_positions(patch: MonkeyPatch) -> None:
 
 def siblings_are_on_one_path(patch: MonkeyPatch) -> None:
     """A tree's nodes in the order of the pass: what a sibling guessed counts as if it had been emitted."""
-    rewrite(patch, drafts, "process", "prefixes[node] = [*prefixes[parent], token]",
-            "prefixes[node] = [*prefixes[node - 1], token]")  # fmt: skip
+    rewrite(
+        patch,
+        drafts,
+        "process",
+        "prefixes[node] = [*prefixes[parent], token]",
+        "prefixes[node] = [*prefixes[node - 1], token]",
+    )
     patch.setattr(verify, "process", drafts.process)
 
 
@@ -80,8 +85,13 @@ def drafts_are_masked_and_q_is_not(patch: MonkeyPatch) -> None:
 
 def prompt_counts_as_output(patch: MonkeyPatch) -> None:
     """Presence and frequency penalties count the prompt, too."""
-    rewrite(patch, prefix.Processors, "__call__", "torch.bincount(_ids(output),",
-            "torch.bincount(_ids([*self.prompt, *output]),")  # fmt: skip
+    rewrite(
+        patch,
+        prefix.Processors,
+        "__call__",
+        "torch.bincount(_ids(output),",
+        "torch.bincount(_ids([*self.prompt, *output]),",
+    )
 
 
 def positive_logits_alone(patch: MonkeyPatch) -> None:
@@ -101,8 +111,13 @@ def may_end_anywhere(patch: MonkeyPatch) -> None:
 
 def a_bad_word_is_its_last_token(patch: MonkeyPatch) -> None:
     """Forbids the last token of a bad word wherever it is, whatever stands before it."""
-    rewrite(patch, prefix.Processors, "forbidden", "if not begun or [*self.prompt, *output][-len(begun) :] == begun:",
-            "if True:")  # fmt: skip
+    rewrite(
+        patch,
+        prefix.Processors,
+        "forbidden",
+        "if not begun or [*self.prompt, *output][-len(begun) :] == begun:",
+        "if True:",
+    )
 
 
 def held_back_by_one_too_few(patch: MonkeyPatch) -> None:

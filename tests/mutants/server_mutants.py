@@ -59,8 +59,9 @@ def engine_waits_for_readers(patch: MonkeyPatch) -> None:
     """Holds the engine's thread up until the slowest client has read."""
     waits = "any(t.events.qsize() > 8 for t, _ in batch)"
     deliver = "self.loop.call_soon_threadsafe(self._deliver, batch)"
-    rewrite(patch, Service, "_hand_over", deliver,
-            f"{deliver}; [time.sleep(0.01) for _ in iter(lambda: {waits}, False)]")  # fmt: skip
+    rewrite(
+        patch, Service, "_hand_over", deliver, f"{deliver}; [time.sleep(0.01) for _ in iter(lambda: {waits}, False)]"
+    )
 
 
 def failed_step_ends_the_thread(patch: MonkeyPatch) -> None:
@@ -73,8 +74,13 @@ def client_sees_the_exception(patch: MonkeyPatch) -> None:
 
 
 def beginning_of_the_key_is_enough(patch: MonkeyPatch) -> None:
-    rewrite(patch, Server, "require_key", 'hmac.compare_digest(given, self.api_key.encode("utf-8"))',
-            "self.api_key.encode().startswith(given)")  # fmt: skip
+    rewrite(
+        patch,
+        Server,
+        "require_key",
+        'hmac.compare_digest(given, self.api_key.encode("utf-8"))',
+        "self.api_key.encode().startswith(given)",
+    )
 
 
 def stop_string_stays(patch: MonkeyPatch) -> None:

@@ -43,11 +43,15 @@ def facts_of_a_rank() -> dict:
     target, draft = random_model(**FOUR_HEADS), random_model(num_layers=1, **FOUR_HEADS)  # float64: no close calls
     target_share, draft_share = parallel.parallelize(target), parallel.parallelize(draft)
     facts["texts"] = {"whole": texts(target, draft, target), "shared": texts(target_share, draft_share, target)}
-    memory = [sum(m.nbytes for m in (cache.keys, cache.values))
-              for cache in (model.transformer.new_cache(2, 10) for model in (target, target_share))]  # fmt: skip
+    memory = [
+        sum(m.nbytes for m in (cache.keys, cache.values))
+        for cache in (model.transformer.new_cache(2, 10) for model in (target, target_share))
+    ]
     facts["memory"] = memory
-    facts["refusals"] = [refusal(lambda: ms.generate(target_share, PROMPT, 32, temperature=1.0)),  # a die for each rank
-                         refusal(lambda: parallel.parallelize(random_model(num_heads=9, num_kv_heads=3)))]  # fmt: skip
+    facts["refusals"] = [
+        refusal(lambda: ms.generate(target_share, PROMPT, 32, temperature=1.0)),  # a die for each rank
+        refusal(lambda: parallel.parallelize(random_model(num_heads=9, num_kv_heads=3))),
+    ]
     biased = random_model(dtype=torch.float32, **FOUR_HEADS, **KINDS["all biases"])
     facts["mutants"] = {mutant.__name__: mutant(biased) for mutant in (no_sum, bias_everywhere, shuffled_vocabulary)}
     return facts

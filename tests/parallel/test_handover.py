@@ -16,23 +16,35 @@ from safetensors.torch import load_file
 import minispec as ms
 from minispec.drafters.eagle_head import Form
 from minispec.drafters.medusa import MedusaHeads
-from minispec.files.heads import heads_for, save_heads
+from minispec.load.heads import heads_for, save_heads
 from minispec.parallel import export, handover
 from minispec.parallel.handover import ENGINES, Order
-from minispec.train.dflash import head_from, shape_of
+from recipes.dflash import head_from, shape_of
 
 HUB = "meta-llama/Llama-3.1-8B-Instruct"
 # What the sources in handover.READ define. A name that is not here does not exist there.
 VLLM_FIELDS = {
-    "method", "model", "num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "draft_sample_method",
-}  # fmt: skip
+    "method",
+    "model",
+    "num_speculative_tokens",
+    "prompt_lookup_max",
+    "prompt_lookup_min",
+    "draft_sample_method",
+}
 VLLM_METHODS = {"ngram", "suffix", "draft_model", "medusa", "eagle3", "dflash"}
 SGLANG_OPTIONS = {
-    "--model-path", "--tp-size", "--speculative-algorithm", "--speculative-draft-model-path",
-    "--speculative-num-steps", "--speculative-eagle-topk", "--speculative-num-draft-tokens",
-    "--speculative-use-rejection-sampling", "--speculative-ngram-max-bfs-breadth",
-    "--speculative-ngram-max-trie-depth", "--speculative-dflash-block-size",
-}  # fmt: skip
+    "--model-path",
+    "--tp-size",
+    "--speculative-algorithm",
+    "--speculative-draft-model-path",
+    "--speculative-num-steps",
+    "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens",
+    "--speculative-use-rejection-sampling",
+    "--speculative-ngram-max-bfs-breadth",
+    "--speculative-ngram-max-trie-depth",
+    "--speculative-dflash-block-size",
+}
 
 
 def order(drafter: str, **options) -> Order:
@@ -66,9 +78,15 @@ def test_sglang_gets_known_options(drafter):
 
 @pytest.mark.parametrize(
     ("engine", "drafter"),
-    [("sglang", "suffix"), ("sglang", "medusa"), ("transformers", "suffix"), ("transformers", "medusa"),
-     ("transformers", "eagle"), ("transformers", "dflash")],
-)  # fmt: skip
+    [
+        ("sglang", "suffix"),
+        ("sglang", "medusa"),
+        ("transformers", "suffix"),
+        ("transformers", "medusa"),
+        ("transformers", "eagle"),
+        ("transformers", "dflash"),
+    ],
+)
 def test_what_an_engine_lacks_is_refused(engine, drafter):
     with pytest.raises(ValueError, match=f"{drafter}.* no such .*; take "):
         ENGINES[engine](order(drafter))
@@ -157,8 +175,19 @@ def test_sglang_gets_the_authors_layouts(run, tmp_path, tiny_folder):
 def test_medusa_heads_with_an_lm_head_each_go_into_the_authors_layout(run, tmp_path, tiny_folder):
     target = ms.load(tiny_folder, device="cpu", dtype=torch.float32)
     MedusaHeads(target, 3, torch.arange(20), own_head="map").save(target, tmp_path / "heads")
-    code, _, _ = run("handover", "--engine", "vllm", "--drafter", "medusa", "--model", tiny_folder, "--heads",
-                     tmp_path / "heads", "--export", tmp_path / "x")  # fmt: skip
+    code, _, _ = run(
+        "handover",
+        "--engine",
+        "vllm",
+        "--drafter",
+        "medusa",
+        "--model",
+        tiny_folder,
+        "--heads",
+        tmp_path / "heads",
+        "--export",
+        tmp_path / "x",
+    )
     assert code == 0 and (tmp_path / "x" / "medusa" / "medusa_lm_head.safetensors").is_file()
 
 
@@ -168,8 +197,19 @@ def test_our_dflash_is_refused_and_other_kinds_are_named(run, tmp_path, tiny_fol
     shipped = ["--model", "micro", "--heads", "micro-dflash", "--export", tmp_path / "x"]
     code, _, err = run("handover", "--engine", "vllm", "--drafter", "dflash", *shipped)
     assert code == 2 and "--public" in err and not (tmp_path / "x" / "dflash").exists()
-    code, _, err = run("handover", "--engine", "vllm", "--drafter", "eagle", "--model", tiny_folder, "--heads",
-                       tmp_path / "medusa", "--export", tmp_path / "x")  # fmt: skip
+    code, _, err = run(
+        "handover",
+        "--engine",
+        "vllm",
+        "--drafter",
+        "eagle",
+        "--model",
+        tiny_folder,
+        "--heads",
+        tmp_path / "medusa",
+        "--export",
+        tmp_path / "x",
+    )
     assert code == 2 and "--drafter medusa" in err
 
 

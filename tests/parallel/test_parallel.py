@@ -19,7 +19,7 @@ import torch
 
 import minispec as ms
 from minispec import theory
-from minispec.files.folder import save_folder
+from minispec.load.folder import save_folder
 from minispec.parallel import experts, pipeline
 from minispec.parallel import tensor as parallel
 
@@ -118,13 +118,28 @@ def test_patience_is_shorter_than_half_a_minute():
 def torchrun(*arguments: object, ranks: int = 2, **options):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=120,
-                          env=environment, **options)  # fmt: skip
+    return subprocess.run(
+        [*command, *map(str, arguments)], capture_output=True, text=True, timeout=120, env=environment, **options
+    )
 
 
 def test_the_command_writes_what_one_process_writes():
-    done = torchrun("-m", "minispec.parallel.tensor", "--model", "micro", "--draft", "micro-draft",
-                    "--prompt", "One day", "--tokens", 20, "--temperature", 0.8, "--seed", 3)  # fmt: skip
+    done = torchrun(
+        "-m",
+        "minispec.parallel.tensor",
+        "--model",
+        "micro",
+        "--draft",
+        "micro-draft",
+        "--prompt",
+        "One day",
+        "--tokens",
+        20,
+        "--temperature",
+        0.8,
+        "--seed",
+        3,
+    )
     assert done.returncode == 0, done.stderr
     target, draft = (ms.load(name, device="cpu") for name in ("micro", "micro-draft"))
     alone = ms.speculate(target, "One day", ms.drafters.Model(draft), 4, 20, temperature=0.8, seed=3)

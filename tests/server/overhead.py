@@ -17,8 +17,8 @@ sys.path[:0] = [str(Path(__file__).resolve().parent)]
 from server_checks import Running  # noqa: E402
 
 import minispec as ms  # noqa: E402
-from minispec.bench.client import Endpoint  # noqa: E402
-from minispec.bench.serve import latencies  # noqa: E402
+from benchmarks.client import Endpoint  # noqa: E402
+from benchmarks.serve import latencies  # noqa: E402
 
 PROMPT = "Once upon a time"
 
@@ -47,10 +47,15 @@ if __name__ == "__main__":
     bare(engine, 8), served(server, name, 8)
     pairs = [(bare(engine, tokens), served(server, name, tokens)) for _ in range(rounds)]
     over = [there / here - 1 for here, (there, _) in pairs]
-    figures = {"model": name, "tokens": tokens, "rounds": rounds,
-               "bare TPOT ms": 1000 * median(here for here, _ in pairs),
-               "served TPOT ms": 1000 * median(there for _, (there, _) in pairs),
-               "served TTFT ms": 1000 * median(first for _, (_, first) in pairs),
-               "overhead, median": median(over), "overhead, quartiles": quantiles(over, n=4)[::2]}  # fmt: skip
+    figures = {
+        "model": name,
+        "tokens": tokens,
+        "rounds": rounds,
+        "bare TPOT ms": 1000 * median(here for here, _ in pairs),
+        "served TPOT ms": 1000 * median(there for _, (there, _) in pairs),
+        "served TTFT ms": 1000 * median(first for _, (_, first) in pairs),
+        "overhead, median": median(over),
+        "overhead, quartiles": quantiles(over, n=4)[::2],
+    }
     print(json.dumps(figures))
     server.close()

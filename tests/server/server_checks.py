@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import minispec as ms
-from minispec.bench.client import Endpoint
+from benchmarks.client import Endpoint
 from minispec.serving.engine import Engine
 
 pytest.importorskip("starlette", reason='the extra "serve" is not installed')
@@ -227,8 +227,12 @@ def check_response_format() -> None:
     the one that `generate` gives under the same schema. A json_object is any object."""
     pytest.importorskip("llguidance", reason='the extra "constraints" is not installed')
     colour = {"type": "string", "enum": ["red", "green", "blue"]}
-    schema = {"type": "object", "properties": {"colour": colour, "old": {"type": "boolean"}},
-              "required": ["colour", "old"], "additionalProperties": False}  # fmt: skip
+    schema = {
+        "type": "object",
+        "properties": {"colour": colour, "old": {"type": "boolean"}},
+        "required": ["colour", "old"],
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "thing", "schema": schema}}
     asked = dict(response_format=form, max_tokens=40)
     right = ms.generate(target(), "Once upon a time", 40, json_schema=schema)
@@ -312,8 +316,10 @@ def check_full_queue() -> None:
         assert int(headers["retry-after"]) > 0
         server.gate.open()
         until(lambda: all(two), "both have answers")
-        assert all(found[0][0] == 200 and found[0][1]["choices"][0]["text"] == expected("Once upon a time", 12).text
-                   for found in two)  # fmt: skip
+        assert all(
+            found[0][0] == 200 and found[0][1]["choices"][0]["text"] == expected("Once upon a time", 12).text
+            for found in two
+        )
         assert server.post(ask())[0] == 200
         server.assert_all_free()
 
@@ -433,8 +439,10 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         (f"{random.choice(prompts)} {'and ' * random.randrange(4)}", random.randint(2, tokens)) for _ in range(clients)
     ]
     plans = [(prompt.strip(), count) for prompt, count in plans]
-    leaves = {i: (random.randint(1, plans[i][1] - 1), random.uniform(0, 3))
-              for i in random.sample(range(clients), clients // 3)}  # fmt: skip
+    leaves = {
+        i: (random.randint(1, plans[i][1] - 1), random.uniform(0, 3))
+        for i in random.sample(range(clients), clients // 3)
+    }
 
     async def leave(endpoint: Endpoint, body: dict, parts: int, seconds: float) -> None:
         """Go after so many parts of the answer, or seconds, whichever comes first."""
@@ -449,8 +457,10 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         await stream.aclose()
 
     async def crowd(endpoint: Endpoint) -> list:
-        jobs = [leave(endpoint, ask(p, n), *leaves[i]) if i in leaves else endpoint.complete(ask(p, n))
-                for i, (p, n) in enumerate(plans)]  # fmt: skip
+        jobs = [
+            leave(endpoint, ask(p, n), *leaves[i]) if i in leaves else endpoint.complete(ask(p, n))
+            for i, (p, n) in enumerate(plans)
+        ]
         return await asyncio.gather(*jobs)
 
     with running(num_blocks=max_num_seqs + 4, max_num_seqs=max_num_seqs, **engine) as server:  # too few for all of them
@@ -471,9 +481,16 @@ def check_crowd(clients: int = 60, tokens: int = 24, max_num_seqs: int = 16, see
         assert totals.totals["requests"] == sum(totals.finished.values()) <= clients
         assert totals.finished["length"] + totals.finished["stop"] >= clients - len(leaves)
         assert totals.finished["abort"] > 0 and totals.totals["preemptions"] > 0
-        return {"clients": clients, "vanish": len(leaves), "seconds": seconds, "finished": dict(totals.finished),
-                "tokens": totals.totals["emitted"], "steps": totals.totals["steps"],
-                "preemptions": totals.totals["preemptions"], "ahead": server.engine.runner.launched}  # fmt: skip
+        return {
+            "clients": clients,
+            "vanish": len(leaves),
+            "seconds": seconds,
+            "finished": dict(totals.finished),
+            "tokens": totals.totals["emitted"],
+            "steps": totals.totals["steps"],
+            "preemptions": totals.totals["preemptions"],
+            "ahead": server.engine.runner.launched,
+        }
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).resolve().parent)]
 from server_checks import ask, check_crowd, running  # noqa: E402
 
-from minispec.bench.client import Endpoint  # noqa: E402
+from benchmarks.client import Endpoint  # noqa: E402
 
 
 def resident() -> float:

@@ -1,4 +1,4 @@
-"""`minispec bench serve`: its figures from answers that are known, and the command against a real server."""
+"""`python -m benchmarks serve`: its figures from answers that are known, and the command against a real server."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from server_checks import running
 
-from minispec.bench.client import Answer, Endpoint
-from minispec.bench.serve import arrivals, latencies, meets, percentile, summary
+from benchmarks.client import Answer, Endpoint
+from benchmarks.serve import arrivals, latencies, meets, percentile, summary
 from minispec.cli import main
 
 BURSTS = Answer(sent=10.0, arrivals=[10.5, 10.7, 11.5], tokens=6, prompt_tokens=3, finish="length")  # 1 + 2 + 3 tokens
@@ -96,9 +96,19 @@ def test_a_sweep_starts_servers_and_ends_them(capsys):
     assert multiprocessing.active_children() == []
 
 
-@pytest.mark.parametrize("options", ["--url ftp://x", "--url http://127.0.0.1:1", "--rate 0", "--output-tokens 5 3",
-                                     "--prompts a --input-tokens 1 2", "--sweep toy:eagle", "--sweep micro:x",
-                                     "--sweep :model"])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        "--url ftp://x",
+        "--url http://127.0.0.1:1",
+        "--rate 0",
+        "--output-tokens 5 3",
+        "--prompts a --input-tokens 1 2",
+        "--sweep toy:eagle",
+        "--sweep micro:x",
+        "--sweep :model",
+    ],
+)
 def test_bad_options_are_refused_in_words(options, capsys):
     assert main(["bench", "serve", *options.split()]) == 2
     assert capsys.readouterr().err.count("\n") == 1

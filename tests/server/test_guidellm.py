@@ -23,9 +23,13 @@ def load(url: str, folder, route: str) -> dict:
     data, report = folder / "prompts.jsonl", folder / "report.json"
     data.write_text("".join(json.dumps({"prompt": p, "output_tokens_count": TOKENS}) + "\n" for p in PROMPTS))
     backend = {"kind": "openai_http", "target": url, "request_format": route, "extras": {"body": {"temperature": 0}}}
-    options = {"backend": json.dumps(backend), "profile": "kind=concurrent,streams=4",
-               "constraint": f"kind=max_requests,count={len(PROMPTS)}", "data": f"kind=json_file,path={data}",
-               "output": f"kind=json,path={report}"}  # fmt: skip
+    options = {
+        "backend": json.dumps(backend),
+        "profile": "kind=concurrent,streams=4",
+        "constraint": f"kind=max_requests,count={len(PROMPTS)}",
+        "data": f"kind=json_file,path={data}",
+        "output": f"kind=json,path={report}",
+    }
     command = [GUIDELLM, "run", *(word for name, value in options.items() for word in (f"--{name}", value))]
     done = subprocess.run([*command, "--disable-console"], capture_output=True, text=True, timeout=240, cwd=folder)
     assert done.returncode == 0, done.stderr[-2000:]

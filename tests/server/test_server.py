@@ -87,8 +87,10 @@ def test_openai_logprobs(openai, drafter):
         whole = client.completions.create(**ask(logprobs=3)).choices[0]
         parts = [chunk.choices[0] for chunk in client.completions.create(**ask(logprobs=3), stream=True)]
         assert drafter is None or len(parts) < 12  # a part may have several tokens
-        joined = {name: [one for part in parts for one in getattr(part.logprobs, name)]
-                  for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")}  # fmt: skip
+        joined = {
+            name: [one for part in parts for one in getattr(part.logprobs, name)]
+            for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        }
         assert joined == {name: getattr(whole.logprobs, name) for name in joined}
         assert joined["token_logprobs"] == pytest.approx([one.logprob for one in right.logprobs])
         assert [len(top) for top in joined["top_logprobs"]] == [3] * 12  # greedy: the emitted one is among them

@@ -24,9 +24,9 @@ from hypothesis.stateful import (
 )
 from pytest import MonkeyPatch
 
-from minispec.bench.memory import ContiguousPool
 from minispec.serving import blocks, scheduler
 from minispec.serving.scheduler import Request, Result
+from minispec_course.labs.memory import ContiguousPool
 
 TREES = dict(max_tree_nodes=lambda depth: depth + 2, scratch_slots=2)
 
@@ -347,8 +347,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         else:
             made = blocks.BlockPool(num_blocks, size, kind == "sharing")
         policy = scheduler.StaticScheduler if static else scheduler.Scheduler
-        plan = policy(made, seqs, seqs + spare, max_chunk=chunk, lookahead=lookahead, draft_budget=budget,
-                      max_tree_nodes=lambda depth: depth + extra, scratch_slots=scratch)  # fmt: skip
+        plan = policy(
+            made,
+            seqs,
+            seqs + spare,
+            max_chunk=chunk,
+            lookahead=lookahead,
+            draft_budget=budget,
+            max_tree_nodes=lambda depth: depth + extra,
+            scratch_slots=scratch,
+        )
         self.server, self.ids = Server(plan), 0
 
     @rule(random=chance)
@@ -554,8 +562,10 @@ def check_shares_of_the_draft_budget() -> None:
     assert [scheduler.draft_share(4, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [4, 4, 3, 2, 1, 1]
     assert [scheduler.draft_share(12, sequences, 24) for sequences in (1, 4, 8, 12, 24, 30)] == [12, 6, 3, 2, 1, 1]
     assert [scheduler.draft_share(12, sequences, 24, scratch=5) for sequences in (1, 2, 3, 4, 6)] == [12, 7, 3, 1, 1]
-    for trees, planned in (({}, {1: [3], 3: [3] * 3, 6: [2] * 6, 12: [1] * 12, 14: [1] * 12 + [0] * 2}),
-                           (TREES, {1: [5], 3: [2] * 3, 6: [1] * 4 + [0] * 2})):  # fmt: skip
+    for trees, planned in (
+        ({}, {1: [3], 3: [3] * 3, 6: [2] * 6, 12: [1] * 12, 14: [1] * 12 + [0] * 2}),
+        (TREES, {1: [5], 3: [2] * 3, 6: [1] * 4 + [0] * 2}),
+    ):
         for sequences, nodes in planned.items():
             plan = scheduler.Scheduler(blocks.BlockPool(99, 4), 20, 64, lookahead=3, draft_budget=12, **trees)
             for id in range(sequences):

@@ -171,8 +171,10 @@ def test_damaged_memory_fails_its_request_alone(count):
     quick = engine(ms.Model("endless", pair()[0].transformer), enable_prefix_caching=False)
     for i, ask in enumerate(some):
         quick.add(ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {}))
-    expected = [ms.generate(quick.target, ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {})).tokens
-                for i, ask in enumerate(some)]  # fmt: skip
+    expected = [
+        ms.generate(quick.target, ask.prompt, 24, **(dict(temperature=0.8, seed=1) if i % 2 else {})).tokens
+        for i, ask in enumerate(some)
+    ]
     for _ in range(6):
         quick.step()
     victim = 1
@@ -201,12 +203,16 @@ def test_only_rows_that_rows_of_the_last_pass_can_follow(count):
 MUTANTS = {
     "whoever it was launched for": (Ahead, "serves", "[p.request for p in plans] == self.requests and ", ""),
     "wherever they are": (Ahead, "serves", " and [p.start for p in plans] == self.starts", ""),
-    "tokens are looked at too late": (Runner, "look", "results.wait() if results.wait else results.best.tolist()",
-                                      "results.best.tolist()"),
+    "tokens are looked at too late": (
+        Runner,
+        "look",
+        "results.wait() if results.wait else results.best.tolist()",
+        "results.best.tolist()",
+    ),
     "lengths stay": (Buckets, "follow", "self.sheet[:B, 0] +=", "_ ="),
     "tables stay": (Buckets, "again", "self.write_tables(tables)", "pass"),
     "sampled tokens are forgotten": (Runner, "run_ahead", "self._sample(self.latest, turns)", "pass"),
-}  # fmt: skip
+}
 
 
 def story(sampled: bool) -> tuple[list, list]:

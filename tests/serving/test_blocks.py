@@ -9,9 +9,9 @@ import pytest
 from block_checks import CHECKS, Memory, PoolMachine, run_machine
 
 import minispec as ms
-from minispec.bench.memory import ContiguousPool
 from minispec.serving.blocks import BlockPool, block_hash
 from minispec.serving.integrity import IntegrityError
+from minispec_course.labs.memory import ContiguousPool
 
 
 @pytest.mark.parametrize(

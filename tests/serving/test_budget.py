@@ -23,8 +23,10 @@ from minispec.serving.budget import Calibration, allocate, best_lengths, expecte
 
 
 def random_survivals(random: Random, sequences: int, k: int) -> list[list[float]]:
-    return [survival([random.choice([0.1, 0.5, 0.9, 1.0, random.random()]) for _ in range(random.randint(0, k))])
-            for _ in range(sequences)]  # fmt: skip
+    return [
+        survival([random.choice([0.1, 0.5, 0.9, 1.0, random.random()]) for _ in range(random.randint(0, k))])
+        for _ in range(sequences)
+    ]
 
 
 # ---- the best set ----------------------------------------------------------------------------------------------------
@@ -38,8 +40,11 @@ def check_best() -> None:
         for tokens in range(8):
             lengths = best_lengths(survivals, tokens)
             assert sum(lengths) == min(tokens, sum(map(len, survivals)))
-            best = max(expected_tokens(survivals, other) for other in product(*(range(len(s) + 1) for s in survivals))
-                       if sum(other) <= tokens)  # fmt: skip
+            best = max(
+                expected_tokens(survivals, other)
+                for other in product(*(range(len(s) + 1) for s in survivals))
+                if sum(other) <= tokens
+            )
             assert expected_tokens(survivals, lengths) >= best - EXACT
 
 
@@ -106,9 +111,12 @@ def joint_of_two(confidence, tokens: int = 2, n: int = 2) -> dict:
 
     joint = defaultdict(float)
     for runs, weight in exact.exact_distribution(step).items():
-        plain = [exact.joint_distribution(lambda c, run=run, target=target:
-                                          {run: 1.0} if c == () else exact.plain_distribution(target, c), n)
-                 for run, target in zip(runs, targets, strict=True)]  # fmt: skip
+        plain = [
+            exact.joint_distribution(
+                lambda c, run=run, target=target: {run: 1.0} if c == () else exact.plain_distribution(target, c), n
+            )
+            for run, target in zip(runs, targets, strict=True)
+        ]
         for (one, a), (other, b) in product(*(law.items() for law in plain)):
             joint[one, other] += weight * a * b
     return joint
@@ -195,10 +203,15 @@ def test_what_is_refused():
 MUTANTS = {
     "the least likely go first": (budget, "best_lengths", "[(-probs[0], s)", "[(probs[0], s)", check_best),
     "depth counts for nothing": (
-        budget, "best_lengths", "(-survivals[s][lengths[s]], s)", "(-survivals[s][0], s)", check_best),
+        budget,
+        "best_lengths",
+        "(-survivals[s][lengths[s]], s)",
+        "(-survivals[s][0], s)",
+        check_best,
+    ),
     "the budget is not kept": (budget.Competes, "compete", "drafting[0].plan.contested", "10**6", check_engine),
     "nothing is learnt": (budget.Competes, "learn", "if self.calibration and", "if False and", check_engine),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -220,8 +233,16 @@ def check_padding(monkeypatch) -> None:
     target, draft = greedy_pair()
     prompts = [[(7 * i + 3 * j) % 60 for j in range(5)] for i in range(20)]
     plain = [ms.generate(target, prompt, 12, ignore_eos=True).tokens for prompt in prompts]
-    engine = ms.Engine(target, ms.drafters.Model(draft), num_blocks=256, max_num_seqs=20, k=4, draft_budget=8,
-                       allocation="survival", fast=True)  # fmt: skip
+    engine = ms.Engine(
+        target,
+        ms.drafters.Model(draft),
+        num_blocks=256,
+        max_num_seqs=20,
+        k=4,
+        draft_budget=8,
+        allocation="survival",
+        fast=True,
+    )
     sizes = []
 
     def noted(read, size):

@@ -59,8 +59,16 @@ def test_every_drafter(name):
 @pytest.mark.parametrize("policy, block_size", [("continuous", 16), ("static", 1)])
 def test_other_sizes_and_policies(policy, block_size):
     some = asks(14, 40, 16)
-    check_greedy(ms.drafters.Model(pair()[1]), some, 0, policy=policy, block_size=block_size, num_blocks=200,
-                 max_num_batched_tokens=8, max_chunk=5)  # fmt: skip
+    check_greedy(
+        ms.drafters.Model(pair()[1]),
+        some,
+        0,
+        policy=policy,
+        block_size=block_size,
+        num_blocks=200,
+        max_num_batched_tokens=8,
+        max_chunk=5,
+    )
 
 
 SIMILAR = ("model, hotter", "model, greedy", "skip the middle", "quantized, 4 bits", "cascade of models")
@@ -81,8 +89,13 @@ def test_a_crowd_with_every_kind_of_drafter():
     for name in (None, *(name for name in ALL if name not in (*SIMILAR, "model"))):
         drafter = ALL[name](*pair()) if name else None
         for sharing in (True, False) if name in (None, "lookahead") else (True,):
-            check_greedy(drafter, asks(300, 200, 64)[:36], 3, aborts=0.03,
-                         **LARGE | dict(num_blocks=20, max_num_seqs=16, enable_prefix_caching=sharing))  # fmt: skip
+            check_greedy(
+                drafter,
+                asks(300, 200, 64)[:36],
+                3,
+                aborts=0.03,
+                **LARGE | dict(num_blocks=20, max_num_seqs=16, enable_prefix_caching=sharing),
+            )
 
 
 def test_one_pass_of_the_target_a_step(monkeypatch):

@@ -9,10 +9,10 @@ from random import Random
 import pytest
 from block_checks import CHECKS, TREES, SchedulerMachine, Server, run_machine, words
 
-from minispec.bench.memory import ContiguousPool
 from minispec.serving.blocks import BlockPool
 from minispec.serving.integrity import IntegrityError
 from minispec.serving.scheduler import Request, Result, Scheduler, StaticScheduler
+from minispec_course.labs.memory import ContiguousPool
 
 
 @pytest.mark.slow

@@ -133,7 +133,7 @@ def speculate(target, draft, prompt, k, count, end, temperature, random):
         lambda model, text, k: propose(model, text, k, temperature, random),
         lambda logits, q, drafted: verify(logits, q, drafted, temperature, random),
         prompt, k, count, end,
-    )  # fmt: skip
+    )
 
 
 # %% 18.whole: greedy_draft
@@ -144,7 +144,7 @@ def speculate(target, draft, prompt, k, count, end, temperature, random):
         lambda model, text, k: propose(model, text, k, 0, random),
         lambda logits, q, drafted: verify(logits, q, drafted, temperature, random),
         prompt, k, count, end,
-    )  # fmt: skip
+    )
 
 
 # %% 18.whole: forgets_q

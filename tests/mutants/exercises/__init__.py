@@ -3,7 +3,7 @@
     # %% 06.residual: p_itself
     def my_residual(p, q): …
 
-minispec/course/classroom/sets/eNN.py holds the same mistakes as short functions: the check compares behaviours, and needs them
+minispec_course/exercises/eNN.py holds the same mistakes as short functions: the check compares behaviours, and needs them
 at hand in every classroom. These here are written independently and in full, to be put into a notebook in place of the
 stub. So a diagnosis has to be earned: by doing the same, not by being the same code.
 """

@@ -1,0 +1,320 @@
+"""How many tokens a pass of the target is worth: every drafter on every kind of text, greedily.
+
+The figure depends on the two models and the text alone, not on the machine: tokens written / verify passes, over all
+cycles of all prompts. Greedy, all drafters must write what plain decoding writes, so that is checked as well. Where a
+text differs, the target's logits of the two tokens at which it parts tell a tie that rounding decided from a mistake.
+
+Meant for Spec-Bench (https://github.com/hemingkx/Spec-Bench), JSON lines with "category" and "turns": the first turn is
+put, as chat, and the eight small categories of MT-bench count as one group, as they do there.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from itertools import zip_longest
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from minispec import __version__, drafters
+from minispec.cli import options
+from minispec.drafters import Drafter
+from minispec.drafters.by_name import DRAFTERS, HEADED, by_name, name_of
+from minispec.generate import Output, generate
+from minispec.load.folder import load
+from minispec.load.handle import Model
+from minispec.measure import machine, place
+from minispec.speculate import speculate
+from minispec.trace import Trace
+from minispec_course.labs.prompts import encode, read_texts
+
+MT_BENCH = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+GROUP = dict.fromkeys(MT_BENCH, "mt-bench") | {"math_reasoning": "math reasoning", "rag": "retrieval"}  # others as is
+
+HEADS = {"medusa": "Medusa", "eagle": "Eagle", "dflash": "DFlash"}  # trained for one target: classes in drafters
+DEFAULT = ("model", *HEADS, "ngram", "suffix")
+NAMES = tuple(dict.fromkeys((*DEFAULT, *DRAFTERS)))
+DEEP = 16  # what heads are asked for: they know themselves how far they see
+NODES = 60  # of their trees, as many as the authors of EAGLE-3 let a pass verify
+BROAD = 10  # how many nodes EAGLE expands at each depth, likewise
+
+PLAIN, WIDTH = "plain", 80
+FIGURES = {  # what the tables show: title, digits
+    "tokens_per_pass": ("tokens per target pass", 2),
+    "acceptance": ("acceptance: of the drafts that were tested, how many passed", 2),
+    "drafted_per_pass": ("draft tokens per pass", 1),
+}
+
+
+# ---------------------------------------------------------------- what is asked, and who drafts
+
+
+def read_groups(
+    source: str | Path, model: Model, per_group: int, room: int
+) -> tuple[dict[str, list[list[int]]], dict[str, int]]:
+    """Group -> its first `per_group` prompts as token ids, and group -> how many of them do not fit the model."""
+    texts: dict[str, list[str]] = {}
+    for category, text in read_texts(source, model):
+        texts.setdefault(GROUP.get(category, category), []).append(text)
+    prompts = {group: [encode(model, text) for text in of_it[:per_group]] for group, of_it in texts.items()}
+    longest = model.config.max_length - room
+    fitting = {group: [ids for ids in of_it if len(ids) <= longest] for group, of_it in prompts.items()}
+    too_long = {group: len(prompts[group]) - len(of_it) for group, of_it in fitting.items()}
+    if not any(fitting.values()):
+        raise ValueError(
+            f"tokens={room}: no prompt leaves that much of the {model.config.max_length} tokens that {model.name} can "
+            "read, ask for fewer tokens or give shorter prompts"
+        )
+    return {group: of_it for group, of_it in fitting.items() if of_it}, too_long
+
+
+def parse(entrant: str) -> tuple[str, int | None]:
+    """A drafter as the command line names it: "ngram", or "ngram:8" with a draft length of its own."""
+    name, colon, k = entrant.partition(":")
+    if name not in NAMES or (colon and not (k.isdecimal() and int(k) >= 1)):
+        raise ValueError(f"drafters={entrant!r}: give one of {', '.join(NAMES)}, or NAME:k as in ngram:8")
+    return name, int(k) if colon else None
+
+
+def make(name: str, target: Model, draft: str | None = None, heads: str | None = None) -> Drafter:
+    """A drafter by its name; heads are a folder or a hub id, or those that come with the target."""
+    if name not in HEADS:
+        return by_name(name, target, draft, heads if name in HEADED else None)  # mtp: a chain of k
+    options = dict(nodes=NODES) | (dict(width=BROAD) if name == "eagle" else {}) | (dict(heads=heads) if heads else {})
+    return getattr(drafters, HEADS[name])(target, **options)
+
+
+# ---------------------------------------------------------------- the benchmark
+
+
+def measure(
+    target: Model,
+    entrants: Mapping[str, tuple[Drafter, int | None]],
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    new_tokens: int = 64,
+    batch: int = 8,
+    seed: int = 0,
+) -> dict:
+    """The benchmark: result["results"][drafter] has "groups", "overall" and "differences".
+
+    An entrant is a drafter and its draft length k; None leaves the length to the drafter.
+    """
+    written: dict[str, dict[str, list[Output]]] = {name: {} for name in (PLAIN, *entrants)}  # by name, then group
+    helpings = {group: by_length(rows, batch) for group, rows in prompts.items()}
+    total = len(written) * sum(map(len, helpings.values()))
+    with tqdm(total=total, leave=False, disable=None) as bar:  # on terminals only
+        for group, rows in prompts.items():
+            for name in written:
+                outs: dict[int, Output] = {}
+                for helping in helpings[group]:
+                    bar.set_description(f"{group}, {name}")
+                    some = [rows[i] for i in helping]
+                    if name == PLAIN:
+                        new = generate(target, some, new_tokens)
+                    else:
+                        drafter, k = entrants[name]
+                        new = speculate(target, some, drafter, k or DEEP, new_tokens, seed=seed)
+                    outs |= zip(helping, new, strict=True)
+                    bar.update()
+                written[name][group] = [outs[i] for i in range(len(rows))]
+    plain, results = written.pop(PLAIN), {}
+    for name, by_group in written.items():
+        groups = {group: summarise(outs, plain[group]) for group, outs in by_group.items()}
+        overall = summarise(joined(by_group), joined(plain))
+        parted = [
+            {"group": group, "prompt": i} | parting(target, ids, one.tokens, other.tokens)
+            for group, outs in by_group.items()
+            for i, (ids, one, other) in enumerate(zip(prompts[group], plain[group], outs, strict=True))
+            if one.tokens != other.tokens
+        ]
+        results[name] = {"groups": groups, "overall": overall, "differences": parted}
+    return {
+        "benchmark": "acceptance",
+        "date": datetime.now(timezone.utc).date().isoformat(),
+        "minispec": __version__,
+        "target": Path(target.name).name or target.name,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "device": str(target.device),
+        "new_tokens": new_tokens,
+        "batch": batch,
+        "seed": seed,
+        "drafters": {
+            name: {
+                "class": name_of(drafter),
+                "k": k,
+                "nodes": getattr(drafter, "nodes", None),
+                "width": getattr(drafter, "width", None),
+            }
+            for name, (drafter, k) in entrants.items()
+        },
+        "prompts": {group: len(rows) for group, rows in prompts.items()},
+        "results": results,
+        "machine": machine(),
+    }
+
+
+def joined(by_group: Mapping[str, Sequence[Output]]) -> list[Output]:
+    return [out for outs in by_group.values() for out in outs]
+
+
+def by_length(rows: Sequence[Sequence[int]], batch: int) -> list[list[int]]:
+    """Batches of row numbers. Rows of like length share one, since short ones are padded to the longest."""
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    return [order[first : first + batch] for first in range(0, len(order), batch)]
+
+
+def summarise(outs: Sequence[Output], plain: Sequence[Output]) -> dict:
+    """What the cycles of some texts say, all of them weighing the same; and how many texts are not plain decoding's."""
+    trace = Trace.of(outs)
+    tokens = sum(len(out.tokens) for out in outs)
+    return {
+        "prompts": len(outs),
+        "tokens": tokens,
+        "passes": trace.target_passes,
+        "tokens_per_pass": tokens / trace.target_passes,
+        "acceptance": trace.acceptance_rate,
+        "drafted_per_pass": trace.drafted_per_cycle,
+        "differing": sum(one.tokens != other.tokens for one, other in zip(plain, outs, strict=True)),
+    }
+
+
+@torch.inference_mode()
+def parting(target: Model, prompt: Sequence[int], plain: Sequence[int], other: Sequence[int]) -> dict:
+    """Where two texts part, and how far apart the target's logits of the two tokens are there."""
+    place = next(i for i, (a, b) in enumerate(zip(plain, other, strict=False)) if a != b)
+    read = torch.tensor([[*prompt, *plain[:place]]], device=target.device)  # [1, T]
+    logits = target.transformer(read, last_only=True).logits[0, -1].float()  # [V]
+    return {"place": place, "gap": abs(float(logits[plain[place]] - logits[other[place]]))}
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def text(result: dict) -> str:
+    """The tables for a terminal, 80 columns: a line for each drafter, a column for each group."""
+    lengths = ", ".join(f"{name} {row['k'] or 'its own'}" for name, row in result["drafters"].items())
+    lines = [
+        *_wrap(
+            f"{result['target']}, greedy, {result['new_tokens']} tokens per prompt; {result['dtype']} on "
+            f"{result['device']}, {place(result['machine'])}; {result['date']}"
+        ),
+        *_wrap(f"draft lengths k: {lengths}"),
+    ]
+    for figure, (title, digits) in FIGURES.items():
+        rows = {
+            name: [f"{of_it[figure]:.{digits}f}" for of_it in (*row["groups"].values(), row["overall"])]
+            for name, row in result["results"].items()
+        }
+        if figure == "tokens_per_pass":
+            rows["prompts"] = [str(n) for n in (*result["prompts"].values(), sum(result["prompts"].values()))]
+        lines += ["", title, *grid([*result["prompts"], "overall"], rows)]
+    lines.append("")
+    for name, row in result["results"].items():
+        if row["differences"]:
+            gap = max(difference["gap"] for difference in row["differences"])
+            lines += _wrap(
+                f"{name}: {row['overall']['differing']} of {row['overall']['prompts']} outputs differ from "
+                f"plain decoding's; where they diverge, the target's logits of the two tokens are up to "
+                f"{gap:.2g} apart"
+            )
+    if not any(row["differences"] for row in result["results"].values()):
+        lines += _wrap("every text is token for token that of plain decoding")
+    if too_long := {group: count for group, count in result.get("too_long", {}).items() if count}:
+        counts = ", ".join(f"{count} of {group}" for group, count in too_long.items())
+        lines += _wrap(f"prompts too long for {result['target']}, left out: {counts}")
+    for name, reason in result.get("skipped", {}).items():
+        lines += _wrap(f"without {name}: {reason}")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def grid(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> list[str]:
+    """Lines of a table. Headings break at spaces; columns that are too many for a terminal go on below."""
+    headings = [column.split() for column in columns]
+    widths = [1 + max(5, *map(len, words)) for words in headings]
+    label, lines, first = max(map(len, ["prompts", *rows])), [], 0  # the same in all tables
+    while first < len(columns):
+        last = first + 1
+        while last < len(columns) and label + sum(widths[first : last + 1]) <= WIDTH:
+            last += 1
+        heads = [*zip_longest(*(words[::-1] for words in headings[first:last]), fillvalue="")]  # from the bottom up
+        cells = [("", *words) for words in heads[::-1]] + [(name, *row[first:last]) for name, row in rows.items()]
+        lines += [""] * (first > 0) + [
+            f"{name:<{label}}" + "".join(f"{cell:>{n}}" for cell, n in zip(line, widths[first:last], strict=True))
+            for name, *line in cells
+        ]
+        first = last
+    return lines
+
+
+def _wrap(sentence: str) -> list[str]:
+    return textwrap.wrap(sentence, WIDTH, subsequent_indent="  ")
+
+
+# ---------------------------------------------------------------- the command
+
+
+def add_arguments(parser) -> None:
+    options.add_model(parser, "smollm2")
+    parser.add_argument(
+        "--drafters",
+        nargs="+",
+        metavar="NAME[:k]",
+        help=f"of {', '.join(NAMES)}, perhaps each with a draft length of its own, such as ngram:8 "
+        f"(default: those of {', '.join(DEFAULT)} that can be had)",
+    )
+    parser.add_argument(
+        "--heads",
+        metavar="NAME",
+        help="heads by folder or hub id, for the one of --drafters that has some (default: those that "
+        "come with the model)",
+    )
+    parser.add_argument(
+        "--k",
+        type=options.count,
+        default=4,
+        metavar="N",
+        help=f"draft tokens per pass of all others but {', '.join(HEADS)}, which know their own depth "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--per-group",
+        type=options.count,
+        default=40,
+        metavar="N",
+        help="the first N prompts of each group (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch", type=options.count, default=8, metavar="N", help="prompts at once (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16"),
+        default="float32",
+        help="coarse numbers tie more often (default: %(default)s)",
+    )
+
+
+def run(args) -> dict:
+    wanted = {entrant: parse(entrant) for entrant in args.drafters or DEFAULT}
+    if args.heads and sum(name in HEADED for name, _ in wanted.values()) != 1:
+        raise ValueError(f"heads={args.heads!r}: say whose they are, by one of {', '.join(HEADED)} in --drafters")
+    target = load(args.model, device=args.device, dtype=getattr(torch, args.dtype))
+    prompts, too_long = read_groups(args.prompts, target, args.per_group, args.tokens)
+    entrants, skipped = {}, {}
+    for entrant, (name, k) in wanted.items():
+        try:
+            entrants[entrant] = make(name, target, args.draft, args.heads), k or (None if name in HEADS else args.k)
+        except ValueError as error:
+            if args.drafters:  # asked for by name
+                raise
+            skipped[entrant] = str(error)
+    result = measure(target, entrants, prompts, args.tokens, args.batch, args.seed)
+    return result | {
+        "prompts_from": Path(args.prompts).name,
+        "per_group": args.per_group,
+        "too_long": too_long,
+        "skipped": skipped,
+    }

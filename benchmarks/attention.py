@@ -1,0 +1,282 @@
+"""Attention of a few new tokens over a long memory: how much of this machine's read bandwidth it reaches.
+
+Decoding reads every key and value once for a handful of queries, so its time should be bytes over bandwidth. Measured
+are the kernels of flash_decode, over contiguous and over paged memory, and torch's own attention; where kernels cannot
+run, their twins in torch. On a GPU first every tiling of a list is tried; then the best ones take turns with torch. All
+calls run from CUDA graphs, and one after the other over as many layers as it takes to find nothing in the cache.
+"""
+
+from __future__ import annotations
+
+import argparse
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from minispec.cache import attention, per_query_head, visible_slots
+from minispec.cli import options
+from minispec.load.folder import default_dtype, usable_device
+from minispec.measure import Timing, interleaved_times, machine, place, read_bandwidth
+
+WITHOUT_MODEL = True  # on the command line: no options about models and prompts
+CASES = {"cuda": ["64x4096", "1x500", "1x4096"], "cpu": ["2x256", "1x100"]}  # rows × cached tokens of each
+TILINGS = [  # slots a step, warps, steps under way
+    (64, 4, 3),
+    (64, 4, 4),
+    (64, 8, 3),
+    (128, 4, 2),
+    (128, 8, 3),
+    (32, 4, 4),
+    (32, 2, 4),
+    (16, 2, 5),
+]
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)
+COLD = 2**28  # bytes that the layers of a case hold at least, several times an L2
+LONG = 2e-3  # seconds that a timed run lasts about, so that starting it does not count
+
+
+class Case(NamedTuple):
+    batch: int
+    context: int  # tokens remembered by each row
+    tokens: int  # new ones
+
+    def __str__(self) -> str:
+        return f"{self.batch} × {self.context} + {self.tokens}"
+
+
+class Shape(NamedTuple):
+    heads: int  # of queries
+    kv_heads: int  # of keys and values
+    dim: int  # of each
+
+
+class Memory:
+    """Random keys and values of several layers, contiguous and in shuffled blocks, and queries for them."""
+
+    def __init__(self, case: Case, shape: Shape, block_size: int, capacity: int, *, device, dtype, seed: int):
+        (B, context, T), (heads, kv_heads, dim) = case, shape
+        self.case, self.device = case, torch.device(device)
+        blocks = -(-max(capacity, context + T) // block_size)
+        self.bytes = 2 * B * kv_heads * (context + T) * dim * dtype.itemsize  # what one layer has to read
+        self.layers = min(64, -(-COLD // self.bytes)) if self.device.type == "cuda" else 1
+        self.loops = max(1, round(LONG * 3e12 / (self.bytes * self.layers))) if self.device.type == "cuda" else 1
+        generator = torch.Generator(device).manual_seed(seed)
+        draw = partial(torch.randn, generator=generator, device=device, dtype=dtype)
+        self.q = draw(self.layers, B, T, heads, dim).transpose(2, 3)  # [L, B, H, T, D]
+        self.k, self.v = draw(2, self.layers, B, kv_heads, blocks * block_size, dim)  # [L, B, Hkv, S, D] each
+        self.key_blocks, self.value_blocks = draw(2, self.layers, B * blocks, block_size, kv_heads, dim)
+        order = torch.randperm(B * blocks, generator=generator, device=device)
+        self.tables = order.reshape(B, blocks).int()
+        self.lengths = torch.full((B,), context, device=device)
+        slots = self.lengths[:, None] + torch.arange(T, device=device)
+        seen = per_query_head(visible_slots(slots, context + T, None), heads // kv_heads)
+        self.seen = None if T == 1 else seen  # one token sees all there is: then torch needs no mask
+
+    def contiguous(self, attend: Callable, layer: int) -> Tensor:
+        return attend(self.q[layer], self.k[layer], self.v[layer], self.lengths)
+
+    def paged(self, attend: Callable, layer: int) -> Tensor:
+        return attend(self.q[layer], self.key_blocks[layer], self.value_blocks[layer], self.tables, self.lengths)
+
+    def torch(self, layer: int) -> Tensor:
+        end = self.case.context + self.case.tokens
+        return attention(self.q[layer], self.k[layer, :, :, :end], self.v[layer, :, :, :end], self.seen)
+
+    def run(self, call: Callable[[int], Tensor]) -> Callable[[], None]:
+        """All layers, `loops` times: on a GPU as a graph, replayed."""
+
+        def all_layers() -> None:
+            for layer in range(self.layers):
+                call(layer)
+
+        if self.device.type != "cuda":
+            return all_layers
+        call(0)  # compiles
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            all_layers()
+
+        def replay() -> None:
+            for _ in range(self.loops):
+                graph.replay()
+
+        return replay
+
+    def time(self, calls: dict[str, Callable[[int], Tensor]], repeat: int) -> dict[str, Timing]:
+        """Seconds of one call on one layer."""
+        runs = {name: self.run(call) for name, call in calls.items()}
+        each = self.layers * self.loops
+        return {
+            name: Timing(t.median / each, t.low / each, t.high / each, t.n)
+            for name, t in interleaved_times(runs, repeat, 2, self.device).items()
+        }
+
+
+def tune(memory: Memory, way: Callable, kernel: Callable, tilings: Sequence, repeat: int) -> list[dict]:
+    """Every tiling with the splits it chooses itself, then the best with every number of splits; fastest first."""
+    from minispec.gpu.attention import Tiling
+
+    def attempt(tiling: Sequence[int], splits: int | None) -> dict:
+        chosen = partial(kernel, tiling=Tiling(*tiling), splits=splits)
+        try:
+            seconds = memory.time({"": partial(way, chosen)}, repeat)[""].median
+        except Exception as error:
+            if type(error).__name__ != "OutOfResources":  # Triton's: more shared memory than a multiprocessor has
+                raise
+            seconds = float("inf")
+        return {"tiling": list(tiling), "splits": splits, "seconds": seconds}
+
+    tried = [attempt(tiling, None) for tiling in tilings]
+    best = min(tried, key=lambda a: a["seconds"])["tiling"]
+    tried += [attempt(best, splits) for splits in SPLITS]
+    return sorted((a for a in tried if a["seconds"] < float("inf")), key=lambda a: a["seconds"])
+
+
+def compare(memory: Memory, bandwidth: float, tilings: Sequence = TILINGS, repeat: int = 9) -> dict:
+    """One case: the ways to attend, taking turns, each with what it reaches of `bandwidth` (bytes/s)."""
+    from minispec.gpu import attention as flash
+
+    twins = {"contiguous": flash.flash_decode_torch, "paged": flash.flash_decode_paged_torch}
+    # Triton's interpreter would do too, but takes seconds for what a GPU does in microseconds.
+    kernels = flash.unavailable(memory.device) is None and not flash.INTERPRETED
+    functions = {"contiguous": flash.flash_decode, "paged": flash.flash_decode_paged} if kernels else twins
+    tried, calls = {}, {"torch": memory.torch}
+    for name, function in functions.items():
+        way = getattr(memory, name)
+        if kernels and tilings:
+            tried[name] = tune(memory, way, function, tilings, max(3, repeat // 2))
+            best = tried[name][0]
+            function = partial(function, tiling=flash.Tiling(*best["tiling"]), splits=best["splits"])
+        calls[name] = partial(way, function)
+    results = {}
+    for name, timing in memory.time(calls, repeat).items():
+        right = memory.contiguous(twins["contiguous"], 0) if name == "torch" else getattr(memory, name)(twins[name], 0)
+        results[name] = {
+            "seconds": asdict(timing),
+            "bytes_per_second": asdict(timing.rate(memory.bytes)),
+            "of_bandwidth": memory.bytes / timing.median / bandwidth,
+            "error": float((calls[name](0) - right).abs().max()),
+            "kernel": kernels and name != "torch",
+            "best": tried[name][0] if name in tried else None,
+        }
+    return {
+        **memory.case._asdict(),
+        "bytes": memory.bytes,
+        "layers": memory.layers,
+        "results": results,
+        "paged_over_contiguous": results["paged"]["seconds"]["median"] / results["contiguous"]["seconds"]["median"],
+        "tried": tried,
+    }
+
+
+def text(result: dict) -> str:
+    """The table for a terminal, 80 columns."""
+    shape = result["shape"]
+    about = (
+        f"Attention of {shape['heads']} heads over {shape['kv_heads']} of {shape['dim']}, {result['dtype']}, blocks of "
+        f"{result['block_size']}, on {place(result['machine'])}, which reads "
+        f"{result['bandwidth']['median'] / 1e9:,.0f} GB/s"
+    )
+    lines = [
+        *textwrap.wrap(about, 80),
+        "",
+        f"{'B × cached + new':<18}{'':<11}{'µs':>8} {'(quartiles)':>15}{'GB/s':>6}{'share':>6} tiling, splits",
+    ]
+    for case in result["cases"]:
+        title = str(Case(case["batch"], case["context"], case["tokens"]))
+        for name, row in case["results"].items():
+            low, median, high = (
+                f"{1e6 * t:.{0 if t >= 1e-3 else 1}f}"
+                for t in (row["seconds"][key] for key in ("low", "median", "high"))
+            )
+            line = f"{title:<18}{name:<11}{median:>8} {f'({low}–{high})':>15}"
+            line += f"{row['bytes_per_second']['median'] / 1e9:>6.0f}{row['of_bandwidth']:>6.0%} {_how(name, row)}"
+            lines.append(line.rstrip())
+            title = ""
+        error = max(row["error"] for row in case["results"].values())
+        lines.append(
+            f"{'':<18}paged takes {case['paged_over_contiguous']:.2f} times contiguous; largest error {error:.1g}"
+        )
+    return "\n".join(lines)
+
+
+def _how(name: str, row: dict) -> str:
+    if row["best"]:
+        return f"{'/'.join(map(str, row['best']['tiling']))}, {row['best']['splits'] or 'auto'}"
+    return "" if name == "torch" else "as chosen" if row["kernel"] else "twin"
+
+
+def rows_and_context(text: str) -> tuple[int, int]:
+    """--cases as the command line takes them: 64x4096."""
+    try:
+        batch, context = map(int, text.split("x"))
+        if batch >= 1 and context >= 0:
+            return batch, context
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: give batch x cached tokens, as in 64x4096")
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument(
+        "--cases",
+        type=rows_and_context,
+        nargs="+",
+        metavar="ROWSxPAST",
+        help=f"(default: {' '.join(CASES['cuda'])}; on a CPU {' '.join(CASES['cpu'])})",
+    )
+    parser.add_argument(
+        "--new-tokens", type=options.count, nargs="+", default=[1, 5], metavar="T", help="per sequence (default: 1 5)"
+    )
+    parser.add_argument(
+        "--heads",
+        type=options.count,
+        nargs=3,
+        default=[32, 8, 128],
+        metavar=("H", "HKV", "D"),
+        help="of queries, of keys and values, and their width (default: 32 8 128)",
+    )
+    parser.add_argument("--block-size", type=options.count, default=16, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--capacity", type=options.natural, default=0, metavar="N", help="slots per sequence (default: as needed)"
+    )
+    parser.add_argument("--no-tuning", action="store_true", help="only the tiling that the kernels choose themselves")
+    options.add_repeat(parser, 9)
+    options.add_device(parser)
+
+
+def run(args) -> dict:
+    shape = Shape(*args.heads)
+    if shape.heads % shape.kv_heads:
+        raise ValueError(f"heads={args.heads}: give heads of queries in groups of one size, one for each key head")
+    device = str(usable_device(args.device))
+    on_gpu = device.startswith("cuda")
+    dtype = default_dtype(device)
+    # A GPU reads 1 GiB so fast that starting counts.
+    bandwidth = read_bandwidth(device, size=2**32 if on_gpu else None)
+    named = args.cases or map(rows_and_context, CASES["cuda" if on_gpu else "cpu"])
+    cases = [Case(batch, context, T) for batch, context in named for T in args.new_tokens]
+    results = []
+    for case in tqdm(cases, leave=False, disable=None):  # on terminals only
+        memory = Memory(case, shape, args.block_size, args.capacity, device=device, dtype=dtype, seed=args.seed)
+        results.append(compare(memory, bandwidth.median, () if args.no_tuning else TILINGS, args.repeat))
+        del memory  # before the next one is made: both may not fit
+    return {
+        "benchmark": "attention",
+        "shape": shape._asdict(),
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": device,
+        "block_size": args.block_size,
+        "capacity": args.capacity,
+        "repeat": args.repeat,
+        "seed": args.seed,
+        "bandwidth": asdict(bandwidth),
+        "cases": results,
+        "machine": machine(),
+    }

@@ -1,0 +1,159 @@
+"""Every drafter against plain decoding: tokens per second, acceptance and tokens per pass, by kind of text.
+
+Each round lets plain decoding and all drafters write the same prompts, one after the other, so that a machine that
+slows down slows down all of them. Greedy unless told otherwise: then all write the same text.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from functools import partial
+
+from tqdm import tqdm
+
+from minispec.cli import options
+from minispec.drafters import Drafter
+from minispec.drafters.by_name import DRAFTERS, by_name
+from minispec.generate import Output, generate
+from minispec.gpu.backend import load
+from minispec.load.handle import Model
+from minispec.measure import Timing, interleaved_times, machine, place
+from minispec.quiet import busy_core
+from minispec.speculate import speculate
+from minispec.trace import Trace
+from minispec_course.labs import pairs
+from minispec_course.labs.prompts import read_prompts
+
+PLAIN = "plain"
+
+
+def race(
+    target: Model,
+    drafters: Mapping[str, Drafter],
+    prompts: Mapping[str, Sequence[Sequence[int]]],
+    k: int | str = 4,
+    new_tokens: int = 64,
+    repeat: int = 5,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> dict:
+    """The benchmark: result["results"][category][drafter or "plain"]."""
+    options = dict(temperature=temperature, seed=seed)
+    entrants, results = {PLAIN: None, **drafters}, {}
+    with tqdm(total=len(prompts) * (repeat + 1) * len(entrants), leave=False, disable=None) as bar:  # on terminals only
+        for category, of_it in prompts.items():
+            laps: dict[str, list[list[Output]]] = {name: [] for name in entrants}  # by round, then by prompt
+            calls = {
+                name: partial(lap, laps[name], target, drafter, of_it, k, new_tokens, **options)
+                for name, drafter in entrants.items()
+            }
+            bar.set_description(category)
+            interleaved_times(calls, repeat, 1, target.device, reset=bar.update)
+            timed = {name: rounds[1:] for name, rounds in laps.items()}  # without the warm-up
+            results[category] = summarise(timed)
+    return {
+        "benchmark": "drafters",
+        "target": target.label,
+        "dtype": str(target.dtype).removeprefix("torch."),
+        "recorded": target.backend is not None,
+        "k": k,
+        "new_tokens": new_tokens,
+        "temperature": temperature,
+        "seed": seed,
+        "repeat": repeat,
+        "prompts": {category: len(of_it) for category, of_it in prompts.items()},
+        "results": results,
+        "machine": machine(),
+    }
+
+
+def lap(laps: list, target: Model, drafter: Drafter | None, prompts: Sequence, k: int | str, n: int, **options) -> None:
+    """All prompts once; without a drafter, plainly."""
+    if drafter is None:
+        laps.append([generate(target, prompt, n, **options) for prompt in prompts])
+    else:
+        laps.append([speculate(target, prompt, drafter, k, n, **options) for prompt in prompts])
+
+
+def summarise(runs: Mapping[str, Sequence[Sequence[Output]]]) -> dict[str, dict]:
+    """What one category's rounds say of each drafter. Speed-ups are those of single rounds, both runs moments apart."""
+    seconds = {name: [_seconds_per_token(outs) for outs in rounds] for name, rounds in runs.items()}
+    table = {}
+    plain = seconds[PLAIN][-1]  # of the round that the rest is read off
+    for name, rounds in runs.items():
+        outs = rounds[-1]
+        trace = Trace.of(outs) if name != PLAIN else None
+        tokens = sum(len(out.tokens) for out in outs)
+        parts = trace and [trace.seconds(part) / trace.target_passes / plain for part in ("draft", "verify")]
+        ratios = [plain / own for plain, own in zip(seconds[PLAIN], seconds[name], strict=True)]
+        table[name] = {
+            "tokens": tokens,
+            "passes": trace.target_passes if trace else tokens,
+            "tokens_per_pass": tokens / trace.target_passes if trace else 1.0,
+            "acceptance": trace.acceptance_rate if trace else None,
+            "drafted_per_pass": trace.drafted_per_cycle if trace else 0.0,
+            "draft_and_verify": parts if trace and sum(parts) else None,  # k·c and v; None: they are one launch
+            "tokens_per_second": asdict(Timing.of(seconds[name]).rate(1)),
+            "speedup": asdict(Timing.of(ratios)),
+            "same_text": [out.tokens for out in outs] == [out.tokens for out in runs[PLAIN][-1]],
+        }
+    return table
+
+
+def _seconds_per_token(outs: Sequence[Output]) -> float:
+    return sum(out.seconds for out in outs) / sum(len(out.tokens) for out in outs)
+
+
+def text(result: dict) -> str:
+    """The tables for a terminal, 80 columns."""
+    how = "greedy" if result["temperature"] == 0 else f"temperature {result['temperature']:g}"
+    lines = textwrap.wrap(
+        f"{result['target']}, {how}, k = {result['k']}, {result['new_tokens']} tokens per prompt; "
+        f"medians of {result['repeat']} rounds (quartiles) on {place(result['machine'])}",
+        80,
+    )
+    for category, table in result["results"].items():
+        lines += ["", category, f"{'':<12}{'tokens/s':>22}{'speed-up':>20}{'α':>7}{'tokens/pass':>13}"]
+        for name, row in table.items():
+            alpha = "–" if row["acceptance"] is None else f"{row['acceptance']:.2f}"
+            rate, gain = pairs.spread(row["tokens_per_second"], 1, 1), pairs.spread(row["speedup"], 1)
+            lines.append(f"{name:<12}{rate:>22}{gain:>20}{alpha:>7}{row['tokens_per_pass']:>13.2f}")
+    for name, reason in result.get("skipped", {}).items():
+        lines += ["", *textwrap.wrap(f"without {name}: {reason}", 80)]
+    return "\n".join(lines)
+
+
+def add_arguments(parser) -> None:
+    options.add_model(parser, "smollm2")
+    options.add_weights(parser)
+    parser.add_argument(
+        "--drafters",
+        nargs="+",
+        choices=DRAFTERS,
+        metavar="NAME",
+        help=f"of {', '.join(DRAFTERS)} (default: all that can be had)",
+    )
+    options.add_draft_length(parser)
+    options.add_temperature(parser, 0.0)
+    options.add_repeat(parser, 5)
+    parser.add_argument("--busy", action="store_true", help="while another process keeps one core busy")
+    parser.add_argument("--eager", action="store_true", help="record nothing, also on a GPU")
+
+
+def run(args) -> dict:
+    target = load(args.model, device=args.device, fast=False if args.eager else None, weights=args.weights)
+    prompts = read_prompts(args.prompts, target, args.tokens)
+    drafters, skipped = {}, {}
+    for name in args.drafters or DRAFTERS:
+        try:
+            drafters[name] = by_name(name, target, args.draft)
+        except ValueError as error:
+            if args.drafters:  # asked for by name
+                raise
+            skipped[name] = str(error)
+    with busy_core() if args.busy else nullcontext():
+        raced = race(target, drafters, prompts, args.k, args.tokens, args.repeat, args.temperature, args.seed)
+    return raced | {"busy": args.busy, "skipped": skipped}

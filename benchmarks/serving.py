@@ -1,0 +1,195 @@
+"""A server's tokens per second, beside transformers' continuous batching: half of `python -m benchmarks batch`.
+
+Many requests with prompts and answers of different lengths, all there at once, every answer exactly as long as asked.
+Each server is built once and keeps its memory; rounds take turns. The floor is what one pass after another would take
+at the bandwidth measured: weights once a pass, and of every row what it remembers.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict
+from functools import partial
+from random import Random
+from statistics import median
+
+from tqdm import tqdm
+
+from minispec import drafters, theory
+from minispec.load.handle import Model
+from minispec.measure import Timing, interleaved_times, weight_bytes
+from minispec.serving.engine import Engine
+from minispec.trace import Trace
+from minispec_course.labs import pairs
+
+from . import peers
+from .peers import PAGE, Work
+
+BLOCK = 16  # tokens
+PLAIN, DRAFTING, PEER = "minispec", "minispec, drafting", "transformers"
+
+
+def workload(
+    vocab_size: int, count: int, prompt_lengths: Sequence[int], output_lengths: Sequence[int], seed: int = 0
+) -> list[tuple[list[int], int]]:
+    """Random prompts and how much to write after each, both lengths uniform between their bounds, these included."""
+    random = Random(seed)
+    lengths = [(random.randint(*prompt_lengths), random.randint(*output_lengths)) for _ in range(count)]
+    return [([random.randrange(vocab_size) for _ in range(prompt)], output) for prompt, output in lengths]
+
+
+def blocks_for(work: Work, rows: int, block: int = BLOCK, spare: int = 0) -> int:
+    """Enough that any `rows` of the requests fit at the same time: the largest do. `spare`: slots for drafts."""
+    return sum(sorted((-(-(len(prompt) + new + spare) // block) for prompt, new in work), reverse=True)[:rows])
+
+
+def floor_seconds(hardware: theory.Hardware, weights: int, kept: float, size: int, work: Work, rows: int) -> float:
+    """Plain decoding of all requests at best, `rows` at a time: no pass gives a row more than one token.
+
+    `weights` and `kept` (by a token) are bytes, `size` the bytes of one weight. The prompts cost arithmetic alone: they
+    ride along in passes that read the weights anyway.
+    """
+    longest, tokens = max(new for _, new in work), sum(new for _, new in work)
+    passes = max(longest, -(-tokens // rows))
+    remembered = sum(len(prompt) * new + new * (new - 1) // 2 for prompt, new in work)  # by the row, at each token
+    read = passes * weights + remembered * kept
+    computed = theory.pass_flops(weights / size, tokens=tokens + sum(len(prompt) for prompt, _ in work))
+    return theory.roofline_time(read, computed, hardware)
+
+
+def served(engine: Engine, work: Work) -> dict:
+    """All requests by an engine that may have served others before."""
+    before = engine.metrics()["totals"]
+    ids = [engine.add(prompt, new) for prompt, new in work]
+    outs, after = engine.run(), engine.metrics()["totals"]
+    trace = Trace.of(outs[id] for id in ids)
+    seconds = {part: spent - before["seconds"][part] for part, spent in after["seconds"].items()}
+    return {
+        "texts": [outs[id].tokens for id in ids],
+        "steps": after["steps"] - before["steps"],
+        "preemptions": after["preemptions"] - before["preemptions"],
+        "acceptance": trace.acceptance_rate if after["drafted"] > before["drafted"] else None,
+        "parts": {part: spent / sum(seconds.values()) for part, spent in seconds.items()},
+    }
+
+
+def in_turn(
+    ways: dict[str, Callable[[Work], dict]], work: Work, repeat: int, device
+) -> tuple[dict[str, dict], dict[str, list[float]], dict[str, str]]:
+    """Each way's last result, its seconds in every round, and why the peer is missing if it broke down on the way."""
+    last, seconds, broken = {}, {name: [] for name in ways}, {}
+
+    def serve(name: str) -> None:
+        last[name] = ways[name](work)
+        if [len(text) for text in last[name]["texts"]] != [new for _, new in work]:
+            raise RuntimeError(f"{name} did not generate as many tokens as it was asked for")
+
+    with tqdm(total=repeat * len(ways), leave=False, disable=None) as bar:  # on terminals only
+        for _ in range(repeat):
+            for name in [name for name in ways if name not in broken]:
+                try:
+                    timing = interleaved_times({name: lambda: serve(name)}, 1, 0, device)[name]  # noqa: B023
+                except Exception as error:
+                    if name != PEER:
+                        raise
+                    broken[name] = peers.reason(error)  # what has been measured of ours is not lost
+                    continue
+                seconds[name].append(timing.median)
+                bar.update()
+    for name in broken:
+        last.pop(name, None), seconds.pop(name)
+    return last, seconds, broken
+
+
+def serving(args, target: Model, draft: Model, hardware: theory.Hardware) -> dict:
+    config, size = target.config, target.dtype.itemsize
+    work = workload(config.vocab_size, args.requests, args.prompt_lengths, args.output_lengths, args.seed)
+    blocks = args.num_blocks or blocks_for(work, args.max_num_seqs, spare=args.k)
+    options = dict(
+        num_blocks=blocks,
+        block_size=BLOCK,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.token_budget,
+        enable_prefix_caching=False,
+        history=1,
+    )
+    engines = {PLAIN: Engine(target, **options)}
+    if args.draft_budget:
+        drafter, depth = drafters.Model(draft), dict(k=args.k, draft_budget=args.draft_budget)
+        engines[DRAFTING] = Engine(target, drafter, **depth, **options)
+    ways: dict[str, Callable[[Work], dict]] = {name: partial(served, engine) for name, engine in engines.items()}
+    peer_rows = args.peer_seqs or [args.max_num_seqs]
+    memory = args.num_blocks * BLOCK if args.num_blocks else blocks_for(work, max(peer_rows), PAGE) * PAGE
+    # Warms up: one token, two, three …, so that the batch passes through every size. The peer does so in its trial.
+    short = [(prompt[:BLOCK], min(new, 1 + row)) for row, (prompt, new) in enumerate(work[: args.max_num_seqs])]
+    for way in ways.values():
+        way(short)
+    server, trials, skipped = peers.continuous_batching(args.peers, peer_rows, target, work, memory, args.token_budget)
+    peer = None
+    with closing(server) if server else nullcontext():
+        if server:
+            ways[PEER], peer = lambda some: {"texts": server.serve(some)}, server.facts()
+        last, seconds, broken = in_turn(ways, work, args.repeat, target.device)
+    for engine in engines.values():
+        engine.shutdown()
+
+    tokens = sum(new for _, new in work)
+    kept = theory.kv_bytes_per_token(config.num_layers, config.num_kv_heads, config.head_dim, size)
+    floor = floor_seconds(hardware, weight_bytes(target), kept, size, work, args.max_num_seqs)
+    results, texts = {}, {name: way.pop("texts") for name, way in last.items()}
+    for name, taken in seconds.items():
+        ratios = [theirs / ours for ours, theirs in zip(taken, seconds.get(PEER, taken), strict=True)]
+        results[name] = {
+            "tokens_per_second": asdict(Timing.of(taken).rate(tokens)),
+            "of_floor": floor / median(taken),
+            "over_peer": asdict(Timing.of(ratios)) if PEER in seconds else None,
+            "same_texts": sum(a == b for a, b in zip(texts[name], texts[PLAIN], strict=True)),
+            **last[name],
+        }
+    return {
+        "requests": len(work),
+        "prompt_lengths": list(args.prompt_lengths),
+        "output_lengths": list(args.output_lengths),
+        "prompt_tokens": sum(len(prompt) for prompt, _ in work),
+        "tokens": tokens,
+        "max_num_seqs": args.max_num_seqs,
+        "token_budget": args.token_budget,
+        "draft_budget": args.draft_budget,
+        "num_blocks": blocks,
+        "block_size": BLOCK,
+        "floor_seconds": floor,
+        "floor_tokens_per_second": tokens / floor,
+        "peer": peer,
+        "trials": trials,
+        "skipped": skipped | broken,
+        "results": results,
+    }
+
+
+def serving_text(result: dict) -> list[str]:
+    (low, high), (least, most) = result["prompt_lengths"], result["output_lengths"]
+    lines = textwrap.wrap(
+        f"{result['requests']} requests of {low}–{high} tokens, {least}–{most} to write after each, "
+        f"{result['tokens']:,} in all; {result['max_num_seqs']} at a time in {result['num_blocks']:,} blocks of "
+        f"{result['block_size']}; plain decoding at best {result['floor_tokens_per_second']:,.0f} tokens/s",
+        80,
+    )
+    lines += ["", f"{'':<19}{'tokens/s':>25}{'of best':>9}{'× transformers':>20}{'α':>7}"]
+    for name, row in result["results"].items():
+        rate = pairs.spread(row["tokens_per_second"], 1, 0, ",")
+        ratio = pairs.spread(row["over_peer"], 1) if row["over_peer"] else "–"
+        alpha = "–" if row.get("acceptance") is None else f"{row['acceptance']:.2f}"
+        lines.append(f"{name:<19}{rate:>25}{row['of_floor']:>9.1%}{ratio:>20}{alpha:>7}")
+    if peer := result["peer"]:
+        best = f", the quickest of {len(result['trials'])}" if result["trials"] else ""
+        graphs = "CUDA graphs" if any(peer["cuda_graphs"]) else "no CUDA graphs"
+        lines += textwrap.wrap(
+            f"transformers {peer['transformers']}: continuous batching of {peer['max_num_seqs']} at a time, "
+            f"{peer['attention']} attention, {graphs}, {'' if peer['compiled'] else 'not '}compiled{best}",
+            80,
+        )
+    for name, reason in result["skipped"].items():
+        lines += textwrap.wrap(f"without {name}: {reason}", 80)
+    return lines

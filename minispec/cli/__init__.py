@@ -1,0 +1,326 @@
+"""The command line: minispec demo | lab | check | hint | progress | reset | exam | drill | models | serve | …
+
+Each command is a small function. What it needs is imported inside it, so that the others start without.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from ..load.write import STDOUT, publish, require_writable
+from . import options
+from .failure import guarded
+from .interrupt import listen_as_usual
+from .options import Parser
+
+ROOT = Path(__file__).resolve().parents[2]
+START = "notebooks/00_start_here.ipynb"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; files/failure.py says which there are."""
+
+    def command() -> int | None:
+        listen_as_usual()
+        args = parser().parse_args(argv)
+        return args.run(args)
+
+    return guarded(command)
+
+
+def parser() -> Parser:
+    from minispec_course.check.teaching import commands_for_teachers
+
+    from .. import server
+    from ..drafters.by_name import DRAFTERS
+    from ..parallel import handover
+
+    top = Parser(prog="minispec", description="Fast LLM inference: the course and its code.")
+    top.set_defaults(run=lambda args: top.print_help())
+    commands = top.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, run, help: str) -> Parser:
+        sub = commands.add_parser(name, help=help, description=help[0].upper() + help[1:] + ".")
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("demo", demo, "watch a draft and its target write, then see what it was worth")
+    options.add_model(sub)
+    kinds = f"{', '.join(DRAFTERS)} (default: model where the model comes with a draft, else ngram)"
+    sub.add_argument("--drafter", choices=DRAFTERS, metavar="NAME", help=kinds)
+    options.add_draft(sub, "the draft model of model and cascade (default: the one that ships for --model)")
+    options.add_heads(sub)
+    options.add_device(sub)
+    options.add_weights(sub)
+    options.add_draft_length(sub)
+    options.add_prompt(sub)
+    sub.add_argument("--chat", action="store_true", help="give the prompt as a chat message, to models that chat")
+    options.add_tokens(sub, 100)
+    options.add_temperature(sub, 0.8)
+    options.add_seed(sub, help="another seed, another story (default: %(default)s)")
+    options.add_json(sub)
+
+    sub = command("lab", lab, "open the course in JupyterLab")
+    sub.add_argument("--no-browser", action="store_true", help="print the address instead of opening a browser")
+    sub.add_argument("--port", type=options.port, default=8888, help="or the next free one (default: %(default)s)")
+
+    sub = command("check", check, "check exercises that you have filled in, without opening them")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="a notebook, or the number of a set such as 06")
+    sub = command("hint", hint, "the next hint to an exercise")
+    sub.add_argument("id", metavar="EXERCISE", help="such as 06.residual")
+    command("progress", progress, "all exercises, and which of them you have solved")
+    sub = command("reset", reset, "make a set of exercises new again, and keep your attempt beside it")
+    sub.add_argument("names", nargs="+", metavar="NAME", help="the number of a set, such as 06")
+
+    sub = command("exam", exam, "an exam: exercises that fit so many minutes, in a fresh notebook with a clock")
+    sub.add_argument("minutes", nargs="?", type=options.count, metavar="MINUTES", help="such as 45")
+    options.add_seed(sub, None, "the same seed, the same exercises (default: another one every time)")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="sets, such as 05 06 (default: all)")
+    sub.add_argument("--level", choices=("E", "M", "H"), help="easy, medium or hard only")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="the notebook to write (default: exams/exam-N.ipynb)")
+    sub.add_argument("--grade", type=Path, metavar="FILE", help="grade an exam: a report, printed and kept beside it")
+
+    sub = command("drill", drill, "interview questions: those that are due first, then new ones")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
+    sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
+    sub.add_argument("--minutes", type=options.positive, default=20, metavar="N", help="(default: %(default)s)")
+    sub.add_argument("--daily", action="store_true", help="ten minutes of short items: choices and fresh numbers")
+    _add_bank(sub)
+    sub = command("mock", mock, "a mock interview of 45 or 60 minutes, or a loop of four; then a debrief")
+    _add_bank(sub)
+    sub.add_argument("--level", choices=("L4", "L5", "L6"), default="L5", help="(default: %(default)s)")
+    formats = ("concept", "design", "coding", "experience", "loop")
+    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s; loop is all four)")
+    sub.add_argument("--resume", action="store_true", help="go on with the one that was interrupted")
+    sub.add_argument(
+        "--out", type=Path, metavar="FILE", help="the debrief to write (default: exams/mock-N.md; --resume keeps it)"
+    )
+
+    sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
+    sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
+    sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
+    _add_bank(sub, seed=False)
+
+    commands_for_teachers(command)
+
+    sub = command("models", models, "list the models that minispec knows by name")
+    actions = sub.add_subparsers(title="actions", metavar="ACTION")
+    get = actions.add_parser("get", help="fetch a model into the cache folder", description="Fetch a model.")
+    get.add_argument("name", help="a name of the list, or a hub id such as Qwen/Qwen3-0.6B")
+    get.add_argument("--heads", action="store_true", help="it is no model, but published heads of a drafter")
+    get.set_defaults(run=get_model)
+
+    sub = command("measure", measure, "measure this machine: bandwidth, tokens per second, the cost of longer passes")
+    options.add_model(sub, help="the model to measure")
+    options.add_device(sub)
+    options.add_weights(sub)
+    sub.add_argument("--quick", action="store_true", help="fewer points and repeats")
+    options.add_json(sub)
+
+    server.add_arguments(command("serve", None, "serve a model over HTTP, as OpenAI's API does, with speculation"))
+    handover.add_arguments(command("handover", None, "the same speculation as a command or script of a real engine"))
+
+    sub = command("build", build, "build the course's notebooks from their sources")
+    sub.add_argument("names", nargs="*", metavar="NAME", help="such as 00_start_here, or 00 (default: all)")
+    sub.add_argument("--check", action="store_true", help="run nothing, only say what is out of date")
+    return top
+
+
+def _add_bank(sub: Parser, seed: bool = True) -> None:
+    sub.add_argument("--bank", metavar="FOLDER", help="your own questions (YAML), asked beside ours")
+    if not seed:
+        return
+    options.add_seed(sub, None, "the same seed, the same choice (default: another one every time)")
+
+
+# ---------------------------------------------------------------- the commands
+
+
+def demo(args) -> None:
+    """Speculative decoding as it happens, then what it cost, beside plain decoding."""
+    from minispec_course.demo import Painter, demo, legend, wants_colour
+
+    from .. import load
+    from ..drafters.by_name import by_name, shipped_draft
+
+    require_writable("json", args.json, make_folders=False)
+    target = load(args.model, device=args.device, weights=args.weights)
+    name = args.drafter or ("model" if args.draft or shipped_draft(args.model) else "ngram")
+    drafter = by_name(name, target, args.draft, args.heads)
+    colour = wants_colour(sys.stdout)
+    opening = f"{legend(colour)}\n\n{args.prompt}" + "\n\n" * args.chat
+    painter = None if args.json == STDOUT else Painter(target, colour, partial(print, end="", flush=True), opening)
+    prompt = [{"role": "user", "content": args.prompt}] if args.chat else args.prompt
+    result = demo(
+        target, drafter, prompt, args.tokens, args.k, temperature=args.temperature, seed=args.seed, painter=painter
+    )
+    publish(f"\n\n{result.text(colour)}", json.dumps(result.facts(), ensure_ascii=False), args.json)
+
+
+def lab(args) -> None:
+    """Hand over to JupyterLab. A busy port is its business: it takes the next free one."""
+    if not (ROOT / START).is_file():
+        raise ValueError(f"{ROOT / START} is missing: the notebooks are in the repository, run minispec from a clone")
+    from minispec_course import require_extra
+
+    from ..cpu import machine
+
+    require_extra()
+    from jupyterlab.labapp import LabApp
+
+    from minispec_course.check import copies
+    from minispec_course.stored import LAB
+
+    machine.prepare()  # here rather than in the middle of a lesson
+    for news in copies.lay_out(ROOT):
+        print(news)
+    os.environ[LAB] = "1"  # kernels know from it that somebody is there to guess
+    options = [
+        f"--ServerApp.root_dir={ROOT}",
+        f"--LabApp.default_url=/lab/tree/{copies.MINE}/{START}",
+        f"--ContentsManager.pre_save_hook={copies.__name__}.{copies.keep_pictures.__name__}",
+        f"--ServerApp.port={args.port}",
+        f"--LabApp.app_settings_dir={ROOT / 'course/jupyterlab'}",  # no news, no updates: the course works offline
+    ]
+    if args.no_browser or not has_browser():
+        options.append("--no-browser")
+    if hasattr(os, "geteuid") and os.geteuid() == 0:
+        options.append("--allow-root")
+    LabApp.launch_instance(options)
+
+
+def has_browser() -> bool:
+    """Whether a window can open here. A browser inside the terminal does not count: JupyterLab needs JavaScript."""
+    import webbrowser
+
+    if sys.platform.startswith("linux") and not any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))):
+        return False
+    try:
+        return bool(webbrowser.get())
+    except webbrowser.Error:
+        return False
+
+
+def check(args) -> int:
+    """0 when everything is right."""
+    from minispec_course.check import terminal
+
+    results = []
+    for file in map(terminal.locate, args.names):
+        results += terminal.check_notebook(file)
+    print(terminal.table(results))
+    return 0 if all(result.outcome == "right" for result in results) else 1
+
+
+def hint(args) -> None:
+    from minispec_course.check import hint
+
+    hint(args.id)
+
+
+def progress(args) -> None:
+    from minispec_course.check.progress import table
+
+    print(table())
+
+
+def reset(args) -> None:
+    from minispec_course.build import builder
+    from minispec_course.check import copies
+
+    for name in args.names:
+        job, kept = copies.reset(name)
+        said = f"your attempt is kept as {kept.name}" if kept else "it had not been changed"
+        print(f"{job.target.relative_to(builder.ROOT)} is new again; {said}")
+    print("If it is open in a browser: File > Reload Notebook from Disk; if JupyterLab asks when it saves, Revert.")
+
+
+def exam(args) -> int | None:
+    """Start an exam, or grade one: then 0 when everything is right."""
+    from minispec_course.check import exam
+
+    if (args.minutes is None) == (args.grade is None):
+        raise ValueError("give MINUTES to start an exam, or --grade FILE to end one")
+    if args.grade is not None:
+        report, file = exam.grade(args.grade)
+        print(f"{report.markdown()}\nkept as {file}")
+        return 0 if report.reached == report.possible else 1
+    seed = random.SystemRandom().randrange(10_000) if args.seed is None else args.seed
+    file = exam.start(args.minutes, seed, args.topics, args.level, args.out)
+    print(exam.announcement(file))
+
+
+def drill(args) -> int:
+    from minispec_course.interview import load, practice, start, terminal
+
+    bank = load(args.bank)
+    if args.daily:
+        return terminal.drill(practice.practise(bank, args.seed), bank=bank)
+    return terminal.drill(start(bank, args.topics, args.levels, args.minutes, args.seed), bank=bank)
+
+
+def mock(args) -> int:
+    from minispec_course.interview import load, mock_terminal, start_mock
+    from minispec_course.interview.mock_interview import resume
+    from minispec_course.interview.schedule import Schedule, place
+
+    require_writable("out", args.out)  # now, not after 45 minutes
+    bank = load(args.bank)
+    interview = resume(bank) if args.resume else start_mock(bank, args.level, args.format, args.seed)
+    return mock_terminal.hold(interview, schedule=Schedule(place()), out=args.out)
+
+
+def cards(args) -> None:
+    from minispec_course.interview import cards, load
+
+    from ..load.write import write_whole
+
+    require_writable("out", args.out)
+    print(
+        f"wrote {write_whole(args.out, cards.page(load(args.bank), args.topics))}: print it on both sides, turned "
+        "over the long edge"
+    )
+
+
+def models(args) -> None:
+    from ..load.registry import table
+
+    print(table())
+
+
+def get_model(args) -> None:
+    from ..load.fetch import fetch
+    from ..load.registry import HUB_ID, KNOWN, locate
+
+    fetchable = not KNOWN[args.name].packaged if args.name in KNOWN else HUB_ID.fullmatch(args.name)
+    print(
+        fetch(args.name, *[True] * args.heads) if fetchable else locate(args.name)
+    )  # locate says where it is, or what would do
+
+
+def measure(args) -> None:
+    from .. import load
+    from ..measure import measure
+
+    require_writable("json", args.json, make_folders=False)
+    report = measure(load(args.model, device=args.device, weights=args.weights), quick=args.quick)
+    publish(report.text(), report.to_json(), args.json)
+
+
+def build(args) -> int | None:
+    from minispec_course.build import builder, front
+
+    if args.check:
+        complaints = builder.check(args.names)
+        print("\n".join([*complaints, "run: minispec build NAME"] if complaints else ["every notebook is up to date"]))
+        return 1 if complaints else 0
+    for job in builder.build(args.names):
+        print(f"built {job.target.relative_to(builder.ROOT)}")
+    for name in front.take():
+        print(f"took {name} out of its lesson, for the README")

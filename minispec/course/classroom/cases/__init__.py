@@ -1,1 +1,0 @@
-"""Generators of fresh cases, one file for each set of exercises (see fresh.py)."""

@@ -1,0 +1,172 @@
+"""`Model`: a transformer with its tokenizer, the handle that everything else takes.
+
+What a user types as a prompt (text, chat messages, token ids) becomes a list of token ids here and nowhere else; what
+cannot be one is refused here, in words.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shortened
+
+import torch
+from tokenizers import Tokenizer
+
+from ..cpu.int8 import Int8Linear
+from ..model import Config, Transformer
+from .chat import Refusal, filled_in
+
+
+class Model:
+    """A transformer with its tokenizer: what `ms.load` returns."""
+
+    def __init__(
+        self,
+        name: str,
+        transformer: Transformer,
+        tokenizer: Tokenizer | None = None,
+        end_tokens: Sequence[int] = (),
+        chat_template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ):
+        self.name, self.transformer, self.tokenizer = name, transformer, tokenizer
+        self.end_tokens, self.chat_template = frozenset(end_tokens), chat_template
+        self.special_tokens = dict(special_tokens or {})  # those that the template may name: bos_token, eos_token, …
+        self.backend = None  # where passes are recorded (a GPU): what replays them, see gpu/backend.py
+
+    def around(self, transformer: Transformer, name: str | None = None) -> Model:
+        """Another transformer with this one's tokenizer, end tokens and chat template."""
+        return Model(
+            name or self.name, transformer, self.tokenizer, self.end_tokens, self.chat_template, self.special_tokens
+        )
+
+    def __repr__(self) -> str:
+        stored = f"{self.weights} weights: another model than the float32 one" if self.weights else self.dtype
+        return f"Model({self.name!r}, {self.num_parameters / 1e6:.1f} M parameters, {stored}, {self.device})"
+
+    @property
+    def weights(self) -> str | None:
+        """ "int8" where the matrices are kept in int8 (`ms.load(…, weights="int8")`); None: as `dtype` says."""
+        return "int8" if isinstance(getattr(self.transformer, "lm_head", None), Int8Linear) else None
+
+    @property
+    def label(self) -> str:
+        """What results call it: not by the path of its folder, and with what was done to its weights."""
+        name = Path(self.name).name or self.name
+        return f"{name} with {self.weights} weights (another model than the float32 one)" if self.weights else name
+
+    @property
+    def config(self) -> Config:
+        return self.transformer.config
+
+    @property
+    def device(self) -> torch.device:
+        return self.transformer.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.transformer.dtype
+
+    @property
+    def num_parameters(self) -> int:
+        bytewise = [m for m in self.transformer.modules() if isinstance(m, Int8Linear)]
+        whole = sum(m.in_features * m.out_features for m in bytewise)
+        return sum(p.numel() for p in self.transformer.parameters()) + whole
+
+    make_backend: Callable | None = None  # minispec/__init__.py hands in the GPU's: nothing here imports it
+
+    def accelerate(self, compile: bool | str | None = None):
+        """Let `generate` and `speculate` go through the recorded backend from now on; returns it."""
+        if self.backend is None:
+            self.backend = Model.make_backend(self, compile)
+        return self.backend
+
+    def recorder(self):
+        """A backend that records passes, for whoever asks: the model's own, or one that leaves the model as it is."""
+        return self.backend or Model.make_backend(self)
+
+    def encode(self, prompt) -> list[int]:
+        """Token ids of a prompt: text, chat messages, or token ids (a list, an array or a tensor of whole numbers)."""
+        if isinstance(prompt, str):
+            ids = self._tokenizer().encode(_characters(prompt)).ids
+        else:
+            items = _items(prompt)
+            if any(isinstance(item, dict) for item in items):
+                ids = self._tokenizer().encode(_characters(self.chat(items)), add_special_tokens=False).ids
+            else:
+                ids = [_token_id(item) for item in items]
+        if not ids:
+            raise ValueError(f"prompt={prompt!r} holds no token: give at least one")
+        if bad := [token for token in ids if not 0 <= token < self.config.vocab_size]:
+            raise ValueError(
+                f"prompt holds token id {bad[0]}, but the vocabulary of {self.name} ends at "
+                f"{self.config.vocab_size - 1}; was it encoded with another model's tokenizer?"
+            )
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer().decode(list(tokens), skip_special_tokens=True)
+
+    def spell(self, token: int) -> str:
+        """One token as text: a part of a character is \ufffd, and a special token its own name."""
+        return self._tokenizer().decode([token], skip_special_tokens=False)
+
+    def chat(self, messages: Sequence[dict]) -> str:
+        """The prompt text of a conversation [{"role": …, "content": …}, …], ending where the reply begins."""
+        if self.chat_template is None:
+            raise ValueError(f"{self.name} has no chat template: give the prompt as text instead of messages")
+        for message in messages:
+            if not isinstance(message, dict) or not all(isinstance(message.get(k), str) for k in ("role", "content")):
+                raise ValueError(f'message={shortened(message)}: give {{"role": "user", "content": "…"}}, both text')
+        end = next((t for t in map(self._tokenizer().id_to_token, sorted(self.end_tokens)) if t), "")
+        tokens = {"bos_token": self._begin_token(), "eos_token": end} | self.special_tokens
+        try:
+            return filled_in(self.chat_template, messages, tokens)
+        except Refusal as message:
+            raise ValueError(f"the chat template of {self.name} refuses these messages: {message}") from None
+        except Exception as error:  # a template is a program: it may fail in any way, when compiled or when filled in
+            raise ValueError(
+                f"the chat template of {self.name} is broken ({type(error).__name__}: {error}): repair it, or give "
+                "the prompt as text instead of messages"
+            ) from None
+
+    def _begin_token(self) -> str:
+        bare, full = (self.tokenizer.encode("", add_special_tokens=flag).tokens for flag in (False, True))
+        return full[0] if len(full) > len(bare) else ""
+
+    def _tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer files: give the prompt as a list of token ids")
+        return self.tokenizer
+
+
+# ---- what a prompt may be made of ----
+
+
+def _characters(text: str) -> str:
+    """Text that has an encoding: bytes that were no UTF-8 may hide in it as lone surrogates."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"prompt={shortened(text)} holds bytes that are no UTF-8: give text")
+    return text
+
+
+def _items(prompt) -> list:
+    """The elements of a prompt that is no text."""
+    if isinstance(prompt, (bytes, bytearray, memoryview)):
+        raise ValueError(f"prompt={shortened(prompt)} is bytes: give text, prompt.decode('utf-8')")
+    items = prompt.tolist() if hasattr(prompt, "tolist") else prompt  # a tensor or an array
+    if not isinstance(items, Sequence):
+        raise ValueError(f"prompt={shortened(prompt)}: give text, a list of token ids, or a list of chat messages")
+    return list(items)
+
+
+def _token_id(item) -> int:
+    """A whole number, whatever its type; a float is not one, nor is True."""
+    try:
+        if isinstance(item, bool):
+            raise TypeError
+        return operator.index(item)
+    except TypeError:
+        raise ValueError(f"prompt holds {shortened(item)}, which is no token id: give whole numbers, or text") from None

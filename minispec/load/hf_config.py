@@ -1,0 +1,168 @@
+"""Hugging Face's config.json and our Config: one way and back.
+
+A file names its architecture, and the names decide what is computed. So what model.py does not compute (another
+activation, other rotations, another architecture) is refused here, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ..model import Config, RopeScaling
+from ..moe.experts import Experts
+
+DENSE = ("llama", "mistral", "qwen2", "qwen3")
+SPARSE = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")  # Mixtral, Qwen, DeepSeek, others
+
+
+def from_hf(c: dict) -> Config:
+    """Read a Hugging Face config.json (as a dict); refuse what model.py would compute wrongly."""
+    kind = c.get("model_type")
+    experts = next((key for key in EXPERTS if c.get(key)), None)
+    if kind not in DENSE + SPARSE or (kind in DENSE and experts):
+        named = f"model_type={kind!r}" + (f" with {experts}={c[experts]!r}, a mixture of experts," if experts else "")
+        raise ValueError(
+            f"{named} is not supported; supported are dense models of {', '.join(DENSE)}, and mixtures of "
+            f"experts of {', '.join(SPARSE)}"
+        )
+    if quantised := c.get("quantization_config") or c.get("compression_config"):
+        how = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
+        raise ValueError(
+            f"quantization_config says quant_method={how!r}, which is not supported: give the "
+            "model in float16, bfloat16 or float32"
+        )
+    if (act := c.get("hidden_act", "silu")) != "silu":
+        raise ValueError(f"hidden_act={act!r} is not supported: model.py computes SwiGLU (silu)")
+    rope = _object(c, "rope_parameters")  # transformers ≥ 5 keeps theta and scaling together
+    scaling = rope if "rope_type" in rope else _object(c, "rope_scaling")
+    rope_type = scaling.get("rope_type", scaling.get("type", "default"))
+    if rope_type not in ("default", "llama3"):
+        raise ValueError(f"rope_type={rope_type!r} is not supported; supported are 'default' and 'llama3'")
+    if _number(c | rope, "partial_rotary_factor", 1.0) != 1.0:
+        raise ValueError("partial_rotary_factor below 1 is not supported: every head dimension is rotated here")
+    max_length = _count(c, "max_position_embeddings", 2048)
+    window = _count(c, "sliding_window", max_length)
+    if c.get("clip_qkv") is not None:
+        raise ValueError(f"clip_qkv={c['clip_qkv']!r} is not supported: model.py clips nothing")
+    if (
+        kind in ("mistral", "mixtral")
+        or c.get("use_sliding_window")
+        or "sliding_attention" in (c.get("layer_types") or ())
+    ):
+        max_length = min(max_length, window)  # inside one window, sliding and full attention are the same
+    heads, width = _count(c, "num_attention_heads"), _count(c, "hidden_size")
+    bias = bool(c.get("attention_bias", False))
+    return Config(
+        vocab_size=_count(c, "vocab_size"),
+        hidden_size=width,
+        intermediate_size=_count(c, "intermediate_size"),
+        num_layers=_count(c, "num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=_count(c, "num_key_value_heads", heads),
+        head_dim=_count(c, "head_dim", width // heads),
+        max_length=max_length,
+        norm_eps=_number(c, "rms_norm_eps", 1e-6),
+        rope_theta=_number(c | rope, "rope_theta", 10_000.0),
+        rope_scaling=RopeScaling(
+            _number(scaling, "factor"),
+            _number(scaling, "low_freq_factor"),
+            _number(scaling, "high_freq_factor"),
+            _count(scaling, "original_max_position_embeddings"),
+        )
+        if rope_type == "llama3"
+        else None,
+        tie_embeddings=bool(c.get("tie_word_embeddings", False)),
+        qkv_bias=bias or kind == "qwen2" or (kind == "qwen2_moe" and bool(c.get("qkv_bias", True))),
+        out_bias=bias and kind not in ("qwen2", "qwen2_moe"),
+        mlp_bias=bool(c.get("mlp_bias", False)),
+        qk_norm=kind in ("qwen3", "qwen3_moe", "olmoe"),
+        qk_norm_whole=kind == "olmoe",
+        experts=_experts(c, kind) if kind in SPARSE else None,
+        head_vocab=None if c.get("head_vocab") is None else _count(c, "head_vocab"),
+    )
+
+
+def _experts(c: dict, kind: str) -> Experts:
+    """What a config.json says about its experts. Mixtral's and OLMoE's intermediate_size is that of one expert."""
+    count = next((key for key in EXPERTS if c.get(key)), EXPERTS[0])
+    layers, step = _count(c, "num_hidden_layers"), _count(c, "decoder_sparse_step", 1)
+    dense = {*(c.get("mlp_only_layers") or ()), *(n for n in range(layers) if (n + 1) % step)}
+    return Experts(
+        count=_count(c, count),
+        per_token=_count(c, "num_experts_per_tok"),
+        size=_count(c, "intermediate_size" if kind in ("mixtral", "olmoe") else "moe_intermediate_size"),
+        shared_size=_count(c, "shared_expert_intermediate_size") if kind == "qwen2_moe" else 0,
+        renormalise=kind == "mixtral" or bool(c.get("norm_topk_prob", False)),
+        dense_layers=tuple(sorted(dense)),
+    )
+
+
+def _count(c: dict, key: str, default: int | None = None) -> int:
+    """A whole number ≥ 1. Without a default it has to be there: KeyError; null counts as not there."""
+    value = c[key] if default is None else c.get(key) or default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{key}={value!r}: a whole number ≥ 1 is wanted")
+    return value
+
+
+def _number(c: dict, key: str, default: float | None = None) -> float:
+    """A number > 0, under the same terms."""
+    value = c[key] if default is None or c.get(key) is not None else default
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        raise ValueError(f"{key}={value!r}: a number > 0 is wanted")
+    return value
+
+
+def _object(c: dict, key: str) -> dict:
+    value = c.get(key) or {}
+    if not isinstance(value, dict):
+        raise ValueError(f"{key}={value!r}: an object is wanted")
+    return value
+
+
+def to_hf(config: Config) -> dict:
+    """The config.json that `from_hf` reads back as this Config."""
+    kind = "qwen3" if config.qk_norm else "qwen2" if config.qkv_bias and not config.out_bias else "llama"
+    c = {
+        "model_type": kind,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tie_embeddings,
+        "attention_bias": config.out_bias,
+        "mlp_bias": config.mlp_bias,
+    }
+    if s := config.rope_scaling:
+        c["rope_parameters"] |= {
+            "rope_type": "llama3",
+            "factor": s.factor,
+            "low_freq_factor": s.low_freq_factor,
+            "high_freq_factor": s.high_freq_factor,
+            "original_max_position_embeddings": s.original_max_length,
+        }
+    if e := config.experts:
+        kind = (
+            "olmoe" if config.qk_norm_whole else "qwen3_moe" if config.qk_norm else "qwen2_moe" if e.shared_size else ""
+        )
+        if not kind and (e.dense_layers or not e.renormalise or config.qkv_bias):
+            raise ValueError("this mixture of experts is of no family that config.json can name")
+        c |= {
+            "model_type": kind or "mixtral",
+            "num_local_experts" if not kind else "num_experts": e.count,
+            "num_experts_per_tok": e.per_token,
+            "intermediate_size": config.intermediate_size if kind.startswith("qwen") else e.size,
+            "moe_intermediate_size": e.size,
+            "shared_expert_intermediate_size": e.shared_size,
+            "norm_topk_prob": e.renormalise,
+            "mlp_only_layers": list(e.dense_layers),
+            "qkv_bias": config.qkv_bias,
+        }
+    return c if config.head_vocab is None else c | {"head_vocab": config.head_vocab}

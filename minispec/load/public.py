@@ -1,0 +1,174 @@
+"""Published heads on disk: their tensors, checked one by one, and the shapes that their config.json names.
+
+A folder holds config.json and weights: *.safetensors, or a pickle (pytorch_model.bin, medusa_lm_head.pt). A pickle is a
+program; it is read with torch's `weights_only`, which builds tensors and plain containers and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..model import Config
+from .folder import read_json, read_tensors
+from .handle import Model
+from .hf_config import from_hf
+
+FETCH_AGAIN = "delete it and fetch the heads again"
+# What transformers leaves out of a stored transformer_layer_config, because it is the default of that class.
+DEFAULTS = {
+    "llama": dict(
+        vocab_size=32000,
+        hidden_size=4096,
+        intermediate_size=11008,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        max_position_embeddings=2048,
+        rms_norm_eps=1e-6,
+    ),
+    "qwen3": dict(
+        vocab_size=151936,
+        hidden_size=4096,
+        intermediate_size=22016,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        head_dim=128,
+        max_position_embeddings=32768,
+        rms_norm_eps=1e-6,
+    ),
+}
+
+
+class Weights:
+    """The tensors of a folder, taken one by one: what is missing, misshapen or left over is refused by its name."""
+
+    def __init__(self, folder: Path):
+        pickles = sorted(file for pattern in ("*.bin", "*.pt") for file in folder.glob(pattern))
+        if list(folder.glob("*.safetensors*")):
+            self.file, self.tensors = folder, read_tensors(folder)
+        elif len(pickles) == 1:
+            self.file, self.tensors = pickles[0], read_pickle(pickles[0])
+        else:
+            found = f"several ({', '.join(file.name for file in pickles)})" if pickles else "none"
+            raise ValueError(
+                f"folder={str(folder)!r}: one file of weights is wanted (*.safetensors, *.bin or *.pt), "
+                f"there is {found}: give a folder with one"
+            )
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.tensors
+
+    def take(self, key: str, *shape: int) -> Tensor:
+        """The tensor of this name, which must have this shape."""
+        if key not in self.tensors:
+            raise ValueError(
+                f"{self.file} lacks {key!r}: the file is incomplete or holds other heads; {FETCH_AGAIN}, "
+                "or give another folder"
+            )
+        tensor = self.tensors.pop(key)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{self.file}: {key} has shape {tuple(tensor.shape)}, but {shape} would fit config.json "
+                "and the target: give the target that these heads were made for"
+            )
+        return tensor
+
+    def drop(self, *keys: str) -> None:
+        """Leave out what is not needed here."""
+        for key in keys:
+            self.tensors.pop(key, None)
+
+    def fill(self, module: torch.nn.Module, names: dict[str, str]) -> None:
+        """Copy into a module: `names` says what each of its tensors is called in the file."""
+        for ours, theirs in names.items():
+            blank = module.get_parameter(ours)
+            with torch.no_grad():
+                blank.copy_(self.take(theirs, *blank.shape))
+        module.requires_grad_(False).eval()
+
+    def finish(self) -> None:
+        """Whatever is left would be left out of the computation."""
+        if self.tensors:
+            raise ValueError(
+                f"{self.file}: {sorted(self.tensors)[0]!r} is no tensor of this architecture, so these "
+                "heads would be computed wrongly: give heads of a supported form"
+            )
+
+
+def read_pickle(file: Path) -> dict[str, Tensor]:
+    """The tensors of a .bin or .pt file. Nothing in it is executed."""
+    try:
+        tensors = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(
+            f"{file} is refused: it is damaged, or holds more than tensors ({reason}). Nothing in it was "
+            "executed; ask its author for safetensors"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ValueError(f"{file} is damaged ({reason}): {FETCH_AGAIN}") from None
+    if not isinstance(tensors, dict) or not all(isinstance(x, Tensor) for x in tensors.values()):
+        raise ValueError(f"{file} holds {type(tensors).__name__}, not tensors by name: ask its author for safetensors")
+    return {key.removeprefix("model."): value for key, value in tensors.items()}
+
+
+def config_of(folder: Path) -> dict:
+    return read_json(folder / "config.json")
+
+
+def head_config(file: Path, raw: dict, target: Model) -> Config:
+    """The shapes of a head's layers, which must fit the target, from its config.json or transformer_layer_config."""
+    raw = DEFAULTS.get(raw.get("model_type"), {}) | raw
+    if "sliding_attention" in (raw.get("layer_types") or ()):
+        raise ValueError(
+            f"{file}: layer_types has 'sliding_attention', which heads here do not compute: give heads "
+            "with full attention"
+        )
+    try:
+        config = from_hf(raw | {"use_sliding_window": False})
+    except KeyError as missing:
+        raise ValueError(f"{file} lacks {missing}: not a complete configuration; {FETCH_AGAIN}") from None
+    except ValueError as error:
+        raise ValueError(f"{file} cannot be used: {error}") from None
+    for key in ("hidden_size", "vocab_size"):
+        mine, wanted = getattr(config, key), getattr(target.config, key)
+        if mine != wanted:
+            raise ValueError(
+                f"{file}: {key}={mine}, but target={target.name!r} has {wanted}: give the target that "
+                "these heads were made for"
+            )
+    return config
+
+
+def choose(file: Path, raw: dict, wanted: dict[str, bool]) -> None:
+    """Refuse settings that change the computation: `wanted` says which value is computed here."""
+    for key, value in wanted.items():
+        if raw.get(key, value) not in (value, None):
+            raise ValueError(f"{file}: {key}={raw[key]!r} is not computed here, only {value!r}: give other heads")
+
+
+def draft_tokens(weights: Weights, file: Path, draft_vocab: int, vocab: int) -> Tensor:
+    """The target's tokens that a head can propose [v]. d2t holds offsets: target id − draft id."""
+    everything = torch.arange(vocab)
+    if "d2t" not in weights:
+        if draft_vocab != vocab:
+            raise ValueError(
+                f"{weights.file} lacks 'd2t', and {file} says draft_vocab_size={draft_vocab} of {vocab} "
+                f"tokens: {FETCH_AGAIN}"
+            )
+        weights.drop("t2d")
+        return everything
+    ids = torch.arange(draft_vocab) + weights.take("d2t", draft_vocab).long()
+    if bool(((ids < 0) | (ids >= vocab)).any()) or len(ids.unique()) < draft_vocab:
+        raise ValueError(
+            f"{weights.file}: d2t names tokens outside the vocabulary of {vocab}, or one of them twice: "
+            "give the target that these heads were made for"
+        )
+    if "t2d" in weights and not torch.equal(everything[weights.take("t2d", vocab).bool()], ids.sort().values):
+        raise ValueError(f"{weights.file}: t2d and d2t name different tokens: {FETCH_AGAIN}")
+    return ids

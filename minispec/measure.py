@@ -1,0 +1,429 @@
+"""Honest timing on this machine: what it reads, what it computes, and what a pass of M tokens really costs.
+
+Four rules make a timing honest. Wait for the device before and after, because a GPU returns before it has worked. Take
+the median and quartiles of several runs, because one run is an anecdote. Interleave what is to be compared, because a
+machine that slows down in the middle should slow down everything alike. Keep Python's garbage collector from looking
+through everything there is in the middle of a run, because whose run that would be is chance.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import re
+import statistics
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from . import quiet, theory
+from .generate import generate
+from .kernels import describe
+from .load.folder import default_dtype
+from .load.handle import Model
+from .trace import synchronize
+
+CURVE = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 48, 64)  # tokens a pass, as `verify_curve` tries them
+QUICK = (1, 2, 3, 4, 5, 8, 16, 32)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds: the median of n runs, and the quartiles between which the middle half of them lies."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Timing:
+        quartiles = statistics.quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [samples[0]] * 3
+        return cls(quartiles[1], quartiles[0], quartiles[2], len(samples))
+
+    def rate(self, amount: float) -> Rate:
+        """`amount` of something per run, as so much per second: the slow runs are the low rates."""
+        return Rate(amount / self.median, amount / self.high, amount / self.low, self.n)
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Something per second: median of n runs, and quartiles."""
+
+    median: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of the verify curve: a pass of `tokens` tokens, and its time relative to a pass of one."""
+
+    tokens: int
+    time: Timing
+    ratio: float
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Meanwhile the garbage collector looks at young objects alone. With torch loaded there are hundreds of thousands
+    of old ones, with a compiler more, and to look through them takes longer than many a step that is timed here."""
+    young, middle, old = gc.get_threshold()
+    gc.set_threshold(young, middle, 1_000_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(young, middle, old)
+
+
+def interleaved_times(
+    calls: Mapping,
+    repeat: int = 9,
+    warmup: int = 2,
+    device="cpu",
+    *,
+    seconds: float | None = None,
+    reset: Callable[[], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict:
+    """Time several calls round-robin: {name: Timing}.
+
+    Every round runs each call once, in order; `reset` runs after each call, off the clock. With a budget of `seconds`
+    rounds end when it is spent, but not before three of them.
+    """
+    for name, value, least in (("repeat", repeat, 1), ("warmup", warmup, 0), ("calls", len(calls), 1)):
+        if value < least:
+            raise ValueError(f"{name}={value}: give at least {least}")
+    samples = {name: [] for name in calls}
+    began = clock()
+    for turn in range(-warmup, repeat):
+        if seconds is not None and turn >= 3 and clock() - began > seconds:
+            break
+        for name, call in calls.items():
+            synchronize(device)
+            with undisturbed():
+                start = clock()
+                call()
+                synchronize(device)
+                taken = clock() - start
+            if turn >= 0:
+                samples[name].append(taken)
+            if reset is not None:
+                reset()
+    return {name: Timing.of(taken) for name, taken in samples.items()}
+
+
+def median_time(fn: Callable[[], object], repeat: int = 9, warmup: int = 2, device="cpu", **options) -> Timing:
+    """How long `fn()` takes. `options` are those of `interleaved_times`."""
+    return interleaved_times({"fn": fn}, repeat, warmup, device, **options)["fn"]
+
+
+# ---- the machine ----
+
+
+def machine() -> dict:
+    """What a timing has to be read with; nothing that tells one machine of a kind from another."""
+    gpus = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),  # how many torch computes with
+        "memory_bytes": _memory_bytes(),
+        "cache_bytes": _cache_bytes(),  # None: unknown
+        "gpus": [{"name": gpu.name, "memory_bytes": gpu.total_memory} for gpu in gpus],
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "vector_units": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_units": bool({"avx512_bf16", "amx_bf16", "bf16"} & set(_cpu_info().split())),  # else emulated: slow
+    }
+
+
+def place(machine: dict) -> str:
+    """What `measure.machine` found, in a line: every time is to be read with it."""
+    gpu = f"{machine['gpus'][0]['name']}, " if machine["gpus"] else ""
+    return f"{gpu}{machine['cpu']}, {machine['threads']} of {machine['cores']} cores, torch {machine['torch']}"
+
+
+def _cpu_info() -> str:
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _ask(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _cpu_name() -> str:
+    for source in (_cpu_info, lambda: _ask("lscpu")):  # the kernel names ARM cores by number, lscpu by name
+        if found := re.search(r"^model name\s*:\s*(\S.*)$", source(), re.IGNORECASE | re.MULTILINE):
+            return found[1]
+    return _ask("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    if "SC_PHYS_PAGES" not in getattr(os, "sysconf_names", {}):
+        return None
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _cache_bytes() -> int | None:
+    """All last-level caches of the CPUs together, where Linux tells."""
+    caches = {}
+    for folder in Path("/sys/devices/system/cpu").glob("cpu[0-9]*/cache/index3"):
+        try:
+            size = (folder / "size").read_text().strip()  # "32768K"
+            caches[(folder / "shared_cpu_list").read_text()] = int(size.removesuffix("K")) * 1024
+        except (OSError, ValueError):
+            return None
+    return sum(caches.values()) or None
+
+
+def read_bandwidth(device="cpu", size: int | None = None, repeat: int = 7, warmup: int = 1, **options) -> Rate:
+    """Bytes/s read from memory: the better of a sum and a matrix–vector product over more bytes than caches hold."""
+    if size is None and torch.device(device).type == "cuda":
+        size = min(2**30, torch.cuda.get_device_properties(device).total_memory // 8)
+    elif size is None:
+        size = min(max(2**28, 2 * (_cache_bytes() or 0)), (_memory_bytes() or 2**32) // 8)
+    width = 4096
+    if size < 4 * width:
+        raise ValueError(f"size={size}: give at least {4 * width} bytes, and more than the caches hold")
+    matrix = torch.ones(size // 4 // width, width, device=device)
+    vector = torch.ones(width, device=device)
+    ways = {"sum": lambda: matrix.sum(), "product": lambda: matrix @ vector}
+    times = interleaved_times(ways, repeat, warmup, device, **options)
+    return min(times.values(), key=lambda timing: timing.median).rate(matrix.nbytes)
+
+
+def flops(device="cpu", dtype: torch.dtype | None = None, repeat: int = 7, warmup: int = 1, **options) -> Rate:
+    """FLOP/s of a square matrix product, grown until it takes 10 ms: what the matrix units give when well fed."""
+    dtype = default_dtype(device) if dtype is None else dtype
+    generator = torch.Generator(device).manual_seed(0)  # random, not ones: what is multiplied sets a GPU's clock
+
+    def square(width: int) -> torch.Tensor:
+        return torch.randn(width, width, generator=generator, device=device, dtype=dtype)
+
+    def product() -> torch.Tensor:
+        return a @ a
+
+    a = square(256)
+    while len(a) < 8192 and median_time(product, 1, 1, device, **options).median < 0.01:
+        a = square(2 * len(a))
+    return median_time(product, repeat, warmup, device, **options).rate(2 * len(a) ** 3)
+
+
+# ---- a model on the machine ----
+
+
+def weight_bytes(model: Model) -> int:
+    """Bytes of weights that one token makes the machine read.
+
+    Of the embedding table a token reads one row, which is nothing; all of it counts only where it is the LM head too.
+    """
+    transformer = model.transformer
+    table = transformer.embed_tokens.weight
+    tied = getattr(transformer.lm_head, "weight", None) is table
+    everything = [*transformer.parameters(), *transformer.buffers()]  # quantised weights may live in buffers
+    return sum(tensor.nbytes for tensor in everything if tied or tensor is not table)
+
+
+def plain_speed(model: Model, prompt=(0,), new_tokens: int = 32, repeat: int = 5, warmup: int = 1, **options) -> Rate:
+    """Tokens/s of plain greedy decoding, the whole loop of `generate`, the prompt's pass included.
+
+    After the default prompt of one token every pass reads exactly one token and writes exactly one.
+    """
+    run = lambda: generate(model, prompt, new_tokens, ignore_eos=True)  # noqa: E731 (every run generates as much)
+    return median_time(run, repeat, warmup, model.device, **options).rate(new_tokens)
+
+
+@torch.inference_mode()
+def verify_curve(
+    model: Model, tokens: Sequence[int] = CURVE, context: int | None = None, repeat: int = 9, warmup: int = 2, **options
+) -> list[Point]:
+    """Time of a pass of M new tokens after `context` cached ones, for every M, and its ratio to M = 1.
+
+    This is verification without the sampler: M = k + 1 tokens in, logits at all of them out, cache rewound. The Ms take
+    turns. `options` are those of `interleaved_times`.
+    """
+    if 1 not in tokens or min(tokens) < 1:
+        raise ValueError(f"tokens={tuple(tokens)}: give numbers ≥ 1, and 1 among them, for the ratio")
+    room = model.config.max_length - max(tokens)
+    context = min(256, room) if context is None else context
+    if not 1 <= context <= room:
+        raise ValueError(
+            f"context={context} and {max(tokens)} tokens on top do not fit the model's length of "
+            f"{model.config.max_length}: give a context from 1 to {room}, or fewer tokens"
+        )
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.vocab_size, (1, context + max(tokens)), generator=generator).to(model.device)
+    with (model.backend.passes if model.backend else partial(passes, model))(ids, context, tokens) as (calls, rewind):
+        times = interleaved_times(calls, repeat, warmup, model.device, reset=rewind, **options)
+    return [Point(m, timing, timing.median / times[1].median) for m, timing in times.items()]
+
+
+@contextmanager
+def passes(model: Model, ids: torch.Tensor, context: int, tokens: Sequence[int]):
+    """Calls that process the first M of ids [1, S] after `context` of them, for every M, and one that rewinds. Where
+    passes are recorded, so are the backend's twins of these: what is timed is what the user gets."""
+    cache = model.transformer.new_cache(1, ids.shape[1])
+    model.transformer(ids[:, :context], cache, last_only=True)
+    calls = {m: lambda new=ids[:, context : context + m]: model.transformer(new, cache) for m in tokens}
+    yield calls, lambda: cache.rewind(context)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `measure` found: a model on a machine."""
+
+    machine: dict
+    model: str
+    parameters: int
+    device: str
+    dtype: str
+    weight_bytes: int  # read per token
+    bandwidth: Rate  # bytes/s
+    flops: Rate  # FLOP/s in the model's dtype
+    plain: Rate  # tokens/s
+    context: int  # cached tokens under the curve
+    curve: list[Point]
+    products: str | None = None  # on a CPU: whose products, how many threads, and why
+    warning: str | None = None  # why the times are not to be trusted
+    weights: str | None = None  # "int8": so the matrices are stored; None: in `dtype`
+
+    @property
+    def achieved(self) -> float:
+        """Fraction of the bandwidth that plain decoding turns into weights read: bytes a token · tokens/s / bytes/s."""
+        return self.weight_bytes * self.plain.median / self.bandwidth.median
+
+    @property
+    def free_tokens(self) -> float:
+        """Tokens a pass at which computing should begin to take longer than reading (theory.free_tokens)."""
+        hardware = theory.Hardware("this machine", self.bandwidth.median, self.flops.median)
+        return theory.free_tokens(hardware, bytes_per_weight=getattr(torch, self.weights or self.dtype).itemsize)
+
+    def v(self, k: int) -> float:
+        """t_verify(k + 1) / t_target(1): the curve between its points, and straight on beyond the last."""
+        if k < 0:
+            raise ValueError(f"k={k}: give a whole number ≥ 0")
+        points = sorted((p.tokens, p.ratio) for p in self.curve)
+        if len(points) == 1:
+            return points[0][1]
+        right = next((i for i, (tokens, _) in enumerate(points) if tokens >= max(k + 1, 2)), len(points) - 1)
+        (x0, y0), (x1, y1) = points[right - 1 : right + 1]
+        return y0 + (y1 - y0) * (k + 1 - x0) / (x1 - x0)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        try:
+            raw = json.loads(text)
+            rates = {name: Rate(**raw[name]) for name in ("bandwidth", "flops", "plain")}
+            curve = [Point(p["tokens"], Timing(**p["time"]), p["ratio"]) for p in raw["curve"]]
+            return cls(**{**raw, **rates, "curve": curve})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"text={str(text)[:40]!r}… is no report ({error!r}): give what Report.to_json wrote"
+            ) from None
+
+    def text(self) -> str:
+        """The report for a terminal, 80 columns, no colour needed."""
+        m, device, reads = self.machine, torch.device(self.device), self.weight_bytes * self.plain.median
+        cpu = f"{m['cpu']}, {m['cores']} cores ({m['threads']} used)"
+        where = m["gpus"][device.index or 0]["name"] if device.type == "cuda" else cpu
+        cached = device.type == "cpu" and self.weight_bytes < (m["cache_bytes"] or 0)
+        about = {
+            "machine": f"{where}, {m['system']}, torch {m['torch']}",
+            "model": f"{self.model}, {_short(self.parameters)} parameters, {self.dtype} on {self.device}; "
+            f"a token reads {_short(self.weight_bytes)}B of weights",
+            "bandwidth": f"{_spread(self.bandwidth, 'B/s')} read from memory",
+            "compute": f"{_spread(self.flops, 'FLOP/s')} in {self.dtype}: "
+            f"passes should be memory-bound up to {self.free_tokens:.0f} tokens",
+            "plain": f"{_spread(self.plain, 'tokens/s')}, so {_short(reads)}B/s of weights: {self.achieved:.0%} of the "
+            "bandwidth" + (" (so few weights may stay in the CPU's cache)" if cached else ""),
+        }
+        if self.products:
+            about["products"] = self.products
+        if self.warning:
+            about["warning"] = self.warning
+        lines = []
+        for label, sentence in about.items():
+            lines += textwrap.wrap(
+                sentence, 80, initial_indent=f"{label:<11}", subsequent_indent=" " * 11, break_on_hyphens=False
+            )
+        lines += ["", f"One pass over M new tokens after {self.context} cached ones (quartiles; ratio to M = 1)", ""]
+        lines += [f"{'M':>4} {'ms':>8} {'(quartiles)':>15} {'ratio':>6}"]
+        largest = max(p.ratio for p in self.curve)
+        for p in self.curve:
+            median, low, high = (_digits(1e3 * x) for x in (p.time.median, p.time.low, p.time.high))
+            row = f"{p.tokens:>4} {median:>8} {f'({low}–{high})':>15} {p.ratio:>6.2f}  "
+            lines.append(row + _bar(p.ratio / largest, 80 - len(row)))
+        if max(p.tokens for p in self.curve) >= 5:
+            pays = theory.break_even(4, 0.0, self.v(4))
+            verdict = "even a free draft cannot pay" if pays > 1 else f"a free draft pays once α exceeds {pays:.2f}"
+            doubt = ["The machine was not quiet while this was measured."] if self.warning else []
+            lines += ["", f"Verifying 4 drafted tokens costs v = {self.v(4):.2f} plain passes:", f"{verdict}.", *doubt]
+        return "\n".join(lines)
+
+
+def _digits(x: float) -> str:
+    return f"{x:.{2 if x < 10 else 1 if x < 100 else 0}f}"
+
+
+def _short(x: float) -> str:
+    """1234567 -> "1.23 M"."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if x < 999.5 or prefix == "P":
+            return f"{_digits(x)} {prefix}" if prefix or x % 1 else f"{x:.0f} "
+        x /= 1000
+
+
+def _spread(rate: Rate, unit: str) -> str:
+    return f"{_short(rate.median)}{unit} ({_short(rate.low).strip()} – {_short(rate.high).strip()})"
+
+
+def _bar(fraction: float, width: int) -> str:
+    """A horizontal bar in eighths of a column, never empty."""
+    full, eighths = divmod(max(1, round(fraction * width * 8)), 8)
+    return "█" * full + " ▏▎▍▌▋▊▉"[eighths].strip()
+
+
+def measure(model: Model, quick: bool = False) -> Report:
+    """Bandwidth, compute, plain speed and verify curve of a model where it lives. About 10 s; `quick`: about 4."""
+    length, seconds = model.config.max_length, 1.5 if quick else 5.0
+    tokens = [m for m in (QUICK if quick else CURVE) if m <= max(1, length // 2)]
+    context, watch = min(256, length - max(tokens)), quiet.Watch()
+    report = Report(
+        machine=machine(),
+        model=model.label,
+        parameters=model.num_parameters,
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        weight_bytes=weight_bytes(model),
+        bandwidth=read_bandwidth(model.device, seconds=seconds / 3),
+        flops=flops(model.device, model.dtype, seconds=seconds / 3),
+        plain=plain_speed(model, new_tokens=min(16, length - 1), repeat=15, seconds=seconds / 2),
+        context=context,
+        curve=verify_curve(model, tokens, context, repeat=9 if quick else 25, warmup=1, seconds=seconds),
+        products=describe(weight_bytes(model)) if model.device.type == "cpu" else None,
+        weights=model.weights,
+    )
+    timings = {"the plain speed": report.plain, **{f"M = {p.tokens}": p.time for p in report.curve}}
+    spreads = {name: (t.high - t.low) / t.median for name, t in timings.items()}
+    return replace(report, warning=quiet.warning(watch.others(), spreads))

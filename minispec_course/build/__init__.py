@@ -1,0 +1,1 @@
+"""From course/ to notebooks/, exercises/ and solutions/: compose, run, draw, cover."""

@@ -1,0 +1,265 @@
+"""Build the course's notebooks from their sources.
+
+A lesson is written as a Python file in jupytext's percent format, where it reads and diffs like code, and is published
+as an executed notebook. A set of exercises is written the same way and published twice: with stubs to fill in and no
+outputs, and solved and executed (see cells.py). The way is one-way: source → notebook. The same source gives the same
+notebook, whoever builds it and where: cell ids come from the text of the cells, and nothing of the machine is kept (no
+time, no path, no version).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+
+from minispec.load.write import write_whole
+
+from ..stored import LAB, WANTED
+from . import cells as exercise_cells
+from .spoilers import cover, shown_too_early, uncovered, without_outputs
+
+ROOT = Path(__file__).resolve().parents[2]  # the clone this package is installed from
+# Places that only the machine that built a notebook has. (A home of "/" would be found in every link.)
+PLACES = [str(place) for place in (ROOT, Path.home(), sys.prefix) if len(str(place)) > 1]
+MACHINE_PATHS = re.compile("|".join([*map(re.escape, PLACES), r"/tmp/\w"]))
+
+
+@dataclass(frozen=True)
+class Product:
+    """One folder of sources and the folder of notebooks made from it."""
+
+    sources: str
+    notebooks: str
+    kind: str  # "lesson", "exercise" (stubs, never run) or "solution"
+
+
+PRODUCTS = (
+    Product("course/lessons", "notebooks", "lesson"),
+    Product("course/exercises", "exercises", "exercise"),
+    Product("course/exercises", "solutions", "solution"),
+)
+ATTEMPT = re.compile(r"\.attempt-\d+$")  # what a learner made of an exercise, kept beside it: 06_name.attempt-1.ipynb
+
+
+@dataclass(frozen=True)
+class Job:
+    """One notebook to be built."""
+
+    source: Path
+    target: Path
+    label: str  # the source's path inside the repository, as it is kept in the notebook
+    kind: str = "lesson"
+
+    @property
+    def name(self) -> str:
+        return self.source.stem
+
+
+def jobs(names: Sequence[str] = (), root: Path = ROOT) -> list[Job]:
+    """The notebooks to build: all of them, or those with these names ("00_start_here", or just "00")."""
+    found = [
+        Job(source, root / product.notebooks / f"{source.stem}.ipynb", f"{product.sources}/{source.name}", product.kind)
+        for product in PRODUCTS
+        for source in sorted((root / product.sources).glob("[!_]*.py"))
+    ]
+    if not found:
+        raise ValueError(f"root={str(root)!r} has no {PRODUCTS[0].sources}: build from a clone of the repository")
+    chosen = [job for job in found if not names or any(job.name == n or job.name.split("_")[0] == n for n in names)]
+    for name in names:
+        if not any(name in (job.name, job.name.split("_")[0]) for job in chosen):
+            known = ", ".join(dict.fromkeys(job.name for job in found))
+            raise ValueError(f"name={name!r} is neither a lesson nor a set of exercises; there are {known}")
+    return chosen
+
+
+def compose(job: Job) -> NotebookNode:
+    """The notebook of a source, before it is run: cells, ids and metadata, all of them functions of the text."""
+    text = job.source.read_text(encoding="utf-8")
+    notebook = jupytext.reads(text, fmt="py:percent")
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
+            "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"},
+            "minispec": {"source": job.label, "sha256": hashlib.sha256(text.encode()).hexdigest()},
+        }
+    )
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    if job.kind == "lesson":
+        title = next((i for i, cell in enumerate(notebook.cells) if cell.cell_type == "markdown"), 0)
+        notebook.cells.insert(title + 1, how_to_read(notebook))
+    else:
+        exercise_cells.dress(notebook, solved=job.kind == "solution")
+    seen: dict[str, int] = {}
+    for cell in notebook.cells:
+        if "role" in (own := cell.metadata.get("minispec", {})):
+            cell.id = exercise_cells.cell_id(own["exercise"], own["role"])
+            continue
+        digest = hashlib.sha256(f"{job.name}\n{cell.cell_type}\n{cell.source}".encode()).hexdigest()[:12]
+        seen[digest] = seen.get(digest, 0) + 1  # twins are told apart by their order
+        cell.id = digest if seen[digest] == 1 else f"{digest}-{seen[digest]}"
+    return notebook
+
+
+def how_to_read(notebook: NotebookNode) -> NotebookNode:
+    """What to do first, below the title of every lesson."""
+    asked = sum(cell.source.count("viz.predict(") for cell in code_cells(notebook))
+    times = {0: "", 1: " once", 2: " twice"}.get(asked, f" {asked} times")
+    words = "> **How to read this.** Run the cells from the top, one by one, with **Shift + Enter**."
+    if asked:
+        words += (
+            f" The lesson asks you{times} for a number: type your guess and press *commit* before you run on. The cells"
+            " that answer are stored without their output: the numbers appear when you run them."
+        )
+    return nbformat.v4.new_markdown_cell(words)
+
+
+def execute(notebook: NotebookNode, job: Job, timeout: int = 300) -> None:
+    """Run a notebook from top to bottom, in its own folder, and keep what it printed and drew."""
+    client = NotebookClient(
+        notebook,
+        kernel_name="python3",
+        timeout=timeout,
+        resources={"metadata": {"path": str(job.target.parent)}},
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+    )
+    metadata = notebook.metadata.copy()
+    try:
+        client.execute(env={**os.environ, WANTED: "1", LAB: ""})  # draw for readers without a kernel; wait for nobody
+    except CellExecutionError as error:
+        raise ValueError(f"{job.label} does not run:\n{error}") from None
+    notebook.metadata = metadata  # the kernel adds its own version
+    for cell in code_cells(notebook):
+        if found := MACHINE_PATHS.search(json.dumps(cell.outputs)):
+            raise ValueError(f"{job.label}: this cell shows {found[0]!r}, a path of this machine:\n{cell.source}")
+
+
+def build(names: Sequence[str] = (), root: Path = ROOT) -> Iterator[Job]:
+    """Build notebooks, yielding each as it is done. A lesson that fails leaves its notebook as it was."""
+    for job in jobs(names, root):
+        job.target.parent.mkdir(parents=True, exist_ok=True)
+        notebook = compose(job)
+        if job.kind != "exercise":
+            execute(notebook, job)
+            illustrate(notebook, job)
+            cover(notebook)
+        elif job.target.is_file() and worked_on(job.target):
+            set_aside(job.target)  # nobody's work is built over
+        publish(notebook, job)
+        yield job
+
+
+def illustrate(notebook: NotebookNode, job: Job) -> None:
+    """Pictures instead of widgets. A widget lives in its kernel: without one Jupyter would show an error there."""
+    from .pictures import painter, store_pictures, what_it_draws  # which load all widgets
+
+    before = nbformat.read(job.target, as_version=4) if job.target.is_file() else None
+    if not any(what_it_draws(output) for cell in code_cells(notebook) for output in cell.outputs):
+        store_pictures(notebook, before)
+        return
+    with painter() as draw:
+        behind = store_pictures(notebook, before, draw)
+    for source in behind:
+        print(f"{job.label}: no Chromium here, so this cell has no new picture: {source}", file=sys.stderr)
+
+
+def publish(notebook: NotebookNode, job: Job) -> None:
+    write_whole(job.target, nbformat.writes(notebook) + "\n")
+
+
+def set_aside(file: Path) -> Path:
+    """Move an exercise notebook out of the way, to a name beside it that is still free."""
+    number = 1
+    while (kept := file.with_name(f"{file.stem}.attempt-{number}.ipynb")).exists():
+        number += 1
+    os.replace(file, kept)
+    return kept
+
+
+def worked_on(file: Path) -> bool:
+    """Whether somebody has worked in an exercise notebook: an answer that is no stub, an output, or no notebook now."""
+    try:
+        cells = nbformat.read(file, as_version=4).cells
+    except Exception:  # whatever this is, no build has made it
+        return True
+    answers = [cell.source for cell in cells if exercise_cells.own_metadata(cell).get("role") == "answer"]
+    untouched = bool(answers) and all(map(exercise_cells.is_stub, answers))
+    return not untouched or any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
+
+
+def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
+    """Make an exercise notebook new again. What differs from it is kept beside it: says where, if so."""
+    job = next((job for job in jobs([name], root) if job.kind == "exercise"), None)
+    if job is None:
+        raise ValueError(f"name={name!r} has no exercises")
+    notebook, kept = compose(job), None
+    if job.target.is_file():
+        try:
+            changed = stale(job)
+        except Exception:  # no notebook any more
+            changed = True
+        kept = set_aside(job.target) if changed else None
+    publish(notebook, job)
+    return job, kept
+
+
+def check(names: Sequence[str] = (), root: Path = ROOT) -> list[str]:
+    """What is out of date, in words; an empty list when every notebook is what its source would give. Runs no cell."""
+    found = jobs(names, root)
+    complaints = [complaint for job in found if (complaint := stale(job))]
+    if not names:
+        known = {job.target for job in found}
+        for product in PRODUCTS:
+            strangers = sorted(set((root / product.notebooks).glob("*.ipynb")) - known)
+            strangers = [file for file in strangers if not ATTEMPT.search(file.stem)]
+            complaints += [f"{product.notebooks}/{file.name} has no source in {product.sources}" for file in strangers]
+    return complaints
+
+
+def stale(job: Job) -> str | None:
+    """Why a notebook is not what its source would give; None if it is."""
+    if not job.target.is_file():
+        return f"{job.target.parent.name}/{job.name} was never built"
+    try:
+        wanted, there = compose(job), nbformat.read(job.target, as_version=4)
+    except (ValueError, AttributeError, TypeError, LookupError, nbformat.ValidationError):
+        return f"{job.target.parent.name}/{job.name} is no notebook any more"
+    if wanted.metadata.minispec != there.metadata.get("minispec"):
+        return f"{job.target.parent.name}/{job.name} was built from another version of {job.label}"
+    if wanted.metadata != there.metadata:
+        return f"{job.target.parent.name}/{job.name} was edited by hand: its metadata differ from those of {job.label}"
+    if [_written(cell) for cell in wanted.cells] != [_written(cell) for cell in there.cells]:
+        return f"{job.target.parent.name}/{job.name} was edited by hand: its cells differ from those of {job.label}"
+    if shown_too_early(there):
+        return f"{job.target.parent.name}/{job.name} shows the answer to a prediction: cells with that tag are covered"
+    counts = [uncovered(cell).get("execution_count") for cell in code_cells(there)]
+    if job.kind == "exercise":
+        clean = not any(counts) and not any(cell.get("outputs") for cell in code_cells(there))
+        return None if clean else f"{job.target.parent.name}/{job.name} has outputs: an exercise is published without"
+    if counts != list(range(1, len(counts) + 1)):
+        return (
+            f"{job.target.parent.name}/{job.name} was not run from top to bottom: its cells carry the numbers {counts}"
+        )
+    return None
+
+
+def code_cells(notebook: NotebookNode) -> list[NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def _written(cell: NotebookNode) -> tuple:
+    """What the author of a cell decides, as opposed to what running it adds."""
+    return cell.id, cell.cell_type, cell.source, without_outputs(cell.metadata)

@@ -1,0 +1,157 @@
+"""The cells of an exercise: from one source, the notebook to fill in and the notebook of solutions.
+
+In course/exercises/NN_name.py three cells belong to an exercise, each marked exercise="06.residual" in its header:
+
+    # %% [markdown] exercise="06.residual"      the text; a line with level, minutes and points is put under its heading
+    # %% exercise="06.residual"                 the answer, with a region from ### BEGIN SOLUTION to ### END SOLUTION
+    # %% exercise="06.residual"                 the check: check("06.residual", residual)
+
+The learner gets `raise NotImplementedError` instead of the region, under what the BEGIN line says after a colon. A cell
+that offers hints is put between answer and check. The marks become nbgrader's metadata (schema 3) and our own.
+
+Where the task is to repair a program, the region holds both: the repaired lines, then a line ### AS REPORTED, then the
+broken ones. The learner gets the broken ones below the `raise`, which is deleted when the work begins.
+"""
+
+from __future__ import annotations
+
+import re
+
+import nbformat
+from nbformat import NotebookNode
+
+from ..exercises.exercise import LEVELS, Exercise, find
+
+REGION = re.compile(
+    r"^(?P<indent>[ ]*)### BEGIN SOLUTION(?::[ ]*(?P<words>.*))?\n(?P<lines>(?:.*\n)*?)[ ]*### END SOLUTION$",
+    re.MULTILINE,
+)
+MARKER = re.compile(r"### (BEGIN|END) SOLUTION|### AS REPORTED")
+REPORTED = re.compile(r"^[ ]*### AS REPORTED\n", re.MULTILINE)
+
+
+def own_metadata(cell: NotebookNode) -> dict:
+    """What minispec noted about a cell; of a notebook that somebody edited, only what makes sense."""
+    own = cell.metadata.get("minispec")
+    return own if isinstance(own, dict) else {}
+
+
+def dress(notebook: NotebookNode, solved: bool) -> None:
+    """Turn the marked cells of a source into those of an exercise, or of its solution."""
+    cells = []
+    for cell in notebook.cells:
+        cell.metadata.pop("lines_to_next_cell", None)  # jupytext's note to itself, for a way back that there is not
+        id = cell.metadata.pop("exercise", None)
+        if id is None:
+            _refuse_leftovers(cell)
+            cells.append(cell)
+            continue
+        exercise = find(id)
+        if cell.cell_type == "markdown":
+            cell.source = with_facts(cell.source, exercise)
+            cells.append(cell)
+        elif MARKER.search(cell.source):
+            cell.source = solution(cell.source) if solved else stub(cell.source, id)
+            _refuse_leftovers(cell)
+            cell.metadata = nbformat.from_dict(
+                {"nbgrader": nbgrader(exercise, "answer"), "minispec": {"exercise": id, "role": "answer"}}
+            )
+            cells += [cell, hint_cell(exercise)]
+        else:
+            _refuse_leftovers(cell)
+            if f'check("{id}"' not in cell.source:
+                raise ValueError(f'a cell of {id} holds neither a solution region nor check("{id}", …):\n{cell.source}')
+            cell.metadata = nbformat.from_dict(
+                {
+                    "nbgrader": nbgrader(exercise, "check"),
+                    "minispec": {"exercise": id, "role": "check", **facts(exercise)},
+                    "editable": False,
+                    "deletable": False,
+                }
+            )
+            cells.append(cell)
+    notebook.cells = cells
+
+
+def stub(source: str, id: str) -> str:
+    """An answer cell as the learner gets it."""
+
+    def replaced(region: re.Match) -> str:
+        indent, words = region["indent"], region["words"] or "your code here"
+        refusal = f'{indent}# {words}\n{indent}raise NotImplementedError("{id}")'
+        _, broken = both_programs(region)
+        return f"{refusal}\n{broken.rstrip()}" if broken else refusal
+
+    return REGION.sub(replaced, source)
+
+
+def solution(source: str) -> str:
+    """An answer cell with the answer, without the markers."""
+    return REGION.sub(lambda region: both_programs(region)[0].rstrip("\n"), source)
+
+
+def both_programs(region: re.Match) -> tuple[str, str]:
+    """The lines of an answer, and those of the broken program that the learner gets instead: usually none."""
+    answer, *broken = REPORTED.split(region["lines"], maxsplit=1)
+    return answer, "".join(broken)
+
+
+def solution_lines(source: str) -> list[str]:
+    """The lines of a source that no learner may see: those of the answers, without what a broken program shows."""
+    found = [both_programs(region) for region in REGION.finditer(source)]
+    shown = {line.strip() for _, broken in found for line in broken.splitlines()}
+    lines = [line.strip() for answer, _ in found for line in answer.splitlines()]
+    return [line for line in lines if line and line not in shown]
+
+
+def is_stub(source: str) -> bool:
+    return "raise NotImplementedError(" in source
+
+
+def with_facts(source: str, exercise: Exercise) -> str:
+    """The text of an exercise, with a line of facts under its heading."""
+    heading, _, rest = source.partition("\n")
+    points = f"{exercise.points} point{'s' * (exercise.points > 1)}"
+    return f"{heading}\n\n*{LEVELS[exercise.level]} · {exercise.minutes} minutes · {points}*\n{rest}".rstrip()
+
+
+def hint_cell(exercise: Exercise) -> NotebookNode:
+    """Not compared by nbval: what a hint says depends on how many were seen."""
+    cell = nbformat.v4.new_code_cell(
+        f'# Stuck? Run this cell: a button shows one hint at a time.\nhint("{exercise.id}")'
+    )
+    cell.metadata = nbformat.from_dict(
+        {"tags": ["nbval-ignore-output"], "minispec": {"exercise": exercise.id, "role": "hint"}}
+    )
+    return cell
+
+
+def facts(exercise: Exercise) -> dict:
+    return {
+        "title": exercise.title,
+        "level": exercise.level,
+        "minutes": exercise.minutes,
+        "hints": list(exercise.hints),
+        "links": {"code": exercise.code},
+    }
+
+
+def nbgrader(exercise: Exercise, role: str) -> dict:
+    """nbgrader's own keys, schema 3, and no others: it refuses those it does not know."""
+    is_check = role == "check"
+    flags = {"grade": is_check, "solution": not is_check, "locked": is_check, "task": False}
+    name = {"grade_id": cell_id(exercise.id, role), "schema_version": 3}
+    return {**name, **flags, **({"points": exercise.points} if is_check else {})}
+
+
+def cell_id(id: str, role: str) -> str:
+    """The same in exercises and solutions, whatever the cell says."""
+    return f"{id.replace('.', '-')}-{role}"
+
+
+def _refuse_leftovers(cell: NotebookNode) -> None:
+    """A region without its end, or in a cell that belongs to no exercise, would be published."""
+    if MARKER.search(cell.source):
+        raise ValueError(
+            f"### BEGIN SOLUTION and ### END SOLUTION do not pair up in a cell of an exercise:\n{cell.source}"
+        )

@@ -1,0 +1,17 @@
+"""The classroom: exercises with checks that say what went wrong, hints, progress, and the builder of all notebooks.
+
+In a notebook: from minispec_course.check import check, draw, hint, progress_table, reference
+"""
+
+from .. import require_extra
+
+require_extra()
+
+from .board import progress_table
+from .check import check, draw, reference
+from .hints import hint
+from .keyboard import watch
+
+watch()  # the cells of a notebook, if this is one
+
+__all__ = ["check", "draw", "hint", "progress_table", "reference"]

@@ -1,0 +1,161 @@
+"""Run an answer on one case: within its time, with the same random numbers on every run, and watched.
+
+What it prints is kept, to be shown beside the verdict. What goes wrong comes back as a `Trouble`, in words for its
+author.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import random
+from collections.abc import Callable
+from contextlib import contextmanager, redirect_stdout, suppress
+from copy import deepcopy
+from time import monotonic, thread_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..exercises.exercise import Complaint, Exercise
+from ..exercises.show import same
+from .diagnosis import Trouble, agree
+from .guard import TimeUp, patience, time_limit
+
+MOST_PRINTED = 10_000  # characters of one case
+
+
+def observe(exercise: Exercise, answer: Callable, case: dict[str, Any], end: float, seed: int = 0) -> Any:
+    """What an answer does with a case, or a Trouble."""
+    given = deepcopy(case)
+    seen = run(lambda: exercise.observe(answer, **given), answer, end - clock_of(answer)(), exercise.seconds, seed)
+    changed = getattr(answer, "changed", ())  # of an answer in another process: what it did to its copies
+    for name in case:  # whatever else went wrong may well come from this
+        if not same(case[name], given[name]) or any(given[name] is argument for argument in changed):
+            text = f"Your function changes its argument {name}, which belongs to the caller. "
+            return Trouble(text + "Work on a copy, or write the result into something new.", sort=f"changes {name}")
+    return seen
+
+
+def unsteady(exercise, answer, drawn, got, end) -> Trouble | None:
+    """Ask some cases a second time, with other random numbers in every library: the result should be the same."""
+    for i in sorted({0, len(exercise.cases) - 1, len(drawn) - 1}):
+        if isinstance(got[i], Trouble) or not same(got[i], deepcopy(got[i])):  # an object that equals nothing
+            continue
+        again = observe(exercise, answer, drawn[i].case, end, seed=1)
+        if getattr(again, "sort", "") == "TimeUp":
+            return None  # a slow machine, which says nothing about the answer
+        if not agree(got[i], again):
+            text = "Your function gives another result when it is called again with the same arguments. Either it uses "
+            text += "random numbers of its own, or it keeps something between calls: a global, or a default argument."
+            return Trouble(text)
+    return None
+
+
+class Printed(io.StringIO):
+    """What an answer prints, up to a limit: a loop may print for ever."""
+
+    def write(self, text: str) -> int:
+        return super().write(text[: max(0, MOST_PRINTED - self.tell())])
+
+
+class OwnTime:
+    """Processor seconds since now, or a third of those by the wall clock: a busy machine is not a slow answer."""
+
+    def __init__(self):
+        self.processor, self.wall = thread_time(), monotonic()
+
+    def __call__(self) -> float:
+        return max(thread_time() - self.processor, (monotonic() - self.wall) / 3)
+
+
+class Watched:
+    """An answer whose results are looked at again later: a result that a later call changes was never safe to keep.
+
+    `printed` has what it printed, a text for each time that it was run."""
+
+    def __init__(self, answer: Callable):
+        self.answer, self.kept, self.printed = answer, [], []
+        self.spent = getattr(answer, "spent", None) or OwnTime()  # one in another process knows better
+
+    def __getattr__(self, name: str):
+        return getattr(self.answer, name)
+
+    def __call__(self, *args, **named):
+        result = self.answer(*args, **named)
+        if len(self.kept) < 8 and not any(result is arg for arg in args):
+            with suppress(Exception):
+                copy = deepcopy(result)
+                self.kept += [(result, copy)] * same(result, copy)  # an object that equals nothing says nothing
+        return result
+
+    def trouble(self) -> Trouble | None:
+        if all(same(result, copy) for result, copy in self.kept):
+            return None
+        return Trouble(
+            "A later call of your function changes what an earlier one returned. Make a new result each time."
+        )
+
+
+def run(program: Callable, answer: Callable, seconds: float, allowed: float | None = None, seed: int = 0) -> Any:
+    """Run code that calls an answer: within its time, quietly, with the same random numbers on every run."""
+    printed, most = Printed(), patience(allowed or seconds)
+    try:
+        with time_limit(max(seconds, 0.001), clock_of(answer), most), redirect_stdout(printed), repeatable(seed):
+            return program()
+    except TimeUp:
+        text = f"Your function was stopped after {allowed or seconds:g} seconds. Is there a loop that never ends?"
+        return Trouble(text, sort="TimeUp")
+    except NotImplementedError as error:
+        return Trouble(f"Part of your function still raises NotImplementedError{where(error, answer)}.", is_stub=True)
+    except Complaint as complaint:
+        return Trouble(sentence(str(complaint)), sort=str(complaint))
+    except (Exception, SystemExit) as error:
+        said = " ".join(str(error).split())[:300]
+        text = f"Your function raised {type(error).__name__}{': ' * bool(said)}{said}{where(error, answer)}."
+        return Trouble(text, sort=type(error).__name__)
+    finally:
+        if isinstance(answer, Watched):
+            answer.printed.append(printed.getvalue())
+
+
+def clock_of(answer: Callable) -> Callable[[], float]:
+    """What an answer's time is counted by. One in a process of its own says itself how much of it it had."""
+    return getattr(answer, "spent", monotonic)
+
+
+def sentence(text: str) -> str:
+    """With a capital letter, unless it begins with a name of the code: all_reduce, rewind(5), q."""
+    first = text.split(" ")[0]
+    return text if (len(first) == 1 and first != "a") or not first.isalpha() else text[:1].upper() + text[1:]
+
+
+def where(error: BaseException, answer: Callable) -> str:
+    """The last line of the learner's own code that an error came through."""
+    if hasattr(error, "where"):  # it happened in another process, which told us
+        return error.where
+    file, line, frame = getattr(getattr(answer, "__code__", None), "co_filename", None), None, error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == file:
+            line = frame.tb_lineno
+        frame = frame.tb_next
+    if line is None:
+        return ""
+    source = linecache.getline(file, line).strip()
+    return f", in line {line} of its cell" + f": {source}" * bool(source)
+
+
+@contextmanager
+def repeatable(seed: int = 0):
+    """An answer with random numbers of its own gets the same ones every time, and other code is not affected."""
+    state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.random.get_rng_state()
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would also look for GPUs, which takes longer
+    random.seed(seed)
+    np.random.seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)
+        torch.random.set_rng_state(torch_state)

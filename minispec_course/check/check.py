@@ -1,0 +1,228 @@
+"""Checks that diagnose: run an answer on cases that tell right from wrong, and name the mistake it makes.
+
+`judge` decides, `check` tells the learner. There are three outcomes:
+
+    not attempted   the stub still raises NotImplementedError: said, not raised (raised under MINISPEC_STRICT=1)
+    wrong           raised, with a diagnosis and the smallest case that fails
+    right           said
+
+All texts are plain and the same on every run, so that nbval can compare them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from textwrap import indent, wrap
+from typing import Any
+
+from ..exercises.exercise import Exercise, find
+from ..exercises.fresh import PUBLIC, Trial, smaller_trials, trials
+from ..exercises.fresh import properties as fresh_properties
+from ..exercises.show import differences, kind, paste
+from . import keyboard, progress
+from .after import praise
+from .attempt import Watched, observe, run, unsteady
+from .diagnosis import Trouble, agree, diagnose, expected_of, length_of, outcome, unused_arguments
+from .reading import borrowed, left_in
+from .variants import varied
+
+RIGHT, WRONG, NOT_ATTEMPTED = "right", "wrong", "not attempted"
+MOST_PRINTED = 20  # lines of what an answer printed, in a message
+
+
+class Wrong(AssertionError):
+    """An answer that was tried and is wrong. Notebooks show its message, and no traceback."""
+
+    def _render_traceback_(self) -> list[str]:
+        return str(self).splitlines()
+
+
+class NotAttempted(Wrong):
+    """An answer that nobody has given yet, where one has to be."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    outcome: str  # RIGHT, WRONG or NOT_ATTEMPTED
+    text: str
+    mutant: str | None = None  # the known wrong answer that this one behaves like
+    case: int | None = None  # the first that failed
+    properties: dict[str, dict] = field(default_factory=dict)  # name → {"passed": bool, "points": what it is worth}
+
+
+def check(id: str, answer: Callable, **parameters) -> None:
+    """Judge an answer and tell its author: prints when it is right or not there yet, raises when it is wrong.
+
+    parameters: those of a variant, as the notebook of a class gives them."""
+    exercise = varied(id, parameters) if parameters else find(id)
+    judgement = judge(exercise, answer)
+    progress.attempted(id, judgement.outcome)
+    notes = [keyboard.outdated(answer), help_not_allowed(exercise, answer)]
+    text = "\n\n".join([judgement.text, *(wrapped(note) for note in notes if note)])
+    if judgement.outcome == WRONG:
+        raise Wrong(text)
+    if judgement.outcome == NOT_ATTEMPTED and os.environ.get("MINISPEC_STRICT", "0") not in ("", "0"):
+        raise NotAttempted(text)
+    print(text)
+
+
+def help_not_allowed(exercise: Exercise, answer: Callable) -> str | None:
+    """A warning, if an answer calls what it should be: here it works, in the grader there is no such function."""
+    if (name := borrowed(exercise, answer)) is None:
+        return None
+    return f"Note: your function calls {name}, which is what you are asked to write. `minispec grade` gives no points."
+
+
+def draw(id: str, answer: Callable):
+    """Show what an answer does, right or wrong: a figure to look at, or a printed text."""
+    exercise = find(id)
+    if exercise.picture is None:
+        raise ValueError(f"id={id!r} has no picture: only check and hint know it")
+    watched = Watched(answer)
+    drawn = run(lambda: exercise.picture(watched), watched, exercise.seconds)
+    if said := what_it_printed(watched.printed[-1], "while it was drawn"):
+        print(said)
+    if isinstance(drawn, Trouble):
+        print(f"{id}: nothing to show yet" if drawn.is_stub else f"{id}: nothing to show. {drawn.text}")
+    elif isinstance(drawn, str):
+        print(drawn)
+    else:
+        return drawn
+
+
+def reference(id: str) -> Callable:
+    """Our own answer, for the exercises that build on this one."""
+    return find(id).reference
+
+
+# ---- the verdict ----------------------------------------------------------------------------------------------------
+
+
+def judge(exercise: Exercise, answer: Callable, secret: str | bytes | None = None) -> Judgement:
+    """Run the examples, then fresh cases. Where some fail, look for what they have in common.
+
+    secret: the teacher's, which fresh cases follow from; without one they are those of every notebook's check."""
+    secret = secret.hex() if isinstance(secret, bytes) else secret or PUBLIC
+    if not callable(answer):
+        text = f"check needs your function itself, not what it returns: {kind(answer)} came instead."
+        return Judgement(WRONG, report(exercise, text))
+    drawn = trials(exercise, secret)
+    expected = expected_of(exercise, drawn, secret)
+    watched, got = Watched(answer), []
+    end = watched.spent() + exercise.seconds
+    for trial in drawn:
+        got.append(observe(exercise, watched, trial.case, end))
+        if isinstance(got[-1], Trouble):
+            if got[-1].is_stub and len(got) == 1 and left_in(answer):
+                text = "Your function still gets to the stub's `raise NotImplementedError`, and ends there whatever it "
+                return Judgement(WRONG, report(exercise, f"{text}has computed: delete that line. {got[-1].text}"))
+            if got[-1].is_stub and len(got) == 1:
+                return Judgement(NOT_ATTEMPTED, f'{exercise.id}: not attempted yet. Stuck? hint("{exercise.id}")')
+            if got[-1].sort == "TimeUp":
+                got += [got[-1]] * (len(drawn) - len(got))  # there is no time for the others
+                break
+    passed = [agree(e, g) for e, g in zip(expected, got, strict=True)]
+    properties = credit(exercise, drawn, passed)
+    if (trouble := watched.trouble() or unsteady(exercise, watched, drawn, got, end)) is not None:
+        failed = {name: {**part, "passed": False} for name, part in properties.items()}
+        return Judgement(WRONG, report(exercise, trouble.text), properties=failed)
+    if not all(passed):
+        return explained(exercise, watched, secret, expected, got, properties, end)
+    if exercise.trial:
+        attempt = exercise.trial()  # what it needs, a model say, is made ready in our time and not in the learner's
+        tried = run(lambda: attempt(watched), watched, exercise.seconds)
+        if isinstance(tried, Trouble):
+            return Judgement(WRONG, report(exercise, tried.text), properties=properties)
+    said = what_it_printed(watched.printed[0], "in the first example")
+    return Judgement(RIGHT, "\n\n".join([praise(exercise), *[said] * bool(said)]), properties=properties)
+
+
+def explained(exercise, answer, secret, expected, got, properties, end) -> Judgement:
+    """The judgement of a wrong answer: the first example that fails or else the smallest fresh case, and why."""
+    drawn = trials(exercise, secret)
+    number = next(i for i in range(len(got)) if not agree(expected[i], got[i]))
+    case, wanted, came, printed = drawn[number].case, expected[number], got[number], answer.printed[number]
+    if drawn[number].property is not None:
+        case, wanted, came, printed = shrunk(exercise, answer, secret, expected, got, end)
+    said = what_it_printed(printed, "there")
+    if isinstance(came, Trouble):
+        return Judgement(WRONG, report(exercise, came.text, case, [], said), case=number, properties=properties)
+    mutant = diagnose(exercise, drawn, secret, expected, got)
+    if mutant:
+        text = exercise.mutants[mutant].diagnosis
+    elif type(wanted) is not type(came) and kind(wanted) != kind(came):
+        text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
+    elif unused := unused_arguments(answer.answer, exercise.reference):
+        text = f"Your function never uses {' and '.join(f'`{name}`' for name in unused)}, but the result depends on it."
+    elif kind(wanted) != kind(came) and not isinstance(came, (list, tuple)):
+        text = f"Your function returns {kind(came)} where {kind(wanted)} is wanted."
+    else:
+        text = "Not the right answer, and none of the usual mistakes."
+    return Judgement(WRONG, report(exercise, text, case, differences(wanted, came), said), mutant, number, properties)
+
+
+def shrunk(exercise, answer: Watched, secret, expected, got, end) -> tuple[dict, Any, Any, str]:
+    """The shortest case that fails, of those that were tried and of small ones of the same property; what was wanted,
+    what came, and what the answer printed."""
+    drawn = trials(exercise, secret)
+    failed = [i for i in range(len(got)) if not agree(expected[i], got[i])]
+    failed = [i for i in failed if i < len(answer.printed)] or failed[:1]  # where the time was up, others never ran
+    first = min(failed, key=lambda i: length_of(drawn[i].case))
+    best = drawn[first].case, expected[first], got[first], answer.printed[first]
+    if getattr(got[first], "sort", "") == "TimeUp":
+        return best
+    for trial in smaller_trials(exercise, drawn[first].property, secret):
+        if length_of(trial.case) < length_of(best[0]):
+            wanted = outcome(exercise, exercise.reference, trial.case)
+            came = observe(exercise, answer, trial.case, end)
+            if not agree(wanted, came):
+                best = trial.case, wanted, came, answer.printed[-1]
+    return best
+
+
+def credit(exercise: Exercise, drawn: list[Trial], passed: list[bool]) -> dict[str, dict]:
+    """Each property: whether all of its cases are right, and the points that are for it."""
+    parts = fresh_properties(exercise.id)
+    total = sum(part.weight for part in parts.values())
+    right = {name: all(p for t, p in zip(drawn, passed, strict=True) if t.property == name) for name in parts}
+    share = {name: exercise.points * part.weight / total for name, part in parts.items()}
+    return {name: {"passed": right[name], "points": round(share[name], 2)} for name in parts}
+
+
+def earned(exercise: Exercise, judgement: Judgement, partial: bool = True) -> float:
+    """Points: all for a right answer; for a wrong one those of the properties it has, but never all of them."""
+    if judgement.outcome == RIGHT:
+        return exercise.points
+    if judgement.outcome == NOT_ATTEMPTED or not partial or not judgement.properties:
+        return 0
+    shares = [part["points"] for part in judgement.properties.values()]
+    have = sum(part["points"] for part in judgement.properties.values() if part["passed"])
+    return round(min(have, exercise.points - min(shares)), 2)
+
+
+def report(
+    exercise: Exercise, diagnosis: str, case: dict | None = None, found: list[str] | None = None, said=""
+) -> str:
+    """The message of a wrong answer; `said`: what it printed, in words."""
+    parts = [f"{exercise.id}: wrong", wrapped(diagnosis)]
+    if case is not None:
+        meant = {name: f"  # {words}" for name, words in exercise.legend.items()}
+        lines = [f"{name} = {paste(value)}{meant.get(name, '')}" for name, value in case.items()] + (found or [])
+        parts.append("The smallest case that shows it:\n" + indent("\n".join(lines), "    "))
+    parts += [said] * bool(said)
+    return "\n\n".join([*parts, f'Stuck? hint("{exercise.id}")'])
+
+
+def wrapped(text: str) -> str:
+    return "\n".join(wrap(text, 100, break_long_words=False, break_on_hyphens=False))
+
+
+def what_it_printed(text: str, when: str) -> str:
+    """What an answer printed, for its author to see; "" if nothing."""
+    lines = text.rstrip("\n").splitlines()
+    if not lines:
+        return ""
+    more = [f"… and {len(lines) - MOST_PRINTED} lines more"] * (len(lines) > MOST_PRINTED)
+    return f"Your function printed {when}:\n" + indent("\n".join([*lines[:MOST_PRINTED], *more]), "    ")

@@ -1,0 +1,166 @@
+"""Where you write: copies of the notebooks in the folder mine/, which git ignores.
+
+`minispec lab` opens these. What you run and save stays yours, and the clone stays clean. When the course changes, a
+copy that is as we made it is renewed; one that you have changed stays, and the new version is laid beside it.
+
+A widget lives in its kernel, so a saved notebook cannot hold it: `keep_pictures` puts its picture there instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+from nbformat.sign import NotebookNotary
+
+from minispec.load.write import write_whole
+
+from ..build import builder
+from ..build.builder import ATTEMPT, ROOT, Job
+from ..stored import PICTURE, WIDGET, stored_pictures
+
+MINE = "mine"
+FOLDERS = ("notebooks", "exercises")
+MADE = ".made.json"  # in mine/: "exercises/06_….ipynb" → the fingerprint of what we wrote there
+# Links to what has no copy lead out of one folder more.
+OUTWARD = re.compile(rf"(\]\(|href=\"|src=\")\.\./(?!(?:{'|'.join(FOLDERS)})/)")
+NEW = re.compile(r"\.new(-\d+)?$")
+REPR = re.compile(r"\w+\(.*\)", re.DOTALL)  # what ipywidgets says of a widget
+
+
+def copied(text: str) -> str:
+    """A stored notebook as its copy begins. What is no notebook is copied as it is."""
+    try:
+        notebook = nbformat.reads(text, as_version=4)
+    except Exception:
+        return text
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = OUTWARD.sub(r"\1../../", cell.source)
+    return nbformat.writes(notebook) + "\n"
+
+
+def lay_out(root: Path = ROOT) -> list[str]:
+    """Make or renew all copies. What you may want to know is returned, in words."""
+    mine, said = root / MINE, []
+    made = _read(mine / MADE)
+    for folder in FOLDERS:
+        for file in sorted((root / folder).glob("*.ipynb")):
+            if ATTEMPT.search(file.stem):
+                continue
+            text, name = copied(file.read_text(encoding="utf-8")), f"{folder}/{file.name}"
+            if _is_ours(mine / name, made.get(name), _mark(text)):
+                _write(mine, name, text, made)
+            elif made.get(name) != _mark(text) and (beside := _beside(mine, name, text, made)):
+                said.append(f"{name} has changed in the course; yours stays, the new one is {MINE}/{beside}")
+    write_whole(mine / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    return said
+
+
+def _beside(mine: Path, name: str, text: str, made: dict[str, str]) -> str | None:
+    """Lay a new version beside a copy that has been changed: once, and over nothing that you have changed as well."""
+    number = 1
+    while True:
+        beside = name.removesuffix(".ipynb") + (".new.ipynb" if number == 1 else f".new-{number}.ipynb")
+        if made.get(beside) == _mark(text):
+            return None  # it is there, or you have read it and thrown it away
+        if _is_ours(mine / beside, made.get(beside)):
+            _write(mine, beside, text, made)
+            return beside
+        number += 1
+
+
+def _is_ours(file: Path, *marks: str | None) -> bool:
+    """Whether there is nothing of yours in a file: it is not there, or one of these fingerprints is its own."""
+    return not file.exists() or _mark(file.read_bytes()) in marks
+
+
+def _write(mine: Path, name: str, text: str, made: dict[str, str]) -> None:
+    if made.get(name) != _mark(text) or not (mine / name).exists():
+        write_whole(mine / name, text)
+        made[name] = _mark(text)
+        try:  # ours, so JupyterLab may show all of it
+            NotebookNotary().sign(nbformat.reads(text, as_version=4))
+        except Exception:
+            pass  # then it shows what is safe without
+
+
+def _mark(text: str | bytes) -> str:
+    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()[:16]
+
+
+def _read(file: Path) -> dict[str, str]:
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return made if isinstance(made, dict) else {}
+
+
+def folder_of_exercises(root: Path = ROOT) -> Path:
+    """Where a learner's answers are: in the copies, if there are any."""
+    mine = root / MINE / "exercises"
+    return mine if any(mine.glob("*.ipynb")) else root / "exercises"
+
+
+def reset(name: str, root: Path = ROOT) -> tuple[Job, Path | None]:
+    """Make a set of exercises new again, where its reader works on it. What differs is kept: says where, if so."""
+    if (folder := folder_of_exercises(root)) == root / "exercises":
+        return builder.reset(name, root)
+    job = next((job for job in builder.jobs([name], root) if job.kind == "exercise"), None)
+    if job is None:
+        raise ValueError(f"name={name!r} has no exercises")
+    job = replace(job, target=folder / job.target.name)
+    text, made, kept = copied(nbformat.writes(builder.compose(job)) + "\n"), _read(root / MINE / MADE), None
+    if job.target.is_file() and job.target.read_bytes() != text.encode():
+        kept = builder.set_aside(job.target)
+    _write(root / MINE, f"exercises/{job.target.name}", text, made)
+    write_whole(root / MINE / MADE, json.dumps(made, indent=1, sort_keys=True) + "\n")
+    return job, kept
+
+
+# ---------------------------------------------------------------- what is saved
+
+
+def keep_pictures(model: dict, path: str = "", **_rest) -> None:
+    """Jupyter's pre_save_hook: a view of a widget becomes its picture, or what it says, or nothing."""
+    notebook = model.get("content")
+    if model.get("type") != "notebook" or not isinstance(notebook, dict):
+        return
+    notebook.get("metadata", {}).pop("widgets", None)
+    pictures = None
+    for cell in notebook.get("cells", ()):
+        if not any(WIDGET in output.get("data", {}) for output in cell.get("outputs", ())):
+            continue
+        pictures = pictures_for(path) if pictures is None else pictures
+        drawn = pictures.get((cell.get("id"), "".join(cell["source"])), [])
+        cell["outputs"] = [kept for output in cell["outputs"] if (kept := _without_view(output, drawn))]
+
+
+def pictures_for(path: str, root: Path = ROOT) -> dict[tuple, list[dict]]:
+    """The pictures of the stored lesson that a notebook is a copy of, by cell."""
+    *_, folder, name = ("", "", *Path(path).parts)
+    file = root / folder / f"{NEW.sub('', Path(name).stem)}.ipynb"
+    found: dict[tuple, list[dict]] = {}
+    if folder in FOLDERS and file.is_file():
+        for (id, source, _), output in stored_pictures(nbformat.read(file, as_version=4)):
+            found.setdefault((id, OUTWARD.sub(r"\1../../", source)), []).append(output)
+    return found
+
+
+def _without_view(output: dict, drawn: list[dict]) -> dict | None:
+    data = output.get("data", {})
+    if WIDGET not in data:
+        return output
+    rest = {kind: shown for kind, shown in data.items() if kind not in (WIDGET, PICTURE)}
+    if drawn:
+        picture = drawn.pop(0)
+        return {**output, "data": dict(picture["data"]), "metadata": dict(picture["metadata"])}
+    says = "".join(rest.get("text/plain", ""))
+    if rest.keys() <= {"text/plain"} and (not says or REPR.fullmatch(says)):
+        return None
+    return {**output, "data": rest}

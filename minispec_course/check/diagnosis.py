@@ -1,0 +1,105 @@
+"""What an answer that failed does wrong: the known mistake that it makes, or nothing, where none explains it.
+
+A diagnosis that is wrong is worse than none. So a known wrong answer (a mutant) is named only if it does the same as
+the learner's in at least `SHARE` of the cases in which either of the two is wrong, fresh ones included, and in as many
+of those in which the learner's is. No other may fit better.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+from ..exercises.exercise import Complaint, Exercise
+from ..exercises.fresh import Trial
+from ..exercises.show import paste, same
+
+SHARE = 2 / 3
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Why there is nothing to compare: the answer raised, looped, or changed what it was given."""
+
+    text: str
+    is_stub: bool = False
+    sort: str = ""  # what two answers have in common that fail alike: the name of the error, or the complaint
+
+
+def agree(a: Any, b: Any) -> bool:
+    """Whether two answers did the same with a case."""
+    if isinstance(a, Trouble) or isinstance(b, Trouble):
+        return isinstance(a, Trouble) and isinstance(b, Trouble) and bool(a.sort) and a.sort == b.sort
+    return same(a, b)
+
+
+def expected_of(exercise: Exercise, trials: Sequence[Trial], secret: str) -> list:
+    """What the reference does with each case, once for all answers."""
+    key = "expected", secret
+    if key not in exercise.seen:
+        exercise.seen[key] = [exercise.observe(exercise.reference, **deepcopy(trial.case)) for trial in trials]
+    return exercise.seen[key]
+
+
+def behaviour(exercise: Exercise, name: str, trials: Sequence[Trial], secret: str, i: int) -> Any:
+    """What a mutant does with case i. It always does the same, so it is made to do it once."""
+    known = exercise.seen.setdefault((name, secret), {})
+    if i not in known:
+        known[i] = outcome(exercise, exercise.mutants[name].function, trials[i].case)
+    return known[i]
+
+
+def outcome(exercise: Exercise, function: Callable, case: dict) -> Any:
+    """What a function of ours does with a case: no limits, no watching."""
+    try:
+        return exercise.observe(function, **deepcopy(case))
+    except Complaint as complaint:
+        return Trouble(str(complaint), sort=str(complaint))
+    except Exception as error:
+        return Trouble(str(error), sort=type(error).__name__)
+
+
+def diagnose(exercise: Exercise, trials: Sequence[Trial], secret: str, expected: Sequence, got: Sequence) -> str | None:
+    """The mutant that an answer behaves like."""
+    failed = [i for i in range(len(got)) if not agree(expected[i], got[i])]
+    passed = [i for i in range(len(got)) if i not in set(failed)]
+    best, most = None, 0.0
+    for name in exercise.mutants:
+        misses = 0
+        for i in failed:
+            misses += not agree(behaviour(exercise, name, trials, secret, i), got[i])
+            if misses > (1 - SHARE) * len(failed):
+                break  # most mutants are ruled out by the first few cases
+        else:
+            others = sum(not agree(behaviour(exercise, name, trials, secret, i), expected[i]) for i in passed)
+            share = (len(failed) - misses) / (len(failed) + others)
+            if share >= SHARE and share > most:
+                best, most = name, share
+    return best
+
+
+def unused_arguments(answer: Callable, reference: Callable) -> list[str]:
+    """Arguments that an answer never looks at, though ours does."""
+    ours, theirs = (getattr(function, "__code__", None) for function in (reference, answer))
+    if not ours or not theirs or ours.co_argcount != theirs.co_argcount:
+        return []
+    names = ours.co_varnames[: ours.co_argcount], theirs.co_varnames[: theirs.co_argcount]
+    return [b for a, b in zip(*names, strict=True) if a in mentioned(ours) and b not in mentioned(theirs)]
+
+
+def mentioned(code) -> set[str]:
+    """The local names that a function's code reads, in the functions inside it too."""
+    read = {str(name) for i in dis.get_instructions(code) if "STORE" not in i.opname for name in names_of(i.argval)}
+    return read.union(*(mentioned(inner) for inner in code.co_consts if hasattr(inner, "co_code")))
+
+
+def names_of(value: Any) -> tuple:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def length_of(case: dict) -> int:
+    """How much there is to read in a case."""
+    return sum(len(paste(value)) for value in case.values())

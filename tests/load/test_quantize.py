@@ -1,0 +1,131 @@
+"""Symmetric quantisation: the error bound, the order of the granularities, and the way through a stored model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+import minispec as ms
+from minispec.load.folder import save_folder
+from minispec.load.quantize import dequantize, quantize
+
+
+def random_weight(rows: int, columns: int, seed: int = 0) -> torch.Tensor:
+    """Rows and stretches of rows of different size, as in real weights."""
+    generator = torch.Generator().manual_seed(seed)
+    size = torch.randn(rows, 1, generator=generator).exp() * torch.randn(1, columns, generator=generator).exp()
+    return torch.randn(rows, columns, generator=generator) * size
+
+
+@given(
+    bits=st.integers(2, 8),
+    rows=st.integers(1, 6),
+    groups=st.integers(1, 4),
+    width=st.integers(1, 9),
+    seed=st.integers(0, 10_000),
+    whole=st.booleans(),
+)
+def test_each_weight_errs_by_at_most_half_a_step(bits, rows, groups, width, seed, whole):
+    weight = random_weight(rows, groups * width, seed)
+    integers, scale = quantize(weight, bits, group=None if whole else width)
+    assert integers.dtype == torch.int8 and integers.shape == weight.shape
+    assert scale.shape == (rows, 1 if whole else groups)
+    assert integers.abs().max() <= 2 ** (bits - 1) - 1
+    step = scale.repeat_interleave(weight.shape[1] // scale.shape[1], dim=1)  # [out, in]
+    assert ((dequantize(integers, scale) - weight).abs() <= step / 2 * (1 + 1e-5)).all()
+
+
+@given(bits=st.integers(2, 8), seed=st.integers(0, 10_000))
+def test_the_largest_weight_of_a_block_is_exact(bits, seed):
+    weight = random_weight(4, 12, seed)
+    blocks = dequantize(*quantize(weight, bits, group=4)).view(4, 3, 4)
+    largest = weight.view(4, 3, 4).abs().argmax(-1, keepdim=True)
+    assert torch.allclose(blocks.gather(-1, largest), weight.view(4, 3, 4).gather(-1, largest), rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", [3, 4, 8])
+@pytest.mark.parametrize("seed", range(3))
+def test_groups_beat_channels_beat_one_scale(bits, seed):
+    weight = random_weight(64, 128, seed)
+
+    def error(integers, scale) -> float:
+        return (dequantize(integers, scale).view(64, 128) - weight).square().mean().item()
+
+    one_scale = error(*quantize(weight.view(1, -1), bits))
+    channel, group = error(*quantize(weight, bits)), error(*quantize(weight, bits, group=16))
+    assert group < channel < one_scale
+    assert error(*quantize(weight, 8)) < error(*quantize(weight, 4)) < error(*quantize(weight, 2))
+
+
+def test_zeros_stay_zero():
+    weight = random_weight(3, 8)
+    weight[1] = 0
+    weight[2, :4] = 0
+    for group in (None, 4):
+        integers, scale = quantize(weight, 8, group)
+        again = dequantize(integers, scale)
+        assert (scale > 0).all() and (again[1] == 0).all()  # a scale of 0 would divide by it
+        assert (again[2, :4] == 0).all()
+    assert (dequantize(*quantize(torch.zeros(2, 4))) == 0).all()
+
+
+def test_a_transposed_weight():
+    weight = random_weight(6, 8)
+    for group in (None, 3):
+        a, b = quantize(weight.T, 8, group), quantize(weight.T.contiguous(), 8, group)
+        assert torch.equal(a[0], b[0]) and torch.equal(a[1], b[1])
+
+
+def test_quantising_twice_changes_nothing():
+    integers, scale = quantize(random_weight(8, 16))
+    again, scale_again = quantize(dequantize(integers, scale))
+    assert torch.equal(again, integers) and torch.allclose(scale_again, scale, rtol=1e-6)
+
+
+@pytest.mark.parametrize("bits", [0, 1, 9, 4.5])
+def test_bits_out_of_range(bits):
+    with pytest.raises(ValueError, match=f"bits={bits}"):
+        quantize(torch.ones(2, 4), bits)
+
+
+@pytest.mark.parametrize("group", [0, -2, 3, 8])
+def test_groups_that_do_not_divide(group):
+    with pytest.raises(ValueError, match=f"group={group}"):
+        quantize(torch.ones(2, 4), group=group)
+
+
+@pytest.mark.parametrize("overrides", [dict(), dict(tie_embeddings=True), dict(head_vocab=9, qkv_bias=True)])
+def test_a_model_stored_in_int8_loads_as_what_was_rounded(make_model, tmp_path, overrides):
+    model = make_model(**overrides, dtype=torch.float32)
+    save_folder(model, tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    state, again = model.transformer.state_dict(), ms.load(tmp_path, device="cpu").transformer.state_dict()
+    assert again.keys() == state.keys()
+    for key, value in again.items():
+        file_key = key if key == "lm_head.weight" else f"model.{key}"
+        if value.ndim < 2:  # norms, biases and lists of ids keep their values
+            assert torch.equal(value, state[key])
+        elif file_key in stored:
+            assert stored[file_key].dtype == torch.int8
+            assert torch.equal(value, dequantize(*quantize(state[key])))
+    matrices = sum(value.numel() for key, value in stored.items() if value.dtype == torch.int8)
+    size = (tmp_path / "model.safetensors").stat().st_size
+    assert matrices < size < 2 * matrices  # a byte a weight, and not two
+
+
+def test_groups_survive_storage(make_model, tmp_path):
+    """Any number of scales a row loads: their shape says how many."""
+    from safetensors.torch import save_file
+
+    model = make_model(dtype=torch.float32)
+    save_folder(model, tmp_path, bits=None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    key = "model.layers.0.mlp.down_proj.weight"
+    original = tensors[key]
+    tensors[key], tensors[f"{key}.scale"] = quantize(original, 4, group=16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    loaded = ms.load(tmp_path, device="cpu").transformer.layers[0].mlp.down_proj.weight
+    assert torch.equal(loaded, dequantize(*quantize(original, 4, group=16)))

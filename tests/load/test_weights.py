@@ -1,0 +1,405 @@
+"""Loading: folders in Hugging Face's layout come in whole, and broken ones are named for what they are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import weakref
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import minispec as ms
+from minispec.load import folder as folders
+from minispec.load.folder import default_dtype, load_folder, read_tensors, save_folder
+
+
+@pytest.fixture
+def folder(tiny_folder, tmp_path):
+    """A fresh copy to break."""
+    return shutil.copytree(tiny_folder, tmp_path / "copy")
+
+
+def change(file, **keys) -> None:
+    """Edit a JSON file; None removes a key."""
+    data = json.loads(file.read_text()) | keys
+    file.write_text(json.dumps({key: value for key, value in data.items() if value is not None}))
+
+
+def shard(folder) -> list:
+    """Split model.safetensors into three shards with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, weight_map = sorted(tensors), {}
+    for n in range(3):
+        file = f"model-{n + 1:05}-of-00003.safetensors"
+        save_file({name: tensors[name] for name in names[n::3]}, folder / file)
+        weight_map |= dict.fromkeys(names[n::3], file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return sorted(folder.glob("model-*.safetensors"))
+
+
+def load(folder, **options) -> ms.Model:
+    return ms.load(folder, device="cpu", **options)
+
+
+def same(a: ms.Model, b: ms.Model) -> bool:
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    return torch.equal(a.transformer(tokens).logits, b.transformer(tokens).logits)
+
+
+# ---------------------------------------------------------------- what loads
+
+
+def test_a_folder_gives_the_whole_model(tiny_text, tokenizer):
+    assert tiny_text.config.vocab_size == tokenizer.get_vocab_size()
+    assert tiny_text.tokenizer.get_vocab() == tokenizer.get_vocab()
+    assert tiny_text.end_tokens == {0} and "assistant" in tiny_text.chat_template
+    assert tiny_text.decode(tiny_text.encode("The fox! 🦊")) == "The fox! 🦊"
+    assert tiny_text.decode([0, *tiny_text.encode("sea"), 2]) == "sea"  # markers are not text
+    expected = sum(p.numel() for p in tiny_text.transformer.parameters())
+    assert tiny_text.num_parameters == expected and "float64" in repr(tiny_text)
+
+
+def test_a_path_or_a_string(tiny_folder):
+    assert same(load(tiny_folder), load(str(tiny_folder)))
+
+
+def test_dtype(tiny_folder, make_model):
+    assert load(tiny_folder).dtype == torch.float32  # on a CPU, whatever the file holds
+    for dtype in (torch.float64, torch.bfloat16):
+        assert {p.dtype for p in load(tiny_folder, dtype=dtype).transformer.parameters()} == {dtype}
+    assert not any(p.requires_grad for p in load(tiny_folder).transformer.parameters())
+
+
+@pytest.mark.parametrize(
+    "capability, dtype",
+    [
+        ((6, 1), torch.float16),
+        ((7, 5), torch.float16),
+        ((8, 0), torch.bfloat16),
+        ((8, 9), torch.bfloat16),
+        ((9, 0), torch.bfloat16),
+        ((12, 0), torch.bfloat16),
+    ],
+)
+def test_the_dtype_follows_the_gpu(capability, dtype, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: asked.append(device) or capability)
+    assert default_dtype("cuda:1") == dtype and asked == [torch.device("cuda:1")]  # that GPU, not the current one
+    assert default_dtype("cpu") == default_dtype(torch.device("mps")) == torch.float32 and len(asked) == 1
+
+
+def test_a_dtype_may_be_named(tiny_folder):
+    for name in ("float64", "torch.float64", torch.float64):
+        assert load_folder(tiny_folder, dtype=name).dtype == torch.float64
+    for wrong in ("int8", "decimal", torch.int8, 3):
+        with pytest.raises(ValueError, match="dtype="):
+            load_folder(tiny_folder, dtype=wrong)
+
+
+def test_the_default_is_for_loading_without_a_dtype(tiny_folder, monkeypatch):
+    monkeypatch.setattr(folders, "default_dtype", lambda device: torch.float16)
+    assert load(tiny_folder).dtype == torch.float16
+    assert load(tiny_folder, dtype=torch.float64).dtype == torch.float64
+
+
+def test_shards_equal_one_file(folder, tiny_text):
+    assert len(shard(folder)) == 3
+    assert same(load(folder, dtype=torch.float64), tiny_text)
+
+
+def test_no_more_than_one_shard_is_held_beside_the_model(folder, tiny_text, monkeypatch):
+    """When a shard is read, nothing is left of what was read before, apart from its copy in the wanted precision."""
+    read, alive, read_file = [], [], folders._read_file
+
+    def counted(*arguments):
+        alive.append(sum(tensor() is not None for tensor in read))
+        found = read_file(*arguments)
+        read.extend(map(weakref.ref, found.values()))
+        return found
+
+    monkeypatch.setattr(folders, "_read_file", counted)
+    shard(folder)
+    model = load(folder, dtype=torch.float16)  # stored in float32
+    assert alive == [0, 0, 0] and len(read) > 9
+    assert sum(tensor() is not None for tensor in read) == 0
+    assert model.dtype == torch.float16
+
+
+def test_without_tokenizer_files_token_ids_are_the_prompt(folder, tiny_text):
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (folder / name).unlink()
+    model = load(folder, dtype=torch.float64)
+    assert model.tokenizer is None
+    out = ms.generate(model, [5, 6, 7], 9)
+    assert out.text is None and out.tokens == ms.generate(tiny_text, [5, 6, 7], 9).tokens
+    with pytest.raises(ValueError, match="tokenizer"):
+        model.decode([5])
+
+
+def test_end_tokens_come_from_the_generation_config_first(folder):
+    change(folder / "config.json", eos_token_id=4)
+    assert load(folder).end_tokens == {4}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert load(folder).end_tokens == {7, 9}
+    (folder / "generation_config.json").write_text("{}")
+    assert load(folder).end_tokens == {4}
+    change(folder / "config.json", eos_token_id=None)
+    assert load(folder).end_tokens == set()
+
+
+def test_a_template_in_its_own_file_wins(folder):
+    (folder / "chat_template.jinja").write_text("{{ messages[0].content }} – {{ eos_token }}")
+    assert load(folder).chat([{"role": "user", "content": "né"}]) == "né – <|end|>"
+
+
+def test_of_several_templates_the_default_one_is_taken(folder):
+    tools = {"name": "tool_use", "template": "tools"}
+    default = {"name": "default", "template": "{{ messages[0].role }}"}
+    change(folder / "tokenizer_config.json", chat_template=[tools, default])
+    assert load(folder).encode([{"role": "fox", "content": "x"}]) == load(folder).encode("fox")
+    for none in ([tools], [], ["default"], 5, {"default": "x"}):
+        change(folder / "tokenizer_config.json", chat_template=none)
+        with pytest.raises(ValueError, match="no chat template"):
+            load(folder).chat([{"role": "user", "content": "x"}])
+
+
+def test_a_template_that_is_no_text(folder):
+    (folder / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match=r"chat_template\.jinja is not readable"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("hidden_size", "wide"),
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("num_attention_heads", None),
+        ("num_hidden_layers", 2.5),
+        ("num_hidden_layers", True),
+        ("vocab_size", [320]),
+        ("rms_norm_eps", "small"),
+        ("rope_theta", -1),
+        ("rope_parameters", [1]),
+        ("rope_scaling", "linear"),
+        ("max_position_embeddings", -5),
+        ("eos_token_id", "end"),
+        ("eos_token_id", [0, None]),
+        ("eos_token_id", {"id": 0}),
+        ("eos_token_id", 1.5),
+    ],
+)
+def test_a_config_with_a_value_of_the_wrong_kind(folder, key, value):
+    raw = json.loads((folder / "config.json").read_text())
+    raw.pop("rope_parameters")
+    (folder / "config.json").write_text(json.dumps(raw | {key: value}))
+    with pytest.raises(ValueError, match=rf"config\.json .*{key}"):
+        load(folder)
+
+
+# ---------------------------------------------------------------- devices
+
+
+@pytest.mark.parametrize("device", ["cuda:77", "gpu", "cuda:x", "", "meta", 3.5])
+def test_a_device_that_is_not_here(folder, device):
+    with pytest.raises(ValueError, match=f"device='{device}'.*cpu"):
+        ms.load(folder, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is one")
+def test_no_gpu_is_said_before_anything_is_read(tmp_path):
+    for device in ("cuda", "cuda:0", torch.device("cuda")):
+        with pytest.raises(ValueError, match="torch sees none here"):
+            ms.load("no-such/model", device=device)
+
+
+def test_devices_that_are_here(folder):
+    for device in ("cpu", "cpu:0", torch.device("cpu"), None):
+        assert ms.load(folder, device=device).device.type in ("cpu", "cuda")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_tied_embeddings_are_one_tensor(make_model, tmp_path, tied):
+    model = make_model(tie_embeddings=tied)
+    save_folder(model, tmp_path, bits=None)
+    again = load(tmp_path, dtype=torch.float64)
+    assert (again.transformer.lm_head.weight is again.transformer.embed_tokens.weight) == tied
+    assert ("lm_head.weight" in load_file(tmp_path / "model.safetensors")) != tied
+    assert same(model, again) and again.num_parameters == model.num_parameters
+
+
+def test_a_reduced_vocabulary_is_stored(make_model, tmp_path):
+    model = make_model(head_vocab=6)
+    model.transformer.head_ids.copy_(torch.tensor([9, 3, 60, 33, 1, 40]))
+    save_folder(model, tmp_path, bits=None)
+    again = load(tmp_path, dtype=torch.float64)
+    assert again.transformer.head_ids.tolist() == [9, 3, 60, 33, 1, 40] and same(model, again)
+
+
+@pytest.mark.parametrize("head_vocab", [None, 6])
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_draft_may_borrow_its_targets_embedding(make_model, tmp_path, head_vocab, tied):
+    """With no head of its own stored either, the head too is the target's embedding (its rows in the draft's list)."""
+    target = make_model(tie_embeddings=True)
+    draft = make_model(num_layers=1, tie_embeddings=tied, head_vocab=head_vocab)
+    save_folder(target, tmp_path / "target", bits=None)
+    save_folder(draft, tmp_path / "draft", bits=None, embeddings_from=str(tmp_path / "target"))
+    assert "model.embed_tokens.weight" not in load_file(tmp_path / "draft" / "model.safetensors")
+    assert same(load(tmp_path / "draft", dtype=torch.float64), draft)
+    if head_vocab:
+        file = tmp_path / "draft" / "model.safetensors"
+        tensors = load_file(file)
+        del tensors["lm_head.weight"]
+        save_file(tensors, file)
+        again = load(tmp_path / "draft").transformer
+        assert torch.equal(again.lm_head.weight, again.embed_tokens.weight[again.head_ids])
+
+
+def test_only_what_is_asked_for_is_read(tiny_folder):
+    assert set(read_tensors(tiny_folder, only={"norm.weight"})) == {"norm.weight"}
+
+
+# ---------------------------------------------------------------- what does not
+
+
+def test_an_unknown_name_lists_the_known_ones():
+    with pytest.raises(ValueError, match="no-such-model") as error:
+        ms.load("no-such-model")
+    assert "micro" in str(error.value) and "micro-draft" in str(error.value)
+
+
+def test_a_folder_without_config(folder):
+    (folder / "config.json").unlink()
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "\udcff not utf-8"])
+def test_a_config_that_is_no_json_object(folder, text):
+    (folder / "config.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError, match=r"config\.json"):
+        load(folder)
+
+
+def test_a_config_that_lacks_a_number(folder):
+    change(folder / "config.json", hidden_size=None)
+    with pytest.raises(ValueError, match="hidden_size"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    "keys, named",
+    [
+        (dict(model_type="mamba"), "mamba"),
+        (dict(model_type="gemma2"), "gemma2"),
+        (dict(model_type="deepseek_v3", n_routed_experts=8), "n_routed_experts=8"),
+        (dict(model_type="qwen3", num_experts=64), "num_experts=64"),
+        (dict(quantization_config=dict(quant_method="fp8")), "quant_method='fp8'"),
+        (
+            dict(quantization_config=dict(quant_method="compressed-tensors", format="pack-quantized")),
+            "compressed-tensors",
+        ),
+        (dict(hidden_act="relu"), "relu"),
+        (dict(rope_parameters=dict(rope_type="yarn", rope_theta=1e4, factor=2.0)), "yarn"),
+    ],
+)
+def test_an_unsupported_architecture(folder, keys, named):
+    change(folder / "config.json", **keys)
+    with pytest.raises(ValueError, match=f"{named}.*supported"):
+        load(folder)
+
+
+def test_a_folder_without_weights(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(ValueError, match="safetensors"):
+        load(folder)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.01, 0.5, 0.999])
+def test_truncated_weights(folder, keep):
+    file = folder / "model.safetensors"
+    data = file.read_bytes()
+    file.write_bytes(data[: int(keep * len(data))])
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(folder)
+
+
+def test_weights_that_are_something_else(folder):
+    (folder / "model.safetensors").write_text("<html>404 not found</html>" * 50)
+    with pytest.raises(ValueError, match=r"model\.safetensors is damaged"):
+        load(folder)
+
+
+def test_a_missing_shard(folder):
+    gone = shard(folder)[1]
+    gone.unlink()
+    with pytest.raises(ValueError, match=gone.name):
+        load(folder)
+
+
+def test_a_truncated_shard(folder):
+    broken = shard(folder)[2]
+    broken.write_bytes(broken.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=broken.name):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["{}", "{", "[]"])
+def test_a_broken_index(folder, text):
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(ValueError, match=r"index\.json"):
+        load(folder)
+
+
+def test_a_missing_tensor(folder):
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ValueError, match=r"layers\.1\.mlp\.up_proj"):
+        load(folder)
+
+
+def test_a_tensor_that_the_config_does_not_account_for(folder):
+    """A bias that nobody would add, or a scale that nobody would multiply with: silently wrong, so refused."""
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    save_file(tensors | {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}, file)
+    load(folder)  # what older files carry is computed here
+    for key in ("model.layers.0.self_attn.q_proj.bias", "model.layers.1.mlp.up_proj.weight_scale"):
+        save_file(tensors | {key: torch.ones(4)}, file)
+        with pytest.raises(ValueError, match=f"{key.removeprefix('model.')}.*give"):
+            load(folder)
+
+
+def test_a_shape_that_the_config_contradicts(folder):
+    change(folder / "config.json", intermediate_size=40)
+    with pytest.raises(ValueError, match=r"mlp.*48.*40"):
+        load(folder)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "not json"])
+def test_a_broken_tokenizer(folder, text):
+    (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(ValueError, match=r"tokenizer\.json"):
+        load(folder)
+
+
+def test_a_compressed_file_is_the_same_file(tmp_path, make_model):
+    model = make_model(dtype=torch.float32)
+    save_folder(model, tmp_path / "plain", bits=8)
+    shutil.copytree(tmp_path / "plain", tmp_path / "small")
+    file = tmp_path / "small" / "model.safetensors"
+    compressed = file.with_name("model.safetensors.gz")
+    compressed.write_bytes(gzip.compress(file.read_bytes()))
+    file.unlink()
+    plain, small = (load_folder(tmp_path / name).transformer.state_dict() for name in ("plain", "small"))
+    assert plain.keys() == small.keys() and all(torch.equal(plain[key], small[key]) for key in plain)
+    compressed.write_bytes(compressed.read_bytes()[:-100])
+    with pytest.raises(ValueError, match="damaged"):
+        load_folder(tmp_path / "small")
