@@ -1,8 +1,9 @@
 # minispec needs Python 3.10 or later and make; everything else goes into .venv.
 #
 #   make lab     set up, then open the course in JupyterLab
-#   make test    set up, then everything: lint, tests, notebooks, browser
-#   make quick   the tests of a minute or two: no notebooks, no browser, no download
+#   make test    set up, then what has to pass: lint, tests, notebooks, three lessons and the site in a browser
+#   make quick   the tests of the core, a minute: no subprocess, no browser, no download
+#   make nightly the long tail: stored wrong answers, every lesson in a browser, kernels in the interpreter
 #   make demo    watch a draft and its target tell a story in the terminal
 #   make site    set up, then build the course as web pages: site/index.html
 #   make lint    ruff, both as linter and as formatter
@@ -17,7 +18,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-.PHONY: lab demo site test quick lint clean
+.PHONY: lab demo site test quick nightly lint clean
 
 lab: $(VENV)/.installed-course
 	@$(BIN)/minispec lab
@@ -30,14 +31,17 @@ site: $(VENV)/.installed-site
 
 # One thread per worker: two test workers with two torch threads each would fight for two cores. Compiled files are kept,
 # whatever the environment says: tests start dozens of processes, and each would compile the package again.
-test quick: export OMP_NUM_THREADS = 1
-test quick: export PYTHONDONTWRITEBYTECODE =
+test quick nightly: export OMP_NUM_THREADS = 1
+test quick nightly: export PYTHONDONTWRITEBYTECODE =
 
 test: lint
-	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 tests notebooks
+	$(PYTEST) --nbval --nbval-current-env --nbval-cell-timeout=120 -m "not nightly" tests notebooks solutions
 
 quick: $(VENV)/.installed-dev
-	$(PYTEST) -p no:nbval -m "not slow and not browser and not model" tests
+	$(PYTEST) -p no:nbval -m "not slow and not nightly" tests/core
+
+nightly: $(VENV)/.installed-dev
+	$(PYTEST) -p no:nbval -m nightly tests
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -5,14 +5,8 @@ from __future__ import annotations
 import shutil
 from importlib.util import find_spec
 
-# A stepper with its play button, the editor that is JavaScript of our own, pages of HTML, plotly figures, and one of a
-# thousand bars.
-DRIVEN = (
-    "00_start_here.ipynb",
-    "06_rejection_sampling.ipynb",
-    "11_speculation_in_a_server.ipynb",
-    "13_near_the_limit.ipynb",
-)
+# A stepper with its play button, the editor that is JavaScript of our own, and a control room with a real engine.
+DRIVEN = ("00_start_here.ipynb", "06_rejection_sampling.ipynb", "11_speculation_in_a_server.ipynb")
 
 
 OWN = ".minispec-panel, .minispec-predict"  # what the course adds to a page of JupyterLab

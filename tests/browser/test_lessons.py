@@ -1,7 +1,7 @@
 """Lessons opened in JupyterLab and run from top to bottom in a real browser; every widget in them moved once.
 
-Four lessons by default: with MINISPEC_SCREENSHOTS=FOLDER all of them, and the pictures go there; those of the widgets,
-light and dark, at 900 and 1,600 pixels, to its folder "widgets". How long each widget took to follow is printed
+Three lessons in make test, all of them in make nightly. With MINISPEC_SCREENSHOTS=FOLDER the pictures go there; those of
+the widgets, light and dark, at 900 and 1,600 pixels, to its folder "widgets". How long each widget took to follow is printed
 (pytest -s) and kept as a property of the test. It is not judged: a busy machine is no bug.
 """
 
@@ -18,7 +18,7 @@ from minispec_course.build.spoilers import uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 EVERY = sorted(file.name for file in (ROOT / "notebooks").glob("*.ipynb"))
-LESSONS = EVERY if "MINISPEC_SCREENSHOTS" in os.environ else DRIVEN
+LESSONS = [pytest.param(name, marks=[] if name in DRIVEN else pytest.mark.nightly) for name in EVERY]
 SHOW = {"00_start_here.ipynb": "## Predict"}  # what is worth a picture; otherwise the top
 
 
