@@ -1,8 +1,8 @@
 """Lessons opened in JupyterLab and run from top to bottom in a real browser; every widget in them moved once.
 
-Three lessons in make test, all of them in make nightly. With MINISPEC_SCREENSHOTS=FOLDER the pictures go there; those of
-the widgets, light and dark, at 900 and 1,600 pixels, to its folder "widgets". How long each widget took to follow is printed
-(pytest -s) and kept as a property of the test. It is not judged: a busy machine is no bug.
+Three lessons in make test, all of them in make nightly. With MINISPEC_SCREENSHOTS=FOLDER the pictures go there; those
+of the widgets, light and dark, at 900 and 1,600 pixels, to its folder "widgets". How long each widget took to follow is
+printed (pytest -s) and kept as a property of the test. It is not judged: a busy machine is no bug.
 """
 
 from __future__ import annotations
