@@ -1,4 +1,4 @@
-"""The house rules: a budget for every room, what may import what, versions that agree, a README that names what is there.
+"""The house rules: a budget for every room, what may import what, versions that agree, a README whose links hold.
 
 `pytest -s tests/test_project.py` prints the lines of every room beside its budget.
 """
