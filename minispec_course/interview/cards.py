@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from .cheatsheet import cells_of
-from .plain_markdown import inline
 from .question import Question
 from .questions import topics
+from .sheets import MARKDOWN, cells_of
 
 COLUMNS, ROWS = 2, 4
 NUMBERS = 2  # on a card
@@ -36,7 +35,7 @@ def front(question: Question) -> str:
 
 def back(question: Question) -> str:
     """The spoken answer, the numbers to remember, what raises and what sinks."""
-    numbers = "".join(f"<li>{escape(name)}: {inline(value)}</li>" for name, value in _numbers(question))
+    numbers = "".join(f"<li>{escape(name)}: {MARKDOWN.renderInline(value)}</li>" for name, value in _numbers(question))
     parts = [
         f"<small>{escape(_label(question))} · lesson {escape(question.lesson)}</small><p>{escape(question.spoken)}</p>",
         f"<ul>{numbers}</ul>" if numbers else "",

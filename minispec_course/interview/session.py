@@ -5,11 +5,13 @@
         session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
 
 A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
-A Figure is a number of its answer and is graded by itself.
+A Figure is a number of its answer, and the program checks it.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import math
 import random
 import time
@@ -18,13 +20,18 @@ from dataclasses import dataclass
 
 from fsrs import Rating
 
+from minispec import theory
+
+from .expressions import readings
 from .question import LEVELS, Number, Question, reached
-from .questions import topics
+from .questions import lesson, topics
 from .schedule import Schedule, place
-from .stated import Judged, asks_again, judge
 
 MINUTES = 20  # of a drill, unless you want others
 FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
+LINES = 6  # of a reading list: more is not read
+
+# ---- what is asked --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -53,20 +60,34 @@ class Talk:
         return self.question.id
 
     @property
+    def topic(self) -> str:
+        return self.question.topic
+
+    @property
+    def spoken(self) -> str:
+        return self.question.spoken
+
+    @property
+    def turns(self) -> list[tuple[str, str, str]]:
+        """What comes after the question: (group, what is said, what a good reply contains)."""
+        turns = [(FOLLOW_UP, each.question, each.short) for each in self.question.follow_ups]
+        return turns + [(PUSH_BACK, each.says, each.reply) for each in self.question.push_backs]
+
+    @property
     def asks(self) -> list[str]:
-        question = self.question
-        asked = [question.question, *(follow_up.question for follow_up in question.follow_ups)]
-        return asked + [push_back.says for push_back in question.push_backs]
+        return [self.question.question, *(says for _, says, _ in self.turns)]
 
     @property
     def rubric(self) -> list[Box]:
         """What can be ticked. The levels come first, so that they can be counted off."""
         question, must = self.question, self.question.must_haves
         boxes = [Box(level, point, point in must) for level in self.levels for point in question.level(level)]
-        boxes += [Box(FOLLOW_UP, f"{asked.question} → {asked.short}") for asked in question.follow_ups]
-        boxes += [Box(PUSH_BACK, f"{push_back.says} → {push_back.reply}") for push_back in question.push_backs]
+        boxes += [Box(group, f"{says} → {reply}") for group, says, reply in self.turns if reply]
         boxes += [Box(RAISES, tell) for tell in question.raises]
         return boxes + [Box(SINKS, tell) for tell in question.sinks]
+
+    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
+        return Said(self, frozenset(boxes), tuple(texts))
 
 
 @dataclass(frozen=True)
@@ -75,6 +96,9 @@ class Figure:
 
     number: Number
     question: Question | None = None
+    about: str = ""  # the topic, where there is no question
+    given: str = ""  # said before it is asked for
+    begin: str = ""  # how we would begin, shown with the solution
     minutes = 1
 
     @property
@@ -82,14 +106,17 @@ class Figure:
         return self.question and f"{self.question.id}: {self.number.expression}"
 
     @property
+    def topic(self) -> str:
+        return self.question.topic if self.question else self.about
+
+    @property
     def asks(self) -> list[str]:
-        return [f"Give a number: {self.number.name}."]
+        return [f"{self.given} Give a number: {self.number.name}.".strip()]
 
 
 Item = Talk | Figure
 
-
-# ---- answers --------------------------------------------------------------------------------------------------------
+# ---- what was answered ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -98,7 +125,7 @@ class Said:
 
     item: Talk
     ticked: frozenset[int]
-    texts: tuple[str, ...] = ()  # what was typed
+    texts: tuple[str, ...] = ()  # what was typed, one for each of the item's asks
 
     def boxes(self, *groups: str, ticked: bool = True) -> list[str]:
         """The lines of these groups that were said, or that were not."""
@@ -129,18 +156,46 @@ class Said:
 
 @dataclass(frozen=True)
 class Computed:
-    """A Figure, and what was made of the reply."""
+    """A Figure, and what was typed."""
 
     item: Figure
-    judged: Judged
+    text: str
 
     @property
     def right(self) -> bool:
-        return self.judged.right
+        return self.item.number.is_stated_by(self.text)
 
     @property
     def rating(self) -> Rating:
         return Rating.Good if self.right else Rating.Again
+
+    @property
+    def verdict(self) -> str:
+        """One line: right or wrong, and what it is."""
+        number, said = self.item.number, self.text.strip() or "no number"
+        unit = f" {number.unit}" if number.unit else ""
+        return f"{'right' if self.right else 'wrong'}: {digits(number.computed)}{unit} (you said {said})"
+
+    @property
+    def solution(self) -> list[str]:
+        """How we would begin, the expression, and the formulas of theory.py in it."""
+        number = self.item.number
+        names = [node.id for node in ast.walk(ast.parse(number.expression)) if isinstance(node, ast.Name)]
+        known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(theory, name))]
+        lines = [self.item.begin] if self.item.begin else []
+        lines += [f"{number.expression} = {digits(number.computed)} {number.unit}".rstrip()]
+        return lines + [f"{name}: {formula(name)}" for name in known]
+
+
+def digits(value: float) -> str:
+    """Three figures, never in powers of ten: 0.05, 2.77, 1,840."""
+    shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.10f}".rstrip("0").rstrip(".") if "e" in shown else shown
+
+
+def formula(name: str) -> str:
+    """What the docstring of a formula begins with."""
+    return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
 
 
 # ---- choosing -------------------------------------------------------------------------------------------------------
@@ -158,12 +213,13 @@ def choose(
 
     A question that is new brings one of its numbers along. The seed shuffles what is new.
     """
-    levels = _known_levels(levels)
+    if not levels or not set(levels) <= set(LEVELS):
+        raise ValueError(f"levels={levels!r}: give some of {', '.join(LEVELS)}")
     if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
         raise ValueError(f"minutes={minutes!r}: give a number > 0")
-    for topic in wanted:
-        if topic not in topics(bank):
-            raise ValueError(f"topics={topic!r} is not in the bank: give some of {', '.join(topics(bank))}")
+    if unknown := [topic for topic in wanted if topic not in topics(bank)]:
+        raise ValueError(f"topics={unknown[0]!r} is not in the bank: give some of {', '.join(topics(bank))}")
+    levels = tuple(level for level in LEVELS if level in levels)
     asked = [question for question in bank.values() if not wanted or question.topic in wanted]
     talks = [Talk(question, levels) for question in asked]
     figures = [Figure(number, question) for question in asked for number in question.numbers]
@@ -171,34 +227,20 @@ def choose(
     due = sorted((item for item in seen if schedule.is_due(item.key)), key=lambda item: schedule.urgency(item.key))
     later = sorted((item for item in seen if item not in due), key=lambda item: schedule.due(item.key))
 
-    keys = {topic: [i.key for i in (*talks, *figures) if i.question.topic == topic] for topic in topics(bank)}
+    keys = {topic: [item.key for item in (*talks, *figures) if item.topic == topic] for topic in topics(bank)}
     dice = random.Random(seed)
     dice.shuffle(talks)
     new: list[Item] = []
-    for talk in sorted(talks, key=lambda talk: -schedule.difficulty(keys[talk.question.topic])):  # stable: shuffled
+    for talk in sorted(talks, key=lambda talk: -schedule.difficulty(keys[talk.topic])):  # stable: shuffled
         numbers = [f for f in figures if f.question is talk.question and not schedule.seen(f.key)]
         new += [talk] * (not schedule.seen(talk.key)) + ([dice.choice(numbers)] if numbers else [])
-    return _fill(minutes, [*due, *new, *later])
-
-
-def _fill(minutes: float, items: Iterable[Item]) -> list[Item]:
-    """As many as fit, and at least one."""
-    chosen: list[Item] = []
-    for item in items:
+    chosen: list[Item] = []  # as many as fit, and at least one
+    for item in (*due, *new, *later):
         if chosen and item.minutes > minutes:
             break
         chosen.append(item)
         minutes -= item.minutes
     return chosen
-
-
-def _known_levels(levels: Sequence[str]) -> tuple[str, ...]:
-    for level in levels:
-        if level not in LEVELS:
-            raise ValueError(f"levels={level!r}: give some of {', '.join(LEVELS)}")
-    if not levels:
-        raise ValueError(f"levels={levels!r}: give at least one of {', '.join(LEVELS)}")
-    return tuple(level for level in LEVELS if level in levels)
 
 
 # ---- a sitting ------------------------------------------------------------------------------------------------------
@@ -215,15 +257,28 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.items, self.minutes, self.schedule = list(items), minutes, schedule
-        self.results: list[Said | Computed] = []
-        self.times: list[float] = []  # minutes from the start to each answer
+        self.results: list = []
         self.place, self.over = 0, False
-        self._clock, self._began = clock, clock()
+        self._clock, self._used, self._since = clock, 0.0, clock()
+
+    # ---- the clock
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
 
     @property
     def elapsed(self) -> float:
-        """Minutes."""
-        return (self._clock() - self._began) / 60
+        """Minutes that the clock has counted."""
+        return (self._used + (self._clock() - self._since if self.running else 0.0)) / 60
+
+    def stop_clock(self) -> None:
+        self._used, self._since = 60 * self.elapsed, None
+
+    def start_clock(self) -> None:
+        self._since = self._clock() if self._since is None else self._since
+
+    # ---- questions and answers
 
     @property
     def current(self) -> Item | None:
@@ -232,15 +287,15 @@ class Session:
 
     def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
         """The rubric of the current Talk was ticked."""
-        return self.note(Said(self.current, frozenset(boxes), tuple(text for text in texts if text.strip())))
+        return self.note(self.current.said(boxes, texts))
 
     def computed(self, text: str) -> Computed:
         """The current Figure was answered."""
-        return self.note(Computed(self.current, judge(self.current.number, text)))
+        return self.note(Computed(self.current, text))
 
-    def asks_again(self, text: str) -> str:
-        """What to say to a reply in which no number can be read, or more than one; "" if there is one or no reply."""
-        return asks_again(judge(self.current.number, text)) if text.strip() else ""
+    def can_read(self, text: str) -> bool:
+        """Whether a reply to the current Figure is a number, or empty."""
+        return not text.strip() or bool(readings(text, self.current.number.unit))
 
     def skip(self) -> None:
         """On to the next. What has no result comes again as if it had not been asked."""
@@ -250,7 +305,6 @@ class Session:
     def note(self, result):
         """An answer to the current item."""
         self.results.append(result)
-        self.times.append(self.elapsed)
         self.skip()
         if self.schedule and result.item.key:
             self.schedule.review(result.item.key, result.rating)
@@ -272,3 +326,56 @@ def start(
     schedule = Schedule(place()) if schedule is None else schedule
     seed = random.SystemRandom().randrange(10_000) if seed is None else seed
     return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
+
+
+# ---- what came out of it --------------------------------------------------------------------------------------------
+
+
+def topic_levels(session: Session) -> dict[str, str]:
+    """Topic → the level that at least half of its questions reached."""
+    by_topic: dict[str, list[Said]] = {}
+    for said in session.all(Said):
+        by_topic.setdefault(said.item.topic, []).append(said)
+    ranked = {topic: sorted(saids, key=lambda said: said.reached) for topic, saids in by_topic.items()}
+    return {topic: saids[(len(saids) - 1) // 2].level for topic, saids in ranked.items()}
+
+
+def weak(session: Session) -> list[Question]:
+    """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < len(r.item.levels)]
+    wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
+    ranked = sorted(short + wrong, key=lambda pair: pair[0])
+    return list({question.id: question for _, question in ranked}.values())
+
+
+def reading(session: Session) -> list[str]:
+    """What to read next, a line for each lesson with the functions to look at."""
+    by_lesson: dict[str, list[str]] = {}
+    for question in weak(session):
+        functions = by_lesson.setdefault(question.lesson, [])
+        if question.function not in functions:
+            functions.append(question.function)
+    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
+
+
+def summary(session: Session) -> list[str]:
+    """The end of a drill, as lines of Markdown."""
+    if not session.results:
+        return ["Nothing was answered, so nothing has changed."]
+    talks, figures = session.all(Said), session.all(Computed)
+    asked = [count(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
+    lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
+    if levels := topic_levels(session):
+        lines += ["Level reached:", "", *(f"- {topic}: {level}" for topic, level in levels.items()), ""]
+    if figures:
+        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
+    for title, group in (("What an interviewer liked:", RAISES), ("What sinks you:", SINKS)):
+        tells = [tell for said in talks for tell in said.boxes(group)]
+        lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
+    if again := reading(session):
+        return [*lines, "Read next:", "", *(f"- {line}" for line in again)]
+    return [*lines, "Nothing to read up on: raise the level, or take another topic."]
