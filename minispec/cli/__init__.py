@@ -267,7 +267,7 @@ def mock(args) -> int:
 
     require_writable("out", args.out)  # now, not after 45 minutes
     kept = schedule.Schedule(schedule.place())
-    interview = mock_interview.start_mock(load(args.bank), args.level, args.format, args.seed, kept)
+    interview = mock_interview.Interview(load(args.bank), args.level, args.format, args.seed, kept)
     return terminal.mock(interview, out=args.out)
 
 

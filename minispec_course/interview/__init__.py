@@ -15,23 +15,10 @@ from .. import require_extra
 
 require_extra()
 
-from .question import LEVELS, BankError, Question, bars
+from .question import LEVELS, BankError
 from .questions import card, load, problems, topics, topics_table
 
-__all__ = [
-    "LEVELS",
-    "BankError",
-    "Question",
-    "bars",
-    "card",
-    "daily",
-    "drill",
-    "load",
-    "mock",
-    "problems",
-    "topics",
-    "topics_table",
-]
+__all__ = ["LEVELS", "BankError", "card", "daily", "drill", "load", "mock", "problems", "topics", "topics_table"]
 Bank = str | Path | None  # a file or a folder
 
 
@@ -67,11 +54,11 @@ def mock(level: str = "L5", format: str = "concept", seed: int | None = None, ba
     Formats: concept (45 minutes), design (60), coding (60) and experience (45). It ends with a page of what you ticked,
     which is kept as `out`, or as exams/mock-N.md.
     """
-    from .mock_interview import start_mock
+    from .mock_interview import Interview
     from .schedule import Schedule, place
     from .widget import Begin
 
     def begin():
-        return start_mock(load(bank), level, format, seed, Schedule(place()))
+        return Interview(load(bank), level, format, seed, Schedule(place()))
 
     return Begin(begin, begin().opening, out and Path(out))

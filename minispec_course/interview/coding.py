@@ -30,23 +30,18 @@ class Code:
     key, question, topic, spoken = None, None, "coding", ""
 
     @property
-    def minutes(self) -> int:
-        from ..exercises.exercise import find
-
-        return find(self.exercise).minutes
-
-    @property
     def task(self) -> str:
         """What to do; the notebook is written when it is first asked for."""
         from ..exercises.exercise import find
 
-        self.file = self.file or self._write_notebook()
+        exercise = find(self.exercise)
+        self.file = self.file or self._write_notebook(exercise.minutes)
         return (
-            f"Please write this function: {find(self.exercise).title}. Open {self.file}, say what you try before you "
-            f"type it, fill it in and save the notebook. Take up to {self.minutes} minutes."
+            f"Please write this function: {exercise.title}. Open {self.file}, say what you try before you type it, "
+            f"fill it in and save the notebook. Take up to {exercise.minutes} minutes."
         )
 
-    def _write_notebook(self) -> Path:
+    def _write_notebook(self, minutes: int) -> Path:
         """This one exercise, without hints, as mock-N.ipynb beside the exams."""
         from ..check import exam
 
@@ -54,7 +49,7 @@ class Code:
         while (file := folder / f"mock-{number}.ipynb").exists():
             number += 1
         folder.mkdir(parents=True, exist_ok=True)
-        return exam.start(self.minutes, self.seed, [self.exercise], out=file)
+        return exam.start(minutes, self.seed, [self.exercise], out=file)
 
     def check(self) -> str:
         """Run the notebook as it was last saved. Keeps the outcome, returns what the check said."""

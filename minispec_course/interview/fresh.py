@@ -10,10 +10,10 @@ import random
 from functools import cache
 
 from .expressions import evaluate
-from .question import LEVELS, Number, Question
+from .question import LEVELS, Number
 from .questions import FOLDER, read_yaml
 from .schedule import Schedule, place
-from .session import Figure, Session
+from .session import Bank, Figure, Session
 
 MINUTES, DUE = 10, 4  # of a daily sitting, and the most numbers in it that are due
 
@@ -51,16 +51,14 @@ def derivation(dice: random.Random, level: str) -> list[Figure]:
     return [first, *(Figure(number, about=entry["name"]) for number in numbers[1:])]
 
 
-def daily(
-    bank: dict[str, Question], seed: int | None = None, schedule: Schedule | None = None, minutes: float = MINUTES
-) -> Session:
-    """Numbers that are due, then fresh ones, until the minutes are full; no two of them are the same."""
+def daily(bank: Bank, seed: int | None = None, schedule: Schedule | None = None) -> Session:
+    """Numbers that are due, then fresh ones, until ten minutes are full; no two of them are the same."""
     schedule = Schedule(place()) if schedule is None else schedule
     dice = random.Random(random.SystemRandom().randrange(10_000) if seed is None else seed)
     figures = [Figure(number, question) for question in bank.values() for number in question.numbers]
     due = sorted((f for f in figures if schedule.is_due(f.key)), key=lambda f: schedule.urgency(f.key))
     items = due[:DUE]
-    while sum(item.minutes for item in items) + 1 <= minutes:
+    while sum(item.minutes for item in items) + 1 <= MINUTES:
         if (item := fresh_number(dice)) not in items:
             items.append(item)
-    return Session(items, minutes, schedule)
+    return Session(items, MINUTES, schedule)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from .expressions import evaluate, last_digit, literals, quantities, readings
 
 LEVELS = ("L4", "L5", "L6")
-KINDS = ("concept", "derivation", "estimation", "design", "debugging", "coding", "behavioural")
 LESSONS = (*(f"{n:02}" for n in range(18)), "appendix")  # as the files of course/lessons begin
 
 
@@ -64,7 +63,7 @@ class Case:
     minutes: int
     requirements: tuple[str, ...]
     whiteboard: tuple[str, ...]  # boxes for the candidate to fill
-    changes: tuple[PushBack, ...]  # requirements that the interviewer changes half-way; the reply may be ""
+    changes: tuple[PushBack, ...]  # requirements that the interviewer changes half-way
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,6 @@ class Question:
     must: tuple[str, ...] = ()  # L5.2: the second point of L5 is a must-have, see `reached`
     source: tuple[str, ...] = ()
     file: str = ""
-
-    def __post_init__(self):
-        for name in self.must:
-            level, _, number = name.partition(".")
-            if level not in LEVELS or not number.isdecimal() or not 1 <= int(number) <= len(self.level(level)):
-                raise ValueError(f".must: {name!r} is no point; the second one of L5 is L5.2")
 
     @property
     def must_haves(self) -> frozenset[str]:

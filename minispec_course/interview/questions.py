@@ -19,155 +19,25 @@
       function: minispec.theory.expected_tokens
       source: [C.k-formula]          # items of coverage.yaml; none for a question of our own
 
-`load` refuses a bank with a mistake in it and names every one by file, entry and field. A teacher's own files follow
-the same rules.
+`load` refuses a bank with a mistake in it and names every one by file, entry and field (schema.yaml has the fields). A
+teacher's own files follow the same rules.
 """
 
 from __future__ import annotations
 
 import importlib
-import re
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, fields, replace
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
 import yaml
+from jsonschema import Draft202012Validator
 
-from .question import KINDS, LESSONS, LEVELS, BankError, Case, Fact, FollowUp, Number, PushBack, Question, unexplained
+from .question import LEVELS, BankError, Case, Fact, FollowUp, Number, PushBack, Question, unexplained
 
 FOLDER = Path(__file__).parent
 ROOT = FOLDER.parents[1]
-POINTS, SPOKEN, PUSH_BACKS = (3, 4), (40, 90), 2  # points of a level, words of a spoken answer, the fewest push-backs
-
-# ---- the rules for one field: what a value becomes, or a ValueError that says what would do -------------------------
-
-
-def _rule(should: str, fits: Callable[[object], bool]):
-    def read(value):
-        if not fits(value):
-            raise ValueError(f": {value!r} should be {should}")
-        return value.strip() if isinstance(value, str) else value
-
-    return read
-
-
-def _one_of(*allowed: str):
-    return _rule(f"one of {', '.join(allowed)} (a text, in quotes)", lambda value: value in allowed)
-
-
-def _matching(pattern: str, should: str):
-    return _rule(should, lambda value: isinstance(value, str) and bool(re.fullmatch(pattern, value)))
-
-
-def _is_number(value, kinds=(int, float)) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
-
-
-TEXT = _rule(
-    "a text (put it in quotes if it looks like something else)", lambda value: isinstance(value, str) and value.strip()
-)
-NAME = _matching(r"[a-z0-9]+(-[a-z0-9]+)*", "small letters and digits, joined by hyphens")
-DOTTED = _matching(r"minispec(\.\w+)+", "a name in the package, as in minispec.theory.speedup")
-REAL = _rule("a number", _is_number)
-FLAG = _rule("true or false", lambda value: isinstance(value, bool))
-MINUTES = _rule("a whole number of minutes", lambda value: _is_number(value, int) and value >= 1)
-
-
-def _spoken(value) -> str:
-    words, (fewest, most) = len(TEXT(value).split()), SPOKEN
-    if not fewest <= words <= most:
-        raise ValueError(f": {words} words; an answer that is spoken has {fewest} to {most}")
-    return TEXT(value)
-
-
-def _list_of(read, least: int = 1, most: int | None = None):
-    size = f"{least} to {most}" if most else f"at least {least}"
-
-    def read_all(value) -> tuple:
-        if not isinstance(value, list) or not least <= len(value) <= (most or len(value)):
-            raise ValueError(f": {value!r} should be a list with {size} entries")
-        return tuple(_within(f"[{i}]", read, item) for i, item in enumerate(value))
-
-    return read_all
-
-
-def _within(where: str, read, value):
-    """Read a part; its mistakes say where they are."""
-    try:
-        return read(value)
-    except ValueError as error:
-        raise ValueError("\n".join(where + line for line in str(error).splitlines())) from None
-
-
-def _record(cls, rules: dict):
-    """A mapping with the fields of a dataclass."""
-    required = {field.name for field in fields(cls) if field.default is MISSING}
-
-    def read(value):
-        if not isinstance(value, dict):
-            raise ValueError(f": {value!r} should be a mapping with {', '.join(rules)}")
-        mistakes = [f".{name}: unknown field; there are {', '.join(rules)}" for name in value.keys() - rules.keys()]
-        mistakes += [f".{name}: missing" for name in rules if name in required and name not in value]
-        values = {}
-        for name in rules.keys() & value.keys():
-            try:
-                values[name] = _within(f".{name}", rules[name], value[name])
-            except ValueError as error:
-                mistakes.append(str(error))
-        if mistakes:
-            raise ValueError("\n".join(mistakes))
-        return cls(**values)
-
-    return read
-
-
-OBJECTION = _record(PushBack, {"says": TEXT, "reply": TEXT})
-NUMBER = _record(
-    Number, {"name": TEXT, "expression": TEXT, "value": REAL, "tolerance": REAL, "remember": FLAG, "unit": TEXT}
-)
-
-
-def _change(value) -> PushBack:
-    """With the reply that we would give, or, as a text, without."""
-    return PushBack(TEXT(value), "") if isinstance(value, str) else OBJECTION(value)
-
-
-def _number(value) -> Number:
-    number = NUMBER(value)
-    try:
-        computed = number.computed
-    except ValueError as error:
-        raise ValueError(f".expression: {error}") from None
-    if not abs(computed - number.value) <= number.within:
-        raise ValueError(f".value: {number.value}, but {number.expression} is {computed:.6g}")
-    return number
-
-
-TEXTS = _list_of(TEXT)
-CASE = {"minutes": MINUTES, "requirements": TEXTS, "whiteboard": TEXTS, "changes": _list_of(_change)}
-QUESTION = _record(
-    Question,
-    {
-        "id": NAME,
-        "topic": NAME,
-        "kind": _one_of(*KINDS),
-        "question": TEXT,
-        "spoken": _spoken,
-        **dict.fromkeys(LEVELS, _list_of(TEXT, *POINTS)),
-        "raises": TEXTS,
-        "sinks": TEXTS,
-        "push_backs": _list_of(OBJECTION, least=PUSH_BACKS),
-        "follow_ups": _list_of(_record(FollowUp, {"question": TEXT, "short": TEXT}), least=0),
-        "numbers": _list_of(_number, least=0),
-        "facts": _list_of(_record(Fact, {"values": _list_of(REAL), "note": TEXT}), least=0),
-        "case": _record(Case, CASE),
-        "lesson": _one_of(*LESSONS),
-        "function": DOTTED,
-        "must": _list_of(TEXT, least=0),
-        "source": _list_of(TEXT, least=0),
-    },
-)
+SPOKEN = (40, 90)  # words of an answer
 
 # ---- files ----------------------------------------------------------------------------------------------------------
 
@@ -191,21 +61,54 @@ def read_yaml(file: Path):
         raise BankError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(read_yaml(FOLDER / "schema.yaml"))
+
+
+def _mistakes(entry: object) -> Iterator[str]:
+    """What is wrong with an entry, each with its field."""
+    found = sorted(_validator().iter_errors(entry), key=lambda error: error.json_path)
+    yield from (f"{error.json_path.removeprefix('$.')}: {error.message}" for error in found)
+    if found:
+        return
+    words, (fewest, most) = len(entry["spoken"].split()), SPOKEN
+    if not fewest <= words <= most:
+        yield f"spoken: {words} words; an answer that is spoken has {fewest} to {most}"
+    for i, number in enumerate(Number(**given) for given in entry.get("numbers", ())):
+        try:
+            if not abs(number.computed - number.value) <= number.within:
+                yield f"numbers[{i}].value: {number.value}, but {number.expression} is {number.computed:.6g}"
+        except ValueError as error:
+            yield f"numbers[{i}].expression: {error}"
+    for level, place in (name.split(".") for name in entry.get("must", ())):
+        if int(place) > len(entry[level]):
+            yield f"must: {level}.{place} is no point; the second one of {level} is {level}.2"
+
+
+def _question(entry: dict, file: Path) -> Question:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    for name, kind in (("push_backs", PushBack), ("follow_ups", FollowUp), ("numbers", Number)):
+        values[name] = tuple(kind(**each) for each in entry.get(name, ()))
+    values["facts"] = tuple(Fact(tuple(each["values"]), each["note"]) for each in entry.get("facts", ()))
+    if case := entry.get("case"):
+        changes = tuple(PushBack(**each) for each in case["changes"])
+        values["case"] = Case(case["minutes"], tuple(case["requirements"]), tuple(case["whiteboard"]), changes)
+    return Question(**values, file=str(file))
+
+
 def read_file(file: Path) -> list[Question]:
     """The questions of one file. Raises BankError with all its mistakes."""
     entries = read_yaml(file)
     if not isinstance(entries, list) or not entries:
         raise BankError(f"{file}: should be a list of questions, each beginning with '- id:'")
-    questions, mistakes = [], []
+    found = []
     for i, entry in enumerate(entries, start=1):
-        name = entry.get("id", f"number {i}") if isinstance(entry, dict) else f"number {i}"
-        try:
-            questions.append(replace(QUESTION(entry), file=str(file)))
-        except ValueError as error:
-            mistakes += [f"{file}: entry {name}, {line.lstrip('.: ')}" for line in str(error).splitlines()]
-    if mistakes:
-        raise BankError("\n".join(mistakes))
-    return questions
+        name = (isinstance(entry, dict) and entry.get("id")) or f"number {i}"
+        found += [f"{file}: entry {name}, {mistake}" for mistake in _mistakes(entry)]
+    if found:
+        raise BankError("\n".join(found))
+    return [_question(entry, file) for entry in entries]
 
 
 def load(extra: str | Path | None = None) -> dict[str, Question]:

@@ -15,7 +15,7 @@ import inspect
 import math
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fsrs import Rating
@@ -27,6 +27,7 @@ from .question import LEVELS, Number, Question, reached
 from .questions import lesson, topics
 from .schedule import Schedule, place
 
+Bank = dict[str, Question]  # by id
 MINUTES = 20  # of a drill, unless you want others
 FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
 LINES = 6  # of a reading list: more is not read
@@ -66,6 +67,11 @@ class Talk:
     @property
     def spoken(self) -> str:
         return self.question.spoken
+
+    @property
+    def goal(self) -> int:
+        """How many levels an answer should reach."""
+        return len(self.levels)
 
     @property
     def turns(self) -> list[tuple[str, str, str]]:
@@ -201,14 +207,7 @@ def formula(name: str) -> str:
 # ---- choosing -------------------------------------------------------------------------------------------------------
 
 
-def choose(
-    bank: dict[str, Question],
-    schedule: Schedule,
-    minutes: float,
-    seed: int,
-    wanted: Sequence[str] = (),
-    levels: Sequence[str] = LEVELS,
-) -> list[Item]:
+def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:
     """What is due, the shakiest first; then what is new, hard topics first; then what would be due next.
 
     A question that is new brings one of its numbers along. The seed shuffles what is new.
@@ -249,13 +248,7 @@ def choose(
 class Session:
     """Items in order, answers as they come. Each answer is kept at once; the time is looked at between two items."""
 
-    def __init__(
-        self,
-        items: Sequence[Item],
-        minutes: float,
-        schedule: Schedule | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, items: Sequence, minutes: float, schedule: Schedule | None = None, clock=time.monotonic):
         self.items, self.minutes, self.schedule = list(items), minutes, schedule
         self.results: list = []
         self.place, self.over = 0, False
@@ -314,35 +307,18 @@ class Session:
         return [result for result in self.results if isinstance(result, kind)]
 
 
-def start(
-    bank: dict[str, Question],
-    topics: Sequence[str] = (),
-    levels: Sequence[str] = LEVELS,
-    minutes: float = MINUTES,
-    seed: int | None = None,
-    schedule: Schedule | None = None,
-) -> Session:
-    """Begin a drill. Without a seed every sitting shuffles anew."""
-    schedule = Schedule(place()) if schedule is None else schedule
-    seed = random.SystemRandom().randrange(10_000) if seed is None else seed
+def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: int | None = None) -> Session:
+    """Begin a drill (see `choose`). Without a seed every sitting shuffles anew."""
+    schedule, seed = Schedule(place()), random.SystemRandom().randrange(10_000) if seed is None else seed
     return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
 
 
 # ---- what came out of it --------------------------------------------------------------------------------------------
 
 
-def topic_levels(session: Session) -> dict[str, str]:
-    """Topic → the level that at least half of its questions reached."""
-    by_topic: dict[str, list[Said]] = {}
-    for said in session.all(Said):
-        by_topic.setdefault(said.item.topic, []).append(said)
-    ranked = {topic: sorted(saids, key=lambda said: said.reached) for topic, saids in by_topic.items()}
-    return {topic: saids[(len(saids) - 1) // 2].level for topic, saids in ranked.items()}
-
-
 def weak(session: Session) -> list[Question]:
     """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
-    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < len(r.item.levels)]
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal]
     wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
     ranked = sorted(short + wrong, key=lambda pair: pair[0])
     return list({question.id: question for _, question in ranked}.values())
@@ -369,8 +345,8 @@ def summary(session: Session) -> list[str]:
     talks, figures = session.all(Said), session.all(Computed)
     asked = [count(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
     lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
-    if levels := topic_levels(session):
-        lines += ["Level reached:", "", *(f"- {topic}: {level}" for topic, level in levels.items()), ""]
+    if talks:
+        lines += ["Level reached:", "", *(f"- {said.item.topic}, {said.item.key}: {said.level}" for said in talks), ""]
     if figures:
         lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
     for title, group in (("What an interviewer liked:", RAISES), ("What sinks you:", SINKS)):

@@ -158,11 +158,9 @@ class Sitting(ipywidgets.VBox):
 
     def _ask_code(self, said: str = "") -> None:
         item = self.session.current
-        parts = [
-            html(item.task, "drill-ask", status=not said),
-            *([html(said, "drill-own", status=True)] if said else []),
-        ]
-        self._show("check", self._check, *parts, button("go on to the questions", self._ask_aloud))
+        parts = [html(item.task, "drill-ask", status=not said), html(said, "drill-own", status=True)]
+        go_on = button("go on to the questions", self._ask_aloud)
+        self._show("check", self._check, *parts[: 1 + bool(said)], go_on)
 
     def _check(self) -> None:
         said = self.session.current.check()
