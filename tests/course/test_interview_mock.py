@@ -1,0 +1,235 @@
+"""The mock interview: what a round asks, its clock, the page that is kept; in a terminal and as a widget."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from interview_checks import Script, ticks
+
+from minispec_course import interview
+from minispec_course.interview import LEVELS, load, mock_interview, terminal
+from minispec_course.interview.coding import Code, Coded
+from minispec_course.interview.mock_interview import ROUNDS, Asked, Interview, keep, report
+from minispec_course.interview.schedule import Schedule
+from minispec_course.interview.session import SINKS, Figure, Said
+
+BANK = load()
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "progress.json"))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(mock_interview, "FOLDER", tmp_path / "exams")
+    return tmp_path / "exams"
+
+
+def held(level: str = "L5", format: str = "concept", seed: int = 3, groups=LEVELS, reply: str = "17") -> Interview:
+    """A whole interview: these groups of every rubric are ticked, and every number is answered with the reply."""
+    made = Interview(BANK, level, format, seed, Schedule(None), clock=lambda: 0.0)
+    while (item := made.current) is not None:
+        if isinstance(item, Figure):
+            made.computed(reply)
+        else:
+            made.ticked(ticks(item, *groups), [f"my reply {i}" for i, _ in enumerate(item.asks)])
+    return made
+
+
+def test_what_each_round_asks():
+    for level in LEVELS:
+        for format, kinds in (
+            ("concept", [{"concept"}, {"debugging"}, {"estimation", "derivation"}]),
+            ("design", [{"design"}, {"design"}]),
+            ("coding", [{"coding"}]),
+            ("experience", [{"behavioural"}, {"debugging", "design"}]),
+        ):
+            for seed in range(8):
+                items = Interview(BANK, level, format, seed).items
+                talks = [item for item in items if isinstance(item, Asked)]
+                assert [talk.question.kind in some for talk, some in zip(talks, kinds, strict=True)] == [True] * len(
+                    kinds
+                )
+                assert sum(isinstance(item, Code) for item in items) == (format == "coding")
+                assert sum(isinstance(item, Figure) for item in items) >= 2 * (format in ("concept", "design"))
+    assert Interview(BANK, seed=1).items == Interview(BANK, seed=1).items != Interview(BANK, seed=2).items
+    assert Interview(BANK).seed != Interview(BANK).seed or Interview(BANK).seed != Interview(BANK).seed
+    for wrong in (dict(level="L7"), dict(format="loop")):
+        with pytest.raises(ValueError, match="give one of"):
+            Interview(BANK, **wrong)
+
+
+def test_a_design_tells_its_requirements_and_changes_one():
+    for question in (question for question in BANK.values() if question.case):
+        for level, pushed in (("L4", 1), ("L6", 2)):
+            talk = Asked(question, position=level)
+            opening, given, changed, *rest = talk.asks
+            assert question.question in opening and not any(fact in opening for fact in question.case.requirements)
+            assert (
+                all(fact in given for fact in question.case.requirements) and question.case.changes[0].says in changed
+            )
+            assert [push_back.says in rest for push_back in question.push_backs[:2]] == [True] * pushed + [False] * (
+                2 - pushed
+            )
+            assert any(question.case.changes[0].reply in box.text for box in talk.rubric)
+
+
+def test_the_clock_stands_still_until_somebody_begins_and_time_ends_a_round_between_questions():
+    seconds = [0.0]
+    made = Interview(BANK, seed=3, clock=lambda: seconds[0])
+    seconds[0] = 600
+    assert made.elapsed == 0 and not made.running
+    made.start_clock()
+    seconds[0] = 600 + 60 * (ROUNDS["concept"] + 1)
+    assert made.current is made.items[0]  # it was asked in time
+    made.ticked(())
+    assert made.current is None
+
+
+# ---------------------------------------------------------------- the page
+
+
+def test_the_page_counts_ticks_and_names_what_to_drill():
+    made = held(groups=("L4",))
+    text = report(made)
+    talks = made.all(Said)
+    for said in talks:
+        question = said.item.question
+        assert f"| {question.topic} | {len(question.L4)} of {len(question.L4)} | 0 of {len(question.L5)} |" in text
+        assert f"- L4: {question.L4[0]}" in text.replace(" (must-have)", "") and question.L6[0] in text
+        assert question.topic in text.split("minispec drill --topics")[1].partition("`")[0]
+        assert said.item.asks[1] in text and "> my reply 1" in text
+    assert f"Numbers: 0 of {len(made.items) - len(talks)} right." in text and "wrong: " in text
+    assert "minispec drill" not in report(held(level="L4", format="experience", groups=("L4", "L5")))
+    assert "Nothing was answered" in report(Interview(BANK))
+
+
+def test_a_mock_is_worth_what_its_ticks_are_worth_and_comes_back_in_the_drill():
+    made = held(groups=LEVELS)
+    assert [said.level for said in made.all(Said)] == ["L6"] * 3
+    assert all(made.schedule.seen(said.item.key) for said in made.all(Said))
+    sunk = held(groups=(*LEVELS, SINKS))
+    assert all(
+        said.reached < 3 for said in sunk.all(Said)
+    ) and f"sinks: {sunk.results[0].item.question.sinks[0]}" in report(sunk)
+
+
+def test_pages_are_numbered(folder, tmp_path):
+    made = held()
+    assert [keep(made).name, keep(made).name] == ["mock-1.md", "mock-2.md"]
+    assert keep(made, tmp_path / "mine.md").read_text(encoding="utf-8") == report(made)
+
+
+# ---------------------------------------------------------------- in a terminal
+
+
+def test_every_round_is_held_in_80_columns(folder, monkeypatch):
+    monkeypatch.setattr(Code, "task", "Please write this function.")
+    monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", "right") or "right")
+    for format in ROUNDS:
+        made = Interview(BANK, "L6", format, 5, Schedule(None))
+        script = Script()
+        script.replies = ["", *["1"] * 60]
+        assert terminal.mock(made, script.console) == 0
+        assert made.current is None and max(map(len, script.lines)) <= 80 and not made.running
+        assert len(made.results) == len(made.items) and "mock-" in script.words
+    assert len(list(folder.iterdir())) == len(ROUNDS)
+
+
+@pytest.mark.parametrize(("end", "code"), [(EOFError(), 0), (KeyboardInterrupt(), 130), ("q", 0)])
+def test_what_was_answered_is_kept_whatever_ends_it(folder, end, code):
+    made = Interview(BANK, "L5", "concept", 3, Schedule(None))
+    script = Script("", *["my words"] * len(made.items[0].asks), "1 2", end)
+    assert terminal.mock(made, script.console) == code
+    text = (folder / "mock-1.md").read_text(encoding="utf-8")
+    assert "> my words" in text and made.items[0].question.L4[1] in text
+    nothing = Interview(BANK, "L5", "concept", 3, Schedule(None))
+    terminal.mock(nothing, Script(end).console)
+    assert len(list(folder.iterdir())) == 1
+
+
+def test_a_page_that_cannot_be_written_is_shown(tmp_path):
+    (tmp_path / "file").write_text("")
+    made = Interview(BANK, "L5", "experience", 3, Schedule(None))
+    script = Script("", *["my words"] * len(made.items[0].asks), "1 2")
+    assert terminal.mock(made, script.console, tmp_path / "file" / "mine.md") == 1
+    assert "my words" in script.words and "not kept" in script.words
+
+
+def test_the_command(run, monkeypatch, tmp_path):
+    out = tmp_path / "mine.md"
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n" + "notes\n" * 4 + "1 2 3\n"))
+    code, said, err = run("mock", "--format", "experience", "--level", "L4", "--seed", "3", "--out", out)
+    assert (code, err) == (0, "") and "# Mock interview: L4 experience round" in out.read_text(encoding="utf-8")
+    code, _, err = run("mock", "--out", tmp_path)  # said before, and not after 45 minutes
+    assert code == 2 and "out" in err
+
+
+# ---------------------------------------------------------------- code
+
+
+@pytest.mark.slow
+def test_code_is_checked_from_the_notebook(tmp_path):
+
+    code = Code("17.kv_size", folder=tmp_path)
+    assert "mock-1.ipynb" in code.task and code.file.exists()
+    code.check()
+    assert code.outcome == "not attempted"
+    code.file.unlink()
+    code.check()
+    assert code.outcome == "wrong"  # gone, and said so
+    assert code.said({0}).level == "Code wrong, 1 of 2 follow-ups"
+
+
+def test_a_function_is_checked_until_it_is_right_or_left(monkeypatch):
+    outcomes = iter(["wrong", "right"])
+    monkeypatch.setattr(Code, "task", "Please write this function.")
+    monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", next(outcomes)) or "said")
+    made = Interview(BANK, "L5", "coding", 1, Schedule(None))
+    script = Script("", "", "", "one", "two", "1", "q")
+    terminal.mock(made, script.console)
+    [coded] = made.all(Coded)
+    assert coded.item.outcome == "right" and coded.ticked == {0} and coded.texts == ("one", "two")
+    assert coded.item.exercise in report(made) and coded.item.asks[0] in report(made)
+
+
+# ---------------------------------------------------------------- in a notebook
+
+
+def test_in_a_notebook_nothing_starts_by_itself_and_it_ends_with_a_page(folder):
+    desk = interview.mock(level="L4", format="experience", seed=3)
+    assert desk.sitting is None and "45 minutes" in desk.children[0].value
+    desk.children[-1].click()
+    sitting = desk.sitting
+    assert sitting.session.running and sitting._clock.running and sitting._clock.minutes == 45
+    for _ in sitting.session.current.asks:
+        sitting._field.enter({"entered": "my <words>"})
+    assert not sitting.session.running and not sitting._clock.running  # while the rubric is ticked
+    for box in sitting._boxes[:3]:
+        box.value = True
+    sitting._next.click()
+    sitting._next.click()
+    assert sitting.session.running
+    sitting._end.click()
+    page = sitting._body.children[0].value
+    assert "<table>" in page and "mock-1.md" in page and "my &lt;words&gt;" in page
+    assert "my <words>" in (folder / "mock-1.md").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="give one of"):
+        interview.mock(format="loop")
+
+
+def test_code_in_a_notebook(monkeypatch):
+    outcomes = iter(["wrong", "right"])
+    monkeypatch.setattr(Code, "task", "Please write this function.")
+    monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", next(outcomes)) or "a <diagnosis>")
+    desk = interview.mock(format="coding", seed=3)
+    desk.begin()
+    sitting = desk.sitting
+    sitting._next.click()
+    assert "a &lt;diagnosis&gt;" in sitting._body.children[1].value and sitting._next.description == "check"
+    sitting._next.click()
+    for _ in sitting.session.current.asks:
+        sitting._field.enter({"entered": "it is O(n)"})
+    sitting._next.click()
+    assert sitting.session.results[0].level == "Code right, 0 of 2 follow-ups"
