@@ -1,4 +1,4 @@
-"""The question bank: every number computed, every link followed, errors that name the place; and what is printed of it."""
+"""The question bank: every number computed, every link followed, errors that name the place; sheets and cards."""
 
 from __future__ import annotations
 
@@ -206,9 +206,9 @@ def test_expressions_compute_and_anything_else_is_refused():
         "acceptance([0.5, 0.5], [1, 0])": 0.5,
     }.items():
         assert evaluate(expression) == pytest.approx(value, rel=1e-12), expression
-    refused = """__import__('os')|().__class__|expected_tokens.__globals__|H200.name|lambda: 1|[x for x in [1]]|'a'|theory
-    print(1)|1 if 1 else 2|9**9**9**9|[1] * 10|[1, 2]|True|expected_tokens|expected_tokens(2, 4)|1 / 0|1 +|[1][5]|sum([1])
-    expected_tokens(*[0.7, 4])|expected_tokens(**H200)|Hardware('a', 1, 1)||_count(1)|expected_tokens(0.7)|x := 1"""
+    refused = """__import__('os')|().__class__|expected_tokens.__globals__|H200.name|lambda: 1|[x for x in [1]]|'a'
+    theory|print(1)|1 if 1 else 2|9**9**9**9|[1] * 10|[1, 2]|True|expected_tokens|expected_tokens(2, 4)|1 / 0|1 +|[1][5]
+    sum([1])|expected_tokens(*[0.7, 4])|expected_tokens(**H200)|Hardware('a', 1, 1)||_count(1)|x := 1"""
     for expression in re.split(r"\||\n", refused):
         with pytest.raises(ValueError):
             print(expression, evaluate(expression))

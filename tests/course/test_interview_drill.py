@@ -1,4 +1,4 @@
-"""The drill: what is asked when, what an answer is worth, what is kept; in a terminal, and as a widget without a browser."""
+"""The drill: what is asked when, what an answer is worth, what is kept; in a terminal, and as a widget."""
 
 from __future__ import annotations
 
@@ -123,16 +123,10 @@ def test_a_drill_fits_its_minutes_and_the_seed_decides():
         assert 16 < sum(item.minutes for item in items) <= 20
         assert len({item.key for item in items}) == len(items)
     assert len(choose(BANK, Schedule(None), 0.5, 0)) == 1  # something can always be asked
-
-
-def test_a_new_question_brings_a_number_along():
-    items = choose(BANK, Schedule(None), 200, 0, ["speed"])
-    for before, item in pairwise(items):
-        if isinstance(item, Figure):
-            assert isinstance(before, Talk) and before.question is item.question
-
-
-def test_topics_and_levels_are_kept_to():
+    everything = choose(BANK, Schedule(None), 10_000, 0)
+    assert {item.key for item in everything if isinstance(item, Talk)} == set(BANK)
+    for before, item in pairwise(everything):  # a new question brings a number along
+        assert isinstance(item, Talk) or (isinstance(before, Talk) and before.question is item.question)
     items = choose(BANK, Schedule(None), 30, 0, ["paging", "batching"], ["L6", "L4"])
     assert {item.topic for item in items} == {"paging", "batching"}
     assert all(item.levels == ("L4", "L6") for item in items if isinstance(item, Talk))
@@ -192,16 +186,10 @@ def test_due_questions_come_first_the_shakiest_before_the_others():
     clock.time += 3 * DAY
     keys = [item.key for item in choose(BANK, schedule, 12, 0)]
     assert keys[:2] == ["expected-tokens", "kv-size"] and "medusa" not in keys
-
-
-def test_a_wrong_number_comes_back_by_itself():
-    clock = Clock()
-    schedule = Schedule(None, clock)
-    session = Session([Figure(KV.numbers[0], KV)], 5, schedule)
-    session.computed("17")
+    number = Figure(KV.numbers[0], KV)
+    Session([number], 5, schedule).computed("17")  # a wrong number comes back by itself
     clock.time += DAY
-    first = choose(BANK, schedule, 8, 0)[0]
-    assert isinstance(first, Figure) and first.number is KV.numbers[0]
+    assert number in choose(BANK, schedule, 12, 0)[:3]
 
 
 def test_new_questions_of_weak_topics_come_sooner():
@@ -214,11 +202,6 @@ def test_new_questions_of_weak_topics_come_sooner():
     assert order.index("scale") == 0 and order.index("design") > max(i for i, t in enumerate(order) if t == "speed")
 
 
-def test_everything_is_asked_if_there_is_time():
-    items = choose(BANK, Schedule(None), 10_000, 0)
-    assert {i.key for i in items if isinstance(i, Talk)} == set(BANK)
-
-
 # ---------------------------------------------------------------- the file
 
 
@@ -229,24 +212,10 @@ def test_answers_are_kept_at_once_and_found_again(kept):
     again = Schedule(kept)
     assert again.seen(session.items[0].key) and not again.notice
     assert {file.name for file in kept.parent.iterdir()} <= {"drill.json", ".drill.json.lock"}  # no half-written file
-
-
-def test_two_notebooks_at_once_lose_nothing(kept):
-    one, two = Schedule(kept), Schedule(kept)
+    one, two = Schedule(kept), Schedule(kept)  # two notebooks at once lose nothing
     one.review("a", Rating.Good)
     two.review("b", Rating.Again)
-    assert set(Schedule(kept).cards) == {"a", "b"}
-
-
-CARD = {
-    "card_id": 0,
-    "state": 2,
-    "step": None,
-    "stability": 2.3,
-    "difficulty": 2.1,
-    "due": "2030-01-03T00:00:00+00:00",
-    "last_review": "2030-01-01T00:00:00+00:00",
-}
+    assert set(Schedule(kept).cards) == {"a", "b", session.items[0].key}
 
 
 BROKEN = ["{", "", "[]", "null", '{"cards": 3}', '{"cards": {"a": 1}}', '{"cards": {"a": {}}}', b"\xff\xfe"]
@@ -255,8 +224,10 @@ WRONG += [{"due": "soon"}, {"due": "2030-01-03T00:00:00"}, {"last_review": None}
 
 
 def test_a_broken_file_is_kept_aside_and_said(kept):
-    kept.parent.mkdir()
-    for n, content in enumerate(BROKEN + [json.dumps({"cards": {"a": {**CARD, **wrong}}}) for wrong in WRONG], 1):
+    Schedule(kept).review("a", Rating.Good)
+    card = json.loads(kept.read_text())["cards"]["a"]
+    assert not Schedule(kept).notice
+    for n, content in enumerate(BROKEN + [json.dumps({"cards": {"a": {**card, **wrong}}}) for wrong in WRONG], 1):
         kept.write_bytes(content if isinstance(content, bytes) else content.encode())
         before = kept.read_bytes()
         aside = kept.with_name(f"drill.json.broken{f'-{n}' * (n > 1)}")  # the earlier ones stay
@@ -266,21 +237,12 @@ def test_a_broken_file_is_kept_aside_and_said(kept):
         assert Schedule(kept).seen("a") and not Schedule(kept).notice
 
 
-def test_a_good_file_is_left_alone(kept):
-    kept.parent.mkdir()
-    kept.write_text(json.dumps({"version": 1, "cards": {"a": CARD}}))
-    assert Schedule(kept).cards["a"].stability == 2.3 and not list(kept.parent.glob("*.broken"))
-
-
 def test_where_nothing_can_be_written_the_drill_goes_on(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("MINISPEC_PROGRESS", str(tmp_path / "file/progress.json"))
     session = start(BANK, minutes=8, seed=0)
     session.ticked(())
     assert "not kept" in session.schedule.notice and session.schedule.seen(session.items[0].key)
-    once = Schedule(None)
-    once.review("a", Rating.Again)
-    assert session.schedule.cards[session.items[0].key].stability == once.cards["a"].stability  # noted, and not twice
     monkeypatch.setenv("MINISPEC_PROGRESS", "off")
     session = start(BANK, minutes=4, seed=0)
     session.ticked(())
@@ -303,13 +265,6 @@ def test_the_time_ends_a_drill_between_two_questions_and_never_in_one():
     session.start_clock()
     session.ticked(())
     assert session.current is None and len(session.results) == 2 and session.elapsed == 10
-
-
-def test_what_is_skipped_is_not_held_against_anybody():
-    session = start(BANK, minutes=8, seed=0)
-    key = session.current.key
-    session.skip()
-    assert not session.results and not session.schedule.seen(key) and "Nothing was answered" in summary(session)[0]
 
 
 def test_the_summary_names_levels_tells_and_what_to_read():
@@ -355,18 +310,11 @@ def test_a_question_is_followed_up_before_the_rubric_is_shown():
     assert first.right and not second.right and "right: 320 KiB" in script.words and "wrong: 2.5 MiB" in script.words
 
 
-def test_s_skips_and_q_ends():
-    script = Script("s", "", "s", "q")
-    session = Session([Talk(BANK[id]) for id in ("kv-size", "gqa", "medusa")], 20, Schedule(None))
-    assert terminal.drill(session, script.console) == 0
-    assert session.place == 2 and not session.results and "Nothing was answered" in script.words
-
-
-@pytest.mark.parametrize("end", [EOFError(), KeyboardInterrupt()])
-def test_what_was_answered_is_kept_whatever_happens(kept, end):
-    script = Script(*[""] * len(Talk(KV).asks), "1 2", end)
-    session = Session([Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
-    assert terminal.drill(session, script.console) == (130 if isinstance(end, KeyboardInterrupt) else 0)
+@pytest.mark.parametrize(("end", "code"), [(EOFError(), 0), (KeyboardInterrupt(), 130), ("q", 0)])
+def test_s_skips_and_what_was_answered_is_kept_whatever_ends_it(kept, end, code):
+    script = Script("s", *[""] * len(Talk(KV).asks), "1 2", end)
+    session = Session([Talk(BANK["medusa"]), Talk(KV), Talk(BANK["gqa"])], 20, Schedule(kept))
+    assert terminal.drill(session, script.console) == code and session.place == 2
     assert list(json.loads(kept.read_text())["cards"]) == ["kv-size"] and "kv-size: L4" in script.words
 
 
@@ -413,9 +361,7 @@ def test_a_real_terminal_of_80_columns_and_ctrl_c(kept, monkeypatch):
     monkeypatch.delenv("COLUMNS")
     command = "import sys; from minispec.cli import main; sys.exit(main(sys.argv[1:]))"
     options = ["-c", command, "drill", "--topics", "kv-cache", "--seed", "3", "--minutes", "60"]
-    handler = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a background job ignores it, and so would the child
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     try:
         child = pexpect.spawn(sys.executable, options, dimensions=(24, 80), encoding="utf-8", timeout=120)
     finally:
