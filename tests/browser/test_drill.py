@@ -26,7 +26,8 @@ def check_numbers(page) -> None:
 
 @pytest.mark.browser
 def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
-    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nfrom minispec_course import interview"
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}"
+    setup += "\nfrom minispec_course import interview"
     cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "interview.daily(seed=2)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
