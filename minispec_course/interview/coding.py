@@ -27,7 +27,7 @@ class Code:
     folder: Path | None = None  # where the notebook goes
     file: Path | None = None
     outcome: str = "not attempted"
-    key, question, topic, spoken = None, None, "coding", ""
+    key, question, topic = None, None, "coding"
 
     @property
     def task(self) -> str:

@@ -25,7 +25,7 @@ teacher's own files follow the same rules.
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -152,28 +152,14 @@ def topics(bank: dict[str, Question]) -> list[str]:
     return list(dict.fromkeys(question.topic for question in bank.values()))
 
 
-def resolve(name: str):
-    """What a dotted name of the package stands for, such as minispec.serving.scheduler.Scheduler.update."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part)  # AttributeError: no such name
-        return found
-    raise AttributeError(f"{name}: no such module")
-
-
 def problems(questions: Iterable[Question]) -> list[str]:
     """What a file can get wrong beyond its form: names that lead nowhere, numbers without a reason."""
     found = []
     for question in questions:
         where = f"{question.file}: entry {question.id}"
         try:
-            resolve(question.function)
-        except AttributeError:
+            pkgutil.resolve_name(question.function)
+        except (ImportError, AttributeError):
             found.append(f"{where}, function: {question.function} is not in the package")
         found += [
             f"{where}, numbers: {value:g} is in the answer without an expression or a fact"

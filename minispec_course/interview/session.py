@@ -65,10 +65,6 @@ class Talk:
         return self.question.topic
 
     @property
-    def spoken(self) -> str:
-        return self.question.spoken
-
-    @property
     def goal(self) -> int:
         """How many levels an answer should reach."""
         return len(self.levels)

@@ -97,8 +97,8 @@ def talk(console: Console, session: Session, item: Talk | Code) -> None:
     if isinstance(session, Interview):
         session.stop_clock()
     console.say()
-    if item.spoken:
-        console.say(item.spoken, "In short: ", "  ")
+    if item.question:
+        console.say(item.question.spoken, "In short: ", "  ")
     boxes, group = item.rubric, None
     for number, box in enumerate(boxes, start=1):
         if box.group != group:

@@ -141,8 +141,9 @@ class Sitting(ipywidgets.VBox):
         if isinstance(self.session, Interview):
             self.session.stop_clock()
         item = self.session.current
-        own = [html(f"You wrote: {text}", "drill-own") for text in self._texts if text.strip()]
-        spoken = [html(f"In short: {item.spoken}", "drill-short", status=True)] if item.spoken else []
+        said = zip(["", *(f"{asked} " for asked in item.asks[1:])], self._texts, strict=True)
+        own = [html(f"{asked}You wrote: {text}", "drill-own") for asked, text in said if text.strip()]
+        spoken = [html(f"In short: {item.question.spoken}", "drill-short", status=True)] if item.question else []
         self._boxes, parts = tick_list(item.rubric)
         self._show("grade", self._grade, html(item.asks[0], "drill-ask"), *own, *spoken, *parts)
 

@@ -18,7 +18,7 @@ from minispec_course.exercises.exercise import find
 from minispec_course.interview import BankError, cards, coding, fresh, load, problems, sheets, topics
 from minispec_course.interview.expressions import evaluate, literals, quantities, readings
 from minispec_course.interview.question import LESSONS, LEVELS, Fact, Number, Question, bars, unexplained
-from minispec_course.interview.questions import FOLDER, card, read_yaml, resolve, topics_table
+from minispec_course.interview.questions import FOLDER, card, read_yaml, topics_table
 
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()
@@ -71,7 +71,6 @@ def test_every_number_is_what_its_expression_says():
 
 def test_every_number_in_an_answer_has_a_reason_and_every_link_leads_somewhere():
     assert problems(BANK.values()) == []
-    assert [question.id for question in BANK.values() if resolve(question.function) is None] == []
 
 
 def test_a_number_in_the_list_is_in_the_text_and_can_be_asked_by_name():
@@ -176,9 +175,6 @@ def test_derivations_are_what_the_verifiers_do():
         p, q = ([given[f"{name}{token}"] for token in "abc"] for name in "pq")
         left = theory.total_variation(p, q)
         assert distance == pytest.approx(theory.total_variation([min(x, y) + left * x for x, y in zip(p, q)], p))  # noqa: B905
-    for given, (best, at_best, at_twice) in derivation("the best k"):
-        speeds = [theory.speedup(given["alpha"], k, given["c"]) for k in range(1, 40)]
-        assert speeds[int(best) - 1] == max(speeds) == pytest.approx(at_best) and at_twice < at_best
     for given, (last, _) in derivation("where speculation stops paying"):
         v = theory.verify_cost(theory.H200, 8e9, k=given["k"], batch=round(last))
         assert theory.speedup(given["alpha"], given["k"], given["c"], v=v) == pytest.approx(1, abs=0.02)
@@ -266,10 +262,8 @@ def test_a_mistake_is_named_by_file_entry_and_field(tmp_path):
     for field, value, named in (
         ("spoken", None, "spoken"),
         ("spoken", "Two words.", "spoken: 2 words"),
-        ("push_backs", [{"says": "No.", "reply": "Yes."}], "push_backs"),
         ("push_backs", [{"says": "No."}, {"says": "So?", "reply": "Yes."}], "push_backs[0]"),
         ("L6", ["one", "two"], "L6"),
-        ("L4", list("abcde"), "L4"),
         ("L5", ["fine", 7, "too"], "L5[1]"),
         ("case", case, "case.minutes"),
         ("must", ["L5.4"], "must: L5.4"),
@@ -277,7 +271,6 @@ def test_a_mistake_is_named_by_file_entry_and_field(tmp_path):
         ("topic", 3, "topic"),
         ("sinks", [""], "sinks[0]"),
         ("lesson", "99", "lesson"),
-        ("kind", "riddle", "kind"),
         ("function", "torch.nn", "function"),
         ("levels", {}, "'levels' was unexpected"),
         ("follow_ups", ["And?"], "follow_ups[0]"),

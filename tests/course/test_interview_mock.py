@@ -178,18 +178,6 @@ def test_code_is_checked_from_the_notebook(tmp_path):
     assert code.said({0}).level == "Code wrong, 1 of 2 follow-ups"
 
 
-def test_a_function_is_checked_until_it_is_right_or_left(monkeypatch):
-    outcomes = iter(["wrong", "right"])
-    monkeypatch.setattr(Code, "task", "Please write this function.")
-    monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", next(outcomes)) or "said")
-    made = Interview(BANK, "L5", "coding", 1, Schedule(None))
-    script = Script("", "", "", "one", "two", "1", "q")
-    terminal.mock(made, script.console)
-    [coded] = made.all(Coded)
-    assert coded.item.outcome == "right" and coded.ticked == {0} and coded.texts == ("one", "two")
-    assert coded.item.exercise in report(made) and coded.item.asks[0] in report(made)
-
-
 # ---------------------------------------------------------------- in a notebook
 
 
@@ -215,10 +203,16 @@ def test_in_a_notebook_nothing_starts_by_itself_and_it_ends_with_a_page(folder):
         interview.mock(format="loop")
 
 
-def test_code_in_a_notebook(monkeypatch):
-    outcomes = iter(["wrong", "right"])
+def test_a_function_is_checked_until_it_is_right(monkeypatch):
+    outcomes = iter(["wrong", "right"] * 2)
     monkeypatch.setattr(Code, "task", "Please write this function.")
     monkeypatch.setattr(Code, "check", lambda self: setattr(self, "outcome", next(outcomes)) or "a <diagnosis>")
+    made = Interview(BANK, "L5", "coding", 1, Schedule(None))
+    terminal.mock(made, Script("", "", "", "one", "two", "1", "q").console)
+    [coded] = made.all(Coded)
+    assert coded.level == "Code right, 1 of 2 follow-ups" and coded.texts == ("one", "two")
+    assert coded.item.exercise in report(made) and coded.item.asks[0] in report(made)
+
     desk = interview.mock(format="coding", seed=3)
     desk.begin()
     sitting = desk.sitting
