@@ -23,30 +23,12 @@ from minispec_course.interview.questions import FOLDER, card, read_yaml, topics_
 ROOT = Path(__file__).resolve().parents[2]
 BANK = load()
 CASES = [question for question in BANK.values() if question.case]
-GOOD = {
-    "id": "my-question",
-    "topic": "my-topic",
-    "question": "How many tokens per cycle at α = 0.7 and k = 4?",
-    "spoken": "I would say 2.77." + " Then I would go on." * 10,
-    "L4": ["Quotes it", "Rounds it", "Names α"],
-    "L5": ["Derives it", "Sums the tails", "Names the bonus"],
-    "L6": ["Measures it", "Doubts it", "Says by position"],
-    "raises": ["Checks the limits"],
-    "sinks": ["Says α·k"],
-    "push_backs": [{"says": "We measured 3.", "reply": "Clusters."}, {"says": "And k = 64?", "reply": "The ceiling."}],
-    "follow_ups": [{"question": "And k = 0?", "short": "One."}],
-    "numbers": [{"name": "the tokens per cycle", "expression": "expected_tokens(0.7, 4)", "value": 2.77}],
-    "lesson": "07",
-    "function": "minispec.theory.expected_tokens",
-}
+GOOD = {**read_yaml(FOLDER / "bank/06_speed.yaml")[0], "id": "my-question", "topic": "my-topic", "source": []}
 
 
 def write(file: Path, *entries) -> Path:
     file.write_text(yaml.safe_dump(list(entries), allow_unicode=True), encoding="utf-8")
     return file
-
-
-# ---------------------------------------------------------------- the bank that ships
 
 
 def test_the_bank_is_large_and_reaches_every_lesson():
@@ -57,6 +39,8 @@ def test_the_bank_is_large_and_reaches_every_lesson():
         assert sum(question.lesson == lesson for question in BANK.values()) >= 2, lesson
     for kind in kinds:
         assert sum(question.kind == kind for question in BANK.values()) >= 4, kind
+    for id, follow_ups in coding.tasks().items():
+        assert find(id).minutes > 0 and [set(each) for each in follow_ups] == [{"question", "short"}] * 2, id
 
 
 def test_every_number_is_what_its_expression_says():
@@ -106,14 +90,6 @@ def test_sources_and_the_list_of_the_guides_say_the_same():
     assert listed == {(question.id, item) for question in BANK.values() for item in question.source}
 
 
-def test_figures_that_were_measured_are_called_so():
-    """Whoever knows the data sheet's 4.8 TB/s and 989 TFLOP/s is told that these are others."""
-    measured, achieved = re.compile(r"measured|achieved", re.IGNORECASE), re.compile(r"4\.2\s+TB/s|790\s+TFLOP/s")
-    for question in BANK.values():
-        for text in (question.question, *(number.name for number in question.numbers)):  # each is asked alone
-            assert measured.search(text) or not achieved.search(text), (question.id, text)
-
-
 def test_a_case_can_be_held_and_does_not_hand_over_its_answer():
     for question in CASES:
         case = question.case
@@ -126,14 +102,6 @@ def test_a_case_can_be_held_and_does_not_hand_over_its_answer():
                 told = {value for value in quantities(number.name) if later.matches(value, relative=0.01)}
                 given = literals(later.expression) | {v for r in case.requirements for v in quantities(r)}
                 assert not told - given, (number.name, later.name)
-
-
-def test_every_coding_task_is_an_exercise_with_two_follow_ups():
-    for id, follow_ups in coding.tasks().items():
-        assert find(id).minutes > 0 and [set(each) for each in follow_ups] == [{"question", "short"}] * 2, id
-
-
-# ---------------------------------------------------------------- numbers that are new every time
 
 
 def all_values(entry: dict) -> list[dict]:
@@ -171,15 +139,9 @@ def test_derivations_are_what_the_verifiers_do():
         assert p.sum() == pytest.approx(1) and q.sum() == pytest.approx(1)
         assert accepted + rejected == pytest.approx(1) and emitted == pytest.approx(given["pa"])
         assert residual == pytest.approx(float(verify.residual(p, q)[0])) and abs(wrong / emitted - 1) > 0.05
-    for given, (_, distance) in derivation("the wrong replacement"):
-        p, q = ([given[f"{name}{token}"] for token in "abc"] for name in "pq")
-        left = theory.total_variation(p, q)
-        assert distance == pytest.approx(theory.total_variation([min(x, y) + left * x for x, y in zip(p, q)], p))  # noqa: B905
     for given, (last, _) in derivation("where speculation stops paying"):
         v = theory.verify_cost(theory.H200, 8e9, k=given["k"], batch=round(last))
         assert theory.speedup(given["alpha"], given["k"], given["c"], v=v) == pytest.approx(1, abs=0.02)
-    for given, (_, _, worth) in derivation("a tree against a chain"):
-        assert given["nodes"] == 2 ** (given["depth"] + 1) - 2 and worth > 1
     for given, (by_token, by_block) in derivation("block verification"):
         p, q = given["p"], given["q"]
         ratios = {"a": min(1, p / q), "b": (1 - p) / (1 - q)}
@@ -187,9 +149,6 @@ def test_derivations_are_what_the_verifiers_do():
         chance = {"a": q, "b": 1 - q}
         both = sum(chance[x] * chance[y] * kept[x + y] for x, y in kept)
         assert by_block == pytest.approx((q + 1 - p) + both) and by_block > 1.02 * by_token
-
-
-# ---------------------------------------------------------------- expressions, and what somebody typed
 
 
 def test_expressions_compute_and_anything_else_is_refused():
@@ -240,9 +199,6 @@ def test_a_number_without_a_reason_is_reported():
     assert "function" in problems([lost])[0]
 
 
-# ---------------------------------------------------------------- a teacher's own files
-
-
 def test_own_questions_join_the_bank(tmp_path):
     write(tmp_path / "mine.yaml", GOOD)
     write(tmp_path / "more.yml", {**GOOD, "id": "another"})
@@ -250,7 +206,7 @@ def test_own_questions_join_the_bank(tmp_path):
     assert set(bank) - set(BANK) == {"my-question", "another"} and topics(bank) == [*topics(BANK), "my-topic"]
     question = bank["my-question"]
     assert question.level("L5") == tuple(GOOD["L5"]) and question.file.endswith("mine.yaml")
-    assert question.kind == "concept" and question.source == () and problems([question]) == []
+    assert question.source == () and problems([question]) == []
     assert set(load(tmp_path / "mine.yaml")) - set(BANK) == {"my-question"}
     with pytest.raises(ValueError, match="L7.*L4, L5, L6"):
         question.level("L7")
@@ -268,14 +224,11 @@ def test_a_mistake_is_named_by_file_entry_and_field(tmp_path):
         ("case", case, "case.minutes"),
         ("must", ["L5.4"], "must: L5.4"),
         ("must", ["L7.1"], "must[0]"),
-        ("topic", 3, "topic"),
         ("sinks", [""], "sinks[0]"),
         ("lesson", "99", "lesson"),
         ("function", "torch.nn", "function"),
         ("levels", {}, "'levels' was unexpected"),
         ("follow_ups", ["And?"], "follow_ups[0]"),
-        ("facts", [{"values": ["a"], "note": "b"}], "facts[0].values[0]"),
-        ("numbers", [{**number, "value": "two"}], "numbers[0].value"),
         ("numbers", [{**number, "value": 3}], "numbers[0].value: 3, but 1 + 1 is 2"),
         ("numbers", [{**number, "expression": "exec('1')"}], "numbers[0].expression"),
         ("numbers", [{**number, "unti": "×"}], "'unti' was unexpected"),
@@ -310,9 +263,6 @@ def test_files_that_are_no_list_of_questions(tmp_path):
             load(tmp_path)
     with pytest.raises(ValueError, match="bank=.*give a folder"):
         load(tmp_path / "nowhere")
-
-
-# ---------------------------------------------------------------- sheets and cards
 
 
 def test_the_sheets_are_up_to_date_and_follow_the_bank(tmp_path):

@@ -71,21 +71,6 @@ def test_a_design_tells_its_requirements_and_changes_one():
             assert any(question.case.changes[0].reply in box.text for box in talk.rubric)
 
 
-def test_the_clock_stands_still_until_somebody_begins_and_time_ends_a_round_between_questions():
-    seconds = [0.0]
-    made = Interview(BANK, seed=3, clock=lambda: seconds[0])
-    seconds[0] = 600
-    assert made.elapsed == 0 and not made.running
-    made.start_clock()
-    seconds[0] = 600 + 60 * (ROUNDS["concept"] + 1)
-    assert made.current is made.items[0]  # it was asked in time
-    made.ticked(())
-    assert made.current is None
-
-
-# ---------------------------------------------------------------- the page
-
-
 def test_the_page_counts_ticks_and_names_what_to_drill():
     made = held(groups=("L4",))
     text = report(made)
@@ -99,6 +84,7 @@ def test_the_page_counts_ticks_and_names_what_to_drill():
     assert f"Numbers: 0 of {len(made.items) - len(talks)} right." in text and "wrong: " in text
     assert "minispec drill" not in report(held(level="L4", format="experience", groups=("L4", "L5")))
     assert "Nothing was answered" in report(Interview(BANK))
+    assert [keep(made).name, keep(made).name] == ["mock-1.md", "mock-2.md"]
 
 
 def test_a_mock_is_worth_what_its_ticks_are_worth_and_comes_back_in_the_drill():
@@ -109,15 +95,6 @@ def test_a_mock_is_worth_what_its_ticks_are_worth_and_comes_back_in_the_drill():
     assert all(
         said.reached < 3 for said in sunk.all(Said)
     ) and f"sinks: {sunk.results[0].item.question.sinks[0]}" in report(sunk)
-
-
-def test_pages_are_numbered(folder, tmp_path):
-    made = held()
-    assert [keep(made).name, keep(made).name] == ["mock-1.md", "mock-2.md"]
-    assert keep(made, tmp_path / "mine.md").read_text(encoding="utf-8") == report(made)
-
-
-# ---------------------------------------------------------------- in a terminal
 
 
 def test_every_round_is_held_in_80_columns(folder, monkeypatch):
@@ -162,9 +139,6 @@ def test_the_command(run, monkeypatch, tmp_path):
     assert code == 2 and "out" in err
 
 
-# ---------------------------------------------------------------- code
-
-
 @pytest.mark.slow
 def test_code_is_checked_from_the_notebook(tmp_path):
 
@@ -178,12 +152,9 @@ def test_code_is_checked_from_the_notebook(tmp_path):
     assert code.said({0}).level == "Code wrong, 1 of 2 follow-ups"
 
 
-# ---------------------------------------------------------------- in a notebook
-
-
 def test_in_a_notebook_nothing_starts_by_itself_and_it_ends_with_a_page(folder):
     desk = interview.mock(level="L4", format="experience", seed=3)
-    assert desk.sitting is None and "45 minutes" in desk.children[0].value
+    assert desk.sitting is None and "45 minutes" in desk.children[0].value and not Interview(BANK).running
     desk.children[-1].click()
     sitting = desk.sitting
     assert sitting.session.running and sitting._clock.running and sitting._clock.minutes == 45
