@@ -24,7 +24,7 @@ from .coding import Code, Coded, tasks
 from .fresh import derivation
 from .question import LEVELS
 from .questions import ROOT
-from .session import FOLLOW_UP, PUSH_BACK, SINKS, Bank, Computed, Figure, Item, Said, Session, Talk, reading, weak
+from .session import FOLLOW_UP, PUSH_BACK, SINKS, Bank, Computed, Item, Said, Session, Talk, reading, weak
 
 FOLDER = ROOT / "exams"  # as in check/exam.py, which takes seconds to load
 ROUNDS = {"concept": 45, "design": 60, "coding": 60, "experience": 45}  # minutes
@@ -36,7 +36,6 @@ KINDS = {  # which questions of the bank a round asks: one of each tuple
 }
 SCOPING = "What would you like to know before you begin?"
 DRAW = "The whiteboard is yours: which parts, which numbers, which decisions?"
-NUMBERS = 3  # of a design's numbers, asked before it
 
 
 @dataclass(frozen=True)
@@ -100,50 +99,46 @@ def items_of(bank: Bank, level: str, format: str, seed: int) -> list[Item | Code
     items: list[Item | Code] = []
     if format == "coding" and (ROOT / "course/exercises").is_dir():  # an installed package has no exercises
         items.append(Code(dice.choice(sorted(tasks())), seed))
-    for pool in filter(None, pools):
-        question = dice.choice(pool)
-        sizes = question.numbers[:NUMBERS] if question.case else ()  # before the rubric gives them away
-        items += [Figure(number, question, given=f"{question.question} A size first.") for number in sizes]
-        items.append(Asked(question, position=level))
+    items += [Asked(dice.choice(pool), position=level) for pool in pools if pool]
     return items + (derivation(dice, level) if format == "concept" else [])
 
 
 # ---- the page that is kept ------------------------------------------------------------------------------------------
 
 
-def report(interview: Interview) -> str:
-    """What was ticked by level and topic, what to drill, and every answer beside its rubric. Markdown."""
+def overview(interview: Interview) -> list[str]:
+    """What was ticked by level and topic, and what to drill. Lines of Markdown."""
     used = f"{interview.elapsed:.0f} of {interview.minutes} minutes on the clock"
     when = f"{interview.begun:%d %B %Y, %H:%M} · seed {interview.seed} · {used}."
     lines = [f"# Mock interview: {interview.level} {interview.format} round", "", when, ""]
     if not interview.results:
-        return "\n".join([*lines, "Nothing was answered.", ""])
+        return [*lines, "Nothing was answered."]
     lines += ["You ticked the points yourself; the program checked only numbers and code.", ""]
-    talks, figures = interview.all(Said), interview.all(Computed)
-    if talks:
-        lines += ["| question | topic | L4 | L5 | L6 | level |", "|---|---|---|---|---|---|"]
-        lines += [row(said) for said in talks] + [""]
-    if figures:
-        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
-    lines += [f"{coded.item.exercise}: {coded.level}.\n" for coded in interview.all(Coded)]
-    lines += ["## What to drill", "", *to_drill(interview), "", "## Your answers", ""]
-    for result in interview.results:
-        lines += [f"- {result.item.number.name}: {result.verdict}"] if isinstance(result, Computed) else record(result)
-    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
-
-
-def row(said: Said) -> str:
-    made = [(len(said.boxes(level)), len(said.item.question.level(level))) for level in LEVELS]
-    cells = [said.item.question.question.replace("|", "\\|"), said.item.topic, *(f"{a} of {b}" for a, b in made)]
-    return f"| {' | '.join(cells)} | {said.level} |"
+    for said in interview.all(Said):
+        made = [f"{level} {len(said.boxes(level))} of {len(said.item.question.level(level))}" for level in LEVELS]
+        lines.append(f"- {said.level}: {said.item.question.question} ({said.item.topic}; {', '.join(made)})")
+    lines += [f"- {coded.level}: {coded.item.exercise}" for coded in interview.all(Coded)]
+    if figures := interview.all(Computed):
+        lines.append(f"- Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right")
+    return [*lines, "", "## What to drill", "", *to_drill(interview)]
 
 
 def to_drill(interview: Interview) -> list[str]:
     """The topics below the level of the interview, as a command, and what to read."""
     topics = dict.fromkeys(question.topic for question in weak(interview))
-    if not topics:
-        return [f"- Nothing: every question reached {interview.level}. Take another round, or raise the level."]
-    return [f"- `minispec drill --topics {' '.join(topics)}`", *(f"- {line}" for line in reading(interview))]
+    lines = [f"- `minispec drill --topics {' '.join(topics)}`"] if topics else []
+    lines += [f"- {line}" for line in reading(interview)]
+    again = [coded.item.exercise for coded in interview.all(Coded) if coded.item.outcome != "right"]
+    lines += [f"- {exercise}, in exercises/17_interview_day.ipynb" for exercise in again]
+    return lines or [f"- Nothing: every question reached {interview.level}. Take another round, or raise the level."]
+
+
+def report(interview: Interview) -> str:
+    """The overview, and every answer beside its rubric."""
+    lines = [*overview(interview), "", "## Your answers", ""]
+    for result in interview.results:
+        lines += [f"- {result.item.number.name}: {result.verdict}"] if isinstance(result, Computed) else record(result)
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)) + "\n"
 
 
 def record(result: Said | Coded) -> list[str]:

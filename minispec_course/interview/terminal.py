@@ -15,7 +15,7 @@ from pathlib import Path
 from textwrap import wrap
 
 from .coding import Code
-from .mock_interview import Interview, keep, report
+from .mock_interview import Interview, keep, overview, report
 from .session import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, count, summary
 
 TITLES = {
@@ -92,7 +92,7 @@ def talk(console: Console, session: Session, item: Talk | Code) -> None:
         write_code(console, item)
     texts = []
     for number, asked in enumerate(item.asks):
-        console.say(asked, "Follow-up: " * bool(number), "")
+        console.say(asked, "Follow-up: " * (number > 0 and not isinstance(session, Interview)), "")
         texts.append(console.ask())
     if isinstance(session, Interview):
         session.stop_clock()
@@ -183,7 +183,7 @@ def mock(interview: Interview, console: Console | None = None, out: Path | None 
     code = run(console, interview)
     interview.stop_clock()
     console.say()
-    console.say_all(summary(interview))
+    console.say_all(overview(interview))
     if not interview.results:
         return code
     console.say()

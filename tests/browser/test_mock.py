@@ -56,7 +56,7 @@ def test_an_interview_is_held_by_keyboard(lab, home, tmp_path):
     desk.get_by_role("button", name="next").press("Enter")
     page.wait_for_function(FOCUSED, arg="textarea")
     desk.get_by_role("button", name="end").press("Enter")
-    desk.locator(".drill-report table").wait_for()
+    desk.locator(".drill-report h1").wait_for()
     assert "mock-1.md" in desk.inner_text() and talk.question.L4[0] in (tmp_path / "mock-1.md").read_text("utf-8")
     desk.screenshot(path=tmp_path / "mock-page.png")
     assert page.locator(".jp-CodeCell").count() == 2 and lab.errors == [] and lab.strangers == []
