@@ -350,4 +350,6 @@ def summary(session: Session) -> list[str]:
         lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
     if again := reading(session):
         return [*lines, "Read next:", "", *(f"- {line}" for line in again)]
-    return [*lines, "Nothing to read up on: raise the level, or take another topic."]
+    if all(figure.right for figure in figures):
+        lines.append("Nothing to read up on: raise the level, or take another topic.")
+    return lines
