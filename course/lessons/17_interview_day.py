@@ -14,20 +14,18 @@
 # - give a number to one significant figure in your head, and to five per cent with paper;
 # - build an answer, whether the question is about speed or about correctness, and open a design, a coding and an experience
 #   round;
-# - sit a mock interview, for which you need 45 minutes more, and read its scorecard.
+# - sit a mock interview, for which you need 45 minutes more, and decide by its page what to repeat.
 
 # %%
 from IPython.display import Markdown
 
-import minispec as ms
 from minispec import theory
-from minispec_course import viz
-from minispec_course.interview.debrief import AXES
-from minispec_course.interview.grading import Grading, bars
-from minispec_course.interview.rounds import ROUNDS
-from minispec_course.interview.summary import card, topics_table
+from minispec_course import interview, viz
+from minispec_course.interview.mock_interview import ROUNDS
+from minispec_course.interview.question import bars
+from minispec_course.interview.widget import Grading
 
-bank = ms.interview.load()
+bank = interview.load()
 
 # %% [markdown]
 # ## What does an interviewer listen for?
@@ -50,7 +48,7 @@ bank = ms.interview.load()
 # %%
 question = bank["walk-me-through"]
 lines = [f"*{question.question}*"]
-for level in ms.interview.LEVELS:
+for level in interview.LEVELS:
     lines += ["", f"**{level}**", ""]
     for point in question.level(level):
         lines.append(f"- {point}" + " (must-have)" * (point in question.must_haves))
@@ -190,7 +188,7 @@ grades.compare()
 # point of the method:
 
 # %% tags=["spoiler"]
-print("Ben, with that sentence:", grades.level_with("Ben", question.sinks[0]))
+print("Ben, with that sentence:", grades.our_grading("Ben", question.sinks[0]).level)
 
 # %% [markdown]
 # If the interviewer asks "exact bit for bit?", the precise answer is that the output *distribution* is exactly the target's, up
@@ -332,17 +330,17 @@ print(f"A decode pass then reads {read / theory.pass_bytes(8e9):.1f} times the b
 #
 # ## The drill
 #
-# The next cell has chosen a topic and ten minutes for you; change them there, or with the controls, and start. You are shown a
-# question and answer it **aloud**. Then you see the rubric and tick what you really said. Typing key words is possible and not
-# needed. Numbers are graded for you, and a wrong one is answered with its arithmetic. Questions that went badly come back soon,
-# and those that went well come back late; your progress stays in a file on this machine.
+# The next cell has chosen a topic and ten minutes for you; change them there if you like, run it, and press *begin*. You are
+# shown a question and answer it **aloud**. Typing key words is possible and not needed: Enter submits, and Shift+Enter begins a
+# new line. Then the rubric appears beside what you typed, and you tick what you really said. Numbers are checked for you, and
+# a wrong one is answered with its formula. Questions that went badly come back soon, and those that went well come back late;
+# your progress stays in a file on this machine.
 #
-# In a terminal the drill is `minispec drill`. For ten minutes a day there is the daily practice, `minispec drill --daily`: short
-# items only, multiple choice and numbers that are new every time, and afterwards your streak, what is due, and how ready you are
-# for each level.
+# In a terminal the drill is `minispec drill`. For ten minutes a day there is the daily practice, `minispec drill --daily`:
+# numbers only, those that are due and others that are new every time.
 
 # %% tags=["nbval-ignore-output"]
-ms.interview.drill(topics=["speed"], minutes=10)
+interview.drill(topics=["speed"], minutes=10)
 
 # %% [markdown]
 # Things to try
@@ -356,7 +354,7 @@ ms.interview.drill(topics=["speed"], minutes=10)
 #
 # So far everything was one kind of interview, about concepts. On the day there are usually several, and for senior and staff
 # candidates the design and the talk about their own work often decide. These are the rounds that the mock interview knows, with
-# their minutes; a *loop* is all of them, with breaks, and takes half a day as it does in reality:
+# their minutes:
 
 # %%
 for name, minutes in ROUNDS.items():
@@ -385,38 +383,25 @@ for name, minutes in ROUNDS.items():
 #
 # ## The mock interview
 #
-# You have graded three candidates; now it is your turn. Choose a level and a round, or the whole loop. The interviewer opens, asks
-# and waits, and what comes next depends on your answer: a thin one is probed, a good one is pushed back on, and in a design one
-# requirement changes half-way. Ask back as you would on the day: you get a fact, or are told to say what you assume, and the
-# question stays open. A design begins with one sentence, and the facts come when you ask for them. Then the whiteboard is yours: parts,
-# numbers and decisions, in your own order. What you leave out is asked for by its heading, and counts one level lower, because
-# a staff engineer brings it up. In the coding round what you type is thinking aloud; only *check* submits the notebook (in a
-# terminal, an empty line or `done`).
+# You have graded three candidates; now it is your turn. Choose a level and a round in the cell below. The interviewer asks, follows
+# up and pushes back. A design begins with one sentence, and you say what you would ask; then you are given the requirements and
+# work it out, and half-way one of them changes. A concept round ends with a derivation, a number at each step. In the coding round
+# you are given a notebook with one function to write, and *check* runs its tests.
 #
-# The mock reads text. So say the answer aloud first, as you would on the day, and then type what you said in the form of notes;
-# Enter submits and Shift+Enter begins a new line. That makes it a rehearsal of structure and not of speech. For speech, hold at
-# least one interview with a partner: one asks and ticks, the other talks, and then you swap. Alone, record yourself and grade
-# the recording. Grading somebody else shows you what your own answers sound like.
+# Answer **aloud**, as you would on the day, and then type what you said in the form of notes. That makes it a rehearsal of structure
+# and not of speech. For speech, hold at least one interview with a partner: one asks and ticks, the other talks, and then you
+# swap. Alone, record yourself and grade the recording. Grading somebody else shows you what your own answers sound like.
 #
-# After each question the clock stops and you see the rubric. Points whose terms were found in your answer are marked as
-# suggestions, with the words and the reason; points that you seem to have denied are marked too. That is no verdict, because the
-# matcher knows words and not meanings. Whatever you tick, you quote the words of your answer that earn it, just as you looked for
-# Ada's, Ben's and Cleo's; words that you did not type are refused. At the end there is a debrief. Think of it as one
-# interviewer's scorecard: a recommendation from strong hire to no hire with the table it follows from and what was missing for
-# the next level, three strengths and three concerns with your own sentences as evidence, and a count on each of these axes. A
-# round that was too short gets no level.
-
-# %%
-for axis, counted in AXES.items():
-    print(f"{axis}: {counted}")
-
-# %% [markdown]
-# Nothing is timed until you press *begin*, and you can stop the clock at any time. An interview that was interrupted can be
-# resumed (in a terminal, Ctrl-C interrupts it and `minispec mock --resume` goes on). Every interview asks something else; to
-# compare with a friend, give both the same `seed`. In a terminal it is `minispec mock --format design --level L6`.
+# After each question the clock stops, and you see the rubric beside your own words. You grade yourself as you graded Ada, Ben
+# and Cleo: find the words that earn a point, and tick it only then. No program here reads prose; only numbers and code are checked
+# for you. At the end there is a page, which is also kept as `exams/mock-1.md`: what you ticked by level and topic, which topics to
+# drill and what to read, and all your answers with the points that you made and missed. Read it again after a night's sleep.
+#
+# Nothing is timed until you press *begin*. Every interview asks something else; to compare with a friend, give both the same
+# `seed`. In a terminal it is `minispec mock --format design --level L6`, and if you stop early with Ctrl-C, the page is kept too.
 
 # %% tags=["nbval-ignore-output"]
-ms.interview.mock(level="L5", format="concept")  # add seed=14, and two people are asked the same
+interview.mock(level="L5", format="concept")  # add seed=14, and two people are asked the same
 
 # %% [markdown]
 # ## The last week
@@ -429,7 +414,7 @@ ms.interview.mock(level="L5", format="concept")  # add seed=14, and two people a
 # | 1, 2 | the fifteen questions below, aloud, until each takes a minute | the constants above |
 # | 3 | the proof and the speed-up on an empty sheet of paper | `minispec drill --daily`, from now on every day |
 # | 4 | `minispec mock --format design`, with pen and paper | two own projects in writing |
-# | 5 | two functions of [exercises 17](../exercises/17_interview_day.ipynb), talking while you type | the topics that the drill calls weak |
+# | 5 | two functions of [exercises 17](../exercises/17_interview_day.ipynb), talking while you type | the topics that the page of your mock names |
 # | 6 | one spoken interview with a partner, or recorded | three questions that you will ask them |
 # | 7 | the [cheat sheet](../docs/cheatsheet.md), once | an early night |
 #
@@ -445,13 +430,13 @@ Markdown("\n".join(f"1. {bank[id].question} `{id}`" for id in FIFTEEN))
 # Any question can be looked up by the name after it. Answer first, then open the fold:
 
 # %%
-Markdown(card(bank["prove-lossless"]))
+Markdown(interview.card(bank["prove-lossless"]))
 
 # %% [markdown]
 # And this is the whole bank: every topic with its lessons and its questions.
 
 # %%
-Markdown(f"<details><summary>{len(bank)} questions</summary>\n\n{topics_table(bank)}\n\n</details>")
+Markdown(f"<details><summary>{len(bank)} questions</summary>\n\n{interview.topics_table(bank)}\n\n</details>")
 
 # %% [markdown]
 # ## In production

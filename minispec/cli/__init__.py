@@ -90,17 +90,14 @@ def parser() -> Parser:
     sub.add_argument("--topics", nargs="+", default=[], metavar="NAME", help="such as speed kv-cache (default: all)")
     sub.add_argument("--levels", nargs="+", default=["L4", "L5", "L6"], metavar="L", help="whose answers to aim for")
     sub.add_argument("--minutes", type=options.positive, default=20, metavar="N", help="(default: %(default)s)")
-    sub.add_argument("--daily", action="store_true", help="ten minutes of short items: choices and fresh numbers")
+    sub.add_argument("--daily", action="store_true", help="ten minutes of numbers: those that are due, and fresh ones")
     _add_bank(sub)
-    sub = command("mock", mock, "a mock interview of 45 or 60 minutes, or a loop of four; then a debrief")
+    sub = command("mock", mock, "a mock interview of 45 or 60 minutes; then a page of what you ticked")
     _add_bank(sub)
     sub.add_argument("--level", choices=("L4", "L5", "L6"), default="L5", help="(default: %(default)s)")
-    formats = ("concept", "design", "coding", "experience", "loop")
-    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s; loop is all four)")
-    sub.add_argument("--resume", action="store_true", help="go on with the one that was interrupted")
-    sub.add_argument(
-        "--out", type=Path, metavar="FILE", help="the debrief to write (default: exams/mock-N.md; --resume keeps it)"
-    )
+    formats = ("concept", "design", "coding", "experience")
+    sub.add_argument("--format", choices=formats, default="concept", help="(default: %(default)s)")
+    sub.add_argument("--out", type=Path, metavar="FILE", help="the page to write (default: exams/mock-N.md)")
 
     sub = command("cards", cards, "the interview questions as cards to print: eight on a sheet, answers on the back")
     sub.add_argument("out", nargs="?", type=Path, default=Path("cards.html"), metavar="FILE", help="(%(default)s)")
@@ -257,23 +254,21 @@ def exam(args) -> int | None:
 
 
 def drill(args) -> int:
-    from minispec_course.interview import load, practice, start, terminal
+    from minispec_course.interview import fresh, load, session, terminal
 
     bank = load(args.bank)
     if args.daily:
-        return terminal.drill(practice.practise(bank, args.seed), bank=bank)
-    return terminal.drill(start(bank, args.topics, args.levels, args.minutes, args.seed), bank=bank)
+        return terminal.drill(fresh.daily(bank, args.seed))
+    return terminal.drill(session.start(bank, args.topics, args.levels, args.minutes, args.seed))
 
 
 def mock(args) -> int:
-    from minispec_course.interview import load, mock_terminal, start_mock
-    from minispec_course.interview.mock_interview import resume
-    from minispec_course.interview.schedule import Schedule, place
+    from minispec_course.interview import load, mock_interview, schedule, terminal
 
     require_writable("out", args.out)  # now, not after 45 minutes
-    bank = load(args.bank)
-    interview = resume(bank) if args.resume else start_mock(bank, args.level, args.format, args.seed)
-    return mock_terminal.hold(interview, schedule=Schedule(place()), out=args.out)
+    kept = schedule.Schedule(schedule.place())
+    interview = mock_interview.Interview(load(args.bank), args.level, args.format, args.seed, kept)
+    return terminal.mock(interview, out=args.out)
 
 
 def cards(args) -> None:

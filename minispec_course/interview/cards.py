@@ -9,48 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
-from .cheatsheet import cells_of
-from .plain_markdown import inline
 from .question import Question
 from .questions import topics
+from .sheets import MARKDOWN, cells_of
 
 COLUMNS, ROWS = 2, 4
 NUMBERS = 2  # on a card
-STYLE = """@page { size: A4; margin: 0 } * { box-sizing: border-box }
-body { margin: 0; font: 8pt/1.25 sans-serif; color: #000; background: #fff }
-.sheet { width: 210mm; height: 296.9mm; display: grid; grid-template: repeat(4, 1fr) / repeat(2, 1fr);
-  page-break-after: always; overflow: hidden }
-.sheet:last-child { page-break-after: auto }
-.card { border: .3pt dashed #999; padding: 6mm 7mm; overflow: hidden; min-height: 0; min-width: 0;
-  display: flex; flex-direction: column; gap: 1.5mm }
-.front { justify-content: center; font-size: 12pt; line-height: 1.3 } .front.long { font-size: 10pt }
-.card p { margin: 0 } .card small { color: #444; font-size: 7pt } .card ul { margin: 0; padding-left: 4mm }
-.back { font-size: 8.2pt; line-height: 1.22 }"""
+STYLE = (Path(__file__).parent / "cards.css").read_text(encoding="utf-8")
 
 
 def front(question: Question) -> str:
-    size, label = " long" if len(question.question) > 180 else "", escape(_label(question))
+    size, label = " long" if len(question.question) > 180 else "", f"{question.topic} · {question.kind}"
     return f'<div class="card front{size}"><small>{label}</small><p>{escape(question.question)}</p></div>'
 
 
 def back(question: Question) -> str:
     """The spoken answer, the numbers to remember, what raises and what sinks."""
-    numbers = "".join(f"<li>{escape(name)}: {inline(value)}</li>" for name, value in _numbers(question))
+    cells = [cells_of(number) for number in question.numbers if number.remember][:NUMBERS]
+    numbers = "".join(f"<li>{escape(name)}: {MARKDOWN.renderInline(value)}</li>" for name, value in cells)
     parts = [
-        f"<small>{escape(_label(question))} · lesson {escape(question.lesson)}</small><p>{escape(question.spoken)}</p>",
+        f"<small>{question.topic} · {question.kind} · lesson {question.lesson}</small><p>{escape(question.spoken)}</p>",
         f"<ul>{numbers}</ul>" if numbers else "",
         f"<p><b>+</b> {escape(question.raises[0])}</p><p><b>−</b> {escape(question.sinks[0])}</p>",
     ]
     return f'<div class="card back">{"".join(parts)}</div>'
-
-
-def _label(question: Question) -> str:
-    return f"{question.topic} · {question.kind}"
-
-
-def _numbers(question: Question) -> list[tuple[str, str]]:
-    return [cells_of(number) for number in question.numbers if number.remember][:NUMBERS]
 
 
 def sheets(questions: Sequence[Question]) -> list[str]:

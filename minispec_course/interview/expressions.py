@@ -1,4 +1,4 @@
-"""Numbers: computed from formulas of theory.py and arithmetic, nothing else, and found in texts."""
+"""Numbers: computed from formulas of theory.py and arithmetic, found in a text, and read from what somebody typed."""
 
 from __future__ import annotations
 
@@ -86,3 +86,38 @@ def literals(expression: str) -> set[float]:
     """What an expression is given: its constants."""
     nodes = ast.walk(ast.parse(expression.strip(), mode="eval"))
     return {float(node.value) for node in nodes if isinstance(node, ast.Constant)}
+
+
+# ---- what somebody typed --------------------------------------------------------------------------------------------
+
+SCALES = {  # unit → (what it measures, how much)
+    **{unit: ("bytes", 1000.0**i) for i, unit in enumerate(("kb", "mb", "gb", "tb"), 1)},
+    **{unit: ("bytes", 1024.0**i) for i, unit in enumerate(("kib", "mib", "gib", "tib"), 1)},
+    **{"µs": ("time", 1e-6), "us": ("time", 1e-6), "ms": ("time", 1e-3), "s": ("time", 1.0)},
+    **{"k": ("", 1e3), "thousand": ("", 1e3), "million": ("", 1e6), "billion": ("", 1e9), "b": ("", 1e9)},
+}
+TYPED = re.compile(r"(?:[≈~=]|about|roughly)?\s*(.+?)\s*([%×]|[a-zµ][a-zµ/ ]*)?")
+SIGNS = {"−": "-", "^": "**", r"[×·x](?=\s*[\d(])": "*", r"(?<=\d),(?=\d{3}\b)": "", r"(?<=\d),(?=\d)": "."}
+
+
+def readings(text: str, unit: str = "") -> list[float]:
+    """What a typed number or sum may mean in this unit: "2*80*8*128", "75 %", "0.3 s"; nothing if it is no number."""
+    text = text.strip().lower()
+    for sign, python in SIGNS.items():
+        text = re.sub(re.escape(sign) if len(sign) == 1 else sign, python, text)
+    found = TYPED.fullmatch(text)
+    try:
+        value = float(evaluate(found[1])) if found else None
+    except ValueError:
+        value = None
+    if value is None:
+        return []
+    given, unit = (found[2] or "").split(" ")[0], unit.lower()
+    if unit == "%":
+        return [value, 100 * value] if given != "%" and abs(value) <= 1 else [value]
+    if given == "%":
+        return [value / 100]
+    (kind, much), (wanted, one) = SCALES.get(given, ("none", 1.0)), SCALES.get(unit, ("", 1.0))
+    if given == unit or kind != wanted or 0.9 < much / one < 1.1:  # many say GB for GiB
+        return [value]
+    return [value * much / one]

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from .expressions import evaluate, last_digit, literals, quantities
+from .expressions import evaluate, last_digit, literals, quantities, readings
 
 LEVELS = ("L4", "L5", "L6")
-KINDS = ("concept", "derivation", "estimation", "design", "debugging", "coding", "behavioural")
-POINTS = (3, 4)  # the fewest and the most points of a level
-WORDS = (40, 90)  # of a spoken answer
-PUSH_BACKS = 2  # at least
 LESSONS = (*(f"{n:02}" for n in range(18)), "appendix")  # as the files of course/lessons begin
 
 
@@ -42,6 +38,9 @@ class Number:
         """Whether an answer from the head is good enough: as near as the text, or within 5 %."""
         return abs(answer - self.computed) <= max(self.within, relative * abs(self.computed))
 
+    def is_stated_by(self, text: str) -> bool:
+        return any(map(self.matches, readings(text, self.unit)))
+
 
 @dataclass(frozen=True)
 class FollowUp:
@@ -62,9 +61,9 @@ class Case:
     """A design to be worked out aloud: the question's numbers are those to produce, its points are the rubric."""
 
     minutes: int
-    requirements: tuple[str, ...]  # given at the start, or when asked for
+    requirements: tuple[str, ...]
     whiteboard: tuple[str, ...]  # boxes for the candidate to fill
-    changes: tuple[PushBack, ...]  # requirements that the interviewer changes half-way; the reply may be ""
+    changes: tuple[PushBack, ...]  # requirements that the interviewer changes half-way
 
 
 @dataclass(frozen=True)
@@ -98,12 +97,6 @@ class Question:
     source: tuple[str, ...] = ()
     file: str = ""
 
-    def __post_init__(self):
-        for name in self.must:
-            level, _, number = name.partition(".")
-            if level not in LEVELS or not number.isdecimal() or not 1 <= int(number) <= len(self.level(level)):
-                raise ValueError(f".must: {name!r} is no point; the second one of L5 is L5.2")
-
     @property
     def must_haves(self) -> frozenset[str]:
         """The points that `must` names."""
@@ -115,11 +108,6 @@ class Question:
         if name not in LEVELS:
             raise ValueError(f"level={name!r}: give one of {', '.join(LEVELS)}")
         return getattr(self, name)
-
-    @property
-    def points(self) -> tuple[tuple[str, str], ...]:
-        """All that an interviewer ticks: (level, point), from the lowest level up."""
-        return tuple((level, point) for level in LEVELS for point in self.level(level))
 
     def answers(self) -> Iterator[str]:
         """Every text in which a number needs a reason."""
@@ -149,7 +137,8 @@ def reached(said: Mapping[str, int], points: Mapping[str, int], lacking: Collect
         above = sum(said[name] for name in points if name >= level)
         if level in lacking or above < needed(points[level]):
             break
-        if level == "L6" and (said.get("L5", 0) < needed(points.get("L5", 0)) or 2 * total(said) < total(points)):
+        half = 2 * sum(said.values()) >= sum(points.values())
+        if level == "L6" and not (half and said.get("L5", 0) >= needed(points.get("L5", 0))):
             break
         count += 1
     return count
@@ -160,8 +149,18 @@ def needed(points: int) -> int:
     return -(-2 * points // 3)
 
 
-def total(counts: Mapping[str, int]) -> int:
-    return sum(counts.values())
+def bars(question: Question) -> str:
+    """The rule of `reached` with this question's numbers, one line for each level."""
+    low, middle, high = (len(question.level(level)) for level in LEVELS)
+    bar = {
+        "L4": f"{needed(low)} of all {low + middle + high} points",
+        "L5": f"{needed(middle)} of the {middle + high} points of L5 and L6",
+        "L6": f"{needed(high)} of the {high} points of L6, {needed(middle)} of the {middle} points of L5, "
+        f"and {-(-(low + middle + high) // 2)} in all",
+    }
+    for level in LEVELS:
+        bar[level] += ", with every must-have point" * bool(question.must_haves & {*question.level(level)})
+    return "\n".join(f"{level}: {text}" for level, text in bar.items())
 
 
 # ---- numbers in the text --------------------------------------------------------------------------------------------

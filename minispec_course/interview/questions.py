@@ -1,4 +1,4 @@
-"""The question bank: what a question holds, which level an answer reaches, and the loader.
+"""The question bank: what a file holds, and the loader.
 
     - id: expected-tokens            # unique; letters, digits, hyphens
       topic: speed
@@ -6,6 +6,7 @@
       question: How many tokens …?
       spoken: I would sum the tails. A cycle emits …     # 40 to 90 words, as a strong candidate says it
       L4: [three or four points that a candidate of this level makes, to be ticked]     # L5 and L6: what comes on top
+      must: [L5.2]                   # points without which their level is not reached
       raises: [what makes an interviewer write "strong hire"]
       sinks: [what makes one write "no"]
       push_backs: [{says: We measured the opposite., reply: what a good reply contains}]     # at least two
@@ -18,21 +19,96 @@
       function: minispec.theory.expected_tokens
       source: [C.k-formula]          # items of coverage.yaml; none for a question of our own
 
-`load` refuses a bank with a mistake in it and names every one by file, entry and field (bank_file.py reads the files).
-A teacher's own files follow the same rules.
+`load` refuses a bank with a mistake in it and names every one by file, entry and field (schema.yaml has the fields). A
+teacher's own files follow the same rules.
 """
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterable
+import pkgutil
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
-from .bank_file import read_file
-from .question import LEVELS, BankError, Question, unexplained
+import yaml
+from jsonschema import Draft202012Validator
+
+from .question import LEVELS, BankError, Case, Fact, FollowUp, Number, PushBack, Question, unexplained
 
 FOLDER = Path(__file__).parent
+ROOT = FOLDER.parents[1]
+SPOKEN = (40, 90)  # words of an answer
+
+# ---- files ----------------------------------------------------------------------------------------------------------
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    """YAML that refuses a key given twice, where the standard one silently keeps the last."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(file: Path):
+    try:
+        return yaml.load(file.read_text(encoding="utf-8"), _Loader)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BankError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+@cache
+def _validator() -> Draft202012Validator:
+    return Draft202012Validator(read_yaml(FOLDER / "schema.yaml"))
+
+
+def _mistakes(entry: object) -> Iterator[str]:
+    """What is wrong with an entry, each with its field."""
+    found = sorted(_validator().iter_errors(entry), key=lambda error: error.json_path)
+    yield from (f"{error.json_path.removeprefix('$.')}: {error.message}" for error in found)
+    if found:
+        return
+    words, (fewest, most) = len(entry["spoken"].split()), SPOKEN
+    if not fewest <= words <= most:
+        yield f"spoken: {words} words; an answer that is spoken has {fewest} to {most}"
+    for i, number in enumerate(Number(**given) for given in entry.get("numbers", ())):
+        try:
+            if not abs(number.computed - number.value) <= number.within:
+                yield f"numbers[{i}].value: {number.value}, but {number.expression} is {number.computed:.6g}"
+        except ValueError as error:
+            yield f"numbers[{i}].expression: {error}"
+    for level, place in (name.split(".") for name in entry.get("must", ())):
+        if int(place) > len(entry[level]):
+            yield f"must: {level}.{place} is no point; the second one of {level} is {level}.2"
+
+
+def _question(entry: dict, file: Path) -> Question:
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    for name, kind in (("push_backs", PushBack), ("follow_ups", FollowUp), ("numbers", Number)):
+        values[name] = tuple(kind(**each) for each in entry.get(name, ()))
+    values["facts"] = tuple(Fact(tuple(each["values"]), each["note"]) for each in entry.get("facts", ()))
+    if case := entry.get("case"):
+        changes = tuple(PushBack(**each) for each in case["changes"])
+        values["case"] = Case(case["minutes"], tuple(case["requirements"]), tuple(case["whiteboard"]), changes)
+    return Question(**values, file=str(file))
+
+
+def read_file(file: Path) -> list[Question]:
+    """The questions of one file. Raises BankError with all its mistakes."""
+    entries = read_yaml(file)
+    if not isinstance(entries, list) or not entries:
+        raise BankError(f"{file}: should be a list of questions, each beginning with '- id:'")
+    found = []
+    for i, entry in enumerate(entries, start=1):
+        name = (isinstance(entry, dict) and entry.get("id")) or f"number {i}"
+        found += [f"{file}: entry {name}, {mistake}" for mistake in _mistakes(entry)]
+    if found:
+        raise BankError("\n".join(found))
+    return [_question(entry, file) for entry in entries]
 
 
 def load(extra: str | Path | None = None) -> dict[str, Question]:
@@ -68,30 +144,12 @@ def _join(bank: dict[str, Question], files: Iterable[Path]) -> dict[str, Questio
     return bank
 
 
-# ---- what a bank holds -----------------------------------------------------------------------------------------------
+# ---- what a bank holds ----------------------------------------------------------------------------------------------
 
 
 def topics(bank: dict[str, Question]) -> list[str]:
     """The topics, in the order in which they first come up."""
     return list(dict.fromkeys(question.topic for question in bank.values()))
-
-
-def levels() -> tuple[str, ...]:
-    return LEVELS
-
-
-def resolve(name: str):
-    """What a dotted name of the package stands for, such as minispec.serving.scheduler.Scheduler.update."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:cut]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[cut:]:
-            found = getattr(found, part)  # AttributeError: no such name
-        return found
-    raise AttributeError(f"{name}: no such module")
 
 
 def problems(questions: Iterable[Question]) -> list[str]:
@@ -100,11 +158,43 @@ def problems(questions: Iterable[Question]) -> list[str]:
     for question in questions:
         where = f"{question.file}: entry {question.id}"
         try:
-            resolve(question.function)
-        except AttributeError:
+            pkgutil.resolve_name(question.function)
+        except (ImportError, AttributeError):
             found.append(f"{where}, function: {question.function} is not in the package")
         found += [
             f"{where}, numbers: {value:g} is in the answer without an expression or a fact"
             for value in unexplained(question)
         ]
     return found
+
+
+# ---- a bank as Markdown ---------------------------------------------------------------------------------------------
+
+
+def lesson(number: str) -> str:
+    """ "02 kv cache", as its file is called."""
+    for file in sorted((ROOT / "course/lessons").glob(f"{number}_*.py")):
+        return file.stem.replace("_", " ")
+    return number
+
+
+def topics_table(bank: dict[str, Question]) -> str:
+    """Every topic with its lessons and questions, for a page beside the lessons."""
+    lines = ["| topic | lessons | questions |", "|---|---|---|"]
+    for topic in topics(bank):
+        some = [question for question in bank.values() if question.topic == topic]
+        names = [lesson(number) for number in sorted({question.lesson for question in some})]
+        links = ", ".join(f"[{name}]({name.replace(' ', '_')}.ipynb)" for name in names)
+        asked = "<br>".join(f"{question.question} `{question.id}`" for question in some)
+        lines.append(f"| {topic} | {links} | {asked} |")
+    return "\n".join(lines)
+
+
+def card(question: Question) -> str:
+    """One question; an answer to say, the points that are ticked and the objections are folded away."""
+    lines = [f"**{question.question}**", "", "<details><summary>an answer</summary>", "", question.spoken, ""]
+    for level in LEVELS:
+        for point in question.level(level):
+            lines.append(f"- {level}: {point}{' (must-have)' * (point in question.must_haves)}")
+    pushed = [f"- *{push_back.says}* {push_back.reply}" for push_back in question.push_backs]
+    return "\n".join([*lines, "", "An interviewer may object:", "", *pushed, "", "</details>"])

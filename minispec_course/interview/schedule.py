@@ -4,7 +4,7 @@ FSRS keeps three numbers for each card: its difficulty, its stability (the days 
 to 90 %) and, from both, that chance now. A review is an answer and one of four ratings; a bad one shortens the time to
 the next, a good one lengthens it. The algorithm is py-fsrs's, its parameters are the defaults.
 
-The file lies beside the exercises' progress (see classroom/progress.py), and MINISPEC_PROGRESS moves both: "off" keeps
+The file lies beside the exercises' progress (see check/progress.py), and MINISPEC_PROGRESS moves both: "off" keeps
 none. A file that makes no sense is kept aside and started anew, and `notice` says so. Where nothing can be written,
 the drill works without.
 """
@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Callable, Iterable
 from datetime import datetime, timedelta, timezone
+from itertools import count
 from pathlib import Path
 
 from filelock import FileLock
@@ -109,7 +110,8 @@ class Schedule:
         except FileNotFoundError:
             return {}
         except (ValueError, LookupError, TypeError, AttributeError):
-            aside = _free_name(self.file)
+            names = (self.file.with_name(f"{self.file.name}.broken{f'-{n}' * (n > 1)}") for n in count(1))
+            aside = next(name for name in names if not name.exists())  # what was kept aside before stays
             os.replace(self.file, aside)
             self.notice = f"{self.file} could not be read: it is kept as {aside.name}, and a new one begins"
             return {}
@@ -128,12 +130,3 @@ def _card(entry: dict) -> Card:
     if card.state is not State.Review and not isinstance(card.step, int):
         raise ValueError(f"{entry!r} is no card")
     return card
-
-
-def _free_name(file: Path) -> Path:
-    """drill.json.broken, or the first number behind it that is free: what was kept aside stays."""
-    aside, number = file.with_name(f"{file.name}.broken"), 1
-    while aside.exists():
-        number += 1
-        aside = file.with_name(f"{file.name}.broken-{number}")
-    return aside

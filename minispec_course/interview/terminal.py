@@ -1,4 +1,4 @@
-"""The drill in a terminal: lines of at most 80 columns, and what was answered is never lost.
+"""The drill and the mock interview in a terminal: lines of at most 80 columns, and what was answered is never lost.
 
 Works as well when the answers come from a file or a pipe: where they end, the sitting ends.
 """
@@ -14,10 +14,9 @@ from datetime import timedelta
 from pathlib import Path
 from textwrap import wrap
 
-from .drill import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk
-from .practice import Choice, Chosen, Fresh, Record, overview
-from .question import Question
-from .summary import count, explained, grade_of, summary
+from .coding import Code
+from .mock_interview import Interview, keep, overview, report
+from .session import FOLLOW_UP, PUSH_BACK, RAISES, SINKS, Figure, Said, Session, Talk, count, summary
 
 TITLES = {
     FOLLOW_UP: "follow-ups answered",
@@ -26,7 +25,6 @@ TITLES = {
     SINKS: "sinks you (tick what you did say)",
 }
 WIDEST = 80
-LETTERS = "abcdef"
 
 
 class Quit(Exception):
@@ -43,46 +41,20 @@ class Console:
     def __init__(self, read: Callable[[str], str] = input, write: Callable[[str], None] = print):
         self._read, self._write = read, write
         self._unseen = read is input and not sys.stdin.isatty()  # replies from a pipe are not on the screen
-        self.height = shutil.get_terminal_size().lines if read is input and sys.stdin.isatty() else 0  # 0: any
-
-    def wrapped(self, text: str, first: str = "", rest: str | None = None) -> list[str]:
-        """The lines of a paragraph; `first` and `rest` stand before its first line and before the others."""
-        width = max(min(WIDEST, shutil.get_terminal_size().columns), 20)
-        rest = first if rest is None else rest
-        return wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False) or [""]
 
     def say(self, text: str = "", first: str = "", rest: str | None = None) -> None:
-        self.show(self.wrapped(text, first, rest))
-
-    def show(self, lines: Iterable[str]) -> None:
-        """Lines as they stand."""
-        for line in lines:
+        """A paragraph; `first` and `rest` stand before its first line and before the others."""
+        width = max(min(WIDEST, shutil.get_terminal_size().columns), 20)
+        rest = first if rest is None else rest
+        lines = wrap(text, width, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False)
+        for line in lines or [""]:
             self._write(line)
 
     def say_all(self, lines: Iterable[str]) -> None:
         """Lines of Markdown: a list's continue under its text."""
         for line in lines:
-            self.show(self.listed(line))
-
-    def listed(self, line: str) -> list[str]:
-        """A row of a table is an entry of a list: its first cell, and the others below it; a table's head is not
-        shown."""
-        if line.startswith("|---"):
-            return []
-        if line.startswith("| "):
-            first, *rest = line.strip("| ").split(" | ")
-            return [*self.wrapped(first, "- ", "  "), *self.wrapped(": ".join(rest), "  ")]
-        lead = re.match(r"\s*(- |> )?", line)[0]
-        return self.wrapped(line[len(lead) :], lead, " " * len(lead))
-
-    def screens(self, blocks: Iterable[list[str]], left: int) -> list[list[str]]:
-        """Blocks of lines, as many at a time as fit with so many lines left free; no block is split."""
-        screens: list[list[str]] = [[]]
-        for block in blocks:
-            if self.height and screens[-1] and len(screens[-1]) + len(block) > self.height - left:
-                screens.append([])
-            screens[-1] += block
-        return screens
+            lead = re.match(r"\s*(- |> )?", line)[0]
+            self.say(line[len(lead) :], lead, " " * len(lead))
 
     def ask(self) -> str:
         """A reply. s skips, q ends, and so does the end of the input."""
@@ -112,21 +84,21 @@ def read_ticks(text: str, boxes: int) -> set[int] | None:
     return ticked
 
 
-def shortest(file: Path) -> str:
-    """Relative to where we are, if it is below."""
-    return os.path.relpath(file) if Path(file).absolute().is_relative_to(Path.cwd()) else str(file)
-
-
 # ---- one item -------------------------------------------------------------------------------------------------------
 
 
-def talk(console: Console, session: Session, item: Talk) -> None:
+def talk(console: Console, session: Session, item: Talk | Code) -> None:
+    if isinstance(item, Code):
+        write_code(console, item)
     texts = []
     for number, asked in enumerate(item.asks):
-        console.say(asked, "Follow-up: " * bool(number), "")
+        console.say(asked, "Follow-up: " * (number > 0 and not isinstance(session, Interview)), "")
         texts.append(console.ask())
+    if isinstance(session, Interview):
+        session.stop_clock()
     console.say()
-    console.say(item.question.spoken, "In short: ", "  ")
+    if item.question:
+        console.say(item.question.spoken, "In short: ", "  ")
     boxes, group = item.rubric, None
     for number, box in enumerate(boxes, start=1):
         if box.group != group:
@@ -144,39 +116,27 @@ def talk(console: Console, session: Session, item: Talk) -> None:
 
 def when(session: Session, said: Said) -> str:
     """When a question comes back."""
-    if session.schedule is None:
+    if session.schedule is None or not said.item.key:
         return ""
     days = round((session.schedule.due(said.item.key) - session.schedule.now()) / timedelta(days=1))
     return f" It comes back in {count(days, 'day') if days else 'your next sitting'}."
 
 
+def write_code(console: Console, item: Code) -> None:
+    console.say(item.task)
+    console.say("Enter checks the notebook as it was last saved; done goes on without.")
+    while item.outcome != "right" and console.ask().lower() != "done":
+        console.say(item.check())
+
+
 def figure(console: Console, session: Session, item: Figure) -> None:
     console.say(item.asks[0])
-    reply = console.ask()
-    while again := session.asks_again(reply):
-        console.say(f"{again} A sum such as 2*80*8*128 will do; just Enter if you do not know.")
-        reply = console.ask()
+    while not session.can_read(reply := console.ask()):
+        console.say("That is no number. Give only the number, or a sum such as 2*80*8*128; Enter if you do not know.")
     result = session.computed(reply)
-    console.say(grade_of(result))
-    for line in explained(item.number):
+    console.say(result.verdict)
+    for line in result.solution:
         console.say(line, "  ", "    ")
-
-
-def pick(console: Console, session: Session, item: Choice) -> None:
-    console.say(item.prompt)
-    for letter, option in zip(LETTERS, item.options, strict=False):
-        console.say(f"{letter}) {option}", "  ")
-    reply = console.ask().lower().strip(" ().")
-    while reply not in (*LETTERS[: len(item.options)], ""):
-        console.say(f"Give a letter from a to {LETTERS[len(item.options) - 1]}; just Enter if you do not know.")
-        reply = console.ask().lower().strip(" ().")
-    chosen = session.note(Chosen(item, LETTERS.index(reply) if reply else None))
-    if chosen.right:
-        console.say("Right.")
-        return
-    console.say(f"It is {LETTERS[item.right]}) {item.options[item.right]}.")
-    if chosen.given is not None:
-        console.say(item.why[chosen.given], "  ")
 
 
 # ---- a sitting ------------------------------------------------------------------------------------------------------
@@ -188,16 +148,20 @@ def run(console: Console, session: Session) -> int:
         console.say(f"Note: {session.schedule.notice}.")
     console.say("Answer aloud or in writing, then press Enter. s skips, q ends.")
     try:
+        if isinstance(session, Interview):
+            console.say(session.opening)
+            console.say("Press Enter to begin.")
+            console.ask()
         while (item := session.current) is not None:
-            head = f"{session.place + 1} of {len(session.items)}"
-            subject = f" · {item.question.topic}" if item.question else ""
+            session.start_clock()
+            head = f"{session.place + 1} of {len(session.items)} · {item.topic}"
             console.say()
-            console.say(f"── {head}{subject} · {session.elapsed:.0f} of {session.minutes:g} minutes ──")
+            console.say(f"── {head} · {session.elapsed:.0f} of {session.minutes:g} minutes ──")
             try:
-                {Talk: talk, Figure: figure, Fresh: figure, Choice: pick}[type(item)](console, session, item)
+                (figure if isinstance(item, Figure) else talk)(console, session, item)
             except Skip:
                 session.skip()
-    except Quit:
+    except (Quit, Skip):
         return 0
     except KeyboardInterrupt:
         console.say()
@@ -205,15 +169,30 @@ def run(console: Console, session: Session) -> int:
     return 0
 
 
-def drill(session: Session, console: Console | None = None, bank: dict[str, Question] | None = None) -> int:
-    """A drill; with the `bank`, also where one stands: streak, weakest topics, readiness."""
+def drill(session: Session, console: Console | None = None) -> int:
     console = console or Console()
     code = run(console, session)
     console.say()
     console.say_all(summary(session))
-    if bank:
-        record = Record()
-        record.note(session.results)
-        console.say()
-        console.say_all(overview(record, session.schedule, bank))
+    return code
+
+
+def mock(interview: Interview, console: Console | None = None, out: Path | None = None) -> int:
+    """An interview; whatever ends it, what was answered is kept as a page."""
+    console = console or Console()
+    code = run(console, interview)
+    interview.stop_clock()
+    console.say()
+    console.say_all(overview(interview))
+    if not interview.results:
+        return code
+    console.say()
+    try:
+        file = keep(interview, out)
+    except OSError as error:
+        console.say_all(report(interview).splitlines())
+        console.say(f"This page is not kept: {error}.")
+        return code or 1
+    below = file.absolute().is_relative_to(Path.cwd())
+    console.say(f"Kept with your answers as {os.path.relpath(file) if below else file}.")
     return code

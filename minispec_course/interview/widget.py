@@ -1,43 +1,62 @@
-"""The drill in a notebook. Enter submits an answer, Tab walks, Space ticks, Enter or Space presses a button.
+"""The drill and the mock in a notebook. Enter submits an answer, Tab walks, Space ticks, Enter presses a button.
 
 Every step takes the keyboard along: to the field, to the first box of the rubric, or to the one button that leads on
-and never goes away. Colours are those of
-JupyterLab's theme, through its CSS variables.
+and never goes away. Colours are those of JupyterLab's theme, through its CSS variables.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from html import escape
+from pathlib import Path
 
+import anywidget
 import ipywidgets
+import traitlets
 
-from .drill import MINUTES, Computed, Said, Session, Talk, choose, start
-from .field import Field, Focus
-from .practice import Choice, Chosen, Record, overview, practise
+from .coding import Code
+from .mock_interview import Interview, keep, report
 from .question import LEVELS, Question
-from .questions import topics
-from .schedule import Schedule, place
-from .summary import explained, grade_of, summary
+from .session import SINKS, Box, Computed, Said, Session, Talk, summary
+from .sheets import to_html
 from .terminal import TITLES, when
 
 WIDE = ipywidgets.Layout(width="100%")
-STYLE = """<style>
-.minispec-drill { color: var(--jp-ui-font-color1, inherit); border-left: 3px solid var(--jp-brand-color1, #1976d2) }
-.minispec-drill { padding: 4px 12px; line-height: 1.5 }
-.minispec-drill .widget-html-content { line-height: 1.5 }
-.minispec-drill .drill-head { color: var(--jp-ui-font-color2, inherit) }
-.minispec-drill .drill-ask { font-size: 1.15em; font-weight: 600; max-width: 50em }
-.minispec-drill .drill-short { background: var(--jp-layout-color2, transparent); padding: 6px 10px; max-width: 55em }
-.minispec-drill .drill-right { color: var(--jp-success-color1, #388e3c); font-weight: 600 }
-.minispec-drill .drill-wrong { color: var(--jp-error-color1, #d32f2f); font-weight: 600 }
-.minispec-drill code { color: inherit; background: var(--jp-layout-color2, transparent) }
-.minispec-drill .widget-checkbox { height: auto }
-.minispec-drill .widget-checkbox label { display: flex; align-items: baseline }
-.minispec-drill .widget-checkbox label { white-space: normal; line-height: 1.4; padding: 2px 0; max-width: 55em }
-.minispec-drill .widget-button:focus { outline: 2px solid var(--jp-brand-color1, #1976d2); outline-offset: 1px }
-</style>"""
+HERE = Path(__file__).parent
+STYLE = f"<style>{(HERE / 'widget.css').read_text(encoding='utf-8')}</style>"
+
+
+class Field(anywidget.AnyWidget):
+    """A text area in which Enter submits: then `on_enter` is called, with `value` up to date."""
+
+    _esm = HERE / "field.js"
+    value = traitlets.Unicode().tag(sync=True)
+    placeholder = traitlets.Unicode().tag(sync=True)
+    rows = traitlets.Int(3).tag(sync=True)
+    disabled = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, on_enter: Callable[[], None], placeholder: str = "", rows: int = 3) -> None:
+        super().__init__(placeholder=placeholder, rows=rows)
+        self._on_enter = on_enter
+        self.on_msg(lambda _, content, __: self.enter(content))
+
+    def enter(self, content: object) -> None:
+        """What the browser sends with Enter; a field that is done with answers nothing."""
+        if isinstance(content, dict) and isinstance(content.get("entered"), str) and not self.disabled:
+            self.value = content["entered"]
+            self._on_enter()
+
+
+class Clock(anywidget.AnyWidget):
+    """The time; and each time that `step` goes up, the first field of the drill around it gets the keyboard."""
+
+    _esm = HERE / "clock.js"
+    used = traitlets.Float(0.0).tag(sync=True)  # seconds, when it was last told
+    minutes = traitlets.Float(0.0).tag(sync=True)
+    running = traitlets.Bool(True).tag(sync=True)
+    step = traitlets.Int(0).tag(sync=True)
+    made = traitlets.Float(0.0).tag(sync=True)
 
 
 def html(text: str, name: str = "", status: bool = False) -> ipywidgets.HTML:
@@ -46,69 +65,70 @@ def html(text: str, name: str = "", status: bool = False) -> ipywidgets.HTML:
     return ipywidgets.HTML(f'<div class="{name}"{role}>{escape(text)}</div>', layout=WIDE)
 
 
-def bullets(lines: Iterable[str]) -> ipywidgets.HTML:
-    """Lines of Markdown, as plain as our summaries and reports write them."""
-    parts = []
-    for line in lines:
-        text = escape(line.lstrip("#->` "))
-        tag = {"#": "h3", "-": "li", ">": "blockquote"}.get(line[:1], "div")
-        parts.append(f"<{tag}>{text}</{tag}>" if text else "")
-    return ipywidgets.HTML(f'<div role="status">{"".join(parts)}</div>', layout=WIDE)
+def button(name: str, then: Callable[[], None], tooltip: str = "", main: bool = False) -> ipywidgets.Button:
+    made = ipywidgets.Button(description=name, tooltip=tooltip, button_style="primary" if main else "")
+    made.on_click(lambda _: then())
+    return made
+
+
+def tick_list(rubric: Iterable[Box]) -> tuple[list[ipywidgets.Checkbox], list[ipywidgets.Widget]]:
+    """A box for every line of a rubric; and the same with a heading for each group."""
+    boxes, parts, group = [], [], None
+    for box in rubric:
+        if box.group != group:
+            group = box.group
+            parts.append(ipywidgets.HTML(f"<b>{escape(TITLES.get(group, group))}</b>"))
+        boxes.append(ipywidgets.Checkbox(description=box.shown, indent=False, layout=WIDE))
+        parts.append(boxes[-1])
+    return boxes, parts
 
 
 class Sitting(ipywidgets.VBox):
     """A Session to click or type through. `session.results` holds what was answered so far."""
 
-    def __init__(self, session: Session, bank: dict[str, Question] | None = None) -> None:
-        self.session, self.bank = session, bank
-        self._head = ipywidgets.HTML(layout=WIDE)
-        self._body = ipywidgets.VBox(layout=WIDE)
-        self._next = ipywidgets.Button(description="answered", button_style="primary")
-        self._skip = ipywidgets.Button(description="skip", tooltip="neither right nor wrong: it comes again")
-        self._end = ipywidgets.Button(description="end", tooltip="what you have answered is kept")
-        self._next.on_click(lambda _: self._do_next())
-        self._skip.on_click(lambda _: self.skip())
-        self._end.on_click(lambda _: self.end())
+    def __init__(self, session: Session, out: Path | None = None) -> None:
+        self.session, self.out = session, out
+        self._head, self._body = ipywidgets.HTML(layout=WIDE), ipywidgets.VBox(layout=WIDE)
+        self._next = button("answered", lambda: self._do_next(), main=True)
+        self._skip = button("skip", self.skip, "neither right nor wrong: it comes again")
+        self._end = button("end", self.end, "what you have answered is kept")
         self._texts: list[str] = []
         self._field: ipywidgets.Widget | None = None
         self._boxes: list[ipywidgets.Checkbox] = []
-        self._focus = Focus(made=time.time())
+        self._clock = Clock(made=time.time(), minutes=session.minutes)
         buttons = ipywidgets.HBox([self._next, self._skip, self._end])
-        super().__init__([ipywidgets.HTML(STYLE), self._head, self._body, buttons, self._focus])
+        super().__init__([ipywidgets.HTML(STYLE), self._head, self._clock, self._body, buttons])
         self.add_class("minispec-drill")
         self.ask()
 
     # ---- the steps: each shows something, and says what the button does then
 
-    def _show(self, button: str, then, *parts: ipywidgets.Widget, skip: bool = True) -> None:
+    def _show(self, name: str, then, *parts: ipywidgets.Widget, skip: bool = True) -> None:
         self._body.children = parts
-        self._next.description, self._do_next, self._next.disabled = button, then, False
+        self._next.description, self._do_next, self._next.disabled = name, then, False
         self._skip.disabled = not skip
-        self._focus.step += 1
+        self._clock.used, self._clock.running = 60 * self.session.elapsed, self.session.running
+        self._clock.step += 1
 
     def ask(self) -> None:
         """The current item begins; at the end, the summary."""
         item, session = self.session.current, self.session
         if item is None:
             return self.end()
-        subject = f" · {item.question.topic}" if item.question else ""
-        head = f"{session.place + 1} of {len(session.items)}{subject}"
+        session.start_clock()
         notice = f" · {session.schedule.notice}" if session.schedule and session.schedule.notice else ""
-        clock = f"{session.elapsed:.0f} of {session.minutes:g} minutes"
-        self._head.value = f'<div class="drill-head">{escape(f"{head} · {clock}{notice}")}</div>'
+        head = f"{session.place + 1} of {len(session.items)} · {item.topic}{notice}"
+        self._head.value = f'<div class="drill-head">{escape(head)}</div>'
         self._texts = []
-        if isinstance(item, Talk):
-            return self._ask_aloud()
-        if isinstance(item, Choice):
-            return self._ask_choice()
-        return self._ask_number()
+        if isinstance(item, Code):
+            return self._ask_code()
+        return self._ask_aloud() if isinstance(item, Talk) else self._ask_number()
 
     def _ask_aloud(self) -> None:
         """The question, then its follow-ups, one at a time."""
-        asked = self.session.current.asks
-        number = len(self._texts)
+        asked = self.session.current.asks[len(self._texts)]
         self._field = Field(self._answered, "answer aloud, or type: Enter submits, Shift+Enter breaks the line")
-        self._show("answered", self._answered, html(asked[number], "drill-ask", status=True), self._field)
+        self._show("answered", self._answered, html(asked, "drill-ask", status=True), self._field)
 
     def _answered(self) -> None:
         self._field.disabled = True  # a second Enter comes too late
@@ -117,27 +137,35 @@ class Sitting(ipywidgets.VBox):
         self._ask_aloud() if more else self._reveal()
 
     def _reveal(self) -> None:
-        """The rubric: a box for everything that could have been said."""
-        item, parts, group = self.session.current, [], None
-        parts.append(html(item.asks[0], "drill-ask"))
-        parts += [html(f"You wrote: {text}") for text in self._texts if text.strip()]
-        parts.append(html(f"In short: {item.question.spoken}", "drill-short", status=True))
-        self._boxes = []
-        for box in item.rubric:
-            if box.group != group:
-                group = box.group
-                parts.append(ipywidgets.HTML(f"<b>{escape(TITLES.get(group, group))}</b>"))
-            self._boxes.append(ipywidgets.Checkbox(description=box.shown, indent=False, layout=WIDE))
-            parts.append(self._boxes[-1])
-        self._show("grade", self._grade, *parts)
+        """The rubric beside one's own words: a box for everything that could have been said."""
+        if isinstance(self.session, Interview):
+            self.session.stop_clock()
+        item = self.session.current
+        said = zip(["", *(f"{asked} " for asked in item.asks[1:])], self._texts, strict=True)
+        own = [html(f"{asked}You wrote: {text}", "drill-own") for asked, text in said if text.strip()]
+        spoken = [html(f"In short: {item.question.spoken}", "drill-short", status=True)] if item.question else []
+        self._boxes, parts = tick_list(item.rubric)
+        self._show("grade", self._grade, html(item.asks[0], "drill-ask"), *own, *spoken, *parts)
 
     def _grade(self) -> None:
-        said: Said = self.session.ticked({i for i, box in enumerate(self._boxes) if box.value}, self._texts)
-        kind = "drill-right" if said.reached == len(said.item.levels) else "drill-wrong" if not said.reached else ""
-        result = html(f"{said.level}.{when(self.session, said)}", kind, status=True)
+        said = self.session.ticked({i for i, box in enumerate(self._boxes) if box.value}, self._texts)
+        kind = ""
+        if isinstance(said, Said):
+            kind = {len(said.item.levels): "drill-right", 0: "drill-wrong"}.get(said.reached, "")
         for box in self._boxes:
             box.disabled = True
+        result = html(f"{said.level}.{when(self.session, said)}", kind, status=True)
         self._show("next", self.ask, *self._body.children, result, skip=False)
+
+    def _ask_code(self, said: str = "") -> None:
+        item = self.session.current
+        parts = [html(item.task, "drill-ask", status=not said), html(said, "drill-own", status=True)]
+        go_on = button("go on to the questions", self._ask_aloud)
+        self._show("check", self._check, *parts[: 1 + bool(said)], go_on)
+
+    def _check(self) -> None:
+        said = self.session.current.check()
+        self._ask_aloud() if self.session.current.outcome == "right" else self._ask_code(said)
 
     def _ask_number(self, again: str = "") -> None:
         item = self.session.current
@@ -145,33 +173,15 @@ class Sitting(ipywidgets.VBox):
         asks = [html(item.asks[0], "drill-ask", status=not again), *([html(again, status=True)] if again else [])]
         self._show("answered", self._compute, *asks, self._field)
 
-    def _ask_choice(self) -> None:
-        item = self.session.current
-        options = [(text, i) for i, text in enumerate(item.options)]
-        self._field = ipywidgets.RadioButtons(options=options, value=None, layout=WIDE)
-        self._show("answered", self._choose, html(item.prompt, "drill-ask", status=True), self._field)
-
-    def _choose(self) -> None:
-        chosen = self.session.note(Chosen(self.session.current, self._field.value))
-        self._field.disabled = True
-        item = chosen.item
-        verdict = "right" if chosen.right else f"wrong: it is {item.options[item.right]}"
-        why = "" if chosen.given is None else item.why[chosen.given]
-        kind = "drill-right" if chosen.right else "drill-wrong"
-        said = [html(verdict, kind, status=True), *([html(why)] if why else [])]
-        self._show("next", self.ask, *self._body.children, *said, skip=False)
-        self._next.focus()
-
     def _compute(self) -> None:
-        if again := self.session.asks_again(self._field.value):
-            return self._ask_number(again)
+        if not self.session.can_read(self._field.value):
+            return self._ask_number("That is no number. Give only the number, or a sum; nothing if you do not know.")
         result: Computed = self.session.computed(self._field.value)
+        lines = "".join(f"<div><code>{escape(line)}</code></div>" for line in result.solution)
+        verdict = html(result.verdict, "drill-right" if result.right else "drill-wrong", status=True)
         self._field.disabled = True
-        kind = "drill-right" if result.right else "drill-wrong"
-        lines = "".join(f"<div><code>{escape(line)}</code></div>" for line in explained(result.item.number))
-        verdict = html(grade_of(result), kind, status=True)
-        formula = ipywidgets.HTML(lines, layout=WIDE)
-        self._show("next", self.ask, *self._body.children, verdict, formula, skip=False)
+        parts = [*self._body.children, verdict, ipywidgets.HTML(lines, layout=WIDE)]
+        self._show("next", self.ask, *parts, skip=False)
         self._next.focus()
 
     # ---- the other two buttons
@@ -181,68 +191,71 @@ class Sitting(ipywidgets.VBox):
         self.ask()
 
     def end(self) -> None:
-        """The summary."""
+        """The summary; of an interview, the page that is kept."""
         self._head.value = ""
-        lines = summary(self.session)
-        if self.bank:
-            record = Record()
-            record.note(self.session.results)
-            lines += ["", *overview(record, self.session.schedule, self.bank)]
-        self._show("done", lambda: None, bullets(lines), skip=False)
+        self.session.stop_clock()
+        text = "\n".join(summary(self.session))
+        if isinstance(self.session, Interview):
+            text = report(self.session)
+            try:
+                text += f"\nKept as {keep(self.session, self.out)}.\n"
+            except OSError as error:
+                text += f"\nThis page is not kept: {error}.\n"
+        page = ipywidgets.HTML(f'<div role="status" class="drill-report">{to_html(text)}</div>', layout=WIDE)
+        self._show("done", lambda: None, page, skip=False)
         self._next.disabled = self._end.disabled = True
 
 
-class Drill(ipywidgets.VBox):
-    """First what to ask, then the sitting. `drill.begin()` starts it without a click; `drill.sitting` is it."""
+class Begin(ipywidgets.VBox):
+    """A button: nothing is asked and no clock runs before it. `begin()` presses it, `sitting` is what follows."""
 
-    def __init__(
-        self,
-        bank: dict[str, Question],
-        wanted: Sequence[str] = (),
-        levels: Sequence[str] = LEVELS,
-        minutes: float = MINUTES,
-        seed: int | None = None,
-    ):
-        choose(bank, Schedule(None), minutes, 0, wanted, levels)  # complains now, if it has to
-        self.bank, self.seed = bank, seed
-        self.sitting: Sitting | None = None
-        labelled = dict(style={"description_width": "auto"}, layout=ipywidgets.Layout(width="320px"))
-        known = topics(bank)
-        self._topics = ipywidgets.SelectMultiple(
-            options=known, value=tuple(wanted), rows=min(len(known), 8), description="topics (none: all)", **labelled
-        )
-        self._levels = {
-            level: ipywidgets.Checkbox(level in levels, description=level, indent=False, layout={"width": "auto"})
-            for level in LEVELS
-        }
-        self._minutes = ipywidgets.BoundedFloatText(minutes, min=1, max=600, description="minutes", **labelled)
-        button = ipywidgets.Button(description="start", button_style="primary")
-        button.on_click(lambda _: self.begin())
-        self._said = ipywidgets.HTML()
-        row = ipywidgets.HBox([ipywidgets.Label("levels"), *self._levels.values()])
-        super().__init__([self._topics, row, self._minutes, button, self._said])
+    def __init__(self, make: Callable[[], Session], says: str, out: Path | None = None) -> None:
+        self._make, self._out, self.sitting = make, out, None
+        super().__init__([html(says), button("begin", self.begin, main=True)])
 
     def begin(self) -> None:
-        levels = [level for level, box in self._levels.items() if box.value]
-        try:
-            session = start(self.bank, self._topics.value, levels, self._minutes.value, self.seed, Schedule(place()))
-        except ValueError as error:
-            self._said.value = f'<span role="alert">{escape(str(error))}</span>'
-            return
-        self.sitting = Sitting(session, self.bank)
+        self.sitting = Sitting(self._make(), self._out)
         self.children = [self.sitting]
 
 
-class Daily(ipywidgets.VBox):
-    """A button, then ten minutes of short items. `daily.begin()` presses it; `daily.sitting` is what follows."""
+# The candidates of lesson 17, and of how many levels, from the lowest, each makes all points.
+OURS = {"walk-me-through": {"Ada": 1, "Ben": 2, "Cleo": 3}}
 
-    def __init__(self, bank: dict[str, Question], seed: int | None = None) -> None:
-        self.bank, self.seed = bank, seed
-        self.sitting: Sitting | None = None
-        button = ipywidgets.Button(description="begin", button_style="primary", tooltip="ten minutes from here on")
-        button.on_click(lambda _: self.begin())
-        super().__init__([button])
 
-    def begin(self) -> None:
-        self.sitting = Sitting(practise(self.bank, self.seed), self.bank)
-        self.children = [self.sitting]
+class Grading(ipywidgets.VBox):
+    """Grade answers before you see how we would: the rubric of one question, a tab for each candidate.
+
+    `boxes["Ben"]` holds the checkboxes of one candidate; `compare()` prints your levels beside ours.
+    """
+
+    def __init__(self, question: Question) -> None:
+        self.talk, self.ours = Talk(question), OURS[question.id]
+        # Follow-ups were not asked, and whether an answer raises is not counted.
+        self._places = [i for i, box in enumerate(self.talk.rubric) if box.group in (*LEVELS, SINKS)]
+        self.boxes: dict[str, list[ipywidgets.Checkbox]] = {}
+        pages = []
+        for name in self.ours:
+            self.boxes[name], parts = tick_list(self.talk.rubric[i] for i in self._places)
+            pages.append(ipywidgets.VBox(parts, layout=WIDE))
+        super().__init__([ipywidgets.HTML(STYLE), ipywidgets.Tab(pages, titles=tuple(self.ours))])
+        self.add_class("minispec-drill")
+
+    def said(self, name: str) -> Said:
+        """Your grading of one candidate."""
+        return self.talk.said(i for i, box in zip(self._places, self.boxes[name], strict=True) if box.value)
+
+    def our_grading(self, name: str, also: str = "") -> Said:
+        """Ours, had the candidate also said this."""
+        levels, rubric = LEVELS[: self.ours[name]], enumerate(self.talk.rubric)
+        return self.talk.said(i for i, box in rubric if box.group in levels or box.text == also)
+
+    def compare(self) -> None:
+        """Print your grades beside ours; where you have graded a candidate, also the points that we see differently."""
+        for name in self.ours:
+            yours, ours = self.said(name), self.our_grading(name)
+            made, said = ours.boxes(*LEVELS), yours.boxes(*LEVELS, SINKS)
+            mine = f"{len(yours.boxes(*LEVELS))} points, {yours.level}" if said else "not graded"
+            print(f"{name:5} you: {mine:20} we: {len(made)} points, {ours.level}")
+            for point in [*made, *said] if said else ():
+                if (point in made) != (point in said):
+                    print(f"      {'we also heard' if point in made else 'we did not hear'}: {point}")

@@ -42,8 +42,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 CONTROLS = ".noUi-handle, .widget-dropdown select, .widget-checkbox input, .guess, .widget-play button"
 DRAWN = """wanted => {
     const all = (selector) => [...document.querySelectorAll(selector)];
-    const anywidgets = '.minispec-guess, .minispec-mock';
-    const views = all(`.jp-OutputArea-output > .jupyter-widgets, ${anywidgets}`);
+    const views = all('.jp-OutputArea-output > .jupyter-widgets, .minispec-guess');
     const tops = views.filter(view => !view.parentElement.closest('.jupyter-widgets'));
     return tops.length >= wanted
         && all('.minispec-panel').every(panel => panel.querySelector('.minispec-picture[data-drawn]'))

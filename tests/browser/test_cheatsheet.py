@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from minispec_course.interview import cards, cheatsheet, design_sheet, load
+from minispec_course.interview import cards, load, sheets
 
 pytestmark = pytest.mark.browser
 OVERFLOW = """nodes => nodes.filter(node => node.scrollHeight > node.clientHeight + 1
@@ -18,9 +18,9 @@ def pages_of(sheet) -> int:
     return len(re.findall(rb"/Type\s*/Page\b", sheet.pdf(prefer_css_page_size=True)))
 
 
-@pytest.mark.parametrize(("made", "tables"), [(cheatsheet, 3), (design_sheet, 6)])
-def test_it_prints_on_one_sheet(browser, tmp_path, made, tables):
-    made.main([str(tmp_path / "sheet.html")])
+@pytest.mark.parametrize(("name", "tables"), [("cheatsheet", 3), ("design_sheet", 6)])
+def test_it_prints_on_one_sheet(browser, tmp_path, name, tables):
+    sheets.main([name, str(tmp_path / "sheet.html")])
     sheet = browser.new_page()
     sheet.goto((tmp_path / "sheet.html").as_uri())
     assert sheet.locator("table").count() == tables and pages_of(sheet) == 1

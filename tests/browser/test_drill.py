@@ -8,29 +8,27 @@ import nbformat
 import pytest
 
 from minispec_course.interview import load
-from minispec_course.interview.drill import Talk
+from minispec_course.interview.session import Talk
 
 FOCUSED = "wanted => document.activeElement.matches(`.minispec-drill ${wanted}`)"
 
 
-def check_short_items(page) -> None:
-    """A choice and a number: the keyboard is where it is needed, from one to the next."""
+def check_numbers(page) -> None:
+    """Numbers: the keyboard is where it is needed, from one to the next."""
     page.get_by_role("button", name="begin", exact=True).press("Enter")
-    page.wait_for_function(FOCUSED, arg="input[type=radio]")
-    page.keyboard.press("Space")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.textContent === 'next'")
-    page.keyboard.press("Enter")
-    page.wait_for_function(FOCUSED, arg="textarea")
-    page.keyboard.type("17")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.textContent === 'next'")
+    for _ in range(2):
+        page.wait_for_function(FOCUSED, arg="textarea:enabled")
+        page.keyboard.type("17")
+        page.keyboard.press("Enter")
+        page.wait_for_function("document.activeElement.textContent === 'next'")
+        page.keyboard.press("Enter")
 
 
 @pytest.mark.browser
 def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
-    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}\nfrom minispec_course import interview"
-    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "ms.interview.daily(seed=2)"]
+    setup = f"import os\nos.environ['MINISPEC_PROGRESS'] = {str(tmp_path / 'progress.json')!r}"
+    setup += "\nfrom minispec_course import interview"
+    cells = [setup, "interview.drill(topics=['kv-cache'], minutes=4, seed=3)", "interview.daily(seed=2)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     notebook.metadata.kernelspec = {"display_name": "Python 3", "language": "python", "name": "python3"}
     nbformat.write(notebook, home / "root" / "drill.ipynb")
@@ -39,7 +37,7 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     assert not [output for cell in ran for output in cell["outputs"] if output["output_type"] == "error"]
 
     page = lab.page
-    page.get_by_role("button", name="start", exact=True).press("Enter")
+    page.get_by_role("button", name="begin", exact=True).first.press("Enter")
     drill = page.locator(".minispec-drill")
     asked = drill.locator(".drill-ask").inner_text()
     [question] = [q for q in load().values() if q.question == asked]
@@ -54,7 +52,7 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
         page.keyboard.press("Enter")
 
     drill.get_by_text(f"In short: {question.spoken[:40]}").wait_for()
-    assert drill.get_by_text("You wrote: a b dd x", exact=True).count() == len(asks)  # to the last letter
+    assert drill.get_by_text("You wrote: a b dd\nx").count() == len(asks)  # to the last letter
     page.wait_for_function(FOCUSED, arg="input[type=checkbox]")
     assert page.locator(".jp-CodeCell").count() == len(cells)  # the notebook did not take the keys for its own
     boxes = drill.get_by_role("checkbox")
@@ -76,5 +74,5 @@ def test_a_question_is_answered_by_keyboard(lab, home, tmp_path):
     drill.get_by_role("button", name="grade").press("Space")
     drill.get_by_text("L4. It comes back in").wait_for()
     assert list(json.loads((tmp_path / "drill.json").read_text())["cards"]) == [question.id]
-    check_short_items(page)
+    check_numbers(page)
     assert lab.strangers == [] and lab.errors == [] and lab.failures == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from minispec_course.interview.drill import Talk
+from minispec_course.interview.session import Talk
 from minispec_course.interview.terminal import Console
 
 
@@ -22,12 +22,8 @@ class Script:
         return reply
 
     @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
-
-    @property
     def words(self) -> str:
-        return " ".join(self.text.split())
+        return " ".join(" ".join(self.lines).split())
 
 
 def ticks(talk: Talk, *groups: str, all_but: int = 0) -> set[int]:

@@ -1,0 +1,355 @@
+"""A drill: what to ask, what an answer is worth, and what to read next. No reading, no printing: see terminal, widget.
+
+    session = start(load(), topics=["speed"], levels=["L4", "L5"], minutes=20, seed=0)
+    while (item := session.current) is not None:
+        session.ticked({0, 2}) if isinstance(item, Talk) else session.computed("2.77")
+
+A Talk is a question with follow-ups and push-backs: the candidate speaks, then sees the rubric and ticks what was said.
+A Figure is a number of its answer, and the program checks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fsrs import Rating
+
+from minispec import theory
+
+from .expressions import readings
+from .question import LEVELS, Number, Question, reached
+from .questions import lesson, topics
+from .schedule import Schedule, place
+
+Bank = dict[str, Question]  # by id
+MINUTES = 20  # of a drill, unless you want others
+FOLLOW_UP, PUSH_BACK, RAISES, SINKS = "follow-up", "push-back", "raises", "sinks"
+LINES = 6  # of a reading list: more is not read
+
+# ---- what is asked --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Box:
+    """One line of a rubric, to be ticked."""
+
+    group: str  # a level, FOLLOW_UP, PUSH_BACK, RAISES or SINKS
+    text: str
+    must: bool = False  # without it, its level is closed
+
+    @property
+    def shown(self) -> str:
+        return f"{self.text} (must-have)" if self.must else self.text
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A question, asked and followed up as an interviewer would."""
+
+    question: Question
+    levels: tuple[str, ...] = LEVELS
+    minutes = 4
+
+    @property
+    def key(self) -> str:
+        return self.question.id
+
+    @property
+    def topic(self) -> str:
+        return self.question.topic
+
+    @property
+    def goal(self) -> int:
+        """How many levels an answer should reach."""
+        return len(self.levels)
+
+    @property
+    def turns(self) -> list[tuple[str, str, str]]:
+        """What comes after the question: (group, what is said, what a good reply contains)."""
+        turns = [(FOLLOW_UP, each.question, each.short) for each in self.question.follow_ups]
+        return turns + [(PUSH_BACK, each.says, each.reply) for each in self.question.push_backs]
+
+    @property
+    def asks(self) -> list[str]:
+        return [self.question.question, *(says for _, says, _ in self.turns)]
+
+    @property
+    def rubric(self) -> list[Box]:
+        """What can be ticked. The levels come first, so that they can be counted off."""
+        question, must = self.question, self.question.must_haves
+        boxes = [Box(level, point, point in must) for level in self.levels for point in question.level(level)]
+        boxes += [Box(group, f"{says} → {reply}") for group, says, reply in self.turns if reply]
+        boxes += [Box(RAISES, tell) for tell in question.raises]
+        return boxes + [Box(SINKS, tell) for tell in question.sinks]
+
+    def said(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
+        return Said(self, frozenset(boxes), tuple(texts))
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number to compute. One that belongs to no question does not come back."""
+
+    number: Number
+    question: Question | None = None
+    about: str = ""  # the topic, where there is no question
+    given: str = ""  # said before it is asked for
+    begin: str = ""  # how we would begin, shown with the solution
+    minutes = 1
+
+    @property
+    def key(self) -> str | None:
+        return self.question and f"{self.question.id}: {self.number.expression}"
+
+    @property
+    def topic(self) -> str:
+        return self.question.topic if self.question else self.about
+
+    @property
+    def asks(self) -> list[str]:
+        return [f"{self.given} Give a number: {self.number.name}.".strip()]
+
+
+Item = Talk | Figure
+
+# ---- what was answered ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Said:
+    """A Talk, and which boxes of its rubric were ticked."""
+
+    item: Talk
+    ticked: frozenset[int]
+    texts: tuple[str, ...] = ()  # what was typed, one for each of the item's asks
+
+    def boxes(self, *groups: str, ticked: bool = True) -> list[str]:
+        """The lines of these groups that were said, or that were not."""
+        boxes = enumerate(self.item.rubric)
+        return [box.text for i, box in boxes if box.group in groups and (i in self.ticked) == ticked]
+
+    @property
+    def reached(self) -> int:
+        """How many levels, from the lowest asked for (see question.reached); each sinking tell costs one."""
+        said = {level: len(self.boxes(level)) for level in self.item.levels}
+        points = {level: len(self.item.question.level(level)) for level in self.item.levels}
+        lacking = {box.group for i, box in enumerate(self.item.rubric) if box.must and i not in self.ticked}
+        return max(0, reached(said, points, lacking) - len(self.boxes(SINKS)))
+
+    @property
+    def level(self) -> str:
+        return self.item.levels[self.reached - 1] if self.reached else f"below {self.item.levels[0]}"
+
+    @property
+    def rating(self) -> Rating:
+        if self.reached == 0:
+            return Rating.Again
+        if self.reached < len(self.item.levels):
+            return Rating.Hard
+        complete = not self.boxes(*self.item.levels, FOLLOW_UP, PUSH_BACK, ticked=False) and self.boxes(RAISES)
+        return Rating.Easy if complete else Rating.Good
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A Figure, and what was typed."""
+
+    item: Figure
+    text: str
+
+    @property
+    def right(self) -> bool:
+        return self.item.number.is_stated_by(self.text)
+
+    @property
+    def rating(self) -> Rating:
+        return Rating.Good if self.right else Rating.Again
+
+    @property
+    def verdict(self) -> str:
+        """One line: right or wrong, and what it is."""
+        number, said = self.item.number, self.text.strip() or "no number"
+        unit = f" {number.unit}" if number.unit else ""
+        return f"{'right' if self.right else 'wrong'}: {digits(number.computed)}{unit} (you said {said})"
+
+    @property
+    def solution(self) -> list[str]:
+        """How we would begin, the expression, and the formulas of theory.py in it."""
+        number = self.item.number
+        names = [node.id for node in ast.walk(ast.parse(number.expression)) if isinstance(node, ast.Name)]
+        known = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(theory, name))]
+        lines = [self.item.begin] if self.item.begin else []
+        lines += [f"{number.expression} = {digits(number.computed)} {number.unit}".rstrip()]
+        return lines + [f"{name}: {formula(name)}" for name in known]
+
+
+def digits(value: float) -> str:
+    """Three figures, never in powers of ten: 0.05, 2.77, 1,840."""
+    shown = f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:.10f}".rstrip("0").rstrip(".") if "e" in shown else shown
+
+
+def formula(name: str) -> str:
+    """What the docstring of a formula begins with."""
+    return inspect.getdoc(getattr(theory, name)).split("\n\n")[0].replace("\n", " ").rstrip(".")
+
+
+# ---- choosing -------------------------------------------------------------------------------------------------------
+
+
+def choose(bank: Bank, schedule: Schedule, minutes: float, seed: int, wanted=(), levels=LEVELS) -> list[Item]:
+    """What is due, the shakiest first; then what is new, hard topics first; then what would be due next.
+
+    A question that is new brings one of its numbers along. The seed shuffles what is new.
+    """
+    if not levels or not set(levels) <= set(LEVELS):
+        raise ValueError(f"levels={levels!r}: give some of {', '.join(LEVELS)}")
+    if isinstance(minutes, bool) or not isinstance(minutes, (int, float)) or not 0 < minutes < math.inf:
+        raise ValueError(f"minutes={minutes!r}: give a number > 0")
+    if unknown := [topic for topic in wanted if topic not in topics(bank)]:
+        raise ValueError(f"topics={unknown[0]!r} is not in the bank: give some of {', '.join(topics(bank))}")
+    levels = tuple(level for level in LEVELS if level in levels)
+    asked = [question for question in bank.values() if not wanted or question.topic in wanted]
+    talks = [Talk(question, levels) for question in asked]
+    figures = [Figure(number, question) for question in asked for number in question.numbers]
+    seen = [item for item in (*talks, *figures) if schedule.seen(item.key)]
+    due = sorted((item for item in seen if schedule.is_due(item.key)), key=lambda item: schedule.urgency(item.key))
+    later = sorted((item for item in seen if item not in due), key=lambda item: schedule.due(item.key))
+
+    keys = {topic: [item.key for item in (*talks, *figures) if item.topic == topic] for topic in topics(bank)}
+    dice = random.Random(seed)
+    dice.shuffle(talks)
+    new: list[Item] = []
+    for talk in sorted(talks, key=lambda talk: -schedule.difficulty(keys[talk.topic])):  # stable: shuffled
+        numbers = [f for f in figures if f.question is talk.question and not schedule.seen(f.key)]
+        new += [talk] * (not schedule.seen(talk.key)) + ([dice.choice(numbers)] if numbers else [])
+    chosen: list[Item] = []  # as many as fit, and at least one
+    for item in (*due, *new, *later):
+        if chosen and item.minutes > minutes:
+            break
+        chosen.append(item)
+        minutes -= item.minutes
+    return chosen
+
+
+# ---- a sitting ------------------------------------------------------------------------------------------------------
+
+
+class Session:
+    """Items in order, answers as they come. Each answer is kept at once; the time is looked at between two items."""
+
+    def __init__(self, items: Sequence, minutes: float, schedule: Schedule | None = None, clock=time.monotonic):
+        self.items, self.minutes, self.schedule = list(items), minutes, schedule
+        self.results: list = []
+        self.place, self.over = 0, False
+        self._clock, self._used, self._since = clock, 0.0, clock()
+
+    # ---- the clock
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    @property
+    def elapsed(self) -> float:
+        """Minutes that the clock has counted."""
+        return (self._used + (self._clock() - self._since if self.running else 0.0)) / 60
+
+    def stop_clock(self) -> None:
+        self._used, self._since = 60 * self.elapsed, None
+
+    def start_clock(self) -> None:
+        self._since = self._clock() if self._since is None else self._since
+
+    # ---- questions and answers
+
+    @property
+    def current(self) -> Item | None:
+        """What to ask now; None at the end, or when the time is up."""
+        return self.items[self.place] if self.place < len(self.items) and not self.over else None
+
+    def ticked(self, boxes: Iterable[int], texts: Iterable[str] = ()) -> Said:
+        """The rubric of the current Talk was ticked."""
+        return self.note(self.current.said(boxes, texts))
+
+    def computed(self, text: str) -> Computed:
+        """The current Figure was answered."""
+        return self.note(Computed(self.current, text))
+
+    def can_read(self, text: str) -> bool:
+        """Whether a reply to the current Figure is a number, or empty."""
+        return not text.strip() or bool(readings(text, self.current.number.unit))
+
+    def skip(self) -> None:
+        """On to the next. What has no result comes again as if it had not been asked."""
+        self.place += 1
+        self.over = self.elapsed >= self.minutes  # never in the middle of an answer
+
+    def note(self, result):
+        """An answer to the current item."""
+        self.results.append(result)
+        self.skip()
+        if self.schedule and result.item.key:
+            self.schedule.review(result.item.key, result.rating)
+        return result
+
+    def all(self, kind: type) -> list:
+        return [result for result in self.results if isinstance(result, kind)]
+
+
+def start(bank: Bank, topics=(), levels=LEVELS, minutes: float = MINUTES, seed: int | None = None) -> Session:
+    """Begin a drill (see `choose`). Without a seed every sitting shuffles anew."""
+    schedule, seed = Schedule(place()), random.SystemRandom().randrange(10_000) if seed is None else seed
+    return Session(choose(bank, schedule, minutes, seed, topics, levels), minutes, schedule)
+
+
+# ---- what came out of it --------------------------------------------------------------------------------------------
+
+
+def weak(session: Session) -> list[Question]:
+    """The questions to read up on: sunk or short of the goal, or with a wrong number; the worst first."""
+    short = [(r.reached, r.item.question) for r in session.all(Said) if r.reached < r.item.goal]
+    wrong = [(1, r.item.question) for r in session.all(Computed) if not r.right and r.item.question]
+    ranked = sorted(short + wrong, key=lambda pair: pair[0])
+    return list({question.id: question for _, question in ranked}.values())
+
+
+def reading(session: Session) -> list[str]:
+    """What to read next, a line for each lesson with the functions to look at."""
+    by_lesson: dict[str, list[str]] = {}
+    for question in weak(session):
+        functions = by_lesson.setdefault(question.lesson, [])
+        if question.function not in functions:
+            functions.append(question.function)
+    return [f"lesson {lesson(number)}: {', '.join(names)}" for number, names in by_lesson.items()][:LINES]
+
+
+def count(n: int, thing: str) -> str:
+    return f"{n} {thing}{'s' * (n != 1)}"
+
+
+def summary(session: Session) -> list[str]:
+    """The end of a drill, as lines of Markdown."""
+    if not session.results:
+        return ["Nothing was answered, so nothing has changed."]
+    talks, figures = session.all(Said), session.all(Computed)
+    asked = [count(len(some), name) for some, name in ((talks, "question"), (figures, "number")) if some]
+    lines = [f"{' and '.join(asked)} in {count(round(session.elapsed), 'minute')}.", ""]
+    if talks:
+        lines += ["Level reached:", "", *(f"- {said.item.topic}, {said.item.key}: {said.level}" for said in talks), ""]
+    if figures:
+        lines += [f"Numbers: {sum(figure.right for figure in figures)} of {len(figures)} right.", ""]
+    for title, group in (("What an interviewer liked:", RAISES), ("What sinks you:", SINKS)):
+        tells = [tell for said in talks for tell in said.boxes(group)]
+        lines += [title, "", *(f"- {tell}" for tell in tells), ""] if tells else []
+    if again := reading(session):
+        return [*lines, "Read next:", "", *(f"- {line}" for line in again)]
+    if all(figure.right for figure in figures):
+        lines.append("Nothing to read up on: raise the level, or take another topic.")
+    return lines
