@@ -36,17 +36,17 @@ class Suffix(Drafter):
         if not (isinstance(memory, int) and memory >= 0):
             raise ValueError(f"memory={memory!r}: give the number of past outputs to remember, 0 for none")
         self.depth, self.factor, self.floor, self.memory = depth, factor, floor, memory
-        self.rows: dict[int, Row] = {}
+        self.known: dict[int, Known] = {}
         self.past = Trie(depth)
 
     def propose(self, contexts: Sequence[Context], k: int) -> list[Draft]:
         drafts = []
         for context in contexts:
-            if context.row not in self.rows:
-                self.rows[context.row] = Row(context.tokens, len(context.tokens), self.depth)
-            row = self.rows[context.row]
-            row.update(context.tokens)
-            matches = [*row.matches(), *self.past.matches(context.tokens)]
+            if context.id not in self.known:
+                self.known[context.id] = Known(context.tokens, len(context.tokens), self.depth)
+            known = self.known[context.id]
+            known.update(context.tokens)
+            matches = [*known.matches(), *self.past.matches(context.tokens)]
             drafts.append(Draft(self._best(matches, k)))
         return drafts
 
@@ -57,16 +57,16 @@ class Suffix(Drafter):
             if len(self.past.texts) > self.memory:
                 self.past.remove_oldest()
 
-    def rewind(self, row: int, length: int) -> None:
+    def rewind(self, id: int, length: int) -> None:
         """Start afresh without learning: this is no finished output. A preempted request is rewound to length 0."""
-        if row in self.rows:
-            old = self.rows[row]
-            self.rows[row] = Row(old.tokens[:length], old.prompt_tokens, self.depth)
+        if id in self.known:
+            old = self.known[id]
+            self.known[id] = Known(old.tokens[:length], old.prompt_tokens, self.depth)
 
-    def forget(self, row: int) -> None:
+    def forget(self, id: int) -> None:
         """The request has ended: learn from its output."""
-        if row in self.rows:
-            self.remember(self.rows.pop(row).output())
+        if id in self.known:
+            self.remember(self.known.pop(id).output())
 
     def _best(self, matches: Sequence[tuple[int, Node]], k: int) -> list[int]:
         """The continuation with the highest score; of equals the first: own tokens, then long matches."""
@@ -80,7 +80,7 @@ class Suffix(Drafter):
         return best
 
 
-class Row:
+class Known:
     """What is known of one sequence: a trie with its tokens, which grows."""
 
     def __init__(self, tokens: list[int], prompt_tokens: int, depth: int):
