@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from ..cache import KVCache
 from ..model import Config
-from .base import Context
+from .base import Context, Drafter
 
 
 class DraftCache:
@@ -84,3 +84,18 @@ class StateCache(DraftCache):
     def forget(self, id: int) -> None:
         self.seen.pop(id, None)
         super().forget(id)
+
+
+class StateDrafter(Drafter):
+    """A drafter whose module makes entries of the target's hidden states."""
+
+    memory: StateCache
+
+    def record(self) -> None:
+        if not self.memory.lengths:  # sequences that are under way stay where they are
+            super().record()
+
+    def forget(self, id: int) -> None:
+        if self.recorded:
+            self.recorded.forget(id)
+        self.memory.forget(id)

@@ -31,8 +31,8 @@ from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, is_public
 from ..load.heads_dflash import read_dflash
 from ..model import Attention, Config, Layer, Linear, RMSNorm, Transformer, rope_at, rotate
-from .base import Context, Draft, Drafter
-from .cache import StateCache
+from .base import Context, Draft, require_positive
+from .cache import StateCache, StateDrafter
 from .growth import Expand, grow_batch, likeliest_tokens, tree_size
 
 
@@ -136,7 +136,7 @@ def load_head(target: Model, folder: str | Path | None = None) -> DFlashHead:
     return head
 
 
-class DFlash(Drafter):
+class DFlash(StateDrafter):
     """Draft a block at once. `heads` is a stored drafter's folder or hub id, a DFlashHead, or None: the one
     that ships.
 
@@ -156,8 +156,7 @@ class DFlash(Drafter):
         nodes: int | None = None,
     ):
         nodes = tree_size(nodes, target.device, 32)
-        if not (isinstance(nodes, int) and nodes >= 1):
-            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        require_positive(nodes=nodes)
         self.target, self.tree, self.nodes = target, tree, nodes
         self.heads = heads if isinstance(heads, DFlashHead) else load_head(target, heads)
         if max(self.heads.hidden_layers) > target.config.num_layers:
@@ -223,12 +222,3 @@ class DFlash(Drafter):
         last = torch.tensor([newest.get(id, 0) for id in self.memory.order], device=device)
         states = head(self.target.transformer.embed_tokens(last)[:, None], slots, attend)[:, 0, 1:]  # [R, B − 1, d]
         return linear(states[self.memory.rows(contexts)], self.head_rows)
-
-    def record(self) -> None:
-        if not self.memory.lengths:  # sequences that are under way stay where they are
-            super().record()
-
-    def forget(self, id: int) -> None:
-        if self.recorded:
-            self.recorded.forget(id)
-        self.memory.forget(id)

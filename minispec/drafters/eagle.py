@@ -37,11 +37,9 @@ from ..load.heads_eagle import Form, read_eagle
 from ..model import MLP, Attention, Config, Layer, Linear, RMSNorm, only_linears, rope_at
 from ..processors.drafts import process_next
 from ..sampling import Sampling, distributions, largest, pick, uniforms
-from .base import Context, Draft, Drafter
-from .cache import StateCache
+from .base import Context, Draft, require_positive
+from .cache import StateCache, StateDrafter
 from .growth import EAGLE_NODES, LEAST, grow_batch, likeliest_tokens, tree_size
-
-__all__ = ["Eagle", "Eagle1Head", "EagleHead", "Form", "Head", "LastStateHead", "load_head", "spread"]
 
 
 class Head(nn.Module):
@@ -189,13 +187,8 @@ class EagleHead(Head):
     @property
     def shape(self) -> dict:
         """The arguments that make another head like this one."""
-        same = {
-            "hidden_layers": list(self.hidden_layers),
-            "layers": self.config.num_layers,
-            "own_head": self.own_head,
-            "mlp": self.config.intermediate_size,
-            "head_vocab": len(self.head_ids),
-        }
+        own = {"hidden_layers": list(self.hidden_layers), "own_head": self.own_head, "head_vocab": len(self.head_ids)}
+        same = own | {"layers": self.config.num_layers, "mlp": self.config.intermediate_size}
         return same if self.form == Form() else same | {"form": asdict(self.form)}
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
@@ -211,9 +204,8 @@ class EagleHead(Head):
     def load(cls, target: Model, folder: str | Path | None = None) -> EagleHead:
         """A stored head of ours; None: the one that ships with minispec."""
         folder, settings = find_heads(target, "eagle", folder)
-        form = Form(**settings["form"]) if "form" in settings else None
         shape = [settings[key] for key in ("hidden_layers", "layers", "mlp", "own_head")]
-        head = cls(target, torch.arange(settings["head_vocab"]), *shape, form)
+        head = cls(target, torch.arange(settings["head_vocab"]), *shape, Form(**settings.get("form", {})))
         fill(head, folder)
         if not head.own_head:
             head.borrow(target)  # only now it is known which rows
@@ -276,7 +268,7 @@ def spread(layers: int) -> tuple[int, int, int]:
     return layers // 3, 2 * layers // 3, layers
 
 
-class Eagle(Drafter):
+class Eagle(StateDrafter):
     """Draft with EAGLE-3's head: an EagleHead, its folder or hub id, or None for the one that ships.
 
     Published heads are read as they are: EAGLE-1 to EAGLE-3.1, as their authors or speculators store them.
@@ -413,21 +405,5 @@ class Eagle(Drafter):
         return f
 
     def _at_once(self, tokens: Tensor, mask: Tensor | None = None):  # all layers as one call (cpu/fused.py), or None
-        cache, order = self.memory.cache, range(self.head.config.num_layers)
-        run = fused(self.head, cache, tokens)
-        return run and partial(run, cache=cache, mask=mask, order=order)
-
-    def record(self) -> None:
-        if not self.memory.lengths:  # sequences that are under way stay where they are
-            super().record()
-
-    def forget(self, id: int) -> None:
-        if self.recorded:
-            self.recorded.forget(id)
-        self.memory.forget(id)
-
-
-def require_positive(**given: int) -> None:
-    for name, value in given.items():
-        if not (isinstance(value, int) and value >= 1):
-            raise ValueError(f"{name}={value!r}: give a whole number ≥ 1")
+        run = fused(self.head, self.memory.cache, tokens)
+        return run and partial(run, cache=self.memory.cache, mask=mask, order=range(self.head.config.num_layers))

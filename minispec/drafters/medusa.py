@@ -6,8 +6,8 @@ the same h and predicts token t + 1 + k:
     z = h + SiLU(W₁h + b)        logits = W₂z
 
 W₂ is the target's own LM head, or the rows of it that a reduced vocabulary keeps, so a head is one small matrix W₁.
-Published heads may have several such blocks one after the other, and each a W₂ of its own (load/heads_medusa.py). At the
-start W₁ = 0 and b = 0, and every head predicts what the LM head predicts.
+Published heads may have several such blocks one after the other, and each a W₂ of its own. At the start W₁ = 0 and
+b = 0, and every head predicts what the LM head predicts.
 
 No head is conditioned on what another one chose: head 2 has one prediction, whichever candidate of head 1 comes before
 it. So several candidates of each are tried together, as a tree. Its shape is fixed beforehand, from how often candidate
@@ -28,7 +28,7 @@ from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder, heads_for, is_public, save_heads
 from ..load.heads_medusa import read_medusa
 from ..tree import Choice, Tree, best_tree, from_candidates, reach
-from .base import Context, Draft, Drafter
+from .base import Context, Draft, Drafter, require_positive
 from .growth import tree_size
 
 CANDIDATES = 10  # of each head, for which accuracies are kept
@@ -39,8 +39,7 @@ class MedusaHeads(nn.Module):
 
     W₂ is borrowed and stays as it is; with `own_head` it is a copy to train, one for all heads, or with "each" one for
     each of them. With "map" each head has W₂ (1 + A), with a matrix A [d, d] of its own: an LM head for each head that
-    takes as little room as another W₁. `blocks` is how often z = z + SiLU(W₁z + b) is computed, each time with other
-    weights.
+    takes as little room as another W₁. `blocks` is how often z = z + SiLU(W₁z + b) is computed, with other weights.
     `accuracy[k][i]` says how often candidate i of head k + 1 is right, given that everything before it was. Until it is
     measured (recipes.medusa.calibrate), a guess stands there: each candidate half as good as the one before.
     """
@@ -54,8 +53,7 @@ class MedusaHeads(nn.Module):
         blocks: int = 1,
     ):
         super().__init__()
-        if not (isinstance(count, int) and count >= 1):
-            raise ValueError(f"count={count!r}: give the number of heads, a whole number ≥ 1")
+        require_positive(count=count)
         self.count, self.own_head, d = count, own_head, target.config.hidden_size
         self.weight = nn.Parameter(torch.zeros(count * d, d))  # W₁ of all heads, one below the other
         self.bias = nn.Parameter(torch.zeros(count * d))
@@ -104,14 +102,9 @@ class MedusaHeads(nn.Module):
         return best if self.head_ids is None else self.head_ids[best]
 
     def save(self, target: Model, folder: str | Path, bits: int | None = 8) -> None:
-        settings = {
-            "heads": self.count,
-            "head_vocab": None if self.head_ids is None else len(self.head_ids),
-            "own_head": self.own_head,
-            "blocks": self.blocks,
-            "accuracy": self.accuracy,
-        }
-        save_heads(self, folder, heads_for(target, "medusa") | settings, bits)
+        vocab = None if self.head_ids is None else len(self.head_ids)
+        shape = {"heads": self.count, "head_vocab": vocab, "own_head": self.own_head, "blocks": self.blocks}
+        save_heads(self, folder, heads_for(target, "medusa") | shape | {"accuracy": self.accuracy}, bits)
 
     @classmethod
     def load(cls, target: Model, folder: str | Path | None = None) -> MedusaHeads:
@@ -163,8 +156,7 @@ class Medusa(Drafter):
         lossless: bool = True,
     ):
         nodes = tree_size(nodes, target.device, 24)
-        if not (isinstance(nodes, int) and nodes >= 1):
-            raise ValueError(f"nodes={nodes!r}: give the size of the tree, a whole number ≥ 1")
+        require_positive(nodes=nodes)
         if isinstance(tree, str) and tree not in ("best", "chain"):
             raise ValueError(f'tree={tree!r}: give "best", "chain" or a list of choices such as [(0,), (1,), (0, 0)]')
         self.target, self.nodes, self.tree, self.lossless = target, nodes, tree, lossless

@@ -27,7 +27,8 @@ from torch import Tensor, nn
 from ..load.handle import Model
 from ..load.heads import fill, find_heads, heads_folder
 from ..model import Layer, Linear, RMSNorm
-from .eagle import Eagle, LastStateHead, require_positive
+from .base import require_positive
+from .eagle import Eagle, LastStateHead
 
 
 class MTPHead(LastStateHead):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from .base import Context, Draft, Drafter
 
@@ -27,14 +28,14 @@ class Suffix(Drafter):
     """
 
     def __init__(self, depth: int = 64, factor: float = 1.0, floor: float = 0.1, memory: int = 0):
-        if not (isinstance(depth, int) and depth >= 2):
-            raise ValueError(f"depth={depth!r}: give a whole number ≥ 2, for one token to match and one to propose")
-        if not (math.isfinite(factor) and factor > 0):
-            raise ValueError(f"factor={factor!r}: give how many tokens to propose per matching token, above 0")
-        if not 0 <= floor <= 1:
-            raise ValueError(f"floor={floor!r}: give a probability between 0 and 1")
-        if not (isinstance(memory, int) and memory >= 0):
-            raise ValueError(f"memory={memory!r}: give the number of past outputs to remember, 0 for none")
+        for name, value, right, wanted in (
+            ("depth", depth, isinstance(depth, int) and depth >= 2, "a whole number ≥ 2: one to match, one to propose"),
+            ("factor", factor, 0 < factor < math.inf, "how many tokens to propose per matching token, above 0"),
+            ("floor", floor, 0 <= floor <= 1, "a probability between 0 and 1"),
+            ("memory", memory, isinstance(memory, int) and memory >= 0, "a number of past outputs, 0 for none"),
+        ):
+            if not right:
+                raise ValueError(f"{name}={value!r}: give {wanted}")
         self.depth, self.factor, self.floor, self.memory = depth, factor, floor, memory
         self.known: dict[int, Known] = {}
         self.past = Trie(depth)
@@ -102,12 +103,11 @@ class Known:
         return self.tokens[self.prompt_tokens :]
 
 
-class Text:
+class Text(NamedTuple):
     """One sequence that a trie has counted."""
 
-    def __init__(self, number: int):
-        self.number = number  # later texts have higher numbers
-        self.tokens: list[int] = []
+    number: int  # later texts have higher numbers
+    tokens: list[int]
 
 
 class Node:
@@ -144,7 +144,7 @@ class Trie:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Begin a new text with these tokens."""
-        self.texts.append(Text(self.texts[-1].number + 1 if self.texts else 0))
+        self.texts.append(Text(self.texts[-1].number + 1 if self.texts else 0, []))
         self.open = [self.root]
         for token in tokens:
             self.append(token)
