@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import copy
-import json
-
 import pytest
 import torch
 from all_drafters import random_medusa
 from loop_checks import LAW_PROMPT, LAW_TOKENS, check_greedy, greedy_pair, law_pair, sample, target_law
-from mutants.patching import rewrite
 from sequence_distribution import chi_square
 
 import minispec as ms
 from minispec import verify
-from minispec.cli import main
 from minispec.drafters import Context, Medusa, MedusaHeads
 from minispec.tree import best_tree, depths, from_candidates
 from recipes import corpus as writing
 from recipes import medusa as training
 from recipes.corpus import Corpus
-from recipes.lessons import Lessons, go_on
+from recipes.lessons import Lessons
 
 PROMPTS = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3], [27, 18]]
 TEXTS = [[1, 2, 3], [4], [5, 6], [7, 8, 9, 10, 11], [12, 13]]  # prompts of the texts to learn from
@@ -72,52 +67,11 @@ def test_the_formula(tiny, head_ids, more):
     assert torch.equal(heads.candidates(h), best if head_ids is None else head_ids[best])
 
 
-@pytest.mark.parametrize(
-    "old, new",
-    [
-        ("else z + by_head(z, self.map)", "else by_head(z, self.map)"),
-        ("else z + by_head(z, self.map)", "else z"),
-        ("z = z + F.silu(by_head(z, weight) + bias)", "z = h[..., None, :] + F.silu(by_head(z, weight) + bias)"),
-    ],
-)
-def test_another_formula_is_noticed(tiny, monkeypatch, old, new):
-    rewrite(monkeypatch, MedusaHeads, "features", old, new)
-    with pytest.raises(AssertionError):
-        test_the_formula(tiny, IDS, {"own_head": "map", "blocks": 3})
-
-
 def test_untrained_heads_say_what_the_lm_head_says(tiny):
     h = last_states(tiny, PROMPTS[0])
     for own in (False, True, "each", "map"):
         logits = MedusaHeads(tiny, 2, IDS, own, blocks=2)(h)
         assert torch.allclose(logits, tiny.transformer.lm_head(h)[:, None, IDS].expand(-1, 2, -1), rtol=0, atol=1e-12)
-
-
-def test_a_borrowed_head_is_neither_trained_nor_stored(tiny):
-    borrowed, own = MedusaHeads(tiny, 4, IDS), MedusaHeads(tiny, 4, IDS, own_head=True)
-    assert {*borrowed.state_dict()} == {"weight", "bias", "head_ids"} and len([*borrowed.parameters()]) == 2
-    assert {*own.state_dict()} == {"weight", "bias", "head_ids", "head"} and len([*own.parameters()]) == 3
-    with torch.no_grad():
-        own.head += 1  # a copy: the target does not notice
-    assert torch.equal(borrowed.head, tiny.transformer.lm_head.weight[IDS])
-    assert MedusaHeads(tiny).head.data_ptr() == tiny.transformer.lm_head.weight.data_ptr()  # all rows: no copy at all
-
-
-@pytest.mark.parametrize("own", [False, True, "each", "map"])
-@pytest.mark.parametrize("head_ids", [None, IDS], ids=["all tokens", "reduced"])
-def test_stored_heads_come_back(tiny32, tmp_path, own, head_ids):
-    heads = random_medusa(tiny32, head_ids=head_ids, own_head=own, blocks=2 if own == "map" else 1)
-    heads.accuracy = [[0.4, 0.2], [0.3, 0.1], [0.2, 0.1]]
-    heads.save(tiny32, tmp_path)
-    stored, h = MedusaHeads.load(tiny32, tmp_path), last_states(tiny32, PROMPTS[0])
-    assert stored.accuracy == heads.accuracy and not any(p.requires_grad for p in stored.parameters())
-    step = heads.weight.abs().amax(1, keepdim=True) / 127  # of int8
-    assert bool(((stored.weight - heads.weight).abs() <= 0.5001 * step).all())
-    assert (stored(h) - heads(h)).abs().max() < 0.1 and (stored(h) - heads(h)).abs().max() > 0
-    drafter = Medusa(tiny32, tmp_path, nodes=4)
-    assert drafter.shapes[2].parents == from_candidates([[0, 1], [2, 3]], best_tree(heads.accuracy[:2], 4)).parents
-    text = ms.speculate(tiny32, PROMPTS[0], drafter, 3, 12)
-    assert text.tokens == ms.generate(tiny32, PROMPTS[0], 12).tokens
 
 
 # ---------------------------------------------------------------- what is drafted
@@ -238,25 +192,6 @@ def test_verdicts_are_those_of_the_rule_asked_for(tiny, tree, monkeypatch):
 # ---------------------------------------------------------------- errors
 
 
-@pytest.mark.parametrize("wrong", [dict(nodes=0), dict(nodes=2.5), dict(tree="wide"), dict(tree=[(0, 0)])], ids=str)
-def test_impossible_trees_are_refused(tiny, wrong):
-    with pytest.raises(ValueError, match="nodes=|tree=|choices"):
-        Medusa(tiny, MedusaHeads(tiny), **wrong)
-
-
-def test_heads_of_another_target_are_refused(tiny, make_model, tmp_path):
-    other = make_model(hidden_size=16)
-    MedusaHeads(other).save(other, tmp_path)
-    with pytest.raises(ValueError, match="do not fit"):
-        Medusa(tiny, tmp_path)
-    with pytest.raises(ValueError, match="16 numbers"):
-        Medusa(tiny, MedusaHeads(other))
-    with pytest.raises(ValueError, match="no medusa heads ship"):
-        Medusa(tiny)
-    with pytest.raises(ValueError, match="count=0"):
-        MedusaHeads(tiny, 0)
-
-
 # ---------------------------------------------------------------- training
 
 
@@ -350,112 +285,3 @@ def test_heads_learn(make_model, tmp_path):
             for each in (heads, MedusaHeads(target))
         )
         assert trained > 1.5 * untrained
-
-
-def test_an_own_head_is_trained_too(target, corpus):
-    heads, _ = training.train_heads(target, corpus, steps=3, head_vocab=30, own_head=True, count=2)
-    assert heads.head.shape == (30, 32) and 0 in heads.head_ids  # the end token is always in
-    assert not torch.equal(heads.head, target.transformer.lm_head.weight[heads.head_ids])
-
-
-@pytest.mark.slow
-def test_a_resumed_run_equals_one_in_one_piece(target, corpus, tmp_path):
-    settings = dict(steps=8, batch_tokens=512)
-    whole, _ = training.train_heads(target, corpus, folder=tmp_path / "a", **settings)
-    training.train_heads(target, corpus, folder=tmp_path / "b", stop_after=3, **settings)
-    resumed, curve = training.train_heads(target, corpus, folder=tmp_path / "b", keep=False, **settings)
-    assert torch.equal(whole.weight, resumed.weight) and torch.equal(whole.bias, resumed.bias)
-    assert whole.accuracy == resumed.accuracy and curve[-1]["step"] == 8
-
-
-def test_the_command(tiny_folder, tmp_path, capsys, monkeypatch):
-    """As typed in a terminal; the accuracies on disk are those of the heads on disk, in 8 bits."""
-    measured = []
-
-    def watched(target, heads, corpus):
-        assert 0 < len(corpus) < 20 and len(calibrate(target, heads, corpus)) == 4
-        measured.append(heads)
-        return [[0.1 * len(measured)]] * 4
-
-    calibrate = training.calibrate
-    monkeypatch.setattr(training, "calibrate", watched)
-    target = ms.load(tiny_folder, device="cpu")
-    writing.write(target, [[5, 6], [7]], tmp_path / "text", rows=20, max_new_tokens=12, batch=10)
-    places = ["--model", str(tiny_folder), "--corpus", str(tmp_path / "text"), "--out", str(tmp_path / "run")]
-    sizes = ["--steps", "4", "--batch-tokens", "256", "--head-vocab", "100"]
-    assert main(["train", "medusa", "--device", "cpu", *places, *sizes]) == 0
-    settings = json.loads((tmp_path / "run" / "model" / "config.json").read_text())
-    assert (settings["kind"], settings["heads"], settings["head_vocab"]) == ("medusa", 4, 100)
-    assert json.loads((tmp_path / "run" / "curve.json").read_text())[-1]["step"] == 4
-    assert "head 4:" in capsys.readouterr().out
-    stored = MedusaHeads.load(target, tmp_path / "run" / "model")
-    assert stored.accuracy == [[0.1 * len(measured)]] * 4 and torch.equal(measured[-1].weight, stored.weight)
-    again = [*places[:-1], str(tmp_path / "more"), *sizes[:-2], "--start", str(tmp_path / "run" / "model")]
-    assert main(["train", "medusa", "--device", "cpu", *again]) == 0
-    more = MedusaHeads.load(target, tmp_path / "more" / "model")
-    assert torch.equal(more.head_ids, stored.head_ids) and not torch.equal(more.weight, stored.weight)
-
-
-def test_training_goes_on_from_stored_heads(target, corpus, tmp_path):
-    """In full precision, with a learning rate that begins anew: no steps to speak of leave the heads as they were."""
-    options = dict(steps=4, batch_tokens=512)
-    random_medusa(target, count=2, head_ids=IDS, own_head=True).save(target, tmp_path)
-    stored = MedusaHeads.load(target, tmp_path)
-    still, _ = training.train_heads(target, corpus, start=tmp_path, lr=1e-9, count=2, **options)
-    assert torch.equal(still.head_ids, IDS) and still.count == 2 and still.own_head
-    assert torch.allclose(still.weight, stored.weight, rtol=0, atol=1e-7) and still.weight.dtype == torch.float32
-    moved, curve = training.train_heads(target, corpus, start=tmp_path, lr=1e-2, **options)
-    assert curve[-1]["step"] == 4 and not torch.allclose(moved.weight, stored.weight, rtol=0, atol=1e-3)
-    half = ms.Model("half", copy.deepcopy(target.transformer).bfloat16())
-    exact = go_on(MedusaHeads.load(half, tmp_path), tmp_path, {}, {})
-    assert torch.equal(exact.weight, stored.weight) and exact.weight.requires_grad  # not rounded to 16 bits on the way
-    for name, value in (("count", 3), ("head_vocab", 30), ("own_head", False)):
-        with pytest.raises(ValueError, match=f"{name}={value}"):
-            training.train_heads(target, corpus, start=tmp_path, **options, **{name: value})
-
-
-@pytest.mark.slow
-def test_stored_heads_that_borrow_get_more_to_learn(target, corpus, tmp_path):
-    """More tokens, an LM head of their own, another block: until they learn, logits stay what they were."""
-    ids = training.frequent_tokens(corpus, target.config.vocab_size, 20)
-    random_medusa(target, count=2, head_ids=ids).save(target, tmp_path)
-    stored, h = MedusaHeads.load(target, tmp_path), last_states(target, PROMPTS[0])
-    options = dict(steps=1, batch_tokens=256, start=tmp_path, head_vocab=30, blocks=2, candidates=16, greedy=True)
-    for own in ("map", "each", True):
-        heads, _ = training.train_heads(target, corpus, lr=1e-12, own_head=own, **options)
-        assert {*ids.tolist()} < {*heads.head_ids.tolist()} and len(heads.head_ids) == 30
-        assert (heads.own_head, heads.blocks) == (own, 2) and {len(row) for row in heads.accuracy} == {16}
-        places = torch.searchsorted(heads.head_ids, stored.head_ids)
-        assert torch.allclose(heads(h)[..., places], stored(h), rtol=0, atol=1e-4)
-    learnt, _ = training.train_heads(target, corpus, lr=1e-2, own_head="map", **options | {"steps": 3})
-    assert learnt.map.abs().max() > 0 and learnt.more[0].abs().max() > 0  # what begins with zero learns, too
-    learnt.save(target, tmp_path / "map")
-    again = training.train_heads(target, corpus, lr=1e-12, steps=1, batch_tokens=256, start=tmp_path / "map")[0]
-    assert torch.allclose(again(h), MedusaHeads.load(target, tmp_path / "map")(h), rtol=0, atol=1e-4)
-    for name, value in (("head_vocab", 10), ("blocks", 1), ("own_head", "each")):
-        with pytest.raises(ValueError, match=name):
-            training.train_heads(target, corpus, steps=1, start=tmp_path / "map", **{name: value})
-
-
-def test_greedy_replies_alone_are_measured(target, corpus, monkeypatch):
-    """With `greedy` the tree is chosen by greedy replies; a corpus without any is taken as it is."""
-    seen = []
-    monkeypatch.setattr(training, "calibrate", lambda target, heads, rows: seen.append(rows.temperature) or [[1.0]])
-    mixed = Corpus(corpus.tokens, corpus.prompt, corpus.length, torch.arange(len(corpus)) % 2 * 1.0)
-    for greedy in (True, False):
-        training.train_heads(target, mixed, steps=1, batch_tokens=256, greedy=greedy)
-    assert len(seen[0]) < len(seen[1]) and not seen[0].any() and seen[1].any()
-    warm = Corpus(corpus.tokens, corpus.prompt, corpus.length, torch.ones(len(corpus)))
-    assert len(training.only_greedy(warm)) == len(warm)
-
-
-@pytest.mark.slow
-def test_micros_heads_are_trained_live():
-    """What lesson 09 does: head 1 is right about once in four times, chance is one in 2,048."""
-    target = ms.load("micro", device="cpu")
-    corpus = training.tell_stories(target, rows=48, max_new_tokens=128, temperatures=(0.0, 0.8))
-    heads, _ = training.train_heads(target, corpus, steps=150, lr=6e-3, head_vocab=512, warmup=20)
-    assert heads.accuracy[0][0] > 0.2 and sum(heads.accuracy[0]) > 0.5
-    out = ms.speculate(target, "Once upon a time", Medusa(target, heads, nodes=24), 4, 60)
-    assert out.tokens == ms.generate(target, "Once upon a time", 60).tokens
-    assert out.trace.tokens_per_cycle > 1.6

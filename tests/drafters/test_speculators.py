@@ -19,10 +19,11 @@ from speculators.models.attention import create_float_mask
 
 import minispec as ms
 from minispec.drafters.dflash import DFlashHead
-from minispec.drafters.eagle_head import EagleHead, Form
-from minispec.load.read_dflash import read_dflash
-from minispec.load.read_eagle import read_eagle
-from minispec.load.write_heads import write_dflash, write_eagle
+from minispec.drafters.dflash import load_head as read_dflash
+from minispec.drafters.eagle import EagleHead, Form
+from minispec.drafters.eagle import load_head as read_eagle
+from minispec.load.heads_dflash import write_dflash
+from minispec.load.heads_eagle import write_eagle
 from minispec.parallel.export import export_model
 
 CLOSE = 1e-4  # float32

@@ -140,7 +140,7 @@ def check_sampled(draws: int = 4000) -> None:
     law = joint_distribution(target, prompt, LAW_TOKENS, ms.Sampling(temperature=1.0))
     assert_follows([out.tokens for out in outs], law, "another vocabulary")
     assert 0.1 < ms.Trace.of(outs).acceptance_rate < 0.95
-    assert not drafter.read and not drafter.held
+    assert not drafter.memory.lengths and not drafter.held
 
 
 @pytest.mark.slow
@@ -194,7 +194,7 @@ def check_split() -> None:
     drafter.propose([context], 2)
     context.tokens = [*context.tokens, *target.encode("do the dog")]
     drafter.settle(1, [], 0)
-    assert drafter._translated(context).tokens == undo and drafter.read[1] == kept
+    assert drafter._translated(context).tokens == undo and drafter.memory.lengths[1] == kept
 
 
 def test_a_new_piece_changes_the_split_and_the_cache_is_rewound():
@@ -248,8 +248,8 @@ MUTANTS = {
     "the map is off by one": (
         Padded,
         "prepare",
-        "zip(self.own.tolist(), self.theirs.tolist(), strict=True)",
-        "zip(self.own.tolist(), self.theirs.roll(1).tolist(), strict=True)",
+        "zip(own.tolist(), theirs.tolist(), strict=True)",
+        "zip(own.tolist(), theirs.roll(1).tolist(), strict=True)",
         check_sampled,
     ),
     "q is not told in the target's ids": (
@@ -262,7 +262,7 @@ MUTANTS = {
     "the cache keeps the old split": (
         ms.drafters.DraftModel,
         "_translated",
-        "common(self.held[row], tokens)",
+        "common(self.held[id], tokens)",
         "len(tokens)",
         check_split,
     ),

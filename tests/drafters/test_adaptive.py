@@ -131,12 +131,6 @@ def test_it_tries_short_and_long_drafts_and_plain_decoding_first():
         assert set(chosen) <= set(range(longest + 1)) and {0, longest} <= set(chosen)
 
 
-def test_neighbours_are_explored():
-    _, chosen = simulate([0.6] * 8, 0.1, flat, cycles=600)
-    favourite = Counter(chosen[-400:]).most_common(1)[0][0]
-    assert {favourite - 1, favourite + 1} <= set(chosen[-400:])
-
-
 def test_the_first_cycle_is_not_timed():
     """In it the draft reads the whole prompt, and machines are cold."""
     adaptive = AdaptiveLength()
@@ -145,13 +139,6 @@ def test_the_first_cycle_is_not_timed():
     _, chosen = simulate([0.8] * 8, 0.1, flat, cycles=60, adaptive=adaptive)
     assert max(adaptive.verify_seconds.values()) == 1.0
     assert Counter(chosen[-30:]).most_common(1)[0][0] >= 3
-
-
-def test_times_between_measured_lengths_lie_on_a_line():
-    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 3) == 2.0
-    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 5) == 3.0
-    assert AdaptiveLength._at({1: 1.0, 5: 3.0}, 8) == 3.0
-    assert AdaptiveLength._at({2: 1.0}, 0) == 1.0
 
 
 def test_rows_of_a_batch_are_all_learnt_from():
@@ -225,16 +212,6 @@ def test_the_exact_law_with_a_choice_that_depends_on_the_past():
 
 
 # ---------------------------------------------------------------- in the loop
-
-
-def test_a_useless_drafter_is_soon_left_alone(monkeypatch):
-    """One second a draft, one a pass, nothing ever accepted: plain decoding, but for a look now and then."""
-    ticks = iter(range(10**6))
-    monkeypatch.setattr(trace, "time", type("Ticks", (), {"perf_counter": staticmethod(lambda: float(next(ticks)))}))
-    drafter = Given(lambda context, k: Draft([0] * k))  # never says 0
-    out = ms.speculate(scripted(whole_text, max_length=256), [3], drafter, "auto", 150)
-    assert out.tokens == continuation([3], 150)
-    assert len(drafter.asked) < 25 and sum(len(c.drafted) == 0 for c in out.trace.cycles) > 120
 
 
 def test_a_perfect_and_free_drafter_is_used_to_the_full(monkeypatch):

@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 import minispec as ms
 from minispec.cache import KVCache
 from minispec.drafters.base import Context
-from minispec.drafters.eagle_head import Form
-from minispec.load.read_eagle import read_eagle
-from minispec.load.read_medusa import read_medusa
-from minispec.load.rewrite import own_position, published_eagle
-from minispec.load.write_heads import write_dflash, write_eagle, write_eagle3, write_medusa
+from minispec.drafters.eagle import Form
+from minispec.drafters.eagle import load_head as read_eagle
+from minispec.drafters.medusa import load_heads as read_medusa
+from minispec.load.heads_dflash import write_dflash
+from minispec.load.heads_eagle import own_position, published_eagle, write_eagle, write_eagle3
+from minispec.load.heads_medusa import write_medusa
 from minispec.model import rope_at, rotate
 from minispec.sampling import Sampling
 
